@@ -1,0 +1,79 @@
+# rocketshim: `make help` lists what there is. Everything below sets itself up: it needs Python >= 3.11 with venv,
+# make and git, and nothing else. PYTHON=python3.12 make … chooses another interpreter.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SOURCES := topics shim spark integration_tests examples benchmarks
+PYTEST_ARGS ?=
+
+.PHONY: help demo test test-unit test-integration test-long check format bench lock broker-jars dev clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.run broker-jars ## one day of real flights through delay, retry and dead letters on a real Kafka
+	@$(BIN)/rocketshim demo
+
+test: $(VENV)/.dev broker-jars ## every test: unit, property, and integration on a real broker
+	@$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+
+test-unit: $(VENV)/.dev ## unit and property tests only; no broker
+	@$(BIN)/python -m pytest -m "not long" topics/tests shim/tests spark/tests $(PYTEST_ARGS)
+
+test-integration: $(VENV)/.dev broker-jars ## integration tests only; one real broker
+	@$(BIN)/python -m pytest -m "not long" integration_tests $(PYTEST_ARGS)
+
+test-long: $(VENV)/.dev broker-jars ## the tests that run for minutes; results stand in docs/reliability.md
+	@$(BIN)/python -m pytest -m long --timeout=7200 $(PYTEST_ARGS)
+
+check: $(VENV)/.dev ## lint, format, types, import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy topics/rocketshim_topics shim/rocketshim spark/rocketshim_spark examples benchmarks
+	@$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.dev ## put the code into its form
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.dev broker-jars ## measure; docs/performance.md says how to read it
+	@$(BIN)/python -m benchmarks
+
+broker-jars: $(VENV)/.run ## fetch the broker's jars (and a Java runtime where there is none >= 17)
+	@$(BIN)/rocketshim broker fetch --pip "$(BIN)/python -m pip"
+
+lock: $(VENV)/.run ## resolve the development versions anew
+	@$(PIP) install uv
+	@$(BIN)/uv pip compile pyproject.toml --extra local --group build --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header --quiet -o locks/run.lock
+	@$(BIN)/uv pip compile pyproject.toml --extra local --extra metrics --group dev --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header --quiet -c locks/run.lock -o locks/dev.lock
+
+dev: $(VENV)/.dev ## the development environment, without running anything
+	@$(BIN)/pre-commit install >/dev/null 2>&1 || true
+
+clean: ## remove the environment and what tests leave
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+
+$(BIN)/python:
+	@echo "set-up: a virtual environment in $(VENV), with a current pip"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rocketshim needs Python >= 3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade 'pip>=25.1'
+
+$(VENV)/.run: locks/run.lock pyproject.toml | $(BIN)/python
+	@echo "set-up: the packages the shim runs with (about 30 MB)"
+	@$(PIP) install --require-hashes --requirement locks/run.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: locks/dev.lock $(VENV)/.run
+	@echo "set-up: the packages for development (PySpark among them: about 500 MB)"
+	@$(PIP) install --require-hashes --requirement locks/dev.lock
+	@touch $@

@@ -1,0 +1,1 @@
+"""rocketshim: RocketMQ's consumption semantics on plain Apache Kafka, from the client side."""

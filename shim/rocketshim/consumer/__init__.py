@@ -1,0 +1,1 @@
+"""Shells of consuming: poll loop, listener threads, commits, push and pull consumers."""

@@ -1,0 +1,1 @@
+"""Dead letters: browse, plan, apply, dialects."""

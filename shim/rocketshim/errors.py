@@ -1,0 +1,102 @@
+"""Every error of the runtime; the tree's root and the contract's part of it stand in `rocketshim_topics.errors`.
+
+Added here::
+
+    RocketshimError
+    ├── SendError                  a send that did not end in a delivery report of success
+    │   ├── SendTimeoutError       no report in time: the message may or may not be stored
+    │   └── ClosedError            the object is closed; nothing was done
+    ├── ConsumerError              the consumer cannot go on
+    ├── WorkerError                the worker cannot go on
+    ├── LocalBrokerError           the local broker cannot be prepared or started
+    └── FilterError                a filter expression
+        ├── FilterSyntaxError      it does not compile: position, token, what was expected  (also a ValueError)
+        └── FilterEvaluationError  it cannot be evaluated for these properties
+"""
+
+from rocketshim_topics.errors import (
+    BrokerUnavailableError,
+    ClusterError,
+    ConfigError,
+    MalformedRecordError,
+    MessageError,
+    MessageTooLargeError,
+    NotAuthorizedError,
+    ReservedHeaderError,
+    RocketshimError,
+    TopicMismatchError,
+    TopicMissingError,
+)
+
+__all__ = [
+    "BrokerUnavailableError",
+    "ClosedError",
+    "ClusterError",
+    "ConfigError",
+    "ConsumerError",
+    "FilterError",
+    "FilterEvaluationError",
+    "FilterSyntaxError",
+    "LocalBrokerError",
+    "MalformedRecordError",
+    "MessageError",
+    "MessageTooLargeError",
+    "NotAuthorizedError",
+    "ReservedHeaderError",
+    "RocketshimError",
+    "SendError",
+    "SendTimeoutError",
+    "TopicMismatchError",
+    "TopicMissingError",
+    "WorkerError",
+]
+
+
+class SendError(RocketshimError):
+    """A send did not end in a delivery report of success. The message is not stored."""
+
+
+class SendTimeoutError(SendError):
+    """No delivery report came in time. The message may or may not be stored: send again with the same identity."""
+
+
+class ClosedError(SendError):
+    """The object is closed. Nothing was done."""
+
+
+class ConsumerError(RocketshimError):
+    """The consumer cannot go on; what was committed stays as it is."""
+
+
+class WorkerError(RocketshimError):
+    """The worker cannot go on; what was committed stays as it is."""
+
+
+class LocalBrokerError(RocketshimError):
+    """The local broker could not be prepared or started. The message names the way out."""
+
+
+class FilterError(RocketshimError):
+    """A filter expression cannot be used."""
+
+
+class FilterSyntaxError(FilterError, ValueError):
+    """A filter expression does not compile. Nothing was subscribed.
+
+    Attributes:
+        expression: the text as given.
+        position: 0-based character position of the offending token.
+        token: the offending token, `""` at the end of the text.
+        expected: what would have been allowed there, for a person to read.
+    """
+
+    def __init__(self, message: str, *, expression: str, position: int, token: str, expected: str) -> None:
+        super().__init__(message)
+        self.expression = expression
+        self.position = position
+        self.token = token
+        self.expected = expected
+
+
+class FilterEvaluationError(FilterError):
+    """A compiled expression cannot be evaluated for these properties (RocketMQ counts that as not matched)."""

@@ -1,0 +1,1 @@
+"""Shell of sending: the producer and queue selectors."""

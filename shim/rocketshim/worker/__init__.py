@@ -1,0 +1,1 @@
+"""Shell of the delay-redelivery worker."""

@@ -1,0 +1,72 @@
+"""The root of the one error tree; `rocketshim.errors` extends it.
+
+Split by who can do something about it::
+
+    RocketshimError
+    ├── ConfigError                a setting, a level table, a name: mend the configuration  (also a ValueError)
+    ├── MessageError               a message that may not be sent as it is: mend the caller  (also a ValueError)
+    │   ├── ReservedHeaderError    a property name that belongs to the wire format
+    │   └── MessageTooLargeError   larger than a hop that is still to come will take
+    ├── MalformedRecordError       a record on a topic that breaks the wire format: park it  (also a ValueError)
+    └── ClusterError               what lies on the cluster: mend it there
+        ├── TopicMissingError      a topic that has to be there is not, and may not be created
+        ├── TopicMismatchError     a topic is there, but not as the layout needs it
+        ├── NotAuthorizedError     the principal lacks a right
+        └── BrokerUnavailableError no broker answered in time
+
+Each message names the value, the rule and the way out. Raising any of these leaves the state of the object that
+raised it as it was before the call.
+"""
+
+
+class RocketshimError(Exception):
+    """Root of every error that rocketshim raises on purpose."""
+
+
+class ConfigError(RocketshimError, ValueError):
+    """A setting, level table or name breaks its rule. Nothing was started or changed."""
+
+
+class MessageError(RocketshimError, ValueError):
+    """A message breaks a rule of sending. Nothing was sent."""
+
+
+class ReservedHeaderError(MessageError):
+    """A user property carries a name that the wire format reserves, or one no header may have. Nothing was sent."""
+
+
+class MessageTooLargeError(MessageError):
+    """A message is larger than a hop that is still to come will take. Nothing was sent."""
+
+
+class MalformedRecordError(RocketshimError, ValueError):
+    """A record breaks the wire format.
+
+    Attributes:
+        reason: a short, stable, machine-readable cause (`PARK_REASON` of the parked record), for example
+            `duplicate-header:REAL_TOPIC`.
+    """
+
+    def __init__(self, reason: str, explanation: str) -> None:
+        super().__init__(explanation)
+        self.reason = reason
+
+
+class ClusterError(RocketshimError):
+    """What lies on the cluster is not as it has to be."""
+
+
+class TopicMissingError(ClusterError):
+    """A topic that has to be there is not there, and could not or may not be created."""
+
+
+class TopicMismatchError(ClusterError):
+    """A topic is there, but with partitions or settings that the layout cannot work with. Nothing was changed."""
+
+
+class NotAuthorizedError(ClusterError):
+    """The principal lacks a right that the step needs."""
+
+
+class BrokerUnavailableError(ClusterError):
+    """No broker answered in time."""
