@@ -1,0 +1,48 @@
+"""What a concurrent listener's answer means, message by message. Pure functions.
+
+RocketMQ's rules (`ConsumeMessageConcurrentlyService#processConsumeResult`):
+
+* `CONSUME_SUCCESS` with an `ack_index`: messages up to that index are done, the ones behind it failed; an index of -1
+  means that all failed, one past the end that none did.
+* `RECONSUME_LATER`, an exception, and any value that is no status: all failed; an `ack_index` that the listener set
+  is ignored.
+* None is success: Python functions return it when they say nothing (RocketMQ: failure; differs on purpose).
+"""
+
+from enum import Enum, IntEnum
+from typing import Final
+
+__all__ = ["ALL", "ConsumeReturnType", "ConsumeStatus", "succeeded_count"]
+
+ALL: Final = 2**31 - 1
+"""The `ack_index` of a fresh context: everything. Source: `ConsumeConcurrentlyContext` (`Integer.MAX_VALUE`)."""
+
+
+class ConsumeStatus(IntEnum):
+    """Answer of a concurrent listener. Source: `ConsumeConcurrentlyStatus` of RocketMQ."""
+
+    CONSUME_SUCCESS = 0
+    RECONSUME_LATER = 1
+
+
+class ConsumeReturnType(Enum):
+    """How a listener call ended, as a label for hooks and metrics. Source: `ConsumeReturnType` of RocketMQ."""
+
+    SUCCESS = "SUCCESS"
+    TIME_OUT = "TIME_OUT"
+    EXCEPTION = "EXCEPTION"
+    RETURNNULL = "RETURNNULL"
+    FAILED = "FAILED"
+
+
+def succeeded_count(status: object, ack_index: int, batch_count: int) -> int:
+    """How many messages of a batch, from its beginning, are done; the rest failed.
+
+    Args:
+        status: what the listener returned.
+        ack_index: index of the last message that is done; `ALL` unless the listener set it.
+        batch_count: messages in the batch, at least 1.
+    """
+    if status is None or status is ConsumeStatus.CONSUME_SUCCESS:
+        return max(0, min(ack_index + 1, batch_count))
+    return 0

@@ -1,0 +1,80 @@
+"""When a partition is paused and when it goes on. Pure functions over what a process queue counts.
+
+RocketMQ looks before each pull whether a queue holds too many messages, too many bytes or spans too many offsets, and
+pulls again 50 ms later (`DefaultMQPushConsumerImpl#pullMessage`). A Kafka consumer fetches ahead by itself; it is
+paused instead, and a pause throws away what was fetched. Hence hysteresis: a partition is paused above a threshold and
+goes on only at half of it, and the shell first waits a little for the listeners before it pauses at all.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["FlowCounts", "FlowLimits", "must_pause", "per_queue_limits", "should_resume"]
+
+_MIB = 1_048_576
+
+
+class FlowCounts(Protocol):
+    """What is counted of one queue (`ProcessQueue` has it)."""
+
+    msg_count: int
+    msg_bytes: int
+
+    @property
+    def span(self) -> int:
+        """Distance in offsets from the oldest message that is not done to the newest."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FlowLimits:
+    """Thresholds of one queue; a queue *above* one of them is paused.
+
+    Attributes:
+        count: messages. Default 1000 (`pullThresholdForQueue`).
+        size_bytes: bytes of bodies. Default 100 MiB (`pullThresholdSizeForQueue`; RocketMQ compares whole MiB).
+        span: offsets from the oldest message that is not done to the newest. Default 2000
+            (`consumeConcurrentlyMaxSpan`); None for none (orderly mode).
+    """
+
+    count: int = 1_000
+    size_bytes: int = 100 * _MIB
+    span: int | None = 2_000
+
+
+def must_pause(queue: FlowCounts, limits: FlowLimits) -> bool:
+    """Whether the queue is above a threshold."""
+    return (
+        queue.msg_count > limits.count
+        or queue.msg_bytes > limits.size_bytes
+        or (limits.span is not None and queue.span > limits.span)
+    )
+
+
+def should_resume(queue: FlowCounts, limits: FlowLimits) -> bool:
+    """Whether a paused queue is down to half of every threshold."""
+    return (
+        queue.msg_count * 2 <= limits.count
+        and queue.msg_bytes * 2 <= limits.size_bytes
+        and (limits.span is None or queue.span * 2 <= limits.span)
+    )
+
+
+def per_queue_limits(limits: FlowLimits, topic_count: int, topic_size_bytes: int, queues_held: int) -> FlowLimits:
+    """Limits of one queue when the topic has limits too.
+
+    Args:
+        limits: per queue.
+        topic_count: messages over all queues; -1: no such limit.
+        topic_size_bytes: bytes over all queues; -1: no such limit.
+        queues_held: all queues held now, of any topic.
+
+    Source: `RebalancePushImpl#messageQueueChanged`: max(1, topic value / queues), in place of the per-queue value.
+    """
+    if queues_held < 1:
+        return limits
+    return FlowLimits(
+        count=limits.count if topic_count < 0 else max(1, topic_count // queues_held),
+        size_bytes=limits.size_bytes if topic_size_bytes < 0 else max(1, topic_size_bytes // queues_held),
+        span=limits.span,
+    )

@@ -1,0 +1,177 @@
+"""Which offset may be committed: the position after the longest finished prefix, in delivery order.
+
+Rules of this file:
+
+* What is delivered comes in *runs*: lists of messages of one partition in the order in which Kafka delivered them.
+  Offsets rise strictly but not by one: transaction markers, aborted records and compaction leave holes, so the
+  position to commit is never found by counting from an offset, only by looking at what was delivered.
+* Messages finish in any order. The position to commit is the one after the last message of the longest finished
+  prefix. It never passes an unfinished message and never goes back.
+* A tracker belongs to one assignment of one partition (its *epoch*). A new assignment takes a new tracker; whatever
+  still refers to the old one is dropped by its owner.
+* A finished run lets go of its messages, so one stuck message holds the commit but not the memory of what follows it.
+
+Cost: O(1) amortised for a run that finishes as a whole, O(length of the run) for one that finishes piecemeal.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+__all__ = ["HasOffset", "OffsetTracker", "Run"]
+
+
+class HasOffset(Protocol):
+    """The one thing the tracker asks of a message (`confluent_kafka.Message` has it)."""
+
+    def offset(self) -> int | None:
+        """Offset of the message in its partition; never None for a message that was read."""
+
+
+class Run:
+    """Messages delivered one after another. Made by `OffsetTracker.deliver`; opaque to its holder.
+
+    Attributes:
+        unfinished: how many of its messages are not finished.
+        next_offset: the position after its last message.
+    """
+
+    __slots__ = ("finished_offsets", "first_offset", "messages", "next_offset", "unfinished")
+
+    def __init__(self, messages: Sequence[HasOffset], first_offset: int, next_offset: int) -> None:
+        self.messages: Sequence[HasOffset] = messages
+        self.finished_offsets: set[int] | None = None
+        self.first_offset = first_offset
+        self.next_offset = next_offset
+        self.unfinished = len(messages)
+
+
+class OffsetTracker:
+    """Longest finished prefix of what was delivered in one assignment of one partition.
+
+    Args:
+        epoch: number of the assignment this tracker belongs to; only carried.
+
+    Thread-safety: none; one owner thread.
+
+    Source: `ProcessQueue#removeMessage` of RocketMQ (smallest offset still there), done in delivery order because a
+    Kafka log has holes.
+    """
+
+    __slots__ = ("_last_offset", "_runs", "_safe", "epoch")
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
+        self._runs: deque[Run] = deque()
+        self._safe: int | None = None
+        self._last_offset = -1
+
+    def deliver(self, messages: Sequence[HasOffset]) -> Run:
+        """Take note of messages in the order in which they were delivered.
+
+        Args:
+            messages: at least one message, offsets strictly rising and above every offset delivered before.
+
+        Returns:
+            The run to name when they finish.
+
+        Raises:
+            ValueError: no message, or offsets that do not rise; the tracker is unchanged.
+        """
+        if not messages:
+            raise ValueError("a run needs at least one message")
+        first = _offset(messages[0])
+        last = _offset(messages[-1])
+        if first <= self._last_offset or last - first < len(messages) - 1:
+            raise ValueError(f"offsets {first} to {last} do not rise above {self._last_offset}, the last one delivered")
+        run = Run(messages, first, last + 1)
+        self._runs.append(run)
+        self._last_offset = last
+        return run
+
+    def finish_all(self, run: Run) -> None:
+        """Every message of the run is finished.
+
+        Raises:
+            ValueError: the run had finished before; the tracker is unchanged.
+        """
+        if run.unfinished == 0:
+            raise ValueError(f"the run that begins at offset {run.first_offset} had finished before")
+        run.unfinished = 0
+        self._close(run)
+
+    def finish(self, run: Run, offset: int) -> None:
+        """One message of the run is finished.
+
+        Raises:
+            ValueError: the message is not part of the run, or had finished before; the tracker is unchanged.
+        """
+        if run.unfinished == 0 or (run.finished_offsets is not None and offset in run.finished_offsets):
+            raise ValueError(f"the message at offset {offset} had finished before")
+        if not any(_offset(message) == offset for message in run.messages):
+            raise ValueError(f"offset {offset} is not in the run that begins at {run.first_offset}")
+        if run.finished_offsets is None:
+            run.finished_offsets = set()
+        run.finished_offsets.add(offset)
+        run.unfinished -= 1
+        if run.unfinished == 0:
+            self._close(run)
+
+    @property
+    def next_offset(self) -> int | None:
+        """The position to commit, or None while not even the first message is finished."""
+        if self._runs:
+            head = self._runs[0]
+            if head.finished_offsets:
+                for message in head.messages:
+                    offset = _offset(message)
+                    if offset not in head.finished_offsets:
+                        break
+                    self._safe = offset + 1
+        return self._safe
+
+    @property
+    def lowest_unfinished(self) -> int | None:
+        """Offset of the oldest unfinished message, or None when all that was delivered is finished."""
+        if not self._runs:
+            return None
+        head = self._runs[0]
+        if head.finished_offsets:
+            for message in head.messages:
+                offset = _offset(message)
+                if offset not in head.finished_offsets:
+                    return offset
+        return head.first_offset
+
+    @property
+    def span(self) -> int:
+        """Distance in offsets from the oldest unfinished message to the last one delivered; 0 when none is open.
+
+        Source: `ProcessQueue#getMaxSpan` of RocketMQ.
+        """
+        lowest = self.lowest_unfinished
+        return 0 if lowest is None else self._last_offset - lowest
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last message delivered; -1 before the first."""
+        return self._last_offset
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was delivered is finished."""
+        return not self._runs
+
+    def _close(self, run: Run) -> None:
+        run.messages = ()
+        run.finished_offsets = None
+        runs = self._runs
+        while runs and runs[0].unfinished == 0:
+            self._safe = runs.popleft().next_offset
+
+
+def _offset(message: HasOffset) -> int:
+    offset = message.offset()
+    if offset is None or offset < 0:
+        raise ValueError(f"a message without an offset cannot be tracked: {offset!r}")
+    return offset

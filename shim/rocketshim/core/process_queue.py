@@ -1,0 +1,281 @@
+"""The client's image of one partition in concurrent mode: what waits, what is in work, what is done.
+
+Rules of this file (RocketMQ's `ProcessQueue`, done for a log with holes and for hand-over in chunks):
+
+* A message is *pending* (put, not taken), *in flight* (taken: in a chunk that a listener thread works on, or on its
+  way to a retry or dead-letter topic), or *done*. Every offset that was put is in exactly one of the three.
+* `take` hands out a `Chunk`: messages in delivery order. A listener thread takes them from `chunk.todo` one by one (a
+  `deque`: taking from one end while the owner takes from the other is safe) and reports the chunk once. `split` takes
+  back what the thread has not begun, so that one slow message does not hold its neighbours.
+* `succeeded` and `failed` come with the chunk's report; a failed message stays in flight until `stored` says that its
+  next hop is. So the position to commit never passes a message that is neither handled nor stored elsewhere.
+* `expire` names messages that one listener call has held for longer than the consume timeout. From then on they count
+  as failed; what the listener says about them later changes nothing.
+* After `drop` the queue says nothing any more: its partition belongs to somebody else. Results that come in late are
+  ignored; the new owner gets the messages again.
+
+Flow control by count, size and span is asked of this object and decided in `flow_control`.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from rocketshim.core.offset_tracker import OffsetTracker, Run
+
+__all__ = ["Chunk", "ProcessQueue", "QueuedMessage"]
+
+
+class QueuedMessage(Protocol):
+    """What the queue asks of a message (`confluent_kafka.Message` has it)."""
+
+    def offset(self) -> int | None:
+        """Offset in the partition."""
+
+    def __len__(self) -> int:
+        """Size of the value in bytes."""
+
+
+MessageT = TypeVar("MessageT", bound=QueuedMessage)
+
+
+class Chunk(Generic[MessageT]):
+    """Messages of one queue handed to one listener thread.
+
+    Attributes:
+        queue: where they come from.
+        messages: all that belong to the chunk, in delivery order. Owner thread only.
+        todo: what the listener thread has not begun.
+        in_work: the batch that a listener call holds now, or None. Written by the listener thread, read by the owner.
+        reported: whether the listener thread is through with it.
+    """
+
+    __slots__ = ("expired", "in_work", "messages", "queue", "reported", "run", "seen_in_work", "seen_ms", "todo")
+
+    def __init__(self, queue: "ProcessQueue[MessageT]", messages: Sequence[MessageT], run: Run) -> None:
+        self.queue = queue
+        self.messages = messages
+        self.todo = deque(messages)
+        self.in_work: Sequence[MessageT] | None = None
+        self.reported = False
+        self.run = run
+        self.expired: set[int] | None = None
+        self.seen_in_work: Sequence[MessageT] | None = None
+        self.seen_ms = 0
+
+
+class ProcessQueue(Generic[MessageT]):
+    """Messages of one assignment of one partition.
+
+    Args:
+        topic: physical name of the topic.
+        partition: number of the partition.
+        epoch: number of the assignment; a result that names another epoch is dropped by the shell.
+
+    Thread-safety: none, one owner thread; listener threads touch `Chunk.todo` and `Chunk.in_work` only.
+
+    Source: `ProcessQueue`, `ConsumeMessageConcurrentlyService` of RocketMQ.
+    """
+
+    __slots__ = (
+        "_chunks", "_pending", "_tracker", "dropped", "epoch", "msg_bytes", "msg_count", "partition", "paused", "topic",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, partition: int, epoch: int = 0) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.epoch = epoch
+        self.dropped = False
+        self.paused = False
+        self.msg_count = 0
+        self.msg_bytes = 0
+        self._pending: deque[MessageT] = deque()
+        self._chunks: dict[Chunk[MessageT], None] = {}
+        self._tracker = OffsetTracker(epoch)
+
+    def put(self, messages: Sequence[MessageT]) -> None:
+        """Take fetched messages, in order; they are pending.
+
+        Raises:
+            ValueError: the queue was dropped, or the first offset does not rise; nothing was taken.
+        """
+        self._alive()
+        if not messages:
+            return
+        first = messages[0].offset()
+        newest = self._pending[-1].offset() if self._pending else self._tracker.last_offset
+        if first is None or newest is None or first <= newest:
+            raise ValueError(f"offset {first} of {self.topic}/{self.partition} does not rise above {newest}")
+        self._pending.extend(messages)
+        self.msg_count += len(messages)
+        self.msg_bytes += sum(map(len, messages))
+
+    def take(self, limit: int) -> Chunk[MessageT] | None:
+        """Move up to `limit` pending messages into flight, in order; None when none is pending or the queue is gone.
+
+        Raises:
+            ValueError: limit below 1; nothing changed.
+        """
+        if limit < 1:
+            raise ValueError(f"limit={limit}: a chunk holds at least one message")
+        pending = self._pending
+        if self.dropped or not pending:
+            return None
+        if len(pending) <= limit:
+            messages = list(pending)
+            pending.clear()
+        else:
+            messages = [pending.popleft() for _ in range(limit)]
+        chunk = Chunk(self, messages, self._tracker.deliver(messages))
+        self._chunks[chunk] = None
+        return chunk
+
+    def split(self, chunk: Chunk[MessageT]) -> list[Chunk[MessageT]]:
+        """Take back what the listener thread has not begun, one new chunk a message.
+
+        Returns:
+            New chunks in delivery order, to be handed to other threads; none when nothing was left or the chunk is of
+            a dropped queue.
+        """
+        if self.dropped or chunk not in self._chunks:
+            return []
+        back: list[MessageT] = []
+        todo = chunk.todo
+        while todo:
+            try:
+                back.append(todo.pop())
+            except IndexError:  # the thread took the last one meanwhile
+                break
+        if not back:
+            return []
+        chunk.messages = chunk.messages[: len(chunk.messages) - len(back)]
+        chunks = [Chunk(self, [message], chunk.run) for message in reversed(back)]
+        self._chunks.update(dict.fromkeys(chunks))
+        return chunks
+
+    def report(self, chunk: Chunk[MessageT], failed: Iterable[MessageT] = ()) -> list[MessageT]:
+        """A listener thread is through with a chunk.
+
+        Args:
+            chunk: as taken; reported once.
+            failed: messages of the chunk that are to be sent back or to the dead-letter topic. The others are done.
+
+        Returns:
+            Those of `failed` that are still to be sent: what expired before has been sent already. They stay in
+            flight until `stored`. Nothing for a dropped queue.
+
+        Raises:
+            ValueError: reported before; nothing changed.
+        """
+        if chunk.reported:
+            raise ValueError("the chunk was reported before")
+        chunk.reported = True
+        chunk.in_work = None
+        if self._chunks.pop(chunk, self) is self or self.dropped:
+            return []
+        messages = chunk.messages
+        expired = chunk.expired
+        to_send = list(failed)
+        if not to_send and expired is None and chunk.run.unfinished == len(messages):
+            self._tracker.finish_all(chunk.run)
+            self.msg_count -= len(messages)
+            self.msg_bytes -= sum(map(len, messages))
+            return []
+        held = {message.offset() for message in to_send}
+        if expired is not None:
+            held |= expired
+            to_send = [message for message in to_send if message.offset() not in expired]
+        for message in messages:
+            if message.offset() not in held:
+                self._finish(chunk, message)
+        return to_send
+
+    def stored(self, chunk: Chunk[MessageT], message: MessageT) -> None:
+        """The next hop of a failed or expired message is stored: the message is done. Ignored for a dropped queue."""
+        if not self.dropped:
+            self._finish(chunk, message)
+
+    def expire(self, now_ms: int, timeout_ms: int) -> list[tuple[Chunk[MessageT], MessageT]]:
+        """Messages whose listener call has lasted longer than the consume timeout; each is named once.
+
+        The age of a call counts from the first sweep that saw it, so a sweep every s ms finds a call between
+        `timeout_ms` and `timeout_ms + s` after it began, and the listener threads never look at a clock.
+
+        Args:
+            now_ms: monotonic time in ms.
+            timeout_ms: consume timeout in ms.
+
+        Source: `ProcessQueue#cleanExpiredMsg`, which looks at the lowest offset only and every timeout only.
+        """
+        expired: list[tuple[Chunk[MessageT], MessageT]] = []
+        if self.dropped:
+            return expired
+        for chunk in self._chunks:
+            in_work = chunk.in_work
+            if in_work is None:
+                chunk.seen_in_work = None
+            elif chunk.seen_in_work is not in_work:
+                chunk.seen_in_work = in_work
+                chunk.seen_ms = now_ms
+            elif now_ms - chunk.seen_ms >= timeout_ms:
+                known = chunk.expired = chunk.expired or set()
+                for message in in_work:
+                    offset = message.offset()
+                    if offset is not None and offset not in known:
+                        known.add(offset)
+                        expired.append((chunk, message))
+        return expired
+
+    def oldest_in_work_ms(self, now_ms: int) -> int:
+        """Age of the oldest listener call as the sweeps saw it, in ms; 0 when none is known."""
+        ages = [now_ms - c.seen_ms for c in self._chunks if c.seen_in_work is not None and c.in_work is not None]
+        return max(ages, default=0)
+
+    def drop(self) -> None:
+        """The partition is no longer ours: forget everything, ignore what comes. Safe twice."""
+        self.dropped = True
+        self._pending.clear()
+        self._chunks.clear()
+        self.msg_count = 0
+        self.msg_bytes = 0
+
+    @property
+    def pending_count(self) -> int:
+        """Messages put and not taken."""
+        return len(self._pending)
+
+    @property
+    def in_flight(self) -> Iterable[Chunk[MessageT]]:
+        """Chunks that listener threads hold, oldest first."""
+        return self._chunks.keys()
+
+    @property
+    def next_offset(self) -> int | None:
+        """The position to commit; None while nothing of this assignment is done, and after `drop`."""
+        return None if self.dropped else self._tracker.next_offset
+
+    @property
+    def span(self) -> int:
+        """Distance in offsets from the oldest message that is not done to the newest one put; 0 when none is open."""
+        lowest = self._tracker.lowest_unfinished
+        if self._pending:
+            newest = self._pending[-1].offset() or 0
+            return newest - (lowest if lowest is not None else self._pending[0].offset() or 0)
+        return self._tracker.span
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is pending or in flight."""
+        return not self._pending and self._tracker.idle
+
+    def _finish(self, chunk: Chunk[MessageT], message: MessageT) -> None:
+        offset = message.offset()
+        if offset is None:
+            raise ValueError("a message without an offset cannot be done")
+        self._tracker.finish(chunk.run, offset)
+        self.msg_count -= 1
+        self.msg_bytes -= len(message)
+
+    def _alive(self) -> None:
+        if self.dropped:
+            raise ValueError(f"{self.topic}/{self.partition} of epoch {self.epoch} was dropped")

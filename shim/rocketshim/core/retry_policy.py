@@ -1,0 +1,178 @@
+"""Where a failed message goes next: a retry after a level or a delay, or the dead-letter topic. Pure functions.
+
+RocketMQ's rules (`AbstractSendMessageProcessor#consumerSendMsgBack`), in the order in which they are asked:
+
+1. a limit below 0 other than -1 is taken literally: every failure exceeds it, so the first one is the last;
+2. -1 means 16 for a concurrent listener (a listener that keeps order resolves its own -1 before it asks);
+3. `reconsume_times >= limit`, or an asked level below 0: dead letter, at once, without delay;
+4. an asked level above 0 is taken exactly (the level table clamps it), an asked delay likewise;
+5. otherwise the policy decides; the default is level `3 + reconsume_times`.
+
+`reconsume_times` is the count of failed attempts *before* this failure; the record of the next hop carries it + 1, and
+so does the dead letter: 17 by default after 17 deliveries.
+
+A custom policy is any object with `next_hop`. It must not look at a clock; randomness comes in as `unit`.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = [
+    "DEFAULT_MAX_RECONSUME_TIMES",
+    "AfterDelay",
+    "AtLevel",
+    "Dead",
+    "ExponentialRetryPolicy",
+    "Failed",
+    "LevelTableRetryPolicy",
+    "NextHop",
+    "RetryPolicy",
+    "decide",
+    "effective_limit",
+]
+
+DEFAULT_MAX_RECONSUME_TIMES = 16
+"""What -1 means for a concurrent listener. Source: `DefaultMQPushConsumerImpl#getMaxReconsumeTimes`."""
+
+_FIRST_RETRY_LEVEL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AtLevel:
+    """Retry at a delay level; the level table clamps it to its highest."""
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class AfterDelay:
+    """Retry after a delay in ms, by the hops of any delay."""
+
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """Dead letter, now. `asked`: the listener asked for it; otherwise the limit was reached."""
+
+    asked: bool
+
+
+NextHop = AtLevel | AfterDelay | Dead
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """One failed attempt, as facts.
+
+    Attributes:
+        reconsume_times: failed attempts before this one, 0 or more.
+        asked_level: 0 when the listener asked for none; below 0 the dead-letter topic; above 0 exactly that level.
+        asked_delay_ms: delay the listener asked for, in ms; None for none. Wins over `asked_level` above 0.
+        limit: `max_reconsume_times` of the group, -1 for the default of 16.
+        message_limit: the message's own `MAX_RECONSUME_TIMES`, or None; the lower of both counts.
+        unit: a random number in [0, 1), for policies with jitter.
+    """
+
+    reconsume_times: int
+    asked_level: int = 0
+    asked_delay_ms: int | None = None
+    limit: int = -1
+    message_limit: int | None = None
+    unit: float = 0.5
+
+
+class RetryPolicy(Protocol):
+    """How long to wait before the next attempt, when the listener did not say.
+
+    Thread-safety: called from the consumer's poll thread; must not block and must not keep state.
+    """
+
+    def next_hop(self, reconsume_times: int, unit: float) -> AtLevel | AfterDelay:
+        """The wait before attempt `reconsume_times + 2`.
+
+        Args:
+            reconsume_times: failed attempts before the one that failed just now, 0 or more.
+            unit: a random number in [0, 1).
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LevelTableRetryPolicy:
+    """RocketMQ's: level `first_level + reconsume_times`, up to the highest of the table.
+
+    Args:
+        first_level: level of the first retry, 1 or more. Default 3 (10 s in RocketMQ's table).
+    """
+
+    first_level: int = _FIRST_RETRY_LEVEL
+
+    def __post_init__(self) -> None:
+        if self.first_level < 1:
+            raise ValueError(f"first_level={self.first_level}: levels begin at 1")
+
+    def next_hop(self, reconsume_times: int, unit: float) -> AtLevel | AfterDelay:
+        """The level that follows; `unit` is not used."""
+        del unit
+        return AtLevel(self.first_level + reconsume_times)
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialRetryPolicy:
+    """Delays that grow by a factor up to a cap, spread by jitter.
+
+    Args:
+        initial_ms: delay of the first retry, in ms, at least 1. Default 5 s.
+        factor: growth per attempt, at least 1. Default 2.
+        cap_ms: longest delay, in ms, at least `initial_ms`. Default 2 h.
+        jitter: share of the delay that is random, 0 to 1: the delay lies within `± jitter / 2` of its value.
+
+    Source: RocketMQ's `ExponentialRetryPolicy` (5 s, 2, 2 h), with jitter added.
+    """
+
+    initial_ms: int = 5_000
+    factor: float = 2.0
+    cap_ms: int = 7_200_000
+    jitter: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.initial_ms < 1 or self.cap_ms < self.initial_ms:
+            raise ValueError(f"need 1 <= initial_ms={self.initial_ms} <= cap_ms={self.cap_ms}")
+        if self.factor < 1 or not 0 <= self.jitter <= 1:
+            raise ValueError(f"need factor={self.factor} >= 1 and 0 <= jitter={self.jitter} <= 1")
+
+    def next_hop(self, reconsume_times: int, unit: float) -> AtLevel | AfterDelay:
+        """The delay that follows."""
+        delay = float(self.initial_ms)
+        for _ in range(reconsume_times):
+            delay *= self.factor
+            if delay >= self.cap_ms:
+                delay = float(self.cap_ms)
+                break
+        return AfterDelay(max(1, round(delay * (1 + self.jitter * (unit - 0.5)))))
+
+
+def effective_limit(limit: int, message_limit: int | None) -> int:
+    """The limit that counts: the group's (-1: 16) or the message's own, whichever is lower.
+
+    Other negative limits are taken literally: with them the first failure is the last.
+    """
+    resolved = DEFAULT_MAX_RECONSUME_TIMES if limit == -1 else limit
+    return resolved if message_limit is None else min(resolved, message_limit)
+
+
+def decide(failed: Failed, policy: RetryPolicy) -> NextHop:
+    """The next hop of a failed message, by the rules at the top of this file.
+
+    Source: `AbstractSendMessageProcessor#consumerSendMsgBack`.
+    """
+    if failed.asked_level < 0:
+        return Dead(asked=True)
+    if failed.reconsume_times >= effective_limit(failed.limit, failed.message_limit):
+        return Dead(asked=False)
+    if failed.asked_delay_ms is not None:
+        return AfterDelay(max(0, failed.asked_delay_ms))
+    if failed.asked_level > 0:
+        return AtLevel(failed.asked_level)
+    return policy.next_hop(failed.reconsume_times, failed.unit)
