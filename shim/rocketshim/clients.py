@@ -14,11 +14,22 @@ Names, argument forms, return values and errors are confluent_kafka's (2.15 and 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, overload
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
-__all__ = ["ConsumerClient", "ConsumerFactory", "DeliveryCallback", "KafkaMessage", "ProducerClient", "ProducerFactory"]
+__all__ = [
+    "AdminFactory",
+    "Clients",
+    "ConsumerClient",
+    "ConsumerFactory",
+    "DeliveryCallback",
+    "KafkaMessage",
+    "ProducerClient",
+    "ProducerFactory",
+    "confluent_clients",
+]
 
 
 class KafkaMessage(Protocol):
@@ -107,3 +118,30 @@ ConsumerFactory = Callable[[dict[str, Any]], ConsumerClient]
 
 ProducerFactory = Callable[[dict[str, Any]], ProducerClient]
 """Makes a producer from librdkafka settings."""
+
+AdminFactory = Callable[[dict[str, Any]], Any]
+"""Makes a `confluent_kafka.admin.AdminClient` from librdkafka settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Where a shell gets its Kafka clients from.
+
+    Attributes:
+        consumer: makes a consumer.
+        producer: makes a producer.
+        admin: makes an admin client, with which topics are created; None: nothing is ever created (the in-memory Kafka
+            of `rocketshim.testing` has no admin client).
+    """
+
+    consumer: ConsumerFactory
+    producer: ProducerFactory
+    admin: AdminFactory | None = None
+
+
+def confluent_clients() -> Clients:
+    """confluent_kafka's own clients."""
+    from confluent_kafka import Consumer, Producer  # noqa: PLC0415 - a Kafka client is loaded when one is needed
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+
+    return Clients(consumer=Consumer, producer=Producer, admin=AdminClient)
