@@ -1,0 +1,256 @@
+"""The delay-level table, and which queue a wait of so many milliseconds belongs into.
+
+A table is RocketMQ's `messageDelayLevel`: entries of "integer and one unit letter" (`s`, `m`, `h`, `d`), separated by
+exactly one space; the first entry is level 1. It is read as RocketMQ's loop reads it, oddities included:
+
+* Java's integer rules: `+5s`, `007m`, `0s`, `-0s` and decimal digits of any script are numbers; `1.5s`, `s`, `1ms`,
+  `1S`, `10`, `1_0s` are not;
+* spaces at the end are dropped, so a text of spaces only is a legal, *empty* table; a space at the start, two in a
+  row, or the empty text make an empty entry, and that is an error;
+* tabs and line ends are no separators; levels need not ascend and may repeat.
+
+Four things RocketMQ takes without a word are a `ConfigError` here: a negative delay (`-1s`; `DELAY_MS` cannot carry
+it), a delay whose milliseconds overflow 64 bits (RocketMQ wraps it round, perhaps to something negative), more than 27
+levels (a lane of the schedule topic has 27 queues for levels, design of the topic layout), and a table in which
+anything is wrong (RocketMQ's broker does not start, after it has kept the entries before the error).
+
+Queues. Lane `l` of the schedule topic is the partitions `32·l … 32·l+31`: level `n` is `32·l + n - 1`, fine level `k`
+is `32·l + 27 + k`. A record leaves a queue when the queue's own delay has passed since its append; what then remains
+is waited for in the next queue, chosen by `DelayLevels.queue_for` alone, by sender and worker alike.
+"""
+
+import re
+import unicodedata
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar, Final
+
+from rocketshim_topics.errors import ConfigError
+
+__all__ = ["DelayLevels"]
+
+_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LONG_MAX: Final = 2**63 - 1
+_SHORTEST_HOP_LEVEL_MS: Final = 1_000
+_MAX_LEVELS: Final = 27
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True, slots=True)
+class DelayLevels:
+    """One delay-level table.
+
+    Make it with `parse` or `default`. Two tables are equal if their delays are.
+
+    Attributes:
+        delays_ms: delay of each level in ms, level 1 first; 0 to 27 entries of 0 … 2^63 - 1, in no particular order.
+
+    Raises:
+        ConfigError: more than 27 levels, or a delay out of range.
+
+    Thread-safety: immutable.
+    Source: `ScheduleMessageService#parseDelayLevel` and `#computeDeliverTimestamp`,
+        `HookUtils#transformDelayLevelMessage`.
+    """
+
+    DEFAULT: ClassVar[str] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    """RocketMQ's default table (`MessageStoreConfig.messageDelayLevel`): 18 levels."""
+    STRIDE: ClassVar[int] = 32
+    """Partitions per lane, for ever: a longer table or more lanes never move a queue."""
+    MAX_LEVELS: ClassVar[int] = _MAX_LEVELS
+    """Levels a lane has room for; the five queues behind them are the fine levels."""
+    FINE_MS: ClassVar[tuple[int, ...]] = (512, 256, 128, 64, 32)
+    """Delays of the fine levels in ms, in the order of their partitions."""
+    HOP_SLACK_MS: ClassVar[int] = 32
+    """A queue may be this much longer than what remains, so that the rest is not cut into a dozen pieces."""
+    UNKNOWN_LEVEL_MS: ClassVar[int] = 1_000
+    """Delay of a level the table does not know, as in RocketMQ."""
+
+    delays_ms: tuple[int, ...]
+    _hop_delays_ms: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _hop_slots: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.delays_ms) > self.MAX_LEVELS:
+            raise ConfigError(
+                f"the level table has {len(self.delays_ms)} levels, but a lane of the schedule topic has room for "
+                f"{self.MAX_LEVELS}: leave some out (any delay can be had with delay= instead of a level)"
+            )
+        for level, delay_ms in enumerate(self.delays_ms, start=1):
+            if not 0 <= delay_ms <= _LONG_MAX:
+                raise ConfigError(f"level {level} has a delay of {delay_ms} ms; a delay is 0 to 2^63 - 1 ms")
+        slot_of: dict[int, int] = {}
+        for slot, delay_ms in enumerate(self.delays_ms):
+            if delay_ms >= _SHORTEST_HOP_LEVEL_MS:
+                slot_of.setdefault(delay_ms, slot)
+        for fine, delay_ms in enumerate(self.FINE_MS):
+            slot_of[delay_ms] = self.MAX_LEVELS + fine
+        delays = tuple(sorted(slot_of))
+        object.__setattr__(self, "_hop_delays_ms", delays)
+        object.__setattr__(self, "_hop_slots", tuple(slot_of[delay_ms] for delay_ms in delays))
+
+    @classmethod
+    def parse(cls, text: str) -> "DelayLevels":
+        """Read a table as RocketMQ reads `messageDelayLevel`.
+
+        Args:
+            text: for example `"1s 5s 10s 30s 1m"`; the module's docstring has the rules.
+
+        Returns:
+            The table; empty (`max_level == 0`) for a text of spaces only.
+
+        Raises:
+            ConfigError: an entry RocketMQ refuses too (empty, no integer, unknown unit), or one that only RocketMQ
+                takes (negative, overflowing, more than 27 levels). Says which entry, and why.
+        """
+        entries = text.split(" ")
+        if text:
+            while entries and not entries[-1]:
+                entries.pop()
+        if len(entries) > cls.MAX_LEVELS:
+            raise ConfigError(
+                f"the level table {_shown(text)} has {len(entries)} levels; RocketMQ would take them, but a lane of "
+                f"the schedule topic has room for {cls.MAX_LEVELS}: leave some out (any delay can be had with delay=)"
+            )
+        return cls(tuple(_entry_ms(entry, level, text) for level, entry in enumerate(entries, start=1)))
+
+    @classmethod
+    def default(cls) -> "DelayLevels":
+        """RocketMQ's default table of 18 levels, 1 s to 2 h."""
+        return _default()
+
+    @property
+    def max_level(self) -> int:
+        """The highest level; 0 for an empty table."""
+        return len(self.delays_ms)
+
+    @property
+    def longest_ms(self) -> int:
+        """The longest time a record lies in one queue, in ms (a fine level's for an empty table)."""
+        return max(self.delays_ms + self.FINE_MS)
+
+    def __str__(self) -> str:
+        """The table as a text that `parse` reads back."""
+        return " ".join(_text_of(delay_ms) for delay_ms in self.delays_ms) or " "
+
+    def clamp(self, level: int) -> int:
+        """Replace a level above the highest by the highest.
+
+        Args:
+            level: a requested level. 0 and less mean "not scheduled" and come back as they are.
+
+        Returns:
+            `min(level, max_level)`; so 0 for every positive level of an empty table.
+        """
+        return min(level, len(self.delays_ms))
+
+    def delay_ms(self, level: int) -> int:
+        """The delay of a level in ms; 1000 for a level that the table does not know (also for 0 and less)."""
+        if 1 <= level <= len(self.delays_ms):
+            return self.delays_ms[level - 1]
+        return self.UNKNOWN_LEVEL_MS
+
+    def partition(self, level: int, lane: int = 0) -> int:
+        """The partition of the schedule topic that holds a level.
+
+        Args:
+            level: 1 to 27, also one that this table does not know: its place is fixed.
+            lane: 0 or more.
+
+        Raises:
+            ConfigError: level or lane out of range (clamp first).
+        """
+        if not 1 <= level <= self.MAX_LEVELS:
+            raise ConfigError(f"level {level} has no partition: levels with a queue are 1 to {self.MAX_LEVELS}")
+        return self._first_partition(lane) + level - 1
+
+    def queue_delay_ms(self, partition: int) -> int | None:
+        """The delay of a queue in ms, for any partition number of the schedule topic.
+
+        Returns:
+            A level's or fine level's delay. None where this table has no such level: a sender with a longer table
+            wrote there; RocketMQ would leave such records lying.
+        """
+        slot = partition % self.STRIDE
+        if slot >= self.MAX_LEVELS:
+            return self.FINE_MS[slot - self.MAX_LEVELS]
+        if slot < len(self.delays_ms):
+            return self.delays_ms[slot]
+        return None
+
+    def is_level(self, partition: int) -> bool:
+        """Whether a partition is the queue of a public level that this table has (and not of a fine level)."""
+        return partition % self.STRIDE < len(self.delays_ms)
+
+    def queue_for(self, remaining_ms: int, lane: int = 0) -> int:
+        """The partition in which a record waits next: the one queue rule for senders and worker.
+
+        Args:
+            remaining_ms: time to the record's due time in ms; may be negative.
+            lane: 0 or more.
+
+        Returns:
+            The queue with the longest delay not longer than `remaining_ms + 32` among the distinct delays of levels of
+            at least 1 s and the fine levels (of levels with equal delay the lowest); the finest queue if there is none.
+        """
+        place = bisect_right(self._hop_delays_ms, remaining_ms + self.HOP_SLACK_MS)
+        return self._first_partition(lane) + self._hop_slots[max(place - 1, 0)]
+
+    def _first_partition(self, lane: int) -> int:
+        if lane < 0:
+            raise ConfigError(f"lane {lane} does not exist: lanes count from 0")
+        return lane * self.STRIDE
+
+
+@lru_cache(maxsize=1)
+def _default() -> DelayLevels:
+    return DelayLevels.parse(DelayLevels.DEFAULT)
+
+
+def _entry_ms(entry: str, level: int, text: str) -> int:
+    place = f"entry {level} ({_shown(entry)}) of the level table {_shown(text)}"
+    if not entry:
+        raise ConfigError(f"{place} is empty: separate entries with exactly one space, with none at the start")
+    number = _java_long(entry[:-1])
+    unit_ms = _UNIT_MS.get(entry[-1])
+    if number is None or unit_ms is None:
+        raise ConfigError(f"{place} is not an integer and one of the units s, m, h, d (lower case): write 30s, 5m, 2h")
+    delay_ms = number * unit_ms
+    if delay_ms < 0:
+        raise ConfigError(f"{place} is negative; RocketMQ delivers at once then, here a delay is 0 or more: write 0s")
+    if delay_ms > _LONG_MAX:
+        raise ConfigError(f"{place} overflows 64 bits of milliseconds; RocketMQ wraps it round without a word")
+    return delay_ms
+
+
+def _java_long(text: str) -> int | None:
+    """`Long.parseLong`: an optional sign and decimal digits of the basic plane, within 64 bits; None if it throws."""
+    digits = text[1:] if text[:1] in {"+", "-"} else text
+    values = [unicodedata.decimal(char, None) if char <= "\uffff" else None for char in digits]
+    if not values:
+        return None
+    number = 0
+    for value in values:
+        if value is None:
+            return None
+        number = number * 10 + value
+        if number > _LONG_MAX + 1:
+            return None
+    if text[0] == "-":
+        return -number
+    return number if number <= _LONG_MAX else None
+
+
+def _text_of(delay_ms: int) -> str:
+    for letter in "dhms":
+        if delay_ms and delay_ms % _UNIT_MS[letter] == 0:
+            return f"{delay_ms // _UNIT_MS[letter]}{letter}"
+    if delay_ms == 0:
+        return "0s"
+    raise ConfigError(f"a delay of {delay_ms} ms has no place in the text of a level table: its finest unit is 1 s")
+
+
+def _shown(text: str) -> str:
+    shown = _CONTROL.sub("?", text)
+    return f"'{shown}'" if len(shown) <= 120 else f"'{shown[:117]}…'"

@@ -1,0 +1,428 @@
+"""Messages: `Message` is what a user sends, `MessageView` what a listener gets, `Origin` where a record lay.
+
+`Message` is checked when it is made, so that a bad one fails where it is written and nothing is half-sent.
+`MessageView` is a window on a record as it was fetched: making one stores two references and reads nothing, each
+attribute looks up what it needs. It has no setters; what a listener does to it never reaches the retry record, which
+is built from the record as fetched.
+
+Which headers a view believes depends on where the record lies (`rocketshim_topics.wire`): pass `trusted=True` for
+records from the group's own retry topic (or another topic of the shim's), after `wire.decode` has accepted them. On a
+trusted record that breaks the wire format the attributes raise `MalformedRecordError`, on any other they never do.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final
+
+from rocketshim_topics import wire
+from rocketshim_topics.durations import Duration, parse_duration_ms
+from rocketshim_topics.errors import (
+    ConfigError,
+    MalformedRecordError,
+    MessageError,
+    MessageTooLargeError,
+    ReservedHeaderError,
+)
+from rocketshim_topics.names import SCHEDULE_TOPIC, check_group, check_topic, group_of
+from rocketshim_topics.wire import RESERVED, Envelope, Header, Record, coordinates, own_name
+
+__all__ = ["Message", "MessageView", "Origin", "Properties"]
+
+MAX_PROPERTIES: Final = 64
+MAX_PROPERTY_NAME_BYTES: Final = 128
+MAX_PROPERTIES_BYTES: Final = 16_384
+
+Properties = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
+"""User properties: a mapping, or pairs where order and repeats matter. Text is sent as UTF-8."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_ORIGIN: Final = re.compile(r"([a-zA-Z0-9._-]{1,249})/([0-9]{1,10})/([0-9]{1,19})")
+_LONG_MAX: Final = 2**63 - 1
+_INT_MAX: Final = 2**31 - 1
+_TAGS: Final = "TAGS"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to send.
+
+    Args:
+        topic: logical topic: an ordinary one, or `%RETRY%g` / `%DLQ%g` (never `SCHEDULE_TOPIC_XXXX`: use a delay).
+        body: bytes, `b""`, or None for a tombstone.
+        key: Kafka's key; text is sent as UTF-8. None: no key. Never made from `keys`.
+        tag: one tag to filter by, no control characters; None: no tag.
+        keys: business keys to search by, each without spaces; one text is split at spaces.
+        delay: deliver this long after the record was appended: `"90s"`, seconds, or a timedelta. 0: at once.
+        delay_level: deliver after the delay of this level of the table; above the highest: the highest; 0 or less: at
+            once.
+        deliver_at: deliver at this time on the broker's clock: epoch milliseconds, or a datetime with a time zone. In
+            the past: as soon as possible.
+        properties: user properties, at most 64 and, with tag and keys, 16 KiB; names of 1 to 128 bytes without control
+            characters that the wire format does not reserve.
+        max_reconsume_times: limit of failed attempts for this one message; the lower of it and the group's counts.
+            None: the group's.
+
+    Attributes:
+        delay_ms: `delay` in ms, rounded up; None if not given.
+        deliver_at_ms: `deliver_at` in epoch ms, rounded up; None if not given.
+        headers: `properties` as they go on the wire, in their order.
+
+    Raises:
+        ReservedHeaderError: a property name that the wire format reserves, or one that no header may have.
+        MessageTooLargeError: properties, tag and keys are more than 16 KiB together.
+        MessageError: everything else that is wrong. Nothing was sent.
+
+    Thread-safety: immutable.
+    """
+
+    topic: str
+    body: bytes | None
+    key: bytes | str | None = field(default=None, kw_only=True)
+    tag: str | None = field(default=None, kw_only=True)
+    keys: Sequence[str] = field(default=(), kw_only=True)
+    delay: Duration | None = field(default=None, kw_only=True)
+    delay_level: int | None = field(default=None, kw_only=True)
+    deliver_at: int | datetime | None = field(default=None, kw_only=True)
+    properties: Properties | None = field(default=None, kw_only=True)
+    max_reconsume_times: int | None = field(default=None, kw_only=True)
+    delay_ms: int | None = field(init=False, repr=False, compare=False)
+    deliver_at_ms: int | None = field(init=False, repr=False, compare=False)
+    headers: tuple[Header, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_topic(self.topic)
+        if not _is_bytes_or_none(self.body):
+            raise MessageError(f"body is {_type(self.body)}: give bytes (text.encode()), or None for a tombstone")
+        if not (isinstance(self.key, str) and _encodes(self.key)) and not _is_bytes_or_none(self.key):
+            raise MessageError(f"key is {_type(self.key)}: give bytes, text or None")
+        if self.tag is not None:
+            _check_tag(self.tag)
+        put = object.__setattr__
+        if self.keys != ():
+            put(self, "keys", _checked_keys(self.keys))
+        if self.max_reconsume_times is not None:
+            _check_int("max_reconsume_times", self.max_reconsume_times, 0, _INT_MAX)
+        self._settle_delay()
+        put(self, "headers", () if not self.properties else _checked_properties(self.properties))
+        self._check_size()
+
+    def _settle_delay(self) -> None:
+        given = [name for name in ("delay", "delay_level", "deliver_at") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise MessageError(f"{' and '.join(given)} are given: a message has at most one of its three delays")
+        if self.delay_level is not None:
+            _check_int("delay_level", self.delay_level, -_INT_MAX - 1, _INT_MAX)
+        object.__setattr__(self, "delay_ms", None if self.delay is None else _delay_ms(self.delay))
+        object.__setattr__(self, "deliver_at_ms", None if self.deliver_at is None else _epoch_ms(self.deliver_at))
+
+    def _check_size(self) -> None:
+        size = sum(len(name.encode()) + len(value or b"") for name, value in self.headers)
+        size += len((self.tag or "").encode()) + len(" ".join(self.keys).encode())
+        if size > MAX_PROPERTIES_BYTES:
+            raise MessageTooLargeError(
+                f"properties, tag and keys are {size} bytes; at most {MAX_PROPERTIES_BYTES} are allowed: use the body"
+            )
+
+    @property
+    def key_bytes(self) -> bytes | None:
+        """The key as it goes on the wire."""
+        return self.key.encode() if isinstance(self.key, str) else self.key
+
+
+def _is_bytes_or_none(value: object) -> bool:
+    return value is None or isinstance(value, bytes)
+
+
+def _type(value: object) -> str:
+    return f"of type {type(value).__name__}"
+
+
+def _check_topic(topic: object) -> None:
+    if not isinstance(topic, str):
+        raise MessageError(f"topic is {_type(topic)}: give a text")
+    if topic == SCHEDULE_TOPIC:
+        raise MessageError(f"{topic} is not sent to: give the message a delay, delay_level or deliver_at")
+    try:
+        group = group_of(topic)
+        if group is None:
+            check_topic(topic)
+        else:
+            check_group(group)
+    except ConfigError as error:
+        raise MessageError(str(error)) from error
+
+
+def _check_int(name: str, value: object, lowest: int, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
+        raise MessageError(f"{name} is {value!r:.80}: give a whole number, {lowest} to {highest}")
+
+
+def _check_tag(tag: object) -> None:
+    if not isinstance(tag, str) or not tag or not _is_clean(tag):
+        raise MessageError(f"tag is {tag!r:.80}: give a text that is not empty and has no control characters, or None")
+
+
+def _is_clean(text: str) -> bool:
+    return text.isprintable() or (_CONTROL.search(text) is None and _encodes(text))
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _checked_keys(keys: object) -> tuple[str, ...]:
+    if isinstance(keys, str):
+        keys = keys.split()
+    if not isinstance(keys, Sequence) or isinstance(keys, bytes):
+        raise MessageError(f"keys is {_type(keys)}: give a sequence of texts")
+    for key in keys:
+        if not isinstance(key, str) or not key or " " in key or not _is_clean(key):
+            raise MessageError(f"{key!r:.80} is no business key: it is a text without spaces and control characters")
+    return tuple(keys)
+
+
+def _delay_ms(delay: Duration) -> int:
+    try:
+        return parse_duration_ms(delay)
+    except ConfigError as error:
+        raise MessageError(f"delay: {error}") from error
+
+
+def _epoch_ms(moment: object) -> int:
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise MessageError("deliver_at has no time zone: give an aware datetime, or epoch milliseconds")
+        seconds = int(moment.replace(microsecond=0).timestamp())
+        moment = seconds * 1_000 + -(-moment.microsecond // 1_000)
+    _check_int("deliver_at", moment, 0, _LONG_MAX)
+    return int(moment)  # type: ignore[call-overload, no-any-return]  # checked in the line before
+
+
+def _checked_properties(properties: object) -> tuple[Header, ...]:
+    if isinstance(properties, Mapping):
+        pairs: Any = tuple(properties.items())
+    elif isinstance(properties, Sequence) and not isinstance(properties, str | bytes):
+        pairs = properties
+    else:
+        raise MessageError(f"properties are {_type(properties)}: give a mapping or a sequence of (name, value) pairs")
+    if len(pairs) > MAX_PROPERTIES:
+        raise MessageError(f"{len(pairs)} properties are more than {MAX_PROPERTIES}: put them in the body")
+    return tuple(_checked_property(pair) for pair in pairs)
+
+
+def _checked_property(pair: object) -> Header:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise MessageError(f"{pair!r:.80} is no property: give (name, value)")
+    name, value = pair
+    if not isinstance(name, str) or not name or not _is_clean(name):
+        raise ReservedHeaderError(
+            f"{name!r:.80} is no property name: it is a text that is not empty and has no control characters"
+        )
+    if name in RESERVED:
+        raise ReservedHeaderError(f"{name} belongs to the wire format: choose another property name")
+    if len(name.encode()) > MAX_PROPERTY_NAME_BYTES:
+        raise ReservedHeaderError(f"{name!r:.80} is no property name: more than {MAX_PROPERTY_NAME_BYTES} bytes")
+    if value is None or isinstance(value, bytes):
+        return (name, value)
+    if isinstance(value, str) and _encodes(value):
+        return (name, value.encode())
+    raise MessageError(f"property {name} is {_type(value)}: give text, bytes or None")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Origin:
+    """Where a record lies or lay.
+
+    Attributes:
+        topic: physical topic.
+        partition: from 0.
+        offset: from 0.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        """The text form, `topic/partition/offset`."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Origin":
+        """Read the text form.
+
+        Raises:
+            MalformedRecordError: not `topic/partition/offset`; reason `bad-origin`.
+        """
+        match = _ORIGIN.fullmatch(text)
+        if match is None:
+            raise MalformedRecordError("bad-origin", f"{text!r:.80} is not topic/partition/offset")
+        return cls(match[1], int(match[2]), int(match[3]))
+
+
+class MessageView:
+    """A received message, read-only.
+
+    Args:
+        record: the record as fetched (`confluent_kafka.Message`, or anything with these accessors).
+        trusted: the record comes from the group's own retry topic, see the module's docstring.
+
+    Thread-safety: attributes may be read from any one thread at a time; nothing of the record changes.
+    """
+
+    __slots__ = ("_decoded", "_properties", "_record", "_trusted")
+
+    def __init__(self, record: Record, trusted: bool) -> None:
+        self._record = record
+        self._trusted = trusted
+
+    @property
+    def _envelope(self) -> Envelope:
+        try:
+            return self._decoded
+        except AttributeError:
+            self._decoded: Envelope = wire.decode(self._record.headers(), trusted=self._trusted)
+            return self._decoded
+
+    @property
+    def record(self) -> Record:
+        """The record as fetched; from it, never from the view, hops are made."""
+        return self._record
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the shim's headers of this record are believed."""
+        return self._trusted
+
+    @property
+    def topic(self) -> str:
+        """Logical topic: the one of the first delivery for a message that is retried."""
+        if self._trusted:
+            first = self._envelope.retry_topic
+            if first is not None:
+                return first
+        return self._record.topic() or ""
+
+    @property
+    def body(self) -> bytes | None:
+        """The value: None for a tombstone, which is not the same as `b""`."""
+        value: bytes | None = self._record.value()
+        return value
+
+    @property
+    def key(self) -> bytes | None:
+        """Kafka's key, None if the record has none."""
+        key: bytes | None = self._record.key()
+        return key
+
+    @property
+    def tag(self) -> str | None:
+        """The message's one tag, None if it has none (of several the first counts)."""
+        for name, value in self._record.headers() or ():
+            if name == _TAGS:
+                return None if value is None else value.decode("utf-8", "surrogateescape")
+        return None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Business keys."""
+        return tuple((self._envelope.keys or "").split(" ")) if self._envelope.keys else ()
+
+    @property
+    def msg_id(self) -> str:
+        """The id that is the same on every hop (`UNIQ_KEY`); for a record without one, its own coordinates."""
+        return self._envelope.uniq_key or coordinates(self._record)
+
+    @property
+    def offset_msg_id(self) -> str:
+        """Where this very record lies: `topic/partition/offset` (physical topic)."""
+        return coordinates(self._record)
+
+    @property
+    def queue_id(self) -> int:
+        """Partition of this very record."""
+        return _known(self._record.partition())
+
+    @property
+    def queue_offset(self) -> int:
+        """Offset of this very record."""
+        return _known(self._record.offset())
+
+    @property
+    def reconsume_times(self) -> int:
+        """Failed attempts so far: 0 at the first delivery."""
+        if not self._trusted:
+            return 0
+        return self._envelope.reconsume_times or 0
+
+    @property
+    def max_reconsume_times(self) -> int | None:
+        """The limit its sender gave this message, None if there is none."""
+        return self._envelope.max_reconsume_times
+
+    @property
+    def born_timestamp_ms(self) -> int:
+        """Epoch ms of the first send; of this record where that is not known."""
+        born_ms = self._envelope.born_timestamp_ms
+        return self._record.timestamp()[1] if born_ms is None else born_ms
+
+    @property
+    def store_timestamp_ms(self) -> int:
+        """Timestamp of this very record in epoch ms."""
+        return self._record.timestamp()[1]
+
+    @property
+    def origin(self) -> Origin:
+        """Where the message lay at its first delivery; this very record if it has not failed before."""
+        text = self._envelope.origin_message_id if self._trusted else None
+        if text is not None:
+            return Origin.parse(text)
+        return Origin(self._record.topic() or "", self.queue_id, self.queue_offset)
+
+    @property
+    def delay_level(self) -> int:
+        """The level it was sent with while it waits in the schedule topic; 0 everywhere else."""
+        if not self._trusted:
+            return 0
+        return self._envelope.delay_level or 0
+
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        """The user's headers as sent: own names, order, repeats and None kept."""
+        return tuple((own_name(name), value) for name, value in self._envelope.user)
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The user's headers as a read-only mapping.
+
+        Of a repeated name the last counts (as `Headers#lastHeader` of the Java client); headers without a value are
+        left out; bytes that are not UTF-8 are kept by `surrogateescape`. `headers` has them all as they are.
+        """
+        try:
+            return self._properties
+        except AttributeError:
+            self._properties: Mapping[str, str] = MappingProxyType(
+                {
+                    own_name(name): value.decode("utf-8", "surrogateescape")
+                    for name, value in self._envelope.user
+                    if value is not None
+                }
+            )
+            return self._properties
+
+    def __repr__(self) -> str:
+        """Coordinates only: never the body."""
+        return f"<MessageView {coordinates(self._record)}>"
+
+
+def _known(number: int | None) -> int:
+    if number is None:
+        raise MalformedRecordError("no-coordinates", "the record has no partition or offset: it was never read")
+    return number

@@ -1,0 +1,201 @@
+"""Names: logical ones (`%RETRY%g`, as RocketMQ's users know them) and the physical ones that lie on the cluster.
+
+`%` is illegal in Kafka's topic names. Logical names appear in the API, the command line, headers and documents; this
+module alone maps them to physical names, and nothing ever maps back: whoever needs the group reads a header.
+
+=====================  ======================================
+logical                physical, namespace `""`; `pay.` before each in namespace `pay`
+=====================  ======================================
+SCHEDULE_TOPIC_XXXX    SCHEDULE_TOPIC_XXXX
+%RETRY%g               rmq.retry.<g>
+%DLQ%g                 rmq.dlq.<g>
+(group log of g)       rmq.group.<g>
+(parked records)       rmq.parked
+anything else          itself, in every namespace
+=====================  ======================================
+
+`<g>`: a group of `[A-Za-z0-9_-]{1,150}` that does not end in `-` and 16 hex digits stands for itself. Every other
+group becomes: each other character replaced by `-`, cut to 120, then `-` and the first 16 hex digits of the SHA-256 of
+its UTF-8 bytes. So two groups never share a topic, not even for Kafka's rule that `.` and `_` are the same (an encoded
+group holds no dot), and each name is legal and at most 249 long.
+
+Invariant across namespaces: a namespace holds no dot and no part `rmq` between underscores, so that the first part
+`rmq` of a name ends its namespace, also where `.` and `_` are the same.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from rocketshim_topics.errors import ConfigError
+
+__all__ = [
+    "DEAD_LETTER_PREFIX",
+    "MAX_GROUP_BYTES",
+    "RETRY_PREFIX",
+    "SCHEDULE_TOPIC",
+    "TopicNames",
+    "check_group",
+    "check_topic",
+    "dead_letter_topic",
+    "group_of",
+    "retry_topic",
+]
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_LETTER_PREFIX: Final = "%DLQ%"
+MAX_GROUP_BYTES: Final = 255
+"""Longest group name in bytes of UTF-8 (RocketMQ: 255 characters), so that the shim's headers stay within 4 KiB."""
+
+_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_PLAIN_GROUP: Final = re.compile(r"[A-Za-z0-9_-]{1,150}")
+_LOOKS_ENCODED: Final = re.compile(r".*-[0-9A-Fa-f]{16}", re.DOTALL)
+_NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]")
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_OURS: Final = re.compile(
+    r"(?:[A-Za-z0-9_-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.parked|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)"
+)
+
+
+def retry_topic(group: str) -> str:
+    """The logical retry topic of a group, `%RETRY%<group>`; `ConfigError` for an illegal group."""
+    return RETRY_PREFIX + check_group(group)
+
+
+def dead_letter_topic(group: str) -> str:
+    """The logical dead-letter topic of a group, `%DLQ%<group>`; `ConfigError` for an illegal group."""
+    return DEAD_LETTER_PREFIX + check_group(group)
+
+
+def group_of(logical: str) -> str | None:
+    """The group in a logical `%RETRY%<group>` or `%DLQ%<group>`; None for every other topic. Not for physical names."""
+    for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+        if logical.startswith(prefix):
+            return logical.removeprefix(prefix)
+    return None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def check_topic(topic: str) -> str:
+    """Return an ordinary topic name, or raise `ConfigError` if Kafka would refuse it."""
+    if not _is_text(topic) or _TOPIC.fullmatch(topic) is None or topic in {".", ".."}:
+        raise ConfigError(
+            f"{topic!r:.80} is no topic name: Kafka takes 1 to 249 of [a-zA-Z0-9._-], but not '.' and '..' "
+            f"(logical names are {RETRY_PREFIX}<group> and {DEAD_LETTER_PREFIX}<group>)"
+        )
+    return topic
+
+
+@lru_cache(maxsize=1_024)
+def check_group(group: str) -> str:
+    """Return a group name, or raise `ConfigError`.
+
+    A group is 1 to 255 bytes of UTF-8 without control characters, and not `DEFAULT_CONSUMER` (RocketMQ refuses that).
+    """
+    if not _is_text(group) or not group:
+        raise ConfigError(f"{group!r:.80} is no group name: it has to be a text that is not empty")
+    try:
+        encoded = group.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{group!r:.80} is no group name: it is not Unicode text") from error
+    if len(encoded) > MAX_GROUP_BYTES:
+        raise ConfigError(f"{group!r:.80} is no group name: {len(encoded)} bytes are more than {MAX_GROUP_BYTES}")
+    if _CONTROL.search(group) is not None:
+        raise ConfigError(f"{group!r:.80} is no group name: it holds control characters")
+    if group == "DEFAULT_CONSUMER":
+        raise ConfigError("'DEFAULT_CONSUMER' is no group name: RocketMQ keeps it for itself, choose your own")
+    return group
+
+
+@lru_cache(maxsize=1_024)
+def _encoded(group: str) -> str:
+    check_group(group)
+    if _PLAIN_GROUP.fullmatch(group) is not None and _LOOKS_ENCODED.fullmatch(group) is None:
+        return group
+    digest = hashlib.sha256(group.encode()).hexdigest()[:16]
+    return f"{_NOT_PLAIN.sub('-', group)[:120]}-{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNames:
+    """The physical names of one namespace.
+
+    Args:
+        namespace: `""` (default) for the plain names, or 1 to 64 of `[A-Za-z0-9_-]` with no part `rmq` between
+            underscores: the domain whose topics and worker stand apart from the others on the cluster.
+
+    Raises:
+        ConfigError: an illegal namespace, or (from the methods) an illegal group or topic.
+
+    Thread-safety: immutable.
+    """
+
+    namespace: str = ""
+
+    def __post_init__(self) -> None:
+        if self.namespace == "":
+            return
+        if not _is_text(self.namespace) or _NAMESPACE.fullmatch(self.namespace) is None:
+            raise ConfigError(f"{self.namespace!r:.80} is no namespace: it is 1 to 64 of [A-Za-z0-9_-], or empty")
+        if "rmq" in self.namespace.split("_"):
+            raise ConfigError(f"{self.namespace!r} is no namespace: with a part 'rmq' its topics look like others'")
+
+    @property
+    def prefix(self) -> str:
+        """What stands before each name: `""` or `<namespace>.`."""
+        return f"{self.namespace}." if self.namespace else ""
+
+    @property
+    def schedule(self) -> str:
+        """The topic of the delay queues."""
+        return self.prefix + SCHEDULE_TOPIC
+
+    @property
+    def parked(self) -> str:
+        """The topic of the schedule records that can never be delivered."""
+        return f"{self.prefix}rmq.parked"
+
+    @property
+    def worker_group(self) -> str:
+        """The Kafka consumer group of the namespace's worker."""
+        return f"{self.prefix}rmq.sched"
+
+    def retry(self, group: str) -> str:
+        """The physical retry topic of a group."""
+        return f"{self.prefix}rmq.retry.{_encoded(group)}"
+
+    def dead_letter(self, group: str) -> str:
+        """The physical dead-letter topic of a group."""
+        return f"{self.prefix}rmq.dlq.{_encoded(group)}"
+
+    def group_log(self, group: str) -> str:
+        """The physical topic of a group's members and locks."""
+        return f"{self.prefix}rmq.group.{_encoded(group)}"
+
+    def physical(self, logical: str) -> str:
+        """The physical name of a logical one: `%RETRY%g`, `%DLQ%g` and `SCHEDULE_TOPIC_XXXX` mapped, others unchanged.
+
+        Raises:
+            ConfigError: not a name that Kafka takes, or an illegal group.
+        """
+        if logical.startswith(RETRY_PREFIX):
+            return self.retry(logical.removeprefix(RETRY_PREFIX))
+        if logical.startswith(DEAD_LETTER_PREFIX):
+            return self.dead_letter(logical.removeprefix(DEAD_LETTER_PREFIX))
+        if logical == SCHEDULE_TOPIC:
+            return self.schedule
+        return check_topic(logical)
+
+    def is_ours(self, physical: str) -> bool:
+        """Whether a physical name has the form of a shim topic, of this or any other namespace.
+
+        For topic patterns and target rules: what this is true for is never a user's topic.
+        """
+        return _OURS.fullmatch(physical) is not None

@@ -1,0 +1,52 @@
+"""The partition of a key, as the Java client and `partitioner=murmur2_random` of librdkafka choose it.
+
+The worker needs it for records that have to go to their key's partition, senders need it to choose a lane.
+"""
+
+from typing import Final
+
+from rocketshim_topics.errors import ConfigError
+
+__all__ = ["lane_for", "murmur2", "partition_for"]
+
+_SEED: Final = 0x9747B28C
+_MULTIPLIER: Final = 0x5BD1E995
+_MASK: Final = 0xFFFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """The 32-bit MurmurHash2 of Kafka's default partitioner, as an unsigned number.
+
+    Source: `org.apache.kafka.common.utils.Utils#murmur2` (which returns the same bits as a signed int).
+    """
+    length = len(data)
+    hashed = _SEED ^ length
+    whole = length & ~3
+    for start in range(0, whole, 4):
+        word = int.from_bytes(data[start : start + 4], "little") * _MULTIPLIER & _MASK
+        word = (word ^ word >> 24) * _MULTIPLIER & _MASK
+        hashed = hashed * _MULTIPLIER & _MASK ^ word
+    if whole != length:
+        hashed = (hashed ^ int.from_bytes(data[whole:], "little")) * _MULTIPLIER & _MASK
+    hashed = (hashed ^ hashed >> 13) * _MULTIPLIER & _MASK
+    return hashed ^ hashed >> 15
+
+
+def partition_for(key: bytes, count: int) -> int:
+    """The partition of a key among `count` (at least 1) partitions: `toPositive(murmur2(key)) % count`.
+
+    Raises:
+        ConfigError: `count` is not positive.
+    """
+    if count < 1:
+        raise ConfigError(f"there is no partition among {count}")
+    return (murmur2(key) & 0x7FFFFFFF) % count
+
+
+def lane_for(key: bytes, lanes: int) -> int:
+    """The lane of a keyed record among `lanes` (at least 1) lanes of the schedule topic; keyless ones go round robin.
+
+    Raises:
+        ConfigError: `lanes` is not positive.
+    """
+    return 0 if lanes == 1 else partition_for(key, lanes)

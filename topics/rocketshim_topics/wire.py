@@ -1,0 +1,352 @@
+"""Wire format version 1: the headers, and the typed form in which the shim handles them.
+
+A record's headers are the shim's own (`HEADER_ORDER`, at most one of each) and the user's (order, repeats and `None`
+values kept). `Envelope` is both, decoded; `decode` and `encode` translate. The table with each header's meaning is
+docs/wire-format.md.
+
+Whom a reader believes. Schedule, retry, dead-letter and parked topics are the shim's own: there every reserved header
+counts, and a record that breaks the rules is malformed (`MalformedRecordError`, to be parked). On a *source* topic,
+which anybody writes to, nothing is malformed and nothing is believed but `UNIQ_KEY`, `TAGS`, `KEYS`, `BORN_TIMESTAMP`
+and `MAX_RECONSUME_TIMES`, the first of each. Any other header there with a reserved name is the user's own. One
+exception: a `HOP_ID` that is a well-formed `topic/partition/offset` is the mark of the worker that delivered the
+record; it is read as such and replaced at the next hop.
+
+`Envelope.user` holds user headers under the name by which they *travel* on shim topics. A name that could be mistaken
+there is changed: a reserved name `N` travels as `USER.N`, a name with control characters as `USER.%` and its text with
+those and `%` written `%XX`, and so do names that look as if they had been changed in one of these ways. So
+`own_name(travel_name(n)) == n` for every n.
+
+`SHIM` is written on the shim's topics only; absent means version 1. So a record on a source or target topic carries
+nothing but its identity, and `HOP_ID` where the worker delivered it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, Protocol
+
+from rocketshim_topics.errors import MalformedRecordError, MessageError
+
+__all__ = [
+    "HEADER_ORDER",
+    "MAX_SHIM_HEADERS_BYTES",
+    "RESERVED",
+    "SCHEDULING",
+    "USER_PREFIX",
+    "WIRE_VERSION",
+    "Envelope",
+    "Header",
+    "Record",
+    "coordinates",
+    "decode",
+    "encode",
+    "own_name",
+    "strip_reserved",
+    "travel_name",
+]
+
+WIRE_VERSION: Final = 1
+USER_PREFIX: Final = "USER."
+_SPELLED_PREFIX: Final = "USER.%"
+MAX_SHIM_HEADERS_BYTES: Final = 4_096
+"""Most that the hops of a message add to it in headers: all of the table but `TAGS` and `KEYS`, which senders set."""
+
+SHIM: Final = "SHIM"
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QID: Final = "REAL_QID"
+DELAY: Final = "DELAY"
+DELAY_MS: Final = "DELAY_MS"
+DELIVER_AT_MS: Final = "DELIVER_AT_MS"
+UNIQ_KEY: Final = "UNIQ_KEY"
+TAGS: Final = "TAGS"
+KEYS: Final = "KEYS"
+BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIMES: Final = "RECONSUME_TIMES"
+CONSUMER_GROUP: Final = "CONSUMER_GROUP"
+FAIL_CLASS: Final = "FAIL_CLASS"
+FAIL_TEXT: Final = "FAIL_TEXT"
+FAIL_AT_MS: Final = "FAIL_AT_MS"
+HOP_ID: Final = "HOP_ID"
+MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+TARGET_TRIES: Final = "TARGET_TRIES"
+PARK_REASON: Final = "PARK_REASON"
+PARK_FROM: Final = "PARK_FROM"
+CLOCK: Final = "CLOCK"
+REPLAY_ID: Final = "REPLAY_ID"
+REPLAY_COUNT: Final = "REPLAY_COUNT"
+
+Header = tuple[str, bytes | None]
+
+_INT: Final = 2**31 - 1
+_LONG: Final = 2**63 - 1
+
+# header, attribute of Envelope, largest value (None: text)
+_TABLE: Final[tuple[tuple[str, str, int | None], ...]] = (
+    (SHIM, "shim", _INT),
+    (REAL_TOPIC, "real_topic", None),
+    (REAL_QID, "real_qid", _INT),
+    (DELAY, "delay_level", _INT),
+    (DELAY_MS, "delay_ms", _LONG),
+    (DELIVER_AT_MS, "deliver_at_ms", _LONG),
+    (UNIQ_KEY, "uniq_key", None),
+    (TAGS, "tags", None),
+    (KEYS, "keys", None),
+    (BORN_TIMESTAMP, "born_timestamp_ms", _LONG),
+    (RETRY_TOPIC, "retry_topic", None),
+    (ORIGIN_MESSAGE_ID, "origin_message_id", None),
+    (RECONSUME_TIMES, "reconsume_times", _INT),
+    (CONSUMER_GROUP, "consumer_group", None),
+    (FAIL_CLASS, "fail_class", None),
+    (FAIL_TEXT, "fail_text", None),
+    (FAIL_AT_MS, "fail_at_ms", _LONG),
+    (HOP_ID, "hop_id", None),
+    (MAX_RECONSUME_TIMES, "max_reconsume_times", _INT),
+    (TARGET_TRIES, "target_tries", _INT),
+    (PARK_REASON, "park_reason", None),
+    (PARK_FROM, "park_from", None),
+    (CLOCK, "clock", None),
+    (REPLAY_ID, "replay_id", None),
+    (REPLAY_COUNT, "replay_count", _INT),
+)
+
+HEADER_ORDER: Final = tuple(name for name, _, _ in _TABLE)
+"""Every header of the shim, in the order in which it writes them."""
+
+RESERVED: Final = frozenset(HEADER_ORDER)
+"""Names that no user property may have."""
+
+SCHEDULING: Final = frozenset({REAL_TOPIC, REAL_QID, DELAY, DELAY_MS, DELIVER_AT_MS})
+"""Headers that exist on the schedule topic only; the worker takes them off on delivery."""
+
+_BY_NAME: Final = {name: (attribute, largest) for name, attribute, largest in _TABLE}
+_READ_ON_SOURCE: Final = frozenset({UNIQ_KEY, TAGS, KEYS, BORN_TIMESTAMP, MAX_RECONSUME_TIMES})
+_VALUES: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*(attribute for _, attribute, _ in _TABLE))
+_COORDINATES: Final = re.compile(rb"[a-zA-Z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_ESCAPED: Final = re.compile(r"%([0-9A-F]{2})")
+_TO_ESCAPE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f%]")
+
+
+class Record(Protocol):
+    """A record as read from a topic: the accessors of `confluent_kafka.Message` that the contract uses."""
+
+    def topic(self) -> str | None:
+        """Physical topic."""
+
+    def partition(self) -> int | None:
+        """Partition, from 0."""
+
+    def offset(self) -> int | None:
+        """Offset, from 0."""
+
+    def key(self) -> Any:
+        """Key as bytes, or None."""
+
+    def value(self) -> Any:
+        """Value as bytes, or None (not the same as empty)."""
+
+    def headers(self) -> Any:
+        """Headers as a list of (name, bytes or None), or None where there are none."""
+
+    def timestamp(self) -> tuple[int, int]:
+        """Timestamp type (0 not available, 1 create time, 2 append time) and epoch ms."""
+
+
+@dataclass(slots=True)
+class Envelope:
+    """The headers of one record, decoded. None means: not there.
+
+    Mutable, for the one hop that owns it. Field names are the header names in snake case with their unit; `delay_level`
+    is `DELAY`. `user` holds the user's headers under the names by which they travel (module docstring).
+
+    Thread-safety: none; belongs to one thread.
+    """
+
+    shim: int | None = None
+    real_topic: str | None = None
+    real_qid: int | None = None
+    delay_level: int | None = None
+    delay_ms: int | None = None
+    deliver_at_ms: int | None = None
+    uniq_key: str | None = None
+    tags: str | None = None
+    keys: str | None = None
+    born_timestamp_ms: int | None = None
+    retry_topic: str | None = None
+    origin_message_id: str | None = None
+    reconsume_times: int | None = None
+    consumer_group: str | None = None
+    fail_class: str | None = None
+    fail_text: str | None = None
+    fail_at_ms: int | None = None
+    hop_id: str | None = None
+    max_reconsume_times: int | None = None
+    target_tries: int | None = None
+    park_reason: str | None = None
+    park_from: str | None = None
+    clock: str | None = None
+    replay_id: str | None = None
+    replay_count: int | None = None
+    user: tuple[Header, ...] = ()
+
+
+def encode(envelope: Envelope) -> list[Header]:
+    """The headers of an envelope: the shim's in the order of the table, then the user's as they are.
+
+    Raises:
+        MessageError: a number of the envelope is out of the range of its header.
+
+    Thread-safety: a pure function.
+    """
+    headers: list[Header] = []
+    for (name, _, largest), value in zip(_TABLE, _VALUES(envelope), strict=True):
+        if value is None:
+            continue
+        if largest is None:
+            headers.append((name, value.encode("utf-8", "surrogateescape")))
+        elif 0 <= value <= largest:
+            headers.append((name, b"%d" % value))
+        else:
+            raise MessageError(f"{name} is {value}; it is 0 to {largest}")
+    headers.extend(envelope.user)
+    return headers
+
+
+def decode(headers: Sequence[Header] | None, *, trusted: bool) -> Envelope:
+    """Read the headers of a record.
+
+    Args:
+        headers: as `confluent_kafka.Message.headers()` gives them; None and empty both mean no headers.
+        trusted: the record lies on one of the shim's own topics (schedule, retry, dead-letter, parked). False for
+            every other topic: see the module's docstring for what is read there.
+
+    Returns:
+        The envelope. Text that is not UTF-8 is kept by `surrogateescape`, so encoding gives the same bytes back.
+
+    Raises:
+        MalformedRecordError: only if trusted. `reason` is one of `duplicate-header:<name>`, `bad-number:<name>`,
+            `null-header:<name>`, `bad-header-key`, `unknown-version`, `two-due-times`.
+
+    Thread-safety: a pure function.
+    """
+    if not headers:
+        return Envelope()
+    return _decode_ours(headers) if trusted else _decode_foreign(headers)
+
+
+def _decode_ours(headers: Iterable[Header]) -> Envelope:
+    envelope = Envelope()
+    user: list[Header] = []
+    for header in headers:
+        name, value = header
+        known = _BY_NAME.get(name)
+        if known is None:
+            if not name.isprintable() and _CONTROL.search(name) is not None:
+                raise MalformedRecordError("bad-header-key", f"header {name!r:.80} has control characters in its name")
+            user.append(header)
+            continue
+        attribute, largest = known
+        if getattr(envelope, attribute) is not None:
+            raise MalformedRecordError(f"duplicate-header:{name}", f"header {name} is there more than once")
+        if value is None:
+            raise MalformedRecordError(f"null-header:{name}", f"header {name} has no value")
+        if largest is None:
+            setattr(envelope, attribute, value.decode("utf-8", "surrogateescape"))
+            continue
+        number = _number(value, largest)
+        if number is None:
+            raise MalformedRecordError(
+                f"bad-number:{name}", f"header {name} is {value!r:.80}; it is 1 to 19 digits, 0 to {largest}"
+            )
+        setattr(envelope, attribute, number)
+    if envelope.shim is not None and envelope.shim != WIRE_VERSION:
+        raise MalformedRecordError(
+            "unknown-version", f"wire version {envelope.shim} is not known here ({WIRE_VERSION} is): update rocketshim"
+        )
+    if envelope.delay_ms is not None and envelope.deliver_at_ms is not None:
+        raise MalformedRecordError("two-due-times", f"the record has both {DELAY_MS} and {DELIVER_AT_MS}")
+    envelope.user = tuple(user)
+    return envelope
+
+
+def _decode_foreign(headers: Iterable[Header]) -> Envelope:
+    envelope = Envelope()
+    user: list[Header] = []
+    seen: set[str] = set()
+    for name, value in headers:
+        if name in _READ_ON_SOURCE and name not in seen:
+            seen.add(name)
+            attribute, largest = _BY_NAME[name]
+            read = _text_or_number(value, largest)
+            if read is not None:
+                setattr(envelope, attribute, read)
+                continue
+        elif name == HOP_ID and envelope.hop_id is None and value is not None and _COORDINATES.fullmatch(value):
+            envelope.hop_id = value.decode("ascii")
+            continue
+        user.append((travel_name(name), value))
+    envelope.user = tuple(user)
+    return envelope
+
+
+def _text_or_number(value: bytes | None, largest: int | None) -> str | int | None:
+    if value is None:
+        return None
+    return value.decode("utf-8", "surrogateescape") if largest is None else _number(value, largest)
+
+
+def _number(value: bytes, largest: int) -> int | None:
+    if not value.isdigit() or len(value) > 19:  # bytes.isdigit: ASCII only
+        return None
+    number = int(value)
+    return number if number <= largest else None
+
+
+def travel_name(name: str) -> str:
+    """The name by which a user's header travels on the shim's topics; itself unless it could be mistaken there."""
+    if name in RESERVED:
+        return USER_PREFIX + name
+    if not name.isprintable() and _CONTROL.search(name) is not None:
+        return _SPELLED_PREFIX + _escape(name)
+    if not name.startswith(USER_PREFIX):
+        return name
+    if name.startswith(_SPELLED_PREFIX):
+        return _SPELLED_PREFIX + _escape(name)
+    return USER_PREFIX + name if _behind_prefixes(name) in RESERVED else name
+
+
+def own_name(name: str) -> str:
+    """The user's own name of a header that travelled as `name`: the inverse of `travel_name`."""
+    if not name.startswith(USER_PREFIX):
+        return name
+    if name.startswith(_SPELLED_PREFIX):
+        return _unescape(name.removeprefix(_SPELLED_PREFIX))
+    return name.removeprefix(USER_PREFIX) if _behind_prefixes(name) in RESERVED else name
+
+
+def _behind_prefixes(name: str) -> str:
+    start = 0
+    while name.startswith(USER_PREFIX, start):
+        start += len(USER_PREFIX)
+    return name[start:]
+
+
+def _escape(name: str) -> str:
+    return _TO_ESCAPE.sub(lambda match: f"%{ord(match[0]):02X}", name)
+
+
+def _unescape(name: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), name)
+
+
+def strip_reserved(headers: Iterable[Header] | None) -> list[Header]:
+    """The headers of a received record without the shim's own: what may be sent on with a new message."""
+    return [header for header in headers or () if header[0] not in RESERVED]
+
+
+def coordinates(record: Record) -> str:
+    """Where a record lies, as `topic/partition/offset` (physical topic)."""
+    return f"{record.topic()}/{record.partition()}/{record.offset()}"
