@@ -1,0 +1,38 @@
+"""A queue as RocketMQ names it: one partition of one topic.
+
+RocketMQ's identity of a queue is topic, broker and queue id. Here the broker's name is always `kafka`: the leader of
+a partition changes, and a name that changed with it would move every consistent hash that is built on the queue's
+text. The field is kept because the text is hashed, and because the machine-room strategies read a room out of it.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["BROKER_NAME", "MessageQueue"]
+
+BROKER_NAME = "kafka"
+"""Broker name of every queue."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageQueue:
+    """One partition of one topic.
+
+    Sorts by topic, then broker name, then queue id *as a number* (10 after 9), as RocketMQ sorts before it allocates.
+
+    Attributes:
+        topic: name of the topic; logical for retry topics (`%RETRY%g`).
+        broker_name: always `kafka`, unless a test of RocketMQ's arithmetic says otherwise.
+        queue_id: number of the partition, 0 or more.
+
+    Thread-safety: immutable.
+
+    Source: `org.apache.rocketmq.common.message.MessageQueue`.
+    """
+
+    topic: str
+    broker_name: str = BROKER_NAME
+    queue_id: int = 0
+
+    def __str__(self) -> str:
+        """RocketMQ's text. It is hashed by the consistent-hash strategy: no character of it may change."""
+        return f"MessageQueue [topic={self.topic}, brokerName={self.broker_name}, queueId={self.queue_id}]"

@@ -1,0 +1,34 @@
+"""Facts about `rocketshim_topics.message_queue`."""
+
+import dataclasses
+
+import pytest
+
+from rocketshim_topics.message_queue import MessageQueue
+
+
+def test_its_text_is_rocketmqs() -> None:
+    # printed by RocketMQ 4.9.7 for new MessageQueue("orders", "kafka", 11)
+    assert str(MessageQueue("orders", "kafka", 11)) == "MessageQueue [topic=orders, brokerName=kafka, queueId=11]"
+
+
+def test_the_broker_name_is_kafka_unless_given() -> None:
+    assert MessageQueue("orders", queue_id=3) == MessageQueue("orders", "kafka", 3)
+
+
+def test_it_sorts_by_topic_broker_and_the_number_of_the_queue() -> None:
+    in_order = [
+        MessageQueue("a", "kafka", 11),
+        MessageQueue("b", "east", 5),
+        MessageQueue("b", "kafka", 2),
+        MessageQueue("b", "kafka", 10),
+    ]
+    assert sorted(in_order[::-1]) == in_order
+
+
+def test_it_is_a_frozen_slotted_key() -> None:
+    queue = MessageQueue("orders", "kafka", 1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        queue.queue_id = 2  # type: ignore[misc]
+    assert not hasattr(queue, "__dict__")
+    assert {queue: 1}[MessageQueue("orders", "kafka", 1)] == 1
