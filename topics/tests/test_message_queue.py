@@ -23,7 +23,7 @@ def test_it_sorts_by_topic_broker_and_the_number_of_the_queue() -> None:
         MessageQueue("b", "kafka", 2),
         MessageQueue("b", "kafka", 10),
     ]
-    assert sorted(in_order[::-1]) == in_order
+    assert sorted(in_order[i] for i in (2, 0, 3, 1)) == in_order
 
 
 def test_it_is_a_frozen_slotted_key() -> None:
