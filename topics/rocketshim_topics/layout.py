@@ -1,0 +1,342 @@
+"""What has to lie on the cluster: partitions and settings of each topic of the shim's, and what to do about the rest.
+
+`Layout` says how each topic should be (`TopicSpec`), `compare` holds that against what is there (`TopicState`) and
+makes a `Plan`. All pure; `rocketshim_topics.provision` looks and acts.
+
+=============  ===========================  ===========================================================================
+topic          partitions                   settings that matter
+=============  ===========================  ===========================================================================
+schedule       32 per lane, for ever        append time; delete; retention of twice the longest level and the outage
+                                            budget
+retry          1 or more (keyed records     delete; 7 days
+               keep their key's partition)
+dead letters   1 or more                    delete; 30 days
+group log      1                            append time; delete; 24 hours; segments of 10 minutes
+parked         1                            delete; 30 days
+=============  ===========================  ===========================================================================
+
+Each but the group log takes records 64 KiB larger than the largest source record (a hop adds headers, and a topic's
+limit is for a whole batch), and none is cut by size: a message that waits must not be deleted to make room.
+
+What exists is judged so: a longer retention, a larger record limit, shorter segments and more partitions are fine;
+every other setting has to be as specified. A difference is *fatal* where the shim would lose messages or run wild
+with it (append time, compaction, partitions of the schedule topic that are not whole lanes); others are for a person.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rocketshim_topics.errors import ConfigError
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+
+__all__ = ["HEADROOM_BYTES", "Difference", "Layout", "Plan", "TopicSpec", "TopicState", "compare"]
+
+HEADROOM_BYTES: Final = 65_536
+"""How much larger than the largest source record the shim's topics take."""
+
+_DAY_MS: Final = 86_400_000
+_KAFKA_DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
+_INT_MAX: Final = 2**31 - 1
+_LONG_MAX: Final = 2**63 - 1
+_APPEND_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
+_AT_LEAST: Final = frozenset({"retention.ms", "retention.bytes", "max.message.bytes"})
+_AT_MOST: Final = frozenset({"segment.ms"})
+_FATAL: Final = frozenset({"message.timestamp.type", "cleanup.policy"})
+_UNLIMITED: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """How a topic has to be.
+
+    Attributes:
+        name: physical name.
+        partitions: how many at least; exactly this many when it is created.
+        config: settings, as Kafka names and writes them.
+        purpose: what it is for, for a person.
+        partition_step: the number of partitions is a multiple of this (32 for the schedule topic).
+        replication_factor: None: the cluster's default.
+        init_command: the command that creates it.
+    """
+
+    name: str
+    partitions: int
+    config: Mapping[str, str] = field(default_factory=dict)
+    purpose: str = ""
+    partition_step: int = 1
+    replication_factor: int | None = None
+    init_command: str = "rocketshim init"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """How a topic is.
+
+    Attributes:
+        partitions: how many it has.
+        config: its settings in force; None if they may not be read.
+    """
+
+    partitions: int
+    config: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing of an existing topic that is not as specified.
+
+    Attributes:
+        topic: physical name.
+        setting: Kafka's name of the setting, or `partitions`.
+        found: what it is.
+        wanted: what it should be.
+        fatal: the shim would lose messages or run wild with it.
+        will_change: the plan changes it, because it was told to.
+    """
+
+    topic: str
+    setting: str
+    found: str
+    wanted: str
+    fatal: bool
+    will_change: bool
+
+    def __str__(self) -> str:
+        """For a person."""
+        return f"{self.topic}: {self.setting} is {self.found}, should be {self.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What there is, what is missing, what differs. Nothing is changed by a plan.
+
+    Attributes:
+        specs: every topic asked about, in the order given.
+        missing: those that are not there, and will be created.
+        differences: of those that are there.
+        unread: physical names of topics whose settings may not be read, and so were not compared.
+    """
+
+    specs: tuple[TopicSpec, ...]
+    missing: tuple[TopicSpec, ...]
+    differences: tuple[Difference, ...]
+    unread: tuple[str, ...] = ()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether applying the plan would do nothing."""
+        return not self.missing and not any(difference.will_change for difference in self.differences)
+
+    @property
+    def fatal(self) -> tuple[Difference, ...]:
+        """The differences that the shim cannot work with and that the plan does not change."""
+        return tuple(each for each in self.differences if each.fatal and not each.will_change)
+
+    def lines(self) -> tuple[str, ...]:
+        """The plan for a person, one line a topic and one a difference."""
+        missing = {spec.name for spec in self.missing}
+        lines = []
+        for spec in self.specs:
+            replicas = "" if spec.replication_factor is None else f", {spec.replication_factor} replicas"
+            verb = "create" if spec.name in missing else "exists"
+            settings = " ".join(f"{name}={value}" for name, value in sorted(spec.config.items()))
+            detail = f": {spec.partitions} partitions{replicas}, {settings}" if spec.name in missing else ""
+            lines.append(f"{verb}  {spec.name} ({spec.purpose}){detail}")
+            lines.extend(
+                f"{'change' if each.will_change else 'differs'}  {each}"
+                for each in self.differences
+                if each.topic == spec.name
+            )
+            if spec.name in self.unread:
+                lines.append(f"unread  {spec.name}: no right to read its settings, they were not compared")
+        return tuple(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The topics of one namespace.
+
+    Args:
+        names: of the namespace.
+        levels: the level table; its longest delay sets the retention of the schedule topic.
+        lanes: lanes of the schedule topic, 1 or more (default 1), 32 partitions each.
+        max_message_bytes: `max.message.bytes` of the largest source topic; default Kafka's own default (1,048,588).
+        outage_budget_ms: for how long nobody may redeliver without loss; default 7 days.
+        retry_partitions: partitions of each retry topic, default 1.
+        dead_letter_partitions: partitions of each dead-letter topic, default 1.
+        replication_factor: None (default): the cluster's default.
+
+    Raises:
+        ConfigError: a number out of range.
+
+    Thread-safety: immutable.
+    """
+
+    names: TopicNames
+    levels: DelayLevels
+    lanes: int = 1
+    max_message_bytes: int = _KAFKA_DEFAULT_MAX_MESSAGE_BYTES
+    outage_budget_ms: int = 7 * _DAY_MS
+    retry_partitions: int = 1
+    dead_letter_partitions: int = 1
+    replication_factor: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, highest in (
+            ("lanes", self.lanes, 1_024),
+            ("max_message_bytes", self.max_message_bytes, _INT_MAX - HEADROOM_BYTES),
+            ("retry_partitions", self.retry_partitions, 10_000),
+            ("dead_letter_partitions", self.dead_letter_partitions, 10_000),
+            ("replication_factor", 1 if self.replication_factor is None else self.replication_factor, 1_000),
+        ):
+            if not 1 <= value <= highest:
+                raise ConfigError(f"{name} is {value}; it is 1 to {highest}")
+        if self.outage_budget_ms < 0:
+            raise ConfigError(f"outage_budget_ms is {self.outage_budget_ms}; it is 0 or more")
+
+    def schedule(self) -> TopicSpec:
+        """The delay queues."""
+        retention_ms = min(2 * self.levels.longest_ms + self.outage_budget_ms, _LONG_MAX)
+        return self._spec(
+            self.names.schedule,
+            self.lanes * DelayLevels.STRIDE,
+            _APPEND_TIME | self._kept(retention_ms),
+            purpose="delay queues",
+            partition_step=DelayLevels.STRIDE,
+            group=None,
+        )
+
+    def parked(self) -> TopicSpec:
+        """Malformed or forbidden schedule records."""
+        return self._spec(self.names.parked, 1, self._kept(30 * _DAY_MS), purpose="parked records", group=None)
+
+    def retry(self, group: str) -> TopicSpec:
+        """What the group gets again."""
+        config = self._kept(7 * _DAY_MS)
+        return self._spec(
+            self.names.retry(group), self.retry_partitions, config, purpose=f"retries of {group}", group=group
+        )
+
+    def dead_letter(self, group: str) -> TopicSpec:
+        """What the group could not consume."""
+        config = self._kept(30 * _DAY_MS)
+        return self._spec(
+            self.names.dead_letter(group),
+            self.dead_letter_partitions,
+            config,
+            purpose=f"dead letters of {group}",
+            group=group,
+        )
+
+    def group_log(self, group: str) -> TopicSpec:
+        """Members and locks of the group."""
+        config = _APPEND_TIME | {
+            "cleanup.policy": "delete",
+            "retention.ms": str(_DAY_MS),
+            "segment.ms": str(10 * 60_000),
+        }
+        return self._spec(self.names.group_log(group), 1, config, purpose=f"members and locks of {group}", group=group)
+
+    def shared(self) -> tuple[TopicSpec, ...]:
+        """What the namespace has once: delay queues and parked records."""
+        return (self.schedule(), self.parked())
+
+    def for_group(self, group: str, *, with_log: bool) -> tuple[TopicSpec, ...]:
+        """What a group has: retries, dead letters, and (orderly or with an allocation strategy) its log."""
+        topics = (self.retry(group), self.dead_letter(group))
+        return (*topics, self.group_log(group)) if with_log else topics
+
+    def _kept(self, retention_ms: int) -> dict[str, str]:
+        return {
+            "cleanup.policy": "delete",
+            "retention.ms": str(retention_ms),
+            "retention.bytes": str(_UNLIMITED),
+            "max.message.bytes": str(self.max_message_bytes + HEADROOM_BYTES),
+        }
+
+    def _spec(
+        self,
+        name: str,
+        partitions: int,
+        config: dict[str, str],
+        *,
+        purpose: str,
+        group: str | None,
+        partition_step: int = 1,
+    ) -> TopicSpec:
+        command = ["rocketshim", "init"]
+        if self.names.namespace:
+            command += ["--namespace", self.names.namespace]
+        if group is not None:
+            command += ["--group", group]
+        if self.lanes > 1:
+            command += ["--lanes", str(self.lanes)]
+        return TopicSpec(
+            name,
+            partitions,
+            config,
+            purpose=purpose,
+            partition_step=partition_step,
+            replication_factor=self.replication_factor,
+            init_command=shlex.join(command),
+        )
+
+
+def compare(
+    specs: Iterable[TopicSpec], found: Mapping[str, TopicState], *, grow: bool = False, mend: bool = False
+) -> Plan:
+    """Hold what is there against what should be.
+
+    Args:
+        specs: how the topics have to be.
+        found: those that exist, by physical name.
+        grow: add partitions where there are too few (never taken away; more partitions move keys of retry topics).
+        mend: change settings that differ.
+
+    Returns:
+        The plan; nothing is changed.
+    """
+    specs = tuple(specs)
+    missing: list[TopicSpec] = []
+    differences: list[Difference] = []
+    unread: list[str] = []
+    for spec in specs:
+        state = found.get(spec.name)
+        if state is None:
+            missing.append(spec)
+            continue
+        differences += _partition_differences(spec, state.partitions, grow=grow)
+        if state.config is None:
+            unread.append(spec.name)
+            continue
+        for setting, wanted in sorted(spec.config.items()):
+            is_now = state.config.get(setting, "unset")
+            if not _is_fine(setting, is_now, wanted):
+                differences.append(Difference(spec.name, setting, is_now, wanted, setting in _FATAL, mend))
+    return Plan(specs, tuple(missing), tuple(differences), tuple(unread))
+
+
+def _partition_differences(spec: TopicSpec, is_now: int, *, grow: bool) -> list[Difference]:
+    whole = is_now % spec.partition_step == 0
+    if is_now >= spec.partitions and whole:
+        return []
+    wanted = max(spec.partitions, -(-is_now // spec.partition_step) * spec.partition_step)
+    fatal = not whole or is_now < spec.partition_step
+    return [Difference(spec.name, "partitions", str(is_now), str(wanted), fatal, grow)]
+
+
+def _is_fine(setting: str, is_now: str, wanted: str) -> bool:
+    if is_now == wanted:
+        return True
+    if setting not in _AT_LEAST and setting not in _AT_MOST:
+        return False
+    try:
+        number, limit = int(is_now), int(wanted)
+    except ValueError:
+        return False
+    if setting in _AT_MOST:
+        return number <= limit
+    return number == _UNLIMITED or (limit != _UNLIMITED and number >= limit)

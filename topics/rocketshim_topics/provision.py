@@ -1,0 +1,308 @@
+"""Looks at the cluster's topics and creates what is missing. The only module of the contract with a Kafka client.
+
+`plan` looks and changes nothing, `apply` does what a plan says and waits until it can be used, `ensure_topics` is both
+for a program that starts. Nothing that exists is changed unless the plan was told to (`grow`, `mend`).
+
+* Topics are asked for by name (DescribeTopics), never by listing the cluster, and never with a metadata request that
+  could create one.
+* Each future's error is looked at. "Already exists" (somebody else was faster) is success; the topic is then read
+  again and compared.
+* After a creation every partition must show a leader, in as many answers as there are brokers and each time all:
+  which broker answers is the client's choice, and a broker may learn of a topic later than its neighbour.
+
+Blocking, for at most about `timeout_s` (default 30 s) per call; call it from a thread that may wait.
+"""
+
+# ruff: noqa: SLF001  # librdkafka's own error codes begin with an underscore
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not re-export what it documents
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from rocketshim_topics.errors import (
+    BrokerUnavailableError,
+    ClusterError,
+    NotAuthorizedError,
+    TopicMismatchError,
+    TopicMissingError,
+)
+from rocketshim_topics.layout import Plan, TopicSpec, TopicState, compare
+
+__all__ = ["apply", "ensure_topics", "plan", "read_topics"]
+
+_ABSENT: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART})
+_DENIED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._AUTHENTICATION,
+    }
+)
+_AWAY: Final = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.BROKER_NOT_AVAILABLE,
+    }
+)
+_LOOK_AGAIN_S: Final = 0.05
+_GRACE_S: Final = 5.0
+
+
+def plan(
+    admin: AdminClient,
+    specs: Iterable[TopicSpec],
+    *,
+    grow: bool = False,
+    mend: bool = False,
+    timeout_s: float = 30.0,
+) -> Plan:
+    """Look at the cluster and say what is there, missing and different. Changes nothing.
+
+    Args:
+        admin: a client; may be shared with others.
+        specs: how the topics have to be (`Layout`).
+        grow: the plan adds partitions where there are too few.
+        mend: the plan changes settings that differ.
+        timeout_s: longest wait for one answer, seconds.
+
+    Raises:
+        BrokerUnavailableError: no broker answered in time.
+        NotAuthorizedError: no right to see the topics (Describe).
+        ClusterError: any other answer.
+    """
+    specs = tuple(specs)
+    found = read_topics(admin, [spec.name for spec in specs], timeout_s=timeout_s)
+    return compare(specs, found, grow=grow, mend=mend)
+
+
+def read_topics(admin: AdminClient, names: Iterable[str], *, timeout_s: float = 30.0) -> dict[str, TopicState]:
+    """The state of those of the topics that exist, by name. Errors as `plan`."""
+    described = _describe(admin, list(names), timeout_s)
+    configs = _read_configs(admin, list(described), timeout_s)
+    return {name: TopicState(len(topic.partitions), configs.get(name)) for name, topic in described.items()}
+
+
+def apply(admin: AdminClient, planned: Plan, *, timeout_s: float = 30.0) -> tuple[str, ...]:
+    """Do what a plan says, and wait until every partition has a leader.
+
+    Args:
+        admin: a client.
+        planned: from `plan`.
+        timeout_s: longest wait for each step, seconds.
+
+    Returns:
+        Physical names of the topics that this call created (those somebody else created meanwhile are not among them).
+
+    Raises:
+        BrokerUnavailableError: no broker answered in time; some of it may have been done: plan and apply again.
+        NotAuthorizedError: a right is missing (Create, Alter, AlterConfigs); what could be done was done.
+        TopicMismatchError: a topic somebody else created meanwhile is not as the layout needs it.
+        ClusterError: the cluster refused (a policy, more replicas than brokers …); what could be done was done.
+    """
+    if planned.is_done:
+        return ()
+    created, raced = _create(admin, planned.missing, timeout_s)
+    _change(admin, planned, timeout_s)
+    _await_leaders(admin, planned, timeout_s)
+    if raced:
+        _refuse_fatal(plan(admin, raced, timeout_s=timeout_s))
+    return created
+
+
+def ensure_topics(
+    admin: AdminClient, specs: Iterable[TopicSpec], *, create: bool = True, timeout_s: float = 30.0
+) -> Plan:
+    """Make sure that the topics are there and can be worked with, as a program does at its start.
+
+    Args:
+        admin: a client.
+        specs: how the topics have to be.
+        create: create what is missing.
+        timeout_s: longest wait for each step, seconds.
+
+    Returns:
+        What was found before; its differences, none of them fatal, are worth a warning.
+
+    Raises:
+        TopicMissingError: a topic is missing and `create` is false or there is no right to create it. Names the
+            command that does.
+        TopicMismatchError: a topic is there, but the shim would lose messages with it. Names settings and values.
+        BrokerUnavailableError, NotAuthorizedError, ClusterError: as `plan` and `apply`.
+    """
+    planned = plan(admin, specs, timeout_s=timeout_s)
+    _refuse_fatal(planned)
+    if planned.missing and not create:
+        raise _missing(planned)
+    try:
+        apply(admin, planned, timeout_s=timeout_s)
+    except NotAuthorizedError as error:
+        raise _missing(planned, because=f" ({error})") from error
+    return planned
+
+
+def _missing(planned: Plan, *, because: str = "") -> TopicMissingError:
+    names = ", ".join(spec.name for spec in planned.missing)
+    commands = "; ".join(dict.fromkeys(spec.init_command for spec in planned.missing))
+    return TopicMissingError(f"missing: {names}{because}. Somebody with the right to create topics runs: {commands}")
+
+
+def _refuse_fatal(planned: Plan) -> None:
+    if planned.fatal:
+        found = "; ".join(map(str, planned.fatal))
+        raise TopicMismatchError(
+            f"{found}. Messages would be lost: mend it (rocketshim init --mend) or use a namespace"
+        )
+
+
+def _create(
+    admin: AdminClient, specs: tuple[TopicSpec, ...], timeout_s: float
+) -> tuple[tuple[str, ...], tuple[TopicSpec, ...]]:
+    """Create topics; returns the names created and the specs of those that somebody else had created."""
+    if not specs:
+        return (), ()
+    topics = [
+        NewTopic(
+            spec.name,
+            num_partitions=spec.partitions,
+            replication_factor=-1 if spec.replication_factor is None else spec.replication_factor,
+            config=dict(spec.config),
+        )
+        for spec in specs
+    ]
+    futures = admin.create_topics(topics, operation_timeout=timeout_s, request_timeout=timeout_s)
+    errors = _errors(futures, timeout_s)
+    raced = tuple(
+        spec for spec in specs if (error := errors.get(spec.name)) and error.code() == KafkaError.TOPIC_ALREADY_EXISTS
+    )
+    real = {name: error for name, error in errors.items() if error.code() != KafkaError.TOPIC_ALREADY_EXISTS}
+    _raise_first(real, "create")
+    return tuple(spec.name for spec in specs if spec.name not in errors), raced
+
+
+def _change(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
+    changes = [each for each in planned.differences if each.will_change]
+    partitions = [NewPartitions(each.topic, int(each.wanted)) for each in changes if each.setting == "partitions"]
+    if partitions:
+        futures = admin.create_partitions(partitions, operation_timeout=timeout_s, request_timeout=timeout_s)
+        _raise_first(_errors(futures, timeout_s), "add partitions to")
+    settings: dict[str, list[ConfigEntry]] = {}
+    for each in changes:
+        if each.setting != "partitions":
+            entry = ConfigEntry(each.setting, each.wanted, incremental_operation=AlterConfigOpType.SET)
+            settings.setdefault(each.topic, []).append(entry)
+    if settings:
+        resources = [
+            ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries) for name, entries in settings.items()
+        ]
+        altered = admin.incremental_alter_configs(resources, request_timeout=timeout_s)
+        by_name = {resource.name: future for resource, future in altered.items()}
+        _raise_first(_errors(by_name, timeout_s), "change settings of")
+
+
+def _await_leaders(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
+    """Wait until the topics that were created or grew show a leader for each partition, in several answers."""
+    wanted = {spec.name: spec.partitions for spec in planned.missing}
+    for each in planned.differences:
+        if each.will_change and each.setting == "partitions":
+            wanted[each.topic] = int(each.wanted)
+    if not wanted:
+        return
+    until = time.monotonic() + timeout_s
+    answers = 0
+    while True:
+        described = _describe(admin, list(wanted), timeout_s)
+        waiting = [name for name, partitions in wanted.items() if not _is_led(described.get(name), partitions)]
+        answers = 0 if waiting else answers + 1
+        if answers >= _broker_count(described):
+            return
+        if time.monotonic() > until:
+            raise BrokerUnavailableError(
+                f"after {timeout_s:g} s not every partition of {', '.join(waiting)} has a leader"
+            )
+        if waiting:
+            time.sleep(_LOOK_AGAIN_S)
+
+
+def _broker_count(described: Mapping[str, Any]) -> int:
+    nodes = {replica.id for topic in described.values() for each in topic.partitions for replica in each.replicas}
+    return max(1, len(nodes))
+
+
+def _is_led(topic: Any, partitions: int) -> bool:
+    if topic is None or len(topic.partitions) < partitions:
+        return False
+    return all(each.leader is not None and each.leader.id >= 0 for each in topic.partitions)
+
+
+def _describe(admin: AdminClient, names: list[str], timeout_s: float) -> dict[str, Any]:
+    """Descriptions of those of the topics that exist."""
+    if not names:
+        return {}
+    futures = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
+    errors = _errors(futures, timeout_s)
+    _raise_first({name: error for name, error in errors.items() if error.code() not in _ABSENT}, "look at")
+    return {name: future.result() for name, future in futures.items() if name not in errors}
+
+
+def _read_configs(admin: AdminClient, names: list[str], timeout_s: float) -> dict[str, dict[str, str]]:
+    """Settings in force; a topic whose settings may not be read, or that went away meanwhile, is left out."""
+    if not names:
+        return {}
+    asked = admin.describe_configs(
+        [ConfigResource(ResourceType.TOPIC, name) for name in names], request_timeout=timeout_s
+    )
+    futures = {resource.name: future for resource, future in asked.items()}
+    errors = _errors(futures, timeout_s)
+    denied = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+    _raise_first(
+        {name: error for name, error in errors.items() if error.code() not in denied | _ABSENT}, "read settings of"
+    )
+    return {
+        name: {setting: entry.value for setting, entry in future.result().items() if entry.value is not None}
+        for name, future in futures.items()
+        if name not in errors
+    }
+
+
+def _errors(futures: Mapping[str, Future[Any]], timeout_s: float) -> dict[str, KafkaError]:
+    """The error of each future that failed; waits for all."""
+    errors: dict[str, KafkaError] = {}
+    for name, future in futures.items():
+        try:
+            future.result(timeout_s + _GRACE_S)
+        except KafkaException as error:
+            errors[name] = error.args[0]
+        except TimeoutError as error:
+            raise BrokerUnavailableError(f"no answer about {name} within {timeout_s:g} s") from error
+    return errors
+
+
+def _raise_first(errors: Mapping[str, KafkaError], doing: str) -> None:
+    """Raise the typed error for the first of the errors, if there is one."""
+    for name, error in errors.items():
+        text = f"cannot {doing} {name}: {error.str()}"
+        cause = KafkaException(error)
+        if error.code() in _DENIED:
+            raise NotAuthorizedError(
+                f"{text}: the principal lacks the right (rocketshim acls lists what is needed)"
+            ) from cause
+        if error.code() in _AWAY:
+            raise BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?") from cause
+        raise ClusterError(text) from cause
