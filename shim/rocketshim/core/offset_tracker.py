@@ -7,11 +7,12 @@ Rules of this file:
   position to commit is never found by counting from an offset, only by looking at what was delivered.
 * Messages finish in any order. The position to commit is the one after the last message of the longest finished
   prefix. It never passes an unfinished message and never goes back.
-* A tracker belongs to one assignment of one partition (its *epoch*). A new assignment takes a new tracker; whatever
-  still refers to the old one is dropped by its owner.
-* A finished run lets go of its messages, so one stuck message holds the commit but not the memory of what follows it.
+* A tracker belongs to one assignment of one partition (its *epoch*). A new assignment takes a new tracker; a run of
+  another tracker is refused.
+* A run lets go of its messages as soon as one of them finishes: from then on it keeps offsets only, and none when it is
+  finished. One stuck message holds the commit, but not the memory of what surrounds and follows it.
 
-Cost: O(1) amortised for a run that finishes as a whole, O(length of the run) for one that finishes piecemeal.
+Cost: O(1) for a run that finishes as a whole; O(1) a message, after one pass, for a run that finishes piecemeal.
 """
 
 from collections import deque
@@ -36,14 +37,17 @@ class Run:
         next_offset: the position after its last message.
     """
 
-    __slots__ = ("finished_offsets", "first_offset", "messages", "next_offset", "unfinished")
+    __slots__ = ("begun", "first_offset", "messages", "next_offset", "offsets", "open_offsets", "owner", "unfinished")
 
-    def __init__(self, messages: Sequence[HasOffset], first_offset: int, next_offset: int) -> None:
+    def __init__(self, owner: object, messages: Sequence[HasOffset], first_offset: int, next_offset: int) -> None:
+        self.owner = owner
         self.messages: Sequence[HasOffset] = messages
-        self.finished_offsets: set[int] | None = None
         self.first_offset = first_offset
         self.next_offset = next_offset
         self.unfinished = len(messages)
+        self.offsets: Sequence[int] = ()  # of all messages, in order; only while it finishes piecemeal
+        self.open_offsets: set[int] = set()  # those of them that are not finished
+        self.begun = 0  # how many messages at its beginning are finished
 
 
 class OffsetTracker:
@@ -58,10 +62,11 @@ class OffsetTracker:
     Kafka log has holes.
     """
 
-    __slots__ = ("_last_offset", "_runs", "_safe", "epoch")
+    __slots__ = ("_last_offset", "_owner", "_runs", "_safe", "epoch")
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
+        self._owner = object()  # marks our runs; not the tracker itself, so that no reference cycle keeps messages
         self._runs: deque[Run] = deque()
         self._safe: int | None = None
         self._last_offset = -1
@@ -70,7 +75,8 @@ class OffsetTracker:
         """Take note of messages in the order in which they were delivered.
 
         Args:
-            messages: at least one message, offsets strictly rising and above every offset delivered before.
+            messages: at least one message, offsets strictly rising and above every offset delivered before. For speed
+                only the first and the last are looked at: Kafka keeps the order within. Not to be changed afterwards.
 
         Returns:
             The run to name when they finish.
@@ -84,7 +90,7 @@ class OffsetTracker:
         last = _offset(messages[-1])
         if first <= self._last_offset or last - first < len(messages) - 1:
             raise ValueError(f"offsets {first} to {last} do not rise above {self._last_offset}, the last one delivered")
-        run = Run(messages, first, last + 1)
+        run = Run(self._owner, messages, first, last + 1)
         self._runs.append(run)
         self._last_offset = last
         return run
@@ -93,41 +99,42 @@ class OffsetTracker:
         """Every message of the run is finished.
 
         Raises:
-            ValueError: the run had finished before; the tracker is unchanged.
+            ValueError: the run had finished before, or is another tracker's; nothing changed.
         """
-        if run.unfinished == 0:
-            raise ValueError(f"the run that begins at offset {run.first_offset} had finished before")
-        run.unfinished = 0
+        self._check(run)
         self._close(run)
 
     def finish(self, run: Run, offset: int) -> None:
         """One message of the run is finished.
 
         Raises:
-            ValueError: the message is not part of the run, or had finished before; the tracker is unchanged.
+            ValueError: the message is not part of the run, or had finished before, or the run is another tracker's;
+                nothing changed.
         """
-        if run.unfinished == 0 or (run.finished_offsets is not None and offset in run.finished_offsets):
-            raise ValueError(f"the message at offset {offset} had finished before")
-        if not any(_offset(message) == offset for message in run.messages):
-            raise ValueError(f"offset {offset} is not in the run that begins at {run.first_offset}")
-        if run.finished_offsets is None:
-            run.finished_offsets = set()
-        run.finished_offsets.add(offset)
+        self._check(run)
+        if run.messages:
+            offsets = [_offset(message) for message in run.messages]
+            if offset not in offsets:
+                raise ValueError(f"offset {offset} is not in the run that begins at {run.first_offset}")
+            run.offsets = offsets
+            run.open_offsets.update(offsets)
+            run.messages = ()
+        elif offset not in run.open_offsets:
+            raise ValueError(f"offset {offset} is not open in the run that begins at {run.first_offset}")
+        run.open_offsets.remove(offset)
         run.unfinished -= 1
         if run.unfinished == 0:
             self._close(run)
+            return
+        while run.offsets[run.begun] not in run.open_offsets:
+            run.begun += 1
 
     @property
     def next_offset(self) -> int | None:
         """The position to commit, or None while not even the first message is finished."""
-        if self._runs:
+        if self._runs and self._runs[0].begun:
             head = self._runs[0]
-            if head.finished_offsets:
-                for message in head.messages:
-                    offset = _offset(message)
-                    if offset not in head.finished_offsets:
-                        break
-                    self._safe = offset + 1
+            return head.offsets[head.begun - 1] + 1
         return self._safe
 
     @property
@@ -136,12 +143,7 @@ class OffsetTracker:
         if not self._runs:
             return None
         head = self._runs[0]
-        if head.finished_offsets:
-            for message in head.messages:
-                offset = _offset(message)
-                if offset not in head.finished_offsets:
-                    return offset
-        return head.first_offset
+        return head.offsets[head.begun] if head.begun else head.first_offset
 
     @property
     def span(self) -> int:
@@ -162,9 +164,17 @@ class OffsetTracker:
         """Whether all that was delivered is finished."""
         return not self._runs
 
+    def _check(self, run: Run) -> None:
+        if run.owner is not self._owner:
+            raise ValueError(f"the run that begins at offset {run.first_offset} is another tracker's")
+        if run.unfinished == 0:
+            raise ValueError(f"the run that begins at offset {run.first_offset} had finished before")
+
     def _close(self, run: Run) -> None:
-        run.messages = ()
-        run.finished_offsets = None
+        run.unfinished = 0
+        run.messages = run.offsets = ()
+        run.open_offsets = set()
+        run.begun = 0
         runs = self._runs
         while runs and runs[0].unfinished == 0:
             self._safe = runs.popleft().next_offset

@@ -7,10 +7,11 @@ Rules of this file (RocketMQ's `ProcessQueue`, done for a log with holes and for
 * `take` hands out a `Chunk`: messages in delivery order. A listener thread takes them from `chunk.todo` one by one (a
   `deque`: taking from one end while the owner takes from the other is safe) and reports the chunk once. `split` takes
   back what the thread has not begun, so that one slow message does not hold its neighbours.
-* `succeeded` and `failed` come with the chunk's report; a failed message stays in flight until `stored` says that its
-  next hop is. So the position to commit never passes a message that is neither handled nor stored elsewhere.
+* What failed comes with the report of the chunk, the rest has succeeded; a failed message is *owed*: in flight until
+  `stored` says that its next hop is. So the position to commit never passes a message that is neither handled nor
+  stored elsewhere.
 * `expire` names messages that one listener call has held for longer than the consume timeout. From then on they count
-  as failed; what the listener says about them later changes nothing.
+  as failed and are owed; what the listener says about them later changes nothing.
 * After `drop` the queue says nothing any more: its partition belongs to somebody else. Results that come in late are
   ignored; the new owner gets the messages again.
 
@@ -46,11 +47,14 @@ class Chunk(Generic[MessageT]):
         queue: where they come from.
         messages: all that belong to the chunk, in delivery order. Owner thread only.
         todo: what the listener thread has not begun.
-        in_work: the batch that a listener call holds now, or None. Written by the listener thread, read by the owner.
+        in_work: the batch that a listener call holds now, or None. Written by the listener thread, read by the owner;
+            another object for each call (the sweep tells calls apart by it).
         reported: whether the listener thread is through with it.
     """
 
-    __slots__ = ("expired", "in_work", "messages", "queue", "reported", "run", "seen_in_work", "seen_ms", "todo")
+    __slots__ = (
+        "expired", "in_work", "messages", "owed", "queue", "reported", "run", "seen_in_work", "seen_ms", "todo",
+    )  # fmt: skip
 
     def __init__(self, queue: "ProcessQueue[MessageT]", messages: Sequence[MessageT], run: Run) -> None:
         self.queue = queue
@@ -59,7 +63,8 @@ class Chunk(Generic[MessageT]):
         self.in_work: Sequence[MessageT] | None = None
         self.reported = False
         self.run = run
-        self.expired: set[int] | None = None
+        self.expired: set[int] | None = None  # offsets that `expire` named
+        self.owed: set[int] | None = None  # offsets that wait for `stored`
         self.seen_in_work: Sequence[MessageT] | None = None
         self.seen_ms = 0
 
@@ -96,16 +101,21 @@ class ProcessQueue(Generic[MessageT]):
     def put(self, messages: Sequence[MessageT]) -> None:
         """Take fetched messages, in order; they are pending.
 
+        Args:
+            messages: offsets strictly rising, above all that was put before. For speed only the first and the last are
+                looked at: Kafka keeps the order within.
+
         Raises:
-            ValueError: the queue was dropped, or the first offset does not rise; nothing was taken.
+            ValueError: the queue was dropped, or offsets do not rise; nothing was taken.
         """
         self._alive()
         if not messages:
             return
         first = messages[0].offset()
+        last = messages[-1].offset()
         newest = self._pending[-1].offset() if self._pending else self._tracker.last_offset
-        if first is None or newest is None or first <= newest:
-            raise ValueError(f"offset {first} of {self.topic}/{self.partition} does not rise above {newest}")
+        if first is None or last is None or newest is None or first <= newest or last - first < len(messages) - 1:
+            raise ValueError(f"offsets {first} to {last} of {self.topic}/{self.partition} do not rise above {newest}")
         self._pending.extend(messages)
         self.msg_count += len(messages)
         self.msg_bytes += sum(map(len, messages))
@@ -161,49 +171,68 @@ class ProcessQueue(Generic[MessageT]):
             failed: messages of the chunk that are to be sent back or to the dead-letter topic. The others are done.
 
         Returns:
-            Those of `failed` that are still to be sent: what expired before has been sent already. They stay in
-            flight until `stored`. Nothing for a dropped queue.
+            Those of `failed` that are still to be sent, in delivery order: what expired before has been sent already.
+            They are owed. Nothing for a dropped queue.
 
         Raises:
-            ValueError: reported before; nothing changed.
+            ValueError: reported before, or of another queue, or a failed message is not in it; nothing changed.
         """
+        if chunk.queue is not self:
+            raise ValueError(f"the chunk is not one of {self.topic}/{self.partition} in epoch {self.epoch}")
         if chunk.reported:
             raise ValueError("the chunk was reported before")
-        chunk.reported = True
-        chunk.in_work = None
-        if self._chunks.pop(chunk, self) is self or self.dropped:
-            return []
         messages = chunk.messages
-        expired = chunk.expired
-        to_send = list(failed)
-        if not to_send and expired is None and chunk.run.unfinished == len(messages):
+        refused = {message.offset() for message in failed}
+        if refused and not refused.issubset([message.offset() for message in messages]):
+            raise ValueError(f"the chunk that begins at {chunk.run.first_offset} does not hold all of {refused}")
+        chunk.reported = True
+        chunk.in_work = chunk.seen_in_work = None
+        if self.dropped:
+            return []
+        del self._chunks[chunk]
+        if not refused and chunk.expired is None and chunk.run.unfinished == len(messages) > 0:
             self._tracker.finish_all(chunk.run)
             self.msg_count -= len(messages)
             self.msg_bytes -= sum(map(len, messages))
             return []
-        held = {message.offset() for message in to_send}
-        if expired is not None:
-            held |= expired
-            to_send = [message for message in to_send if message.offset() not in expired]
+        sent_before = chunk.expired or ()
+        to_send: list[MessageT] = []
         for message in messages:
-            if message.offset() not in held:
+            if message.offset() in sent_before:
+                continue
+            if message.offset() in refused:
+                to_send.append(message)
+            else:
                 self._finish(chunk, message)
+        self._owe(chunk, to_send)
         return to_send
 
     def stored(self, chunk: Chunk[MessageT], message: MessageT) -> None:
-        """The next hop of a failed or expired message is stored: the message is done. Ignored for a dropped queue."""
-        if not self.dropped:
-            self._finish(chunk, message)
+        """The next hop of a failed or expired message is stored: the message is done. Ignored for a dropped queue.
+
+        Raises:
+            ValueError: the message is not owed: neither failed nor expired, or stored before; nothing changed.
+        """
+        if self.dropped:
+            return
+        offset = message.offset()
+        if chunk.queue is not self or chunk.owed is None or offset is None or offset not in chunk.owed:
+            raise ValueError(f"offset {offset} of {self.topic}/{self.partition} is not waiting for its next hop")
+        chunk.owed.remove(offset)
+        self._finish(chunk, message)
 
     def expire(self, now_ms: int, timeout_ms: int) -> list[tuple[Chunk[MessageT], MessageT]]:
-        """Messages whose listener call has lasted longer than the consume timeout; each is named once.
+        """Messages whose listener call has lasted longer than the consume timeout; each is named once and is owed.
 
-        The age of a call counts from the first sweep that saw it, so a sweep every s ms finds a call between
-        `timeout_ms` and `timeout_ms + s` after it began, and the listener threads never look at a clock.
+        The age of a call counts from the first sweep that saw it, so a sweep every s ms names a call at least
+        `timeout_ms` and less than `timeout_ms + 2 s` after it began, and the listener threads never look at a clock.
 
         Args:
             now_ms: monotonic time in ms.
             timeout_ms: consume timeout in ms.
+
+        Returns:
+            Each with its chunk, to be sent back and then to be named to `stored`. Nothing for a dropped queue.
 
         Source: `ProcessQueue#cleanExpiredMsg`, which looks at the lowest offset only and every timeout only.
         """
@@ -218,12 +247,12 @@ class ProcessQueue(Generic[MessageT]):
                 chunk.seen_in_work = in_work
                 chunk.seen_ms = now_ms
             elif now_ms - chunk.seen_ms >= timeout_ms:
-                known = chunk.expired = chunk.expired or set()
-                for message in in_work:
-                    offset = message.offset()
-                    if offset is not None and offset not in known:
-                        known.add(offset)
-                        expired.append((chunk, message))
+                if chunk.expired is None:
+                    chunk.expired = set()
+                late = [message for message in in_work if message.offset() not in chunk.expired]
+                self._owe(chunk, late)
+                chunk.expired.update(message.offset() or 0 for message in late)
+                expired.extend((chunk, message) for message in late)
         return expired
 
     def oldest_in_work_ms(self, now_ms: int) -> int:
@@ -236,6 +265,7 @@ class ProcessQueue(Generic[MessageT]):
         self.dropped = True
         self._pending.clear()
         self._chunks.clear()
+        self._tracker = OffsetTracker(self.epoch)  # the old one would keep messages as long as a thread keeps a chunk
         self.msg_count = 0
         self.msg_bytes = 0
 
@@ -245,9 +275,9 @@ class ProcessQueue(Generic[MessageT]):
         return len(self._pending)
 
     @property
-    def in_flight(self) -> Iterable[Chunk[MessageT]]:
-        """Chunks that listener threads hold, oldest first."""
-        return self._chunks.keys()
+    def in_flight(self) -> Sequence[Chunk[MessageT]]:
+        """Chunks that are not reported, oldest first; a copy, so that they can be split while one goes through it."""
+        return tuple(self._chunks)
 
     @property
     def next_offset(self) -> int | None:
@@ -267,6 +297,10 @@ class ProcessQueue(Generic[MessageT]):
     def idle(self) -> bool:
         """Whether nothing is pending or in flight."""
         return not self._pending and self._tracker.idle
+
+    def _owe(self, chunk: Chunk[MessageT], messages: Sequence[MessageT]) -> None:
+        if messages:
+            chunk.owed = (chunk.owed or set()) | {message.offset() or 0 for message in messages}
 
     def _finish(self, chunk: Chunk[MessageT], message: MessageT) -> None:
         offset = message.offset()
