@@ -23,7 +23,6 @@ The caller chooses lane and partition numbers of the schedule topic and says wha
 clock, and nothing changes what it was given.
 """
 
-import copy
 import hashlib
 import re
 from dataclasses import dataclass
@@ -292,7 +291,7 @@ def retried_target(
         due_ms: the due time to keep as `DELIVER_AT_MS`. None: as the headers say, or the append time.
     """
     kept_ms = _append_relative_ms(record, envelope) if due_ms is None else due_ms
-    outgoing = copy.copy(envelope)
+    outgoing = envelope.copy()
     outgoing.target_tries = (envelope.target_tries or 0) + 1
     return hopped(record, outgoing, names, deliver_at_ms=kept_ms, partition=partition)
 
@@ -548,7 +547,7 @@ def _outgoing(record: Record, topic: str, partition: int | None, envelope: Envel
 
 def _following(record: Record, envelope: Envelope) -> Envelope:
     """A copy for the next hop: identity filled in, `HOP_ID` this record."""
-    following = copy.copy(envelope)
+    following = envelope.copy()
     where = coordinates(record)
     following.hop_id = where
     if following.uniq_key is None:

@@ -121,9 +121,11 @@ RESERVED: Final = frozenset(HEADER_ORDER)
 SCHEDULING: Final = frozenset({REAL_TOPIC, REAL_QID, DELAY, DELAY_MS, DELIVER_AT_MS})
 """Headers that exist on the schedule topic only; the worker takes them off on delivery."""
 
+_NAMES: Final = tuple((name, largest) for name, _, largest in _TABLE)
 _BY_NAME: Final = {name: (attribute, largest) for name, attribute, largest in _TABLE}
 _READ_ON_SOURCE: Final = frozenset({UNIQ_KEY, TAGS, KEYS, BORN_TIMESTAMP, MAX_RECONSUME_TIMES})
 _VALUES: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*(attribute for _, attribute, _ in _TABLE))
+_ALL_VALUES: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*(attribute for _, attribute, _ in _TABLE), "user")
 _COORDINATES: Final = re.compile(rb"[a-zA-Z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ESCAPED: Final = re.compile(r"%([0-9A-F]{2})")
@@ -192,6 +194,10 @@ class Envelope:
     replay_count: int | None = None
     user: tuple[Header, ...] = ()
 
+    def copy(self) -> "Envelope":
+        """Another envelope with the same content, for the next hop to change."""
+        return Envelope(*_ALL_VALUES(self))
+
 
 def encode(envelope: Envelope) -> list[Header]:
     """The headers of an envelope: the shim's in the order of the table, then the user's as they are.
@@ -201,18 +207,19 @@ def encode(envelope: Envelope) -> list[Header]:
 
     Thread-safety: a pure function.
     """
-    headers: list[Header] = []
-    for (name, _, largest), value in zip(_TABLE, _VALUES(envelope), strict=True):
-        if value is None:
-            continue
-        if largest is None:
-            headers.append((name, value.encode("utf-8", "surrogateescape")))
-        elif 0 <= value <= largest:
-            headers.append((name, b"%d" % value))
-        else:
-            raise MessageError(f"{name} is {value}; it is 0 to {largest}")
+    headers: list[Header] = [
+        (name, _bytes(value) if largest is None else _digits(name, value, largest))
+        for (name, largest), value in zip(_NAMES, _VALUES(envelope), strict=True)
+        if value is not None
+    ]
     headers.extend(envelope.user)
     return headers
+
+
+def _digits(name: str, value: int, largest: int) -> bytes:
+    if 0 <= value <= largest:
+        return b"%d" % value
+    raise MessageError(f"{name} is {value}; it is 0 to {largest}")
 
 
 def decode(headers: Sequence[Header] | None, *, trusted: bool) -> Envelope:
@@ -238,7 +245,7 @@ def decode(headers: Sequence[Header] | None, *, trusted: bool) -> Envelope:
 
 
 def _decode_ours(headers: Iterable[Header]) -> Envelope:
-    envelope = Envelope()
+    fields: dict[str, Any] = {}
     user: list[Header] = []
     for header in headers:
         name, value = header
@@ -249,53 +256,69 @@ def _decode_ours(headers: Iterable[Header]) -> Envelope:
             user.append(header)
             continue
         attribute, largest = known
-        if getattr(envelope, attribute) is not None:
+        if attribute in fields:
             raise MalformedRecordError(f"duplicate-header:{name}", f"header {name} is there more than once")
         if value is None:
             raise MalformedRecordError(f"null-header:{name}", f"header {name} has no value")
         if largest is None:
-            setattr(envelope, attribute, value.decode("utf-8", "surrogateescape"))
+            fields[attribute] = _text(value)
             continue
         number = _number(value, largest)
         if number is None:
             raise MalformedRecordError(
                 f"bad-number:{name}", f"header {name} is {value!r:.80}; it is 1 to 19 digits, 0 to {largest}"
             )
-        setattr(envelope, attribute, number)
+        fields[attribute] = number
+    envelope = Envelope(**fields, user=tuple(user))
     if envelope.shim is not None and envelope.shim != WIRE_VERSION:
         raise MalformedRecordError(
             "unknown-version", f"wire version {envelope.shim} is not known here ({WIRE_VERSION} is): update rocketshim"
         )
     if envelope.delay_ms is not None and envelope.deliver_at_ms is not None:
         raise MalformedRecordError("two-due-times", f"the record has both {DELAY_MS} and {DELIVER_AT_MS}")
-    envelope.user = tuple(user)
     return envelope
 
 
 def _decode_foreign(headers: Iterable[Header]) -> Envelope:
-    envelope = Envelope()
+    fields: dict[str, Any] = {}  # what is None here was read, and is no value of its header
     user: list[Header] = []
-    seen: set[str] = set()
-    for name, value in headers:
-        if name in _READ_ON_SOURCE and name not in seen:
-            seen.add(name)
-            attribute, largest = _BY_NAME[name]
-            read = _text_or_number(value, largest)
-            if read is not None:
-                setattr(envelope, attribute, read)
-                continue
-        elif name == HOP_ID and envelope.hop_id is None and value is not None and _COORDINATES.fullmatch(value):
-            envelope.hop_id = value.decode("ascii")
+    for header in headers:
+        name, value = header
+        if name not in RESERVED:
+            unchanged = name.isprintable() and not name.startswith(USER_PREFIX)
+            user.append(header if unchanged else (travel_name(name), value))
             continue
-        user.append((travel_name(name), value))
-    envelope.user = tuple(user)
-    return envelope
+        attribute, largest = _BY_NAME[name]
+        if attribute not in fields:
+            if name in _READ_ON_SOURCE:
+                fields[attribute] = read = _text_or_number(value, largest)
+                if read is not None:
+                    continue
+            elif name == HOP_ID and value is not None and _COORDINATES.fullmatch(value) is not None:
+                fields[attribute] = _text(value)
+                continue
+        user.append((USER_PREFIX + name, value))
+    return Envelope(**fields, user=tuple(user))
 
 
 def _text_or_number(value: bytes | None, largest: int | None) -> str | int | None:
     if value is None:
         return None
-    return value.decode("utf-8", "surrogateescape") if largest is None else _number(value, largest)
+    return _text(value) if largest is None else _number(value, largest)
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
 
 
 def _number(value: bytes, largest: int) -> int | None:
