@@ -1,0 +1,368 @@
+"""Sending: `Producer` turns a `Message` into a record of its topic, or of the schedule topic when it asks for a delay.
+
+Threads: `produce` of the Kafka client is called in the sender's thread; one thread of ours polls the client, and in it
+delivery reports resolve futures. Nothing of a message is shared between the two but its future.
+
+What is promised: a `SendResult` means that the record is stored with `acks=all`. `SendTimeoutError` means that nobody
+knows yet; the same `Message` sent again is another message with another id.
+"""
+
+import itertools
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka import KafkaError, KafkaException
+
+from rocketshim.client_config import PROTECTED_PRODUCER, merge
+from rocketshim.clients import Clients, ProducerClient, confluent_clients
+from rocketshim.clock import SystemClock
+from rocketshim.core.clock import Clock
+from rocketshim.errors import BrokerUnavailableError, ClosedError, SendTimeoutError, TopicMissingError
+from rocketshim.kafka_errors import send_error
+from rocketshim.producer.selectors import MessageQueueSelector, SelectMessageQueueByHash
+from rocketshim.settings import ProducerSettings
+from rocketshim_topics import DelayLevels, Message, MessageTooLargeError, TopicNames, lane_for
+from rocketshim_topics.hops import OutgoingRecord, delayed_record, record_size_bytes
+from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES
+
+__all__ = ["Producer", "SendResult", "SendStatus"]
+
+_POLL_S: Final = 0.1
+_METADATA_TIMEOUT_S: Final = 10.0
+_METADATA_TTL_S: Final = 60.0
+
+
+class SendStatus(Enum):
+    """How a send ended. Kafka knows one way to end well; the rest are errors."""
+
+    SEND_OK = "SEND_OK"
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """A message that is stored.
+
+    Attributes:
+        status: `SendStatus.SEND_OK`.
+        msg_id: the id that is the same on every hop (`UNIQ_KEY`).
+        offset_msg_id: where the first record lies: `topic/partition/offset`; in the schedule topic for a delayed one.
+        message_queue: the queue it was written to.
+        queue_offset: its offset there.
+
+    Source: `SendResult` of RocketMQ.
+    """
+
+    status: SendStatus
+    msg_id: str
+    offset_msg_id: str
+    message_queue: MessageQueue
+    queue_offset: int
+
+
+class Producer:
+    """Sends messages, at once or with a delay.
+
+    Args:
+        bootstrap: `host:port` of at least one broker; None when `settings` says it.
+        settings: everything else; keyword arguments named as in `ProducerSettings` make one.
+        clients: where the Kafka client comes from; None: confluent_kafka.
+        clock: for the time a message was born; None: this machine's.
+
+    Raises:
+        ConfigError: a setting that does not exist or is out of range. Nothing is opened before the first send.
+
+    Thread-safety: all methods, from any thread of the process that made the object; a forked child makes its own.
+
+    Source: `DefaultMQProducer` of RocketMQ.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | None = None,
+        *,
+        settings: ProducerSettings | None = None,
+        namespace: str = "",
+        delay_levels: str | DelayLevels | None = None,
+        client: dict[str, Any] | None = None,
+        clients: Clients | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if settings is None:
+            values: dict[str, Any] = {"bootstrap": bootstrap or "", "namespace": namespace, "client": client or {}}
+            if delay_levels is not None:
+                values["delay_levels"] = delay_levels
+            settings = ProducerSettings.make(**values)
+        self.settings = settings
+        self.names = TopicNames(settings.namespace)
+        self._clients = clients
+        self._clock: Clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._ids = (uuid.uuid4().hex[:20], itertools.count())
+        self._round_robin = itertools.count()
+        self._partitions: dict[str, tuple[int, float]] = {}
+        self._producer: ProducerClient | None = None
+        self._poller: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._brokers_down = False
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        message: Message,
+        *,
+        selector: MessageQueueSelector | None = None,
+        arg: Any = None,
+        timeout_s: float = 3.0,
+    ) -> SendResult:
+        """Send and wait until the message is stored.
+
+        Args:
+            message: what to send; it is not changed.
+            selector: chooses the partition; None: by key (murmur2), keyless any.
+            arg: handed to the selector.
+            timeout_s: how long to wait for the delivery report, in seconds.
+
+        Raises:
+            MessageError: the message breaks a rule; nothing was sent.
+            TopicMissingError, NotAuthorizedError: the topic cannot be written; nothing is stored.
+            SendTimeoutError: no report in time; the message may or may not be stored.
+            SendError: it is not stored.
+            ClosedError: the producer is closed; nothing was sent.
+        """
+        deadline = time.monotonic() + timeout_s
+        future = self._send(message, selector, arg, deadline)
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError as error:
+            down = "; no broker can be reached" if self._brokers_down else ""
+            raise SendTimeoutError(
+                f"no delivery report for {message.topic!r} within {timeout_s} s from {self.settings.bootstrap}{down}; "
+                "the message may or may not be stored"
+            ) from error
+
+    def send_async(
+        self, message: Message, *, selector: MessageQueueSelector | None = None, arg: Any = None
+    ) -> "Future[SendResult]":
+        """Send and return at once; the future holds the result or the error that `send` would raise.
+
+        Callbacks added to the future run in the producer's own thread and must not block.
+
+        Raises:
+            MessageError, TopicMissingError, ClosedError: as `send`; nothing was sent.
+            BufferError: too many messages wait to be sent, for 3 s; nothing was sent.
+        """
+        return self._send(message, selector, arg, time.monotonic() + 3.0)
+
+    def send_oneway(self, message: Message) -> None:
+        """Send and forget: no result, no error but those that are known before anything is sent.
+
+        Raises:
+            MessageError, TopicMissingError, ClosedError, BufferError: as `send_async`.
+        """
+        self._send(message, None, None, time.monotonic() + 3.0)
+
+    def send_orderly(self, message: Message, sharding_key: str | int, *, timeout_s: float = 3.0) -> SendResult:
+        """Send so that messages of one sharding key share a queue; as `send` with `SelectMessageQueueByHash`."""
+        return self.send(message, selector=SelectMessageQueueByHash(), arg=sharding_key, timeout_s=timeout_s)
+
+    def send_batch(self, messages: Iterable[Message], *, timeout_s: float = 10.0) -> list[SendResult]:
+        """Send many and wait until all are stored.
+
+        Raises:
+            As `send`, for the first message that failed, after every report is in or the time is over. The others may
+            be stored.
+        """
+        deadline = time.monotonic() + timeout_s
+        futures = [self._send(message, None, None, deadline) for message in messages]
+        try:
+            return [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
+        except FutureTimeoutError as error:
+            waiting = sum(not future.done() for future in futures)
+            raise SendTimeoutError(
+                f"{waiting} of {len(futures)} messages have no delivery report within {timeout_s} s; they may or may "
+                "not be stored"
+            ) from error
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """Every queue of a topic.
+
+        Raises:
+            TopicMissingError: the topic is not there.
+            BrokerUnavailableError: no broker answered in time.
+        """
+        physical = self.names.physical(topic)
+        return [MessageQueue(topic, queue_id=number) for number in range(self._partition_count(physical))]
+
+    def flush(self, timeout_s: float = 30.0) -> int:
+        """Wait until every message sent so far has its report; returns how many have not."""
+        with self._lock:
+            producer = self._producer
+        if producer is None:
+            return 0
+        deadline = time.monotonic() + timeout_s
+        while len(producer) and time.monotonic() < deadline:
+            producer.flush(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+        return len(producer)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Wait for what was sent, then end. Complete when it returns; safe twice.
+
+        What has no report by then fails with `SendTimeoutError`: it may or may not be stored.
+        """
+        self._closed.set()
+        with self._lock:
+            producer, poller = self._producer, self._poller
+            self._producer = self._poller = None
+        if producer is None:
+            return
+        producer.flush(timeout_s)
+        producer.purge()
+        producer.flush(1.0)
+        if poller is not None:
+            poller.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _send(
+        self, message: Message, selector: MessageQueueSelector | None, arg: Any, deadline: float
+    ) -> "Future[SendResult]":
+        producer = self._open()
+        out, uniq_key = self._record(message, selector, arg)
+        future: Future[SendResult] = Future()
+        future.set_running_or_notify_cancel()
+
+        def reported(error: KafkaError | None, record: Any) -> None:
+            if error is not None:
+                future.set_exception(send_error(error, out.topic))
+                return
+            partition, offset = record.partition(), record.offset()
+            place = f"{out.topic}/{partition}/{offset}"
+            queue = MessageQueue(message.topic if out.topic != self.names.schedule else out.topic, queue_id=partition)
+            future.set_result(SendResult(SendStatus.SEND_OK, uniq_key, place, queue, offset))
+
+        partition = -1 if out.partition is None else out.partition
+        while True:
+            try:
+                producer.produce(out.topic, out.value, out.key, partition, on_delivery=reported, headers=out.headers)
+            except BufferError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.005)  # the poll thread takes reports in, which makes room
+            except KafkaException as error:
+                raise send_error(error.args[0], out.topic) from error
+            else:
+                return future
+
+    def _record(self, message: Message, selector: MessageQueueSelector | None, arg: Any) -> tuple[OutgoingRecord, str]:
+        prefix, counter = self._ids
+        uniq_key = f"{prefix}{next(counter):012X}"
+        now_ms = self._clock.wall_ms()
+        partition: int | None = None
+        if selector is not None:
+            queues = self.queues(message.topic)
+            chosen = selector.select(queues, message, arg)
+            if chosen not in queues:
+                raise TopicMissingError(f"the selector chose {chosen}, which is no queue of {message.topic!r}")
+            partition = chosen.queue_id
+        lane = 0
+        if message.delay_ms or message.delay_level is not None or message.deliver_at_ms is not None:
+            lanes = max(1, self._partition_count(self.names.schedule) // DelayLevels.STRIDE)
+            key = message.key_bytes
+            lane = next(self._round_robin) % lanes if key is None else lane_for(key, lanes)
+        out = delayed_record(
+            message,
+            self.names,
+            self.settings.delay_levels,
+            uniq_key=uniq_key,
+            born_ms=now_ms,
+            now_ms=now_ms,
+            lane=lane,
+            real_qid=partition,
+            max_delay_ms=self.settings.max_delay_ms,
+        )
+        size = record_size_bytes(out)
+        if size + MAX_SHIM_HEADERS_BYTES > self.settings.max_message_bytes:
+            raise MessageTooLargeError(
+                f"the message for {message.topic!r} is {size} bytes; with {MAX_SHIM_HEADERS_BYTES} bytes kept free for "
+                f"the headers of later hops it is above max_message_bytes={self.settings.max_message_bytes}"
+            )
+        return out, uniq_key
+
+    def _partition_count(self, physical: str) -> int:
+        known = self._partitions.get(physical)
+        if known is not None and time.monotonic() < known[1]:
+            return known[0]
+        try:
+            # all topics: a request that names a missing topic may create it
+            topics = self._open().list_topics(timeout=_METADATA_TIMEOUT_S).topics
+        except KafkaException as error:
+            raise BrokerUnavailableError(
+                f"no broker at {self.settings.bootstrap} said within {_METADATA_TIMEOUT_S} s which partitions "
+                f"{physical!r} has ({error.args[0].name()})"
+            ) from error
+        metadata = topics.get(physical)
+        if metadata is None or not metadata.partitions:
+            raise TopicMissingError(
+                f"the topic {physical!r} is not there; create it, for the shim's own topics with: rocketshim init"
+            )
+        count = len(metadata.partitions)
+        self._partitions[physical] = (count, time.monotonic() + _METADATA_TTL_S)
+        return count
+
+    def _open(self) -> ProducerClient:
+        producer = self._producer
+        if producer is not None and os.getpid() == self._pid:
+            return producer
+        if os.getpid() != self._pid:
+            raise ClosedError("this producer was made in another process; make one in each process, after the fork")
+        with self._lock:
+            if self._closed.is_set():
+                raise ClosedError("this producer is closed; make a new one")
+            if self._producer is None:
+                self._producer = (self._clients or confluent_clients()).producer(self._config())
+                self._poller = threading.Thread(
+                    target=self._poll, args=(self._producer,), name="rocketshim-producer", daemon=True
+                )
+                self._poller.start()
+            return self._producer
+
+    def _poll(self, producer: ProducerClient) -> None:
+        while not self._closed.is_set() or len(producer):
+            producer.poll(_POLL_S)
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._brokers_down = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
+
+    def _config(self) -> dict[str, Any]:
+        settings = self.settings
+        return merge(
+            settings.client,
+            defaults={"client.id": "rocketshim", "linger.ms": settings.linger_ms, "error_cb": self._on_error},
+            required={
+                **PROTECTED_PRODUCER,
+                "bootstrap.servers": settings.bootstrap,
+                "delivery.timeout.ms": settings.delivery_timeout_ms,
+                "message.max.bytes": settings.max_message_bytes + MAX_SHIM_HEADERS_BYTES,
+            },
+            allow_code_settings=settings.allow_code_settings,
+        )

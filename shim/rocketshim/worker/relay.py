@@ -1,0 +1,129 @@
+"""What becomes of a record that leaves its queue: delivered, hopped on, parked or skipped. Pure.
+
+The order of the questions is part of the guarantee:
+
+1. a probe of the leader's clock is skipped;
+2. a record that breaks the wire format is parked with its reason;
+3. a record whose target is forbidden is parked, before it is asked when it is due (it never will be);
+4. a record that is not due yet hops on, carrying `DELIVER_AT_MS` from the first hop on;
+5. a record that is due is delivered.
+
+"Due" is read on the lower bound of the leader's clock. A record that left by the second clock (it was seen a whole
+queue delay ago, but its append time lies ahead of the leader's clock: the clock stepped back) counts as appended when
+it was first seen.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from rocketshim.worker.targets import TargetPolicy
+from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, hopped, parked, retried_target
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import CLOCK, Envelope, Record, decode
+
+__all__ = ["Deliver", "Hop", "Park", "Planner", "Skip", "Step"]
+
+
+@dataclass(slots=True)
+class Skip:
+    """Nothing is to be written; the record is done."""
+
+
+@dataclass(slots=True)
+class Deliver:
+    """Write `out` to its target, which must have the partition `out.partition` or lose it."""
+
+    out: OutgoingRecord
+    envelope: Envelope
+    due_ms: int
+
+
+@dataclass(slots=True)
+class Hop:
+    """Write `out` to another queue of the schedule topic."""
+
+    out: OutgoingRecord
+
+
+@dataclass(slots=True)
+class Park:
+    """Write `out` to the parking topic."""
+
+    out: OutgoingRecord
+    reason: str
+
+
+Step = Skip | Deliver | Hop | Park
+
+_SKIP: Final = Skip()
+_RE_APPEND_MS: Final = 1_000
+_RE_APPEND_CAP_MS: Final = 60_000
+
+
+class Planner:
+    """Decides what becomes of each record, by the rules at the top of this file.
+
+    Args:
+        names: topic names of the namespace.
+        levels: the worker's level table.
+        policy: where records may go.
+
+    Thread-safety: immutable.
+    """
+
+    __slots__ = ("_levels", "_names", "_policy")
+
+    def __init__(self, names: TopicNames, levels: DelayLevels, policy: TargetPolicy) -> None:
+        self._names = names
+        self._levels = levels
+        self._policy = policy
+
+    def plan(self, record: Record, *, clock_ms: int, seen_ns: int, now_ns: int) -> Step:
+        """What becomes of a record that left its queue.
+
+        Args:
+            record: as fetched from the schedule topic.
+            clock_ms: lower bound of the leader's clock, epoch ms.
+            seen_ns: monotonic instant of first sight, ns.
+            now_ns: monotonic now, ns.
+        """
+        headers = record.headers()
+        if headers and len(headers) == 1 and headers[0][0] == CLOCK:
+            return _SKIP
+        try:
+            envelope = decode(headers, trusted=True)
+        except MalformedRecordError as error:
+            return self.park(record, error.reason)
+        real_topic = envelope.real_topic
+        if not real_topic:
+            return self.park(record, "missing-header:REAL_TOPIC")
+        refusal = self._policy.refusal(real_topic, envelope.consumer_group)
+        if refusal is not None:
+            return self.park(record, refusal)
+        partition = record.partition() or 0
+        queue_delay_ms = self._levels.queue_delay_ms(partition)
+        append_ms = record.timestamp()[1]
+        if append_ms + (queue_delay_ms or 0) > clock_ms:
+            append_ms = min(append_ms, clock_ms - (now_ns - seen_ns) // 1_000_000)
+        unknown_ms = self._levels.UNKNOWN_LEVEL_MS
+        at_ms = due_ms(envelope, append_ms, unknown_ms if queue_delay_ms is None else queue_delay_ms)
+        if at_ms > clock_ms:
+            target = self._levels.queue_for(at_ms - clock_ms, partition // self._levels.STRIDE)
+            return Hop(hopped(record, envelope, self._names, deliver_at_ms=at_ms, partition=target))
+        return Deliver(delivered(record, envelope, self._names), envelope, at_ms)
+
+    def park(self, record: Record, reason: str) -> Park:
+        """Park a record for a reason."""
+        return Park(parked(record, self._names, reason), reason)
+
+    def re_append(self, record: Record, envelope: Envelope, due_ms: int) -> Hop:
+        """Put a record whose target does not take it back into a queue: 1 s, then twice as long each time, up to 1 min.
+
+        The wait counts from the append of the new record; the due time itself (`due_ms`) does not change.
+        """
+        wait_ms = min(_RE_APPEND_MS << min(envelope.target_tries or 0, 16), _RE_APPEND_CAP_MS)
+        lane = (record.partition() or 0) // self._levels.STRIDE
+        partition = self._levels.queue_for(wait_ms, lane)
+        return Hop(retried_target(record, envelope, self._names, partition=partition, due_ms=due_ms))

@@ -1,0 +1,74 @@
+"""Which topics the worker may write to: the guard against a forged `REAL_TOPIC`. Pure.
+
+Whoever may write to the schedule topic asks the worker, which has more rights than they, to write for them. Kafka
+records carry no principal, so the worker decides by the target alone:
+
+* never a topic of the shim's own but `%RETRY%g`, and that only on a record whose `CONSUMER_GROUP` is g;
+* never a topic that begins with `__` (Kafka's internal ones);
+* otherwise only what the allow-list names: a logical topic name, or a prefix with one trailing `*`.
+
+Source: `kafka-facts` 4.1; RocketMQ's `NOT_ALLOWED_SEND_TOPIC_SET` keeps clients off its schedule topic instead.
+"""
+
+from collections.abc import Iterable
+
+from rocketshim.errors import ConfigError
+from rocketshim_topics.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TopicNames, check_topic
+
+__all__ = ["TargetPolicy"]
+
+
+class TargetPolicy:
+    """The allow-list of one worker.
+
+    Args:
+        names: topic names of the worker's namespace.
+        allow: logical topic names, or prefixes with one trailing `*`; `*` alone allows every user topic.
+
+    Raises:
+        ConfigError: an entry that is neither, or one that names a topic of the shim's own.
+
+    Thread-safety: immutable.
+    """
+
+    __slots__ = ("_exact", "_names", "_prefixes")
+
+    def __init__(self, names: TopicNames, allow: Iterable[str]) -> None:
+        self._names = names
+        exact: set[str] = set()
+        prefixes: list[str] = []
+        for entry in allow:
+            if entry.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) or entry == SCHEDULE_TOPIC or names.is_ours(entry):
+                raise ConfigError(
+                    f"allow={entry!r}: a topic of the shim's own is never on the allow-list; retries need no entry"
+                )
+            if entry.endswith("*"):
+                prefix = entry[:-1]
+                if "*" in prefix:
+                    raise ConfigError(f"allow={entry!r}: one '*', at the end, is all there is")
+                if prefix:
+                    check_topic(prefix)
+                prefixes.append(prefix)
+            else:
+                exact.add(check_topic(entry))
+        self._exact = frozenset(exact)
+        self._prefixes = tuple(prefixes)
+
+    def refusal(self, real_topic: str, consumer_group: str | None) -> str | None:
+        """Why a record may not go to its target, as a short machine-readable reason; None if it may."""
+        if real_topic.startswith(RETRY_PREFIX):
+            group = real_topic.removeprefix(RETRY_PREFIX)
+            return None if group and group == consumer_group else "forbidden-target:retry-of-another-group"
+        if real_topic.startswith(DEAD_LETTER_PREFIX):
+            return "forbidden-target:dead-letter"
+        if real_topic == SCHEDULE_TOPIC or self._names.is_ours(real_topic):
+            return "forbidden-target:shim-topic"
+        if real_topic.startswith("__"):
+            return "forbidden-target:internal"
+        try:
+            check_topic(real_topic)
+        except ConfigError:
+            return "malformed:REAL_TOPIC"
+        if real_topic in self._exact or any(map(real_topic.startswith, self._prefixes)):
+            return None
+        return "forbidden-target:not-allowed"
