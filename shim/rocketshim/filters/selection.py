@@ -1,0 +1,195 @@
+"""Filters by own code, and the one place where a subscription's filter is made from what its author wrote.
+
+A selector is a Python object of the program itself, given by reference. Nothing is ever imported or looked up by a
+name that came in a message or in a setting: RocketMQ's class-filter mode, which ran code sent by clients, is what this
+replaces.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+from rocketshim.errors import ConfigError, FilterEvaluationError
+from rocketshim.filters.digest import subscription_digest
+from rocketshim.filters.sql import SqlFilter
+from rocketshim.filters.tag import TagFilter
+
+__all__ = ["CallableFilter", "MessageFilter", "MessageSelector", "compile_filter"]
+
+
+class CallableFilter:
+    """Selects messages by a function of the program, which sees the whole message: properties and body.
+
+    Args:
+        selector: a function of one message that returns True or False, or an object with such a method `matches`
+            (which goes before `__call__` if it has both). It runs for each message and should be fast. Not a class,
+            not a coroutine function, not a name.
+
+    Attributes:
+        expression: the qualified name of the function, or of the object's class.
+        expression_type: always `"CALLABLE"`.
+        selector: the object as given.
+
+    Raises:
+        ConfigError: the selector is none of these.
+
+    Thread-safety: as the selector's; the filter adds no state.
+    """
+
+    __slots__ = ("_select", "expression", "selector")
+
+    expression_type: Final = "CALLABLE"
+
+    def __init__(self, selector: Any) -> None:
+        self._select = _selecting_function(selector)
+        self.selector = selector
+        self.expression = _qualified_name(selector)
+
+    def matches(self, message: Any) -> bool:
+        """Whether the message is selected.
+
+        Args:
+            message: the message as listeners get it.
+
+        Raises:
+            FilterEvaluationError: the selector raised (`__cause__` says what), or returned something else than True
+                or False. Unlike with SQL92 this says nothing about the message, so the caller must not drop it.
+        """
+        try:
+            selected = self._select(message)
+        except Exception as error:
+            raise FilterEvaluationError(f"selector {self.expression} raised {type(error).__name__}: {error}") from error
+        if selected is True or selected is False:
+            return selected
+        raise FilterEvaluationError(f"selector {self.expression} returned {selected!r}: it has to be True or False")
+
+    def digest(self) -> str:
+        """16 hex digits of the qualified name: selectors of one name are taken for the same, whatever they do."""
+        return subscription_digest(self.expression_type, self.expression)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal if the selectors are."""
+        return self.selector == other.selector if isinstance(other, CallableFilter) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.expression_type, self.expression))
+
+    def __str__(self) -> str:
+        return self.expression
+
+    def __repr__(self) -> str:
+        return f"CallableFilter({self.expression})"
+
+
+MessageFilter = TagFilter | SqlFilter | CallableFilter
+"""Any filter of a subscription. Tag and SQL filters have `matches_headers` and need no message object."""
+
+
+class MessageSelector:
+    """A filter as pull consumers take it: `MessageSelector.by_tag("A || B")`, `MessageSelector.by_sql("a > 5")`.
+
+    Attributes:
+        filter: the compiled filter.
+        expression_type: `"TAG"` or `"SQL92"`.
+        expression: the text as given (`"*"` if all messages are selected).
+
+    Thread-safety: any thread; immutable.
+    Source: RocketMQ `MessageSelector`. Different on purpose: the expression is compiled here, so one that does not
+        compile is refused (RocketMQ's pull consumer is not told, and gets every message).
+    """
+
+    __slots__ = ("filter",)
+
+    def __init__(self, message_filter: TagFilter | SqlFilter) -> None:
+        self.filter = message_filter
+
+    @classmethod
+    def by_tag(cls, expression: str | None) -> "MessageSelector":
+        """Select by tag.
+
+        Args:
+            expression: tags separated by `||`; None, `""` and `"*"` select everything.
+
+        Raises:
+            FilterSyntaxError: the expression has nothing but separators.
+        """
+        return cls(TagFilter(expression))
+
+    @classmethod
+    def by_sql(cls, expression: str) -> "MessageSelector":
+        """Select by an SQL92 condition.
+
+        Args:
+            expression: the condition; not empty.
+
+        Raises:
+            FilterSyntaxError: the expression does not compile.
+        """
+        return cls(SqlFilter(expression))
+
+    @property
+    def expression_type(self) -> str:
+        """`"TAG"` or `"SQL92"`."""
+        return self.filter.expression_type
+
+    @property
+    def expression(self) -> str:
+        """The text of the filter."""
+        return self.filter.expression
+
+    def __eq__(self, other: object) -> bool:
+        return self.filter == other.filter if isinstance(other, MessageSelector) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.filter)
+
+    def __repr__(self) -> str:
+        return f"MessageSelector({self.filter!r})"
+
+
+def compile_filter(tags: str | None = None, sql: str | None = None, selector: Any = None) -> MessageFilter:
+    """The filter of a subscription, from the arguments of `listener(…)`.
+
+    Args:
+        tags: a tag expression (see `TagFilter`); None: not filtered by tag.
+        sql: an SQL92 condition (see `SqlFilter`); None: not filtered by SQL.
+        selector: a function or an object with `matches` (see `CallableFilter`), or a `MessageSelector`; None: neither.
+
+    Returns:
+        The filter; one that selects everything if all three are None.
+
+    Raises:
+        ConfigError: more than one is given, or the selector is not usable.
+        FilterSyntaxError: an expression does not compile.
+    """
+    given = [name for name, value in (("tags", tags), ("sql", sql), ("selector", selector)) if value is not None]
+    if len(given) > 1:
+        raise ConfigError(f"a subscription has one filter, but {' and '.join(given)} are given: combine them in one")
+    if sql is not None:
+        return SqlFilter(sql)
+    if isinstance(selector, MessageSelector):
+        return selector.filter
+    if selector is not None:
+        return CallableFilter(selector)
+    return TagFilter(tags)
+
+
+def _selecting_function(selector: Any) -> Callable[[Any], Any]:
+    if isinstance(selector, type):
+        raise ConfigError(f"selector {selector.__qualname__} is a class: give an instance of it")
+    found = getattr(selector, "matches", None)
+    function = found if callable(found) else selector
+    if not callable(function):
+        raise ConfigError(
+            f"selector {selector!r} is neither a function nor an object with a method matches(message); "
+            "nothing is imported by name"
+        )
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        raise ConfigError(f"selector {_qualified_name(selector)} is a coroutine function: a filter answers at once")
+    select: Callable[[Any], Any] = function
+    return select
+
+
+def _qualified_name(selector: Any) -> str:
+    named = selector if hasattr(selector, "__qualname__") else type(selector)
+    return f"{named.__module__}.{named.__qualname__}"

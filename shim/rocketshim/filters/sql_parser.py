@@ -1,0 +1,392 @@
+"""From the text of an SQL92 filter expression to its tree, with RocketMQ 5.3's grammar and compile-time rules.
+
+The grammar is LALR(1) and small: no arithmetic, no LIKE, no functions. Precedence from low to high: OR, AND,
+equality (`=`, `<>`, `IS [NOT] NULL`), comparison (`<`, `BETWEEN`, `IN`, `CONTAINS` …), unary (`+`, `-`, `NOT`). That
+NOT is unary is the trap of this language: `NOT a = 1` is `(NOT a) = 1`.
+
+The tree is built while the text is read, in the order of the grammar's reductions and without recursion. Each step
+checks what RocketMQ's constructors check, so a parsed tree is a legal one:
+
+* AND, OR, NOT and the whole expression take truth values: a bare property becomes `Truth`, anything else is refused;
+* an ordering operator and the bounds of BETWEEN take no string, boolean or NULL literal and no truth value;
+* `=` and `<>` take no NULL literal, and no TRUE or FALSE on the left of a string or number literal;
+* two literal bounds of BETWEEN must not be the wrong way round;
+* IN takes a property, and like CONTAINS, STARTSWITH and ENDSWITH string literals only (the grammar sees to that);
+* an integer literal fits into 64 bit; a float literal is finite and at least 4.9E-324, which forbids `0.0`.
+
+Only *literals* are checked: `-5` is an operator and a literal, so `a BETWEEN -5 AND -10` passes, as in RocketMQ.
+
+Different on purpose: text left over after a complete expression is an error (RocketMQ ignores it, so that
+`a LIKE 'x%'` silently selects nothing), and there are limits on length and nesting (RocketMQ has none).
+
+Lark's parser object is built at the first use and then shared: it keeps no state between texts.
+"""
+
+import functools
+import math
+import sys
+from typing import Any, Final, NamedTuple
+
+from lark import Lark, Token, Transformer, v_args
+from lark.exceptions import UnexpectedToken
+
+from rocketshim.errors import FilterSyntaxError
+from rocketshim.filters.java_text import INT32_MAX, INT64_MAX
+from rocketshim.filters.sql_ast import (
+    And,
+    Between,
+    Compare,
+    Expression,
+    In,
+    IsNull,
+    Literal,
+    LiteralType,
+    Negate,
+    Not,
+    Operator,
+    Or,
+    Property,
+    TextOperation,
+    TextTest,
+    Truth,
+    is_boolean,
+)
+from rocketshim.filters.sql_lexer import KEYWORDS, MAX_NESTING, SYMBOLS, SqlLexer, syntax_error
+
+__all__ = ["MAX_EXPRESSION_CHARACTERS", "parse"]
+
+MAX_EXPRESSION_CHARACTERS: Final = 32_768
+"""Longest expression that is read, in characters. RocketMQ has no limit."""
+
+_GRAMMAR: Final = r"""
+start: disjunction
+
+?disjunction: conjunction
+            | conjunction (OR conjunction)+                                -> disjunction
+
+?conjunction: equality
+            | equality (AND equality)+                                     -> conjunction
+
+?equality: comparison
+         | equality (EQUAL | NOT_EQUAL) comparison                         -> compare
+         | equality IS NULL                                                -> is_null
+         | equality IS NOT NULL                                            -> is_null
+
+?comparison: unary
+           | comparison (GREATER | GREATER_OR_EQUAL | LESS | LESS_OR_EQUAL) unary   -> compare
+           | comparison (CONTAINS | STARTSWITH | ENDSWITH) STRING          -> text_test
+           | comparison NOT (CONTAINS | STARTSWITH | ENDSWITH) STRING      -> not_text_test
+           | comparison BETWEEN unary AND unary                            -> between
+           | comparison NOT BETWEEN unary AND unary                        -> not_between
+           | comparison IN strings                                         -> in_list
+           | comparison NOT IN strings                                     -> not_in_list
+
+strings: LEFT_PARENTHESIS STRING (COMMA STRING)* RIGHT_PARENTHESIS
+
+?unary: primary
+      | PLUS unary                                                         -> plus
+      | MINUS unary                                                        -> minus
+      | NOT unary                                                          -> negation
+
+?primary: STRING                                                           -> string
+        | INTEGER                                                          -> integer
+        | FLOAT                                                            -> float_number
+        | TRUE                                                             -> true
+        | FALSE                                                            -> false
+        | NULL                                                             -> null
+        | NAME                                                             -> name
+        | LEFT_PARENTHESIS disjunction RIGHT_PARENTHESIS                   -> parenthesised
+"""
+
+_DECLARATION: Final = "%declare " + " ".join(
+    ["STRING", "INTEGER", "FLOAT", "NAME", *sorted(KEYWORDS), *sorted(SYMBOLS.values())]
+)
+
+_NAMES_OF_TERMINALS: Final = (
+    {"NAME": "a property name", "STRING": "a string in single quotes", "INTEGER": "an integer", "FLOAT": "a float"}
+    | {name: symbol for symbol, name in SYMBOLS.items()}
+    | {keyword: keyword for keyword in ("TRUE", "FALSE", "NULL", "NOT", "IS", "IN", "BETWEEN")}
+    | {keyword: keyword for keyword in ("CONTAINS", "STARTSWITH", "ENDSWITH", "AND", "OR")}
+    | {"$END": "the end of the expression"}
+)
+"""Terminal name -> how a message calls it, in the order in which a message lists them."""
+
+_SMALLEST_DOUBLE: Final = math.ulp(0.0)
+"""4.9E-324: RocketMQ compares a float literal with Java's `Double.MIN_VALUE`, which is the smallest *positive* one."""
+_INT64_DIGITS: Final = 19
+
+_LEFT_OVER: Final = "a complete expression ends before this; RocketMQ ignores what follows"
+_HINTS: Final = {
+    "LIKE": "there is no LIKE; see CONTAINS, STARTSWITH and ENDSWITH",
+    "--": "a comment needs a line end; without one it is two minus signs",
+    "(": "there are no functions",
+    "-": "there is no arithmetic, and a property name has no dashes",
+    "+": "there is no arithmetic",
+}
+
+
+class _Part(NamedTuple):
+    """A node under construction, with the place of its text (parentheses included) and its height."""
+
+    node: Expression
+    start: int
+    end: int
+    depth: int
+
+
+class _RefusedError(Exception):
+    """A construct that the grammar allows and a compile-time rule does not; `parse` knows the text and reports it."""
+
+    def __init__(self, start: int, end: int, expected: str, hint: str = "") -> None:
+        super().__init__(expected)
+        self.start = start
+        self.end = end
+        self.expected = expected
+        self.hint = hint
+
+
+def parse(expression: str) -> Expression:
+    """Parse an SQL92 filter expression.
+
+    Args:
+        expression: the text, at most `MAX_EXPRESSION_CHARACTERS` long.
+
+    Returns:
+        The tree; its root is boolean.
+
+    Raises:
+        FilterSyntaxError: with position, token and what was expected instead; one error, the first that is found.
+
+    Thread-safety: any thread.
+    Source: RocketMQ 5.3.3 `SelectorParser.jj`, `ComparisonExpression`, `UnaryExpression`, `ConstantExpression`.
+    """
+    if len(expression) > MAX_EXPRESSION_CHARACTERS:
+        token = expression[MAX_EXPRESSION_CHARACTERS : MAX_EXPRESSION_CHARACTERS + 20]
+        expected = f"the end: at most {MAX_EXPRESSION_CHARACTERS:,} characters, not {len(expression):,}"
+        raise syntax_error(expression, MAX_EXPRESSION_CHARACTERS, token, expected)
+    try:
+        root: Any = _parser().parse(expression)
+    except UnexpectedToken as error:
+        raise _unexpected(expression, error) from None
+    except _RefusedError as refused:
+        token = expression[refused.start : refused.end]
+        raise syntax_error(expression, refused.start, token, refused.expected, refused.hint) from None
+    node: Expression = root
+    return node
+
+
+@functools.cache
+def _parser() -> Lark:
+    """The LALR parser. Built once (about 10 ms), kept for the life of the process."""
+    grammar = f"{_GRAMMAR}\n{_DECLARATION}"
+    return Lark(grammar, parser="lalr", lexer=SqlLexer, transformer=_TreeBuilder(), maybe_placeholders=False)
+
+
+def _unexpected(expression: str, error: UnexpectedToken) -> FilterSyntaxError:
+    accepted = error.accepts or error.expected
+    expected = ", ".join(shown for name, shown in _NAMES_OF_TERMINALS.items() if name in accepted)
+    position = len(expression) if error.token.type == "$END" else int(error.token.start_pos or 0)
+    word = str(error.token)
+    hint = ""
+    if expression.startswith("--", position):
+        hint = _HINTS["--"]
+    elif "$END" in accepted:
+        hint = _HINTS.get(word.upper(), _LEFT_OVER)
+    return syntax_error(expression, position, word, expected, hint)
+
+
+@v_args(inline=True)
+class _TreeBuilder(Transformer[Token, Expression]):
+    """One method for each form of the grammar: children in, node out. Stateless."""
+
+    # --- values --------------------------------------------------------------------------------------------------
+
+    def string(self, token: Token) -> _Part:
+        return _literal(token, _unquoted(token), LiteralType.STRING)
+
+    def integer(self, token: Token) -> _Part:
+        digits = token.rstrip("lL")
+        if len(digits) > _INT64_DIGITS or int(digits) > INT64_MAX:
+            raise _RefusedError(*_place(token), f"an integer of at most 64 bit ({INT64_MAX})")
+        value = int(digits)
+        return _literal(token, value, LiteralType.INTEGER if value <= INT32_MAX else LiteralType.LONG)
+
+    def float_number(self, token: Token) -> _Part:
+        value = float(token)
+        if value == math.inf or value < _SMALLEST_DOUBLE:
+            hint = "0.0 is no float literal in RocketMQ: compare with 0" if value == 0.0 else ""
+            raise _RefusedError(*_place(token), f"a float between {_SMALLEST_DOUBLE} and {sys.float_info.max}", hint)
+        return _literal(token, value, LiteralType.DOUBLE)
+
+    def true(self, token: Token) -> _Part:
+        return _literal(token, value=True, kind=LiteralType.BOOLEAN)
+
+    def false(self, token: Token) -> _Part:
+        return _literal(token, value=False, kind=LiteralType.BOOLEAN)
+
+    def null(self, token: Token) -> _Part:
+        return _literal(token, None, LiteralType.NULL)
+
+    def name(self, token: Token) -> _Part:
+        start, end = _place(token)
+        return _Part(Property(str(token), start=start, end=end), start, end, 1)
+
+    # --- unary ---------------------------------------------------------------------------------------------------
+
+    def parenthesised(self, opening: Token, inner: _Part, closing: Token) -> _Part:
+        return _Part(inner.node, _place(opening)[0], _place(closing)[1], inner.depth)
+
+    def plus(self, sign: Token, operand: _Part) -> _Part:
+        return _Part(operand.node, _place(sign)[0], operand.end, _deeper(_place(sign)[0], operand))
+
+    def minus(self, sign: Token, operand: _Part) -> _Part:
+        start, end = _place(sign)[0], operand.end
+        return _Part(Negate(operand.node, start=start, end=end), start, end, _deeper(start, operand))
+
+    def negation(self, keyword: Token, operand: _Part) -> _Part:
+        start, end = _place(keyword)[0], operand.end
+        node = Not(_condition(operand, "after NOT"), start=start, end=end)
+        return _Part(node, start, end, _deeper(start, operand))
+
+    # --- logic ---------------------------------------------------------------------------------------------------
+
+    def disjunction(self, *items: _Part | Token) -> _Part:
+        return _logic(Or, [item for item in items if isinstance(item, _Part)])
+
+    def conjunction(self, *items: _Part | Token) -> _Part:
+        return _logic(And, [item for item in items if isinstance(item, _Part)])
+
+    # --- comparisons ---------------------------------------------------------------------------------------------
+
+    def compare(self, left: _Part, symbol: Token, right: _Part) -> _Part:
+        operator = Operator(str(symbol))
+        if operator.is_ordering:
+            _check_number(left, f"beside {symbol}")
+            _check_number(right, f"beside {symbol}")
+        else:
+            _check_equality(left, right)
+        start, end = left.start, right.end
+        node = Compare(operator, left.node, right.node, start=start, end=end)
+        return _Part(node, start, end, _deeper(start, left, right))
+
+    def is_null(self, operand: _Part, *keywords: Token) -> _Part:
+        start, end = operand.start, _place(keywords[-1])[1]
+        node = IsNull(operand.node, negated=len(keywords) > len(("IS", "NULL")), start=start, end=end)
+        return _Part(node, start, end, _deeper(start, operand))
+
+    def between(self, operand: _Part, _between: Token, low: _Part, _and: Token, high: _Part) -> _Part:
+        part = _between_part(operand, low, high, negated=False)
+        _check_bounds(low, high)
+        return part
+
+    def not_between(self, operand: _Part, _not: Token, _between: Token, low: _Part, _and: Token, high: _Part) -> _Part:
+        return _between_part(operand, low, high, negated=True)
+
+    def in_list(self, operand: _Part, _in: Token, strings: list[Token]) -> _Part:
+        return _in_part(operand, strings, negated=False)
+
+    def not_in_list(self, operand: _Part, _not: Token, _in: Token, strings: list[Token]) -> _Part:
+        return _in_part(operand, strings, negated=True)
+
+    def text_test(self, operand: _Part, operation: Token, search: Token) -> _Part:
+        return _text_part(operand, operation, search, negated=False)
+
+    def not_text_test(self, operand: _Part, _not: Token, operation: Token, search: Token) -> _Part:
+        return _text_part(operand, operation, search, negated=True)
+
+    def strings(self, *tokens: Token) -> list[Token]:
+        return list(tokens)
+
+    def start(self, whole: _Part) -> Expression:
+        return _condition(whole, "as the whole expression")
+
+
+# --- rules that several forms share -------------------------------------------------------------------------------
+
+
+def _place(token: Token) -> tuple[int, int]:
+    return int(token.start_pos or 0), int(token.end_pos or 0)
+
+
+def _unquoted(token: Token) -> str:
+    return token[1:-1].replace("''", "'")
+
+
+def _literal(token: Token, value: str | float | None, kind: LiteralType) -> _Part:
+    start, end = _place(token)
+    return _Part(Literal(value, kind, start=start, end=end), start, end, 1)
+
+
+def _deeper(start: int, *operands: _Part) -> int:
+    depth = 1 + max(operand.depth for operand in operands)
+    if depth > MAX_NESTING:
+        raise _RefusedError(start, operands[-1].end, f"at most {MAX_NESTING} nested levels")
+    return depth
+
+
+def _condition(part: _Part, where: str) -> Expression:
+    """The part as a truth value."""
+    node = part.node
+    if isinstance(node, Property):
+        return Truth(node, start=part.start, end=part.end)
+    if not is_boolean(node):
+        raise _RefusedError(part.start, part.end, f"a condition {where}")
+    return node
+
+
+def _logic(form: type[And | Or], parts: list[_Part]) -> _Part:
+    where = f"beside {form.__name__.upper()}"
+    terms = tuple(_condition(part, where) for part in parts)
+    start, end = parts[0].start, parts[-1].end
+    return _Part(form(terms, start=start, end=end), start, end, _deeper(start, *parts))
+
+
+def _check_number(part: _Part, where: str) -> None:
+    """An operand of an ordering operator: no literal but a number, and no truth value."""
+    refused = is_boolean(part.node) or (isinstance(part.node, Literal) and part.node.type is LiteralType.STRING)
+    if refused:
+        raise _RefusedError(part.start, part.end, f"a number or a property {where}")
+
+
+def _check_equality(left: _Part, right: _Part) -> None:
+    for part in (left, right):
+        if _literal_type(part) is LiteralType.NULL:
+            raise _RefusedError(part.start, part.end, "a value beside = or <>", "ask with IS NULL or IS NOT NULL")
+    if _literal_type(left) is LiteralType.BOOLEAN and _literal_type(right) not in (None, LiteralType.BOOLEAN):
+        raise _RefusedError(right.start, right.end, "TRUE, FALSE or a property beside a boolean literal")
+
+
+def _literal_type(part: _Part) -> LiteralType | None:
+    return part.node.type if isinstance(part.node, Literal) else None
+
+
+def _between_part(operand: _Part, low: _Part, high: _Part, *, negated: bool) -> _Part:
+    for part in (operand, low, high):
+        _check_number(part, "in BETWEEN")
+    start, end = operand.start, high.end
+    node = Between(operand.node, low.node, high.node, negated, start=start, end=end)
+    return _Part(node, start, end, _deeper(start, operand, low, high))
+
+
+def _check_bounds(low: _Part, high: _Part) -> None:
+    """Two literals must not be the wrong way round; an integer and a float are compared as floats."""
+    if isinstance(low.node, Literal) and isinstance(high.node, Literal):
+        least, most = low.node.value, high.node.value
+        if isinstance(least, float) or isinstance(most, float):
+            least, most = float(least or 0), float(most or 0)
+        if isinstance(least, int | float) and isinstance(most, int | float) and most < least:
+            raise _RefusedError(high.start, high.end, "an upper bound that is not below the lower one")
+
+
+def _in_part(operand: _Part, strings: list[Token], *, negated: bool) -> _Part:
+    if not isinstance(operand.node, Property):
+        raise _RefusedError(operand.start, operand.end, "a property before IN")
+    values = tuple(_unquoted(token) for token in strings if token.type == "STRING")
+    start, end = operand.start, _place(strings[-1])[1]
+    return _Part(In(operand.node, values, negated, start=start, end=end), start, end, _deeper(start, operand))
+
+
+def _text_part(operand: _Part, operation: Token, search: Token, *, negated: bool) -> _Part:
+    start, end = operand.start, _place(search)[1]
+    node = TextTest(TextOperation(operation.upper()), operand.node, _unquoted(search), negated, start=start, end=end)
+    return _Part(node, start, end, _deeper(start, operand))
