@@ -1,0 +1,257 @@
+"""One consumer group as its coordinator sees it: members, generations, shares, committed offsets.
+
+Theory of operation
+-------------------
+Classic protocol. A rebalance begins (member joins, leaves, changes its topics; a topic comes or goes), every member has
+to join it, and when the last one has, the generation goes up and everyone gets a share. What a member must do in
+between is a queue of `Step`s that its consumer takes one by one inside `poll`:
+
+====================  ==================================================  ==========================================
+step                  eager (range, roundrobin)                           cooperative-sticky
+====================  ==================================================  ==========================================
+REVOKE                everything it has, *before* it joins                what the new generation took away from it;
+                                                                          then it joins again
+ASSIGN                its whole share (perhaps empty)                     what is new in its share (perhaps nothing)
+LOST                  it was put out of the group: everything it had, then it joins as a new member
+LEAVE                 it unsubscribes: everything it has, then it leaves
+====================  ==================================================  ==========================================
+
+A cooperative member joins in the background, without `poll`, unless a step is still waiting for it; an eager member
+that owns something joins only after its REVOKE is served. A partition that moves between cooperative members is given
+to the new owner only after the old one has given it up.
+
+Commits are checked as Kafka checks them: by member id and generation, *not* by ownership, and never against the offset
+before (it may go backwards). An outsider (no member id) may commit only while the group has no members. In a
+transaction a negative generation is not checked at all (Kafka's own gap, which callers must avoid).
+
+Pure: no clock, no lock, no client. Not handled: static membership, KIP-848, the delays of a real coordinator.
+"""
+
+import enum
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaError
+
+from rocketshim.testing import assignors
+from rocketshim.testing.assignors import Partition
+
+__all__ = ["CommittedOffset", "GroupCoordinator", "Member", "Step", "StepKind"]
+
+TopicMatcher = Callable[[Sequence[str]], list[str]]
+PartitionCounts = Mapping[str, int]
+
+
+class StepKind(enum.Enum):
+    """What a consumer has to do next for its group."""
+
+    ASSIGN = "assign"
+    REVOKE = "revoke"
+    LOST = "lost"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step and the partitions it is about, sorted."""
+
+    kind: StepKind
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    """What a group has committed for a partition."""
+
+    offset: int
+    metadata: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A consumer in its group.
+
+    Attributes:
+        member_id: given by the coordinator; `""` once it is out.
+        generation: the last generation it took part in; −1 before the first.
+        owned: what it holds by the protocol, that is, assigned and not yet given up.
+        steps: what its consumer has to do next.
+        is_alive: False for a member whose process stands still (no background work, no heartbeats).
+    """
+
+    patterns: tuple[str, ...]
+    strategy: str
+    member_id: str = ""
+    generation: int = -1
+    owned: set[Partition] = field(default_factory=set)
+    steps: deque[Step] = field(default_factory=deque)
+    is_alive: bool = True
+    has_joined: bool = False
+
+    @property
+    def is_cooperative(self) -> bool:
+        """Whether it gives up only what moves."""
+        return self.strategy == "cooperative-sticky"
+
+
+class GroupCoordinator:
+    """Membership and offsets of one group.
+
+    Args:
+        group_id: its name.
+        match_topics: which existing topics a subscription names.
+        partition_counts: partitions of each existing topic; read again at each rebalance.
+
+    Thread-safety: none; the broker's lock guards it.
+    """
+
+    def __init__(
+        self, group_id: str, *, match_topics: TopicMatcher, partition_counts: Callable[[], PartitionCounts]
+    ) -> None:
+        self.group_id = group_id
+        self.generation = 0
+        self.members: dict[str, Member] = {}
+        self.offsets: dict[Partition, CommittedOffset] = {}
+        self.is_rebalancing = False
+        self._match_topics = match_topics
+        self._partition_counts = partition_counts
+        self._shared_out: dict[str, list[Partition]] = {}
+        self._numbers = itertools.count(1)
+
+    def join(self, member: Member, *, client_id: str) -> int | None:
+        """Let a member in and rebalance.
+
+        Returns:
+            None, or the Kafka error code: `INCONSISTENT_GROUP_PROTOCOL` when the others share out by another protocol
+            (nothing has changed then).
+        """
+        if any(other.is_cooperative != member.is_cooperative for other in self.members.values()):
+            return int(KafkaError.INCONSISTENT_GROUP_PROTOCOL)
+        member.member_id = f"{client_id}-{self.group_id}-{next(self._numbers):04d}"
+        self.members[member.member_id] = member
+        self.rebalance()
+        return None
+
+    def leave(self, member: Member) -> None:
+        """Let a member out and rebalance the rest; no-op for an outsider."""
+        if self.members.pop(member.member_id, None) is None:
+            return
+        member.member_id = ""
+        member.owned.clear()
+        member.steps.clear()
+        self.rebalance()
+
+    def evict(self, member: Member) -> None:
+        """Put a member out (session or poll interval over); it learns of it by a LOST step."""
+        if self.members.pop(member.member_id, None) is None:
+            return
+        lost = tuple(sorted(member.owned))
+        member.owned.clear()
+        member.steps.clear()
+        member.steps.append(Step(StepKind.LOST, lost))
+        self.rebalance()
+
+    def rebalance(self) -> None:
+        """Begin a rebalance (again): every member has to join."""
+        self.is_rebalancing = bool(self.members)
+        for member in self.members.values():
+            member.has_joined = False
+            if not member.is_cooperative:
+                member.steps = deque(step for step in member.steps if step.kind is not StepKind.ASSIGN)
+                if member.owned and not member.steps:
+                    member.steps.append(Step(StepKind.REVOKE, tuple(sorted(member.owned))))
+        self._join_all()
+
+    def metadata_changed(self) -> None:
+        """Rebalance if the topics of some member are no longer those that were shared out."""
+        if self.members and self._wanted_partitions() != self._partitions_shared_out():
+            self.rebalance()
+
+    def step_done(self, member: Member, step: Step) -> None:
+        """A consumer has served the step that it took off `member.steps`."""
+        if member.member_id not in self.members:
+            return
+        if step.kind is StepKind.REVOKE:
+            member.owned.difference_update(step.partitions)
+            if member.is_cooperative:
+                self.rebalance()
+                return
+        elif step.kind is StepKind.ASSIGN and not member.is_cooperative:
+            member.owned = set(step.partitions)
+        elif step.kind is StepKind.ASSIGN:
+            member.owned.update(step.partitions)
+        self._join_all()
+
+    def wake(self, member: Member) -> None:
+        """A member whose process stood still runs again."""
+        member.is_alive = True
+        self._join_all()
+
+    def unjoined(self) -> list[Member]:
+        """Members that a running rebalance still waits for."""
+        return [member for member in self.members.values() if self.is_rebalancing and not member.has_joined]
+
+    def check_commit(self, member_id: str, generation: int, *, transactional: bool = False) -> int | None:
+        """Kafka error code that this commit deserves; None: it is accepted."""
+        if transactional and generation < 0 and not member_id:
+            return None
+        if not member_id and generation < 0:
+            return int(KafkaError.UNKNOWN_MEMBER_ID) if self.members else None
+        if member_id not in self.members:
+            return int(KafkaError.UNKNOWN_MEMBER_ID)
+        return None if generation == self.generation else int(KafkaError.ILLEGAL_GENERATION)
+
+    def _join_all(self) -> None:
+        if not self.is_rebalancing:
+            return
+        for member in self.members.values():
+            if member.is_alive and not member.steps:
+                member.has_joined = True
+        if all(member.has_joined for member in self.members.values()):
+            self._complete()
+
+    def _complete(self) -> None:
+        """Everyone has joined: next generation, new shares."""
+        self.is_rebalancing = False
+        self.generation += 1
+        shares = self._shares()
+        self._shared_out = shares
+        for member_id, member in sorted(self.members.items()):
+            member.generation = self.generation
+            share = set(shares[member_id])
+            if not member.is_cooperative:
+                member.steps.append(Step(StepKind.ASSIGN, tuple(sorted(share))))
+                continue
+            revoked = member.owned - share
+            others = {part for other in self.members.values() if other is not member for part in other.owned}
+            added = share - member.owned - others
+            if revoked:
+                member.steps.append(Step(StepKind.REVOKE, tuple(sorted(revoked))))
+            if added or not revoked:
+                member.steps.append(Step(StepKind.ASSIGN, tuple(sorted(added))))
+
+    def _shares(self) -> dict[str, list[Partition]]:
+        counts = self._partition_counts()
+        wanted = {member_id: self._match_topics(member.patterns) for member_id, member in self.members.items()}
+        owned = {member_id: sorted(member.owned) for member_id, member in self.members.items()}
+        match next(iter(self.members.values())).strategy:
+            case "cooperative-sticky":
+                return assignors.cooperative_sticky(wanted, counts, owned)
+            case "roundrobin":
+                return assignors.roundrobin(wanted, counts)
+            case _:
+                return assignors.range_(wanted, counts)
+
+    def _wanted_partitions(self) -> set[Partition]:
+        counts = self._partition_counts()
+        return {
+            (topic, partition)
+            for member in self.members.values()
+            for topic in self._match_topics(member.patterns)
+            for partition in range(counts.get(topic, 0))
+        }
+
+    def _partitions_shared_out(self) -> set[Partition]:
+        return {partition for share in self._shared_out.values() for partition in share}

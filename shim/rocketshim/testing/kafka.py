@@ -1,0 +1,363 @@
+"""`InMemoryKafka`: one Kafka cluster in this process, for tests and simulations.
+
+Its clients are made by `consumer` and `producer`, which have the shape of the factories that every shell takes. The
+rest of its methods are for the test: what lies on the cluster, what goes wrong, what time it is for a leader.
+
+How waiting works. `poll(timeout)` with nothing to read
+
+* on a `VirtualClock` returns at once, and time stands still: the test moves it between calls;
+* with `on_wait` calls that hook once (no lock is held), looks again and returns: a simulation advances the clock there
+  to its next event;
+* with `blocking=True`, or on a real clock, blocks the thread until something arrives or the clock reaches the timeout
+  (a virtual one is moved by another thread).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, Message
+
+from rocketshim.core.clock import Clock
+from rocketshim.errors import ConfigError
+from rocketshim.testing.broker import Broker, CommitRecord, Topic
+from rocketshim.testing.client_settings import ConsumerSettings, ProducerSettings
+from rocketshim.testing.clock import VirtualClock
+from rocketshim.testing.consumer import InMemoryConsumer, as_message
+from rocketshim.testing.faults import CommitFault, ProduceFault, Scope, TransactionFault
+from rocketshim.testing.partition_log import PartitionLog
+from rocketshim.testing.producer import InMemoryProducer
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Producer
+
+    from rocketshim.clients import ConsumerFactory, ProducerFactory
+
+__all__ = ["InMemoryKafka"]
+
+
+class InMemoryKafka:
+    """One Kafka cluster in memory.
+
+    Args:
+        clock: time for the broker and its clients; default a new `VirtualClock`.
+        on_wait: called when a client has to wait, with the seconds it is ready to wait (−1: for ever); None: no hook.
+        blocking: whether clients really wait where there is no hook; None: unless the clock is virtual.
+        enforce_max_poll_interval: whether a member that has not polled for `max.poll.interval.ms` is put out; default
+            no, because a test that moves the clock by an hour does not mean that everybody stood still.
+        fetch_run_count: how many records of one partition a consumer reads before it turns to the next.
+
+    Thread-safety: every method and every client call may come from any thread; one lock guards all of it. Driven from
+    one thread everything is deterministic: same calls, same results.
+    """
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        on_wait: Callable[[float], None] | None = None,
+        blocking: bool | None = None,
+        enforce_max_poll_interval: bool = False,
+        fetch_run_count: int = 16,
+    ) -> None:
+        self.clock = VirtualClock() if clock is None else clock
+        self._broker = Broker(
+            self.clock, on_wait=on_wait, is_blocking=blocking, enforce_poll_interval=enforce_max_poll_interval
+        )
+        self._fetch_run_count = fetch_run_count
+
+    # --- clients -------------------------------------------------------------------------------------------------
+
+    def consumer(self, config: Mapping[str, Any]) -> InMemoryConsumer:
+        """A consumer client with librdkafka settings; `group.id` is needed. Matches `ConsumerFactory`.
+
+        Raises:
+            ValueError: no `group.id`.
+            KafkaException: `_INVALID_ARG`, a value that librdkafka refuses.
+        """
+        return InMemoryConsumer(self._broker, ConsumerSettings.from_config(config), run_count=self._fetch_run_count)
+
+    def producer(self, config: Mapping[str, Any]) -> InMemoryProducer:
+        """A producer client with librdkafka settings. Matches `ProducerFactory`.
+
+        Raises:
+            KafkaException: `_INVALID_ARG`, a value that librdkafka refuses.
+        """
+        return InMemoryProducer(self._broker, ProducerSettings.from_config(config))
+
+    # --- topics --------------------------------------------------------------------------------------------------
+
+    def create_topic(self, name: str, partitions: int = 1, *, config: Mapping[str, str] | None = None) -> None:
+        """Make a topic.
+
+        Args:
+            name: physical topic name.
+            partitions: how many, at least 1.
+            config: Kafka topic settings; `message.timestamp.type` (default CreateTime), `max.message.bytes` (default
+                1 048 588) and `cleanup.policy` (default delete) have an effect.
+
+        Raises:
+            ConfigError: it is there already, or `partitions` is below 1; nothing has changed.
+        """
+        with self._broker.lock:
+            if name in self._broker.topics:
+                raise ConfigError(f"topic {name!r} exists already; delete_topic it first or choose another name")
+            if partitions < 1:
+                raise ConfigError(f"topic {name!r} with {partitions} partitions; a topic has at least 1")
+            self._broker.create_topic(name, partitions, dict(config or {}))
+
+    def add_partitions(self, name: str, partitions: int) -> None:
+        """Let a topic grow to `partitions` partitions; fewer than it has changes nothing."""
+        with self._broker.lock:
+            topic = self._topic(name)
+            topic.partitions.extend(PartitionLog() for _ in range(partitions - len(topic.partitions)))
+            self._broker.topics_changed()
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic and its records. Committed offsets of groups stay, as they do for a while in Kafka."""
+        with self._broker.lock:
+            self._topic(name)
+            del self._broker.topics[name]
+            self._broker.topics_changed()
+
+    def topics(self) -> list[str]:
+        """Names of all topics, sorted."""
+        with self._broker.lock:
+            return sorted(self._broker.topics)
+
+    def append(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        *,
+        key: bytes | None = None,
+        partition: int = 0,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
+    ) -> Message:
+        """Put a record into the log directly, past every fault, and return it as a reader will see it.
+
+        Args:
+            topic: an existing topic.
+            value: body; None is a tombstone.
+            key: Kafka key.
+            partition: where to.
+            headers: in order, repeats allowed.
+            timestamp_ms: epoch ms; None: now. A LogAppendTime topic stamps by its leader's clock in any case.
+        """
+        with self._broker.lock:
+            record = self._broker.append(
+                self._topic(topic),
+                partition,
+                key=key,
+                value=value,
+                headers=tuple(headers),
+                timestamp_ms=self.clock.wall_ms() if timestamp_ms is None else timestamp_ms,
+            )
+            self._broker.touch()
+            return as_message(topic, partition, record)
+
+    def records(self, topic: str, partition: int | None = None, *, read_committed: bool = True) -> list[Message]:
+        """What lies in a topic, by partition and offset.
+
+        Args:
+            topic: an existing topic.
+            partition: None: all of them.
+            read_committed: leave out what an open or aborted transaction wrote.
+        """
+        with self._broker.lock:
+            logs = self._topic(topic).partitions
+            numbers: Sequence[int] = range(len(logs)) if partition is None else [partition]
+            return [
+                as_message(topic, number, record)
+                for number in numbers
+                for record in logs[number].records(read_committed=read_committed)
+            ]
+
+    def skip_offsets(self, topic: str, partition: int = 0, *, count: int = 1) -> None:
+        """Leave a hole of `count` offsets, as transaction markers do."""
+        with self._broker.lock:
+            self._log(topic, partition).skip(count)
+            self._broker.touch()
+
+    def truncate(self, topic: str, partition: int = 0, *, before_offset: int) -> None:
+        """Drop the records below an offset and raise the low watermark to it, as retention does."""
+        with self._broker.lock:
+            self._log(topic, partition).truncate(before_offset)
+            self._broker.touch()
+
+    def compact(self, topic: str) -> None:
+        """Keep the last record of each key only, as a log cleaner does in the end."""
+        with self._broker.lock:
+            for log in self._topic(topic).partitions:
+                log.compact()
+            self._broker.touch()
+
+    def set_leader_clock(self, skew_ms: int, *, topic: str | None = None, partition: int | None = None) -> None:
+        """Let the leader of these partitions show the wall clock plus `skew_ms` from now on.
+
+        A later order wins over an earlier one where both fit; None means any.
+        """
+        with self._broker.lock:
+            self._broker.skews_ms.append((Scope(topic, partition), skew_ms))
+
+    # --- groups --------------------------------------------------------------------------------------------------
+
+    def committed(self, group: str) -> dict[tuple[str, int], int]:
+        """The next offset that a group has committed for each (topic, partition)."""
+        with self._broker.lock:
+            offsets = self._broker.group(group).offsets
+            return {partition: committed.offset for partition, committed in sorted(offsets.items())}
+
+    def commits(self, group: str) -> list[CommitRecord]:
+        """Every commit of a group that the broker accepted, in order."""
+        with self._broker.lock:
+            return [commit for commit in self._broker.commits if commit.group_id == group]
+
+    def members(self, group: str) -> list[str]:
+        """Member ids of a group, sorted."""
+        with self._broker.lock:
+            return sorted(self._broker.group(group).members)
+
+    # --- what goes wrong -----------------------------------------------------------------------------------------
+
+    def fail_produce(
+        self,
+        error: KafkaError,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        count: int = 1,
+        synchronous: bool = False,
+        stored: bool = False,
+    ) -> None:
+        """Let the next `count` sends fail.
+
+        Args:
+            error: what the report carries, or `produce` raises.
+            topic: None: any.
+            partition: None: any.
+            count: how many sends.
+            synchronous: `produce` raises; default: the delivery report says so.
+            stored: the record is in the log all the same (a lost acknowledgement); not with `synchronous`.
+        """
+        with self._broker.lock:
+            self._broker.faults.produce.append(
+                ProduceFault(Scope(topic, partition), error, count, is_synchronous=synchronous, is_stored=stored)
+            )
+
+    def hold_sends(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Keep sends to these partitions out of the log, in their producers' queues, until `release`."""
+        with self._broker.lock:
+            self._broker.faults.held_sends.append(Scope(topic, partition))
+
+    def hold_reports(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Let sends into the log but keep their delivery reports back until `release`."""
+        with self._broker.lock:
+            self._broker.faults.held_reports.append(Scope(topic, partition))
+
+    def release(self) -> None:
+        """Lift every `hold_sends` and `hold_reports`."""
+        with self._broker.lock:
+            self._broker.faults.held_sends.clear()
+            self._broker.faults.held_reports.clear()
+            self._broker.touch()
+
+    def fail_commits(
+        self, error: KafkaError, *, group: str | None = None, count: int = 1, stored: bool = False
+    ) -> None:
+        """Let the next `count` commits of a group (None: any) fail; `stored`: the offsets are kept all the same."""
+        with self._broker.lock:
+            self._broker.faults.commits.append(CommitFault(group, error, count, is_stored=stored))
+
+    def fail_transaction(
+        self,
+        error: KafkaError,
+        *,
+        call: str = "commit_transaction",
+        transactional_id: str | None = None,
+        count: int = 1,
+        applied: bool = False,
+    ) -> None:
+        """Let the next `count` transaction calls fail.
+
+        Args:
+            error: what is raised; a fatal one ends the producer.
+            call: `send_offsets_to_transaction`, `commit_transaction` or `abort_transaction`.
+            transactional_id: None: any.
+            count: how many calls.
+            applied: the call has taken effect all the same (an indefinite result); for commit and abort only.
+        """
+        with self._broker.lock:
+            self._broker.faults.transactions.append(
+                TransactionFault(transactional_id, call, error, count, is_applied=applied)
+            )
+
+    def deny(self, topic: str, *, write: bool = True, read: bool = True) -> None:
+        """Take away the right to write or read a topic, until `allow`."""
+        with self._broker.lock:
+            if write:
+                self._broker.faults.denied_writes.add(topic)
+            if read:
+                self._broker.faults.denied_reads.add(topic)
+            self._broker.touch()
+
+    def allow(self, topic: str) -> None:
+        """Give back every right to a topic."""
+        with self._broker.lock:
+            self._broker.faults.denied_writes.discard(topic)
+            self._broker.faults.denied_reads.discard(topic)
+            self._broker.touch()
+
+    def stop_broker(self) -> None:
+        """Nobody answers any more: sends wait, reads give nothing, commits and look-ups fail."""
+        with self._broker.lock:
+            self._broker.faults.is_broker_down = True
+
+    def start_broker(self) -> None:
+        """Answer again; what waited is sent on."""
+        with self._broker.lock:
+            self._broker.faults.is_broker_down = False
+            self._broker.settle()
+            self._broker.touch()
+
+    def kill(self, client: InMemoryConsumer | InMemoryProducer) -> None:
+        """The process of this client dies: nothing is flushed, committed or called back.
+
+        A consumer stays a member of its group until its session has run out on the clock.
+        """
+        client.abandon()
+
+    def freeze(self, consumer: InMemoryConsumer) -> None:
+        """The process of this consumer stands still until its next call; its session may run out meanwhile."""
+        consumer.silence()
+
+    def evict(self, consumer: InMemoryConsumer) -> None:
+        """The group puts this consumer out now; it learns of it (`on_lost`) at its next poll."""
+        with self._broker.lock:
+            if consumer.member is not None:
+                self._broker.group(consumer.group_id).evict(consumer.member)
+                self._broker.touch()
+
+    def raise_in_poll(self, consumer: InMemoryConsumer, error: KafkaError) -> None:
+        """Let the next poll of this consumer give an event with this error."""
+        consumer.inject(error)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            raise ConfigError(f"topic {name!r} is not there; create_topic it first")
+        return topic
+
+    def _log(self, topic: str, partition: int) -> PartitionLog:
+        logs = self._topic(topic).partitions
+        if not 0 <= partition < len(logs):
+            raise ConfigError(f"topic {topic!r} has partitions 0 to {len(logs) - 1}, not {partition}")
+        return logs[partition]
+
+
+if TYPE_CHECKING:
+    # Both back ends have the shape that the shells take; the type checker says so here.
+    _CONSUMERS: tuple[ConsumerFactory, ...] = (Consumer, InMemoryKafka().consumer)
+    _PRODUCERS: tuple[ProducerFactory, ...] = (Producer, InMemoryKafka().producer)

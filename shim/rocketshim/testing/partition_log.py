@@ -1,0 +1,151 @@
+"""One partition as its leader keeps it: records with offsets, marks of transactions, holes.
+
+Rules of the file:
+
+* An entry once appended never changes; offsets only grow; a hole (`skip`, a transaction marker, compaction) is an
+  offset that nobody ever reads.
+* A record of a transaction is there at once for `read_uncommitted`. For `read_committed` nothing at or above the first
+  record of the oldest open transaction exists (the last stable offset), and records of aborted ones never do.
+* `log_start_offset` moves up by truncation (retention, DeleteRecords) and compaction does not move it.
+
+Pure: no clock, no lock, no client. Not handled: replication, leader epochs that truncate, batches (each record is one).
+"""
+
+import bisect
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = ["Headers", "PartitionLog", "StoredRecord", "Transaction", "TransactionState"]
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class TransactionState(enum.Enum):
+    """What became of a transaction."""
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+@dataclass(slots=True, eq=False)
+class Transaction:
+    """One Kafka transaction: the identity that its records share, and its state."""
+
+    producer_id: int
+    producer_epoch: int
+    state: TransactionState = TransactionState.OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record in the log."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_type: int
+    timestamp_ms: int
+    transaction: Transaction | None = None
+
+
+@dataclass(slots=True)
+class PartitionLog:
+    """The log of one partition.
+
+    Attributes:
+        log_start_offset: lowest offset a reader may ask for (the low watermark).
+        next_offset: offset of the next record (the high watermark: there is one replica).
+
+    Thread-safety: none; the broker's lock guards it.
+    """
+
+    log_start_offset: int = 0
+    next_offset: int = 0
+    _records: list[StoredRecord] = field(default_factory=list)
+    _offsets: list[int] = field(default_factory=list)
+    _first_open: dict[Transaction, int] = field(default_factory=dict)
+
+    def append(
+        self,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        timestamp_type: int,
+        timestamp_ms: int,
+        transaction: Transaction | None = None,
+    ) -> StoredRecord:
+        """Store one record at the next offset and return it as stored."""
+        record = StoredRecord(self.next_offset, key, value, headers, timestamp_type, timestamp_ms, transaction)
+        self._records.append(record)
+        self._offsets.append(record.offset)
+        self.next_offset += 1
+        if transaction is not None:
+            self._first_open.setdefault(transaction, record.offset)
+        return record
+
+    def skip(self, count: int) -> None:
+        """Leave `count` offsets unused, as control records do."""
+        self.next_offset += count
+
+    def end_transaction(self, transaction: Transaction) -> bool:
+        """Write the marker of a transaction that has ended; False where it has no record here."""
+        if self._first_open.pop(transaction, None) is None:
+            return False
+        self.skip(1)
+        return True
+
+    def last_stable_offset(self) -> int:
+        """First offset that a `read_committed` reader must not pass."""
+        return min(self._first_open.values(), default=self.next_offset)
+
+    def end_offset(self, *, read_committed: bool) -> int:
+        """Where a reader of this isolation level finds the end."""
+        return self.last_stable_offset() if read_committed else self.next_offset
+
+    def read(self, offset: int, *, read_committed: bool) -> StoredRecord | None:
+        """The first visible record at or after `offset`; None at the end."""
+        end = self.end_offset(read_committed=read_committed)
+        for index in range(bisect.bisect_left(self._offsets, offset), len(self._records)):
+            record = self._records[index]
+            if record.offset >= end:
+                return None
+            if not read_committed or _is_visible(record):
+                return record
+        return None
+
+    def records(self, *, read_committed: bool) -> Iterator[StoredRecord]:
+        """Every record a reader of this isolation level sees, by offset."""
+        end = self.end_offset(read_committed=read_committed)
+        for record in self._records:
+            if record.offset < end and (not read_committed or _is_visible(record)):
+                yield record
+
+    def offset_for_time(self, timestamp_ms: int) -> int | None:
+        """Offset of the first record with this timestamp or a later one; None if there is none."""
+        return next((record.offset for record in self._records if record.timestamp_ms >= timestamp_ms), None)
+
+    def truncate(self, before_offset: int) -> None:
+        """Drop every record below `before_offset` (at most to the end), as retention does."""
+        self.log_start_offset = max(self.log_start_offset, min(before_offset, self.next_offset))
+        cut = bisect.bisect_left(self._offsets, self.log_start_offset)
+        del self._records[:cut]
+        del self._offsets[:cut]
+
+    def compact(self) -> None:
+        """Keep of each key the last record only, and no tombstones; what a log cleaner would leave in the end."""
+        last = {record.key: record.offset for record in self._records if record.transaction not in self._first_open}
+        self._records = [
+            record
+            for record in self._records
+            if record.transaction in self._first_open
+            or (last.get(record.key) == record.offset and record.value is not None)
+        ]
+        self._offsets = [record.offset for record in self._records]
+
+
+def _is_visible(record: StoredRecord) -> bool:
+    return record.transaction is None or record.transaction.state is TransactionState.COMMITTED
