@@ -83,7 +83,8 @@ class ProcessQueue(Generic[MessageT]):
     """
 
     __slots__ = (
-        "_chunks", "_pending", "_tracker", "dropped", "epoch", "msg_bytes", "msg_count", "partition", "paused", "topic",
+        "_chunks", "_owed_count", "_pending", "_tracker", "dropped", "epoch", "msg_bytes", "msg_count", "partition",
+        "paused", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, epoch: int = 0) -> None:
@@ -96,6 +97,7 @@ class ProcessQueue(Generic[MessageT]):
         self.msg_bytes = 0
         self._pending: deque[MessageT] = deque()
         self._chunks: dict[Chunk[MessageT], None] = {}
+        self._owed_count = 0
         self._tracker = OffsetTracker(epoch)
 
     def put(self, messages: Sequence[MessageT]) -> None:
@@ -175,12 +177,15 @@ class ProcessQueue(Generic[MessageT]):
             They are owed. Nothing for a dropped queue.
 
         Raises:
-            ValueError: reported before, or of another queue, or a failed message is not in it; nothing changed.
+            ValueError: reported before, or of another queue, or not begun to the end, or a failed message is not in
+                it; nothing changed.
         """
         if chunk.queue is not self:
             raise ValueError(f"the chunk is not one of {self.topic}/{self.partition} in epoch {self.epoch}")
         if chunk.reported:
             raise ValueError("the chunk was reported before")
+        if chunk.todo and not self.dropped:
+            raise ValueError(f"{len(chunk.todo)} messages of the chunk were not begun: they cannot be done")
         messages = chunk.messages
         refused = {message.offset() for message in failed}
         if refused and not refused.issubset([message.offset() for message in messages]):
@@ -219,6 +224,7 @@ class ProcessQueue(Generic[MessageT]):
         if chunk.queue is not self or chunk.owed is None or offset is None or offset not in chunk.owed:
             raise ValueError(f"offset {offset} of {self.topic}/{self.partition} is not waiting for its next hop")
         chunk.owed.remove(offset)
+        self._owed_count -= 1
         self._finish(chunk, message)
 
     def expire(self, now_ms: int, timeout_ms: int) -> list[tuple[Chunk[MessageT], MessageT]]:
@@ -255,6 +261,21 @@ class ProcessQueue(Generic[MessageT]):
                 expired.extend((chunk, message) for message in late)
         return expired
 
+    def withhold(self) -> None:
+        """Let nothing more begin: what is pending, or handed out and not begun, stays undone. Safe twice.
+
+        For a queue that is about to be given up: `settled` says when what had begun is through.
+        """
+        self._pending.clear()
+        for chunk in self.in_flight:
+            for part in self.split(chunk):
+                del self._chunks[part]
+
+    @property
+    def settled(self) -> bool:
+        """Whether no listener holds a message of this queue and no hop is owed; true of a dropped queue."""
+        return self._owed_count == 0 and not any(chunk.messages for chunk in self._chunks)
+
     def oldest_in_work_ms(self, now_ms: int) -> int:
         """Age of the oldest listener call as the sweeps saw it, in ms; 0 when none is known."""
         ages = [now_ms - c.seen_ms for c in self._chunks if c.seen_in_work is not None and c.in_work is not None]
@@ -265,6 +286,7 @@ class ProcessQueue(Generic[MessageT]):
         self.dropped = True
         self._pending.clear()
         self._chunks.clear()
+        self._owed_count = 0
         self._tracker = OffsetTracker(self.epoch)  # the old one would keep messages as long as a thread keeps a chunk
         self.msg_count = 0
         self.msg_bytes = 0
@@ -301,6 +323,7 @@ class ProcessQueue(Generic[MessageT]):
     def _owe(self, chunk: Chunk[MessageT], messages: Sequence[MessageT]) -> None:
         if messages:
             chunk.owed = (chunk.owed or set()) | {message.offset() or 0 for message in messages}
+            self._owed_count += len(messages)
 
     def _finish(self, chunk: Chunk[MessageT], message: MessageT) -> None:
         offset = message.offset()

@@ -1,0 +1,239 @@
+"""The position to commit never passes an unfinished message, never goes back, and is right in a log with holes."""
+
+import gc
+import weakref
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rocketshim.core.offset_tracker import OffsetTracker, Run
+
+
+class Record:
+    """A message that is false in a boolean context, as one of Kafka's with an empty value is."""
+
+    def __init__(self, offset: int | None) -> None:
+        self._offset = offset
+
+    def offset(self) -> int | None:
+        return self._offset
+
+    def __len__(self) -> int:
+        return 0
+
+
+def records(*offsets: int) -> list[Record]:
+    return [Record(offset) for offset in offsets]
+
+
+def naive_next_offset(delivered: list[int], finished: set[int]) -> int | None:
+    """The position after the longest finished prefix in delivery order, by walking all that was ever delivered."""
+    position = None
+    for offset in delivered:
+        if offset not in finished:
+            break
+        position = offset + 1
+    return position
+
+
+def naive_span(delivered: list[int], finished: set[int]) -> int:
+    unfinished = [offset for offset in delivered if offset not in finished]
+    return delivered[-1] - unfinished[0] if unfinished else 0
+
+
+class TrackerAgainstNaiveModel(RuleBasedStateMachine):
+    """Any interleaving of deliveries and finishes, legal and illegal, agrees with walking the whole history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker = OffsetTracker(epoch=3)
+        self.delivered: list[int] = []
+        self.finished: set[int] = set()
+        self.runs: list[tuple[Run, list[int]]] = []
+        self.highest: int | None = None
+        self.foreign = OffsetTracker().deliver(records(0, 1))
+
+    @rule(steps=st.lists(st.integers(min_value=1, max_value=9), min_size=1, max_size=6))
+    def deliver(self, steps: list[int]) -> None:
+        offset = self.delivered[-1] if self.delivered else -1
+        offsets = []
+        for step in steps:
+            offset += step
+            offsets.append(offset)
+        self.runs.append((self.tracker.deliver(records(*offsets)), offsets))
+        self.delivered += offsets
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def finish_one(self, data: st.DataObject) -> None:
+        run, offsets = data.draw(st.sampled_from(self.runs))
+        offset = data.draw(st.sampled_from(offsets))
+        if offset in self.finished:
+            with pytest.raises(ValueError, match=r"finished before|not open"):
+                self.tracker.finish(run, offset)
+        else:
+            self.tracker.finish(run, offset)
+            self.finished.add(offset)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def finish_the_whole_run(self, data: st.DataObject) -> None:
+        run, offsets = data.draw(st.sampled_from(self.runs))
+        if self.finished.issuperset(offsets):
+            with pytest.raises(ValueError, match="finished before"):
+                self.tracker.finish_all(run)
+        else:
+            self.tracker.finish_all(run)
+            self.finished.update(offsets)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), distance=st.integers(min_value=1, max_value=50))
+    def finish_what_was_not_delivered(self, data: st.DataObject, distance: int) -> None:
+        run, offsets = data.draw(st.sampled_from(self.runs))
+        with pytest.raises(ValueError, match=r"not in the run|not open|finished before"):
+            self.tracker.finish(run, offsets[-1] + distance)
+
+    @precondition(lambda self: self.delivered)
+    @rule(back=st.integers(min_value=0, max_value=20))
+    def deliver_what_does_not_rise(self, back: int) -> None:
+        with pytest.raises(ValueError, match=r"do not rise|without an offset"):
+            self.tracker.deliver(records(self.delivered[-1] - back))
+
+    @rule()
+    def name_a_run_of_another_tracker(self) -> None:
+        with pytest.raises(ValueError, match="another tracker"):
+            self.tracker.finish(self.foreign, 0)
+        with pytest.raises(ValueError, match="another tracker"):
+            self.tracker.finish_all(self.foreign)
+        assert self.foreign.unfinished == 2
+
+    @invariant()
+    def position_is_that_of_the_naive_model(self) -> None:
+        assert self.tracker.next_offset == naive_next_offset(self.delivered, self.finished)
+
+    @invariant()
+    def position_never_goes_back(self) -> None:
+        position = self.tracker.next_offset
+        if self.highest is not None:
+            assert position is not None
+            assert position >= self.highest
+        self.highest = position
+
+    @invariant()
+    def the_rest_agrees_too(self) -> None:
+        unfinished = [offset for offset in self.delivered if offset not in self.finished]
+        assert self.tracker.lowest_unfinished == (unfinished[0] if unfinished else None)
+        assert self.tracker.idle == (not unfinished)
+        assert self.tracker.span == (naive_span(self.delivered, self.finished) if self.delivered else 0)
+        assert self.tracker.last_offset == (self.delivered[-1] if self.delivered else -1)
+        for run, offsets in self.runs:
+            assert run.unfinished == sum(offset not in self.finished for offset in offsets)
+            assert run.next_offset == offsets[-1] + 1
+
+
+TestTrackerAgainstNaiveModel = TrackerAgainstNaiveModel.TestCase
+TestTrackerAgainstNaiveModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_nothing_is_to_be_committed_before_the_first_message_is_finished() -> None:
+    tracker = OffsetTracker()
+    assert tracker.next_offset is None
+    assert tracker.idle
+    run = tracker.deliver(records(7, 8))
+    tracker.finish(run, 8)
+    assert tracker.next_offset is None
+
+
+def test_position_is_the_one_after_the_last_message_and_not_the_next_message_delivered() -> None:
+    """A hole of 90 offsets (transaction markers, compaction) is not jumped before something behind it is finished."""
+    tracker = OffsetTracker()
+    first, second = tracker.deliver(records(5, 9)), tracker.deliver(records(100))
+    tracker.finish_all(first)
+    assert tracker.next_offset == 10
+    tracker.finish_all(second)
+    assert tracker.next_offset == 101
+
+
+def test_runs_finished_out_of_order_count_when_the_gap_closes() -> None:
+    tracker = OffsetTracker()
+    runs = [tracker.deliver(records(base, base + 1)) for base in (0, 2, 4)]
+    tracker.finish_all(runs[2])
+    tracker.finish_all(runs[1])
+    assert tracker.next_offset is None
+    tracker.finish(runs[0], 0)
+    assert tracker.next_offset == 1
+    tracker.finish(runs[0], 1)
+    assert tracker.next_offset == 6
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [(), (4,), (3,), (5, 5), (6, 5), (5, 6, 6), (None,), (5, None), (-1,)],
+    ids=["none", "same as before", "below", "repeated", "falling", "too close", "no offset", "no last", "negative"],
+)
+def test_illegal_delivery_changes_nothing(offsets: tuple[int | None, ...]) -> None:
+    tracker = OffsetTracker()
+    run = tracker.deliver(records(3, 4))
+    with pytest.raises(ValueError):  # noqa: PT011 - each case has its own text
+        tracker.deliver([Record(offset) for offset in offsets])
+    assert tracker.last_offset == 4
+    tracker.finish_all(run)
+    assert tracker.next_offset == 5
+    assert tracker.idle
+
+
+def test_finishing_an_offset_in_a_hole_of_the_run_changes_nothing() -> None:
+    tracker = OffsetTracker()
+    run = tracker.deliver(records(3, 7))
+    with pytest.raises(ValueError, match="not in the run"):
+        tracker.finish(run, 5)
+    tracker.finish(run, 3)
+    with pytest.raises(ValueError, match="not open"):
+        tracker.finish(run, 5)
+    assert tracker.next_offset == 4
+    assert run.unfinished == 1
+
+
+def test_whole_run_may_be_finished_after_a_part_of_it() -> None:
+    tracker = OffsetTracker()
+    run = tracker.deliver(records(0, 1, 2))
+    tracker.finish(run, 1)
+    tracker.finish_all(run)
+    assert tracker.next_offset == 3
+
+
+def test_epoch_is_carried() -> None:
+    assert OffsetTracker(epoch=12).epoch == 12
+
+
+@given(st.permutations(range(6)))
+def test_one_stuck_message_holds_the_commit_but_not_the_memory_of_the_others(order: list[int]) -> None:
+    """A message is released when it finishes, wherever it stands; only the stuck run keeps anything, and no message."""
+    tracker = OffsetTracker()
+    batches = [[Record(base * 2), Record(base * 2 + 1)] for base in range(6)]
+    alive = [weakref.ref(record) for batch in batches for record in batch]
+    runs = [tracker.deliver(batch) for batch in batches]
+    del batches
+    tracker.finish(runs[0], 1)
+    for number in order:
+        if number != 0:
+            tracker.finish_all(runs[number])
+    gc.collect()
+    assert not [reference for reference in alive if reference() is not None]
+    assert tracker.next_offset is None
+    tracker.finish(runs[0], 0)
+    assert tracker.next_offset == 12
+
+
+def test_dropped_tracker_is_freed_without_the_cycle_collector() -> None:
+    """A run that is still held somewhere does not keep its tracker and all the messages of it alive."""
+    tracker = OffsetTracker()
+    held, other = Record(0), Record(1)
+    alive = weakref.ref(other)
+    run = tracker.deliver([held])
+    tracker.deliver([other])
+    del other, tracker
+    assert run.unfinished == 1
+    assert alive() is None

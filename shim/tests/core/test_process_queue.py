@@ -1,0 +1,576 @@
+"""Every message put is pending, in flight or done, and in one of them only; the position never passes one not done."""
+
+import gc
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rocketshim.core.process_queue import Chunk, ProcessQueue
+
+TIMEOUT_MS = 100
+
+
+class Record:
+    """A message of some size; one of size 0 is false in a boolean context, as Kafka's with an empty value is."""
+
+    def __init__(self, offset: int | None, size: int = 0) -> None:
+        self._offset = offset
+        self._size = size
+
+    def offset(self) -> int | None:
+        return self._offset
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __repr__(self) -> str:
+        return f"Record({self._offset}, {self._size})"
+
+
+def records(*offsets: int) -> list[Record]:
+    return [Record(offset) for offset in offsets]
+
+
+def offsets_of(messages: list[Record]) -> list[int | None]:
+    return [message.offset() for message in messages]
+
+
+def queue_of(*offsets: int) -> ProcessQueue[Record]:
+    queue: ProcessQueue[Record] = ProcessQueue("orders", 0)
+    queue.put(records(*offsets))
+    return queue
+
+
+def taken(queue: ProcessQueue[Record], limit: int = 100) -> Chunk[Record]:
+    chunk = queue.take(limit)
+    assert chunk is not None
+    return chunk
+
+
+def begin(chunk: Chunk[Record], count: int = 1) -> list[Record]:
+    """What a listener thread does: take messages from the chunk and hold them in one call."""
+    batch = [chunk.todo.popleft() for _ in range(count)]
+    chunk.in_work = batch
+    return batch
+
+
+def work_off(chunk: Chunk[Record]) -> None:
+    """What a listener thread does with a whole chunk."""
+    while chunk.todo:
+        begin(chunk)
+
+
+@dataclass(eq=False)
+class Work:
+    """What the model knows of one chunk."""
+
+    chunk: Chunk[Record]
+    todo: list[int]
+    begun: list[int] = field(default_factory=list)
+    call: list[int] | None = None
+    seen_ms: int | None = None
+    expired: set[int] = field(default_factory=set)
+    reported: bool = False
+
+
+class QueueAgainstNaiveModel(RuleBasedStateMachine):
+    """Any interleaving of the owner's and the listener threads' steps agrees with a model of plain lists and sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: ProcessQueue[Record] = ProcessQueue("orders", 4, epoch=2)
+        self.put: dict[int, Record] = {}  # everything that was ever put, in order
+        self.pending: list[int] = []
+        self.done: set[int] = set()
+        self.owed: list[tuple[Work, int]] = []
+        self.sent: list[int] = []  # every message that was ever to be sent back
+        self.works: list[Work] = []
+        self.now_ms = 0
+        self.position: int | None = None
+
+    # --- the owner thread
+
+    @rule(steps=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=6))
+    def put_messages(self, steps: list[tuple[int, int]]) -> None:
+        offset = max(self.put, default=-1)
+        messages = []
+        for step, size in steps:
+            offset += step
+            messages.append(Record(offset, size))
+        if self.queue.dropped:
+            with pytest.raises(ValueError, match="dropped"):
+                self.queue.put(messages)
+            return
+        self.queue.put(messages)
+        for message in messages:
+            offset = message.offset() or 0
+            self.put[offset] = message
+            self.pending.append(offset)
+
+    @precondition(lambda self: self.put and not self.queue.dropped)
+    @rule(back=st.integers(0, 3))
+    def put_what_does_not_rise(self, back: int) -> None:
+        with pytest.raises(ValueError, match="do not rise"):
+            self.queue.put(records(max(self.put) - back))
+
+    @rule(limit=st.integers(1, 5))
+    def take(self, limit: int) -> None:
+        chunk = self.queue.take(limit)
+        if self.queue.dropped or not self.pending:
+            assert chunk is None
+            return
+        assert chunk is not None
+        expected, self.pending = self.pending[:limit], self.pending[limit:]
+        assert [message.offset() for message in chunk.messages] == expected
+        self.works.append(Work(chunk, list(expected)))
+
+    @precondition(lambda self: self.works)
+    @rule(data=st.data())
+    def split(self, data: st.DataObject) -> None:
+        work = data.draw(st.sampled_from(self.works))
+        chunks = self.queue.split(work.chunk)
+        if self.queue.dropped or work.reported:
+            assert chunks == []
+            return
+        assert [[message.offset() for message in chunk.messages] for chunk in chunks] == [[o] for o in work.todo]
+        self.works += [Work(chunk, [offset]) for chunk, offset in zip(chunks, work.todo, strict=True)]
+        work.todo = []
+
+    @precondition(lambda self: self.works)
+    @rule(data=st.data())
+    def report(self, data: st.DataObject) -> None:
+        work = data.draw(st.sampled_from(self.works))
+        refused = data.draw(st.sets(st.sampled_from(work.begun))) if work.begun else set()
+        failed = [self.put[offset] for offset in sorted(refused, reverse=True)]
+        if work.reported or (work.todo and not self.queue.dropped):
+            with pytest.raises(ValueError, match=r"reported before|not begun"):
+                self.queue.report(work.chunk, failed)
+            return
+        to_send = self.queue.report(work.chunk, failed)
+        work.reported = True
+        work.call = None
+        if self.queue.dropped:
+            assert to_send == []
+            return
+        expected = [offset for offset in work.begun if offset in refused and offset not in work.expired]
+        assert to_send == [self.put[offset] for offset in expected]
+        self.sent += expected
+        self.owed += [(work, offset) for offset in expected]
+        self.done |= set(work.begun) - refused - work.expired
+
+    @precondition(lambda self: self.owed)
+    @rule(data=st.data())
+    def stored(self, data: st.DataObject) -> None:
+        pair = data.draw(st.sampled_from(self.owed))
+        work, offset = pair
+        self.queue.stored(work.chunk, self.put[offset])
+        if not self.queue.dropped:
+            self.owed.remove(pair)
+            self.done.add(offset)
+
+    @precondition(lambda self: self.works and not self.queue.dropped)
+    @rule(data=st.data())
+    def stored_but_not_owed(self, data: st.DataObject) -> None:
+        work = data.draw(st.sampled_from(self.works))
+        offset = data.draw(st.sampled_from(sorted(self.put)))
+        if (work, offset) not in self.owed:
+            with pytest.raises(ValueError, match="not waiting"):
+                self.queue.stored(work.chunk, self.put[offset])
+
+    @rule(passed_ms=st.integers(0, 150))
+    def expire(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+        named = self.queue.expire(self.now_ms, TIMEOUT_MS)
+        expected: list[tuple[Chunk[Record], Record]] = []
+        for work in [] if self.queue.dropped else self.works:
+            if work.call is None or work.reported:
+                work.seen_ms = None
+            elif work.seen_ms is None:
+                work.seen_ms = self.now_ms
+            elif self.now_ms - work.seen_ms >= TIMEOUT_MS:
+                late = [offset for offset in work.call if offset not in work.expired]
+                work.expired.update(late)
+                self.sent += late
+                self.owed += [(work, offset) for offset in late]
+                expected += [(work.chunk, self.put[offset]) for offset in late]
+        assert named == expected
+
+    @rule(chance=st.integers(0, 9))
+    def drop(self, chance: int) -> None:
+        if chance == 0:
+            self.queue.drop()
+
+    # --- listener threads
+
+    @precondition(lambda self: self.works)
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def begin_a_call(self, data: st.DataObject, count: int) -> None:
+        work = data.draw(st.sampled_from(self.works))
+        count = min(count, len(work.todo))
+        if count and not work.reported and len(work.chunk.todo) >= count:
+            begin(work.chunk, count)
+            work.call, work.todo = work.todo[:count], work.todo[count:]
+            work.begun += work.call
+            work.seen_ms = None
+
+    @precondition(lambda self: self.works)
+    @rule(data=st.data())
+    def end_a_call(self, data: st.DataObject) -> None:
+        work = data.draw(st.sampled_from(self.works))
+        work.chunk.in_work = work.call = None
+
+    # --- what holds at any moment
+
+    @invariant()
+    def nothing_is_said_after_drop(self) -> None:
+        if self.queue.dropped:
+            assert self.queue.next_offset is None
+            assert (self.queue.msg_count, self.queue.msg_bytes, self.queue.span, self.queue.pending_count) == (
+                0,
+                0,
+                0,
+                0,
+            )
+            assert self.queue.idle
+            assert not self.queue.in_flight
+
+    @invariant()
+    def every_message_is_in_exactly_one_place(self) -> None:
+        if self.queue.dropped:
+            return
+        assert self.queue.pending_count == len(self.pending)
+        owed = [offset for _, offset in self.owed]
+        in_work = [offset for work in self.works if not work.reported for offset in (*work.begun, *work.todo)]
+        reported = {offset for work in self.works if work.reported for offset in work.begun}
+        in_flight = [offset for offset in in_work if offset not in self.done]
+        in_flight += [offset for offset in owed if offset in reported]
+        assert sorted([*self.pending, *in_flight, *self.done]) == list(self.put)
+        held = [message.offset() for chunk in self.queue.in_flight for message in chunk.messages]
+        assert sorted(offset for offset in held if offset is not None) == sorted(in_work)
+
+    @invariant()
+    def counts_and_bytes_add_up(self) -> None:
+        if self.queue.dropped:
+            return
+        open_ = [message for offset, message in self.put.items() if offset not in self.done]
+        assert self.queue.msg_count == len(open_)
+        assert self.queue.msg_bytes == sum(map(len, open_))
+        assert self.queue.idle == (not open_)
+        assert self.queue.span == (max(self.put) - (open_[0].offset() or 0) if open_ else 0)
+
+    @invariant()
+    def position_is_the_longest_prefix_that_is_done_and_never_goes_back(self) -> None:
+        if self.queue.dropped:
+            return
+        position = None
+        for offset in self.put:
+            if offset not in self.done:
+                break
+            position = offset + 1
+        assert self.queue.next_offset == position
+        assert self.position is None or (position is not None and position >= self.position)
+        self.position = position
+
+    @invariant()
+    def no_message_is_sent_back_twice(self) -> None:
+        assert len(self.sent) == len(set(self.sent))
+
+
+TestQueueAgainstNaiveModel = QueueAgainstNaiveModel.TestCase
+TestQueueAgainstNaiveModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+class TakenMeanwhile(deque[Record]):
+    """The listener thread takes the last message between the owner's look and its grasp."""
+
+    def pop(self) -> Record:  # type: ignore[override]
+        if len(self) == 1:
+            self.popleft()
+        return super().pop()
+
+
+def test_chunk_is_handed_out_in_delivery_order_over_holes() -> None:
+    queue = queue_of(3, 9, 10, 400)
+    assert offsets_of(list(taken(queue, 3).messages)) == [3, 9, 10]
+    assert offsets_of(list(taken(queue, 3).messages)) == [400]
+    assert queue.take(3) is None
+
+
+def test_split_takes_back_what_the_thread_has_not_begun_and_nothing_else() -> None:
+    queue = queue_of(0, 1, 2, 3)
+    chunk = taken(queue)
+    begin(chunk)
+    rest = queue.split(chunk)
+    assert [offsets_of(list(part.messages)) for part in rest] == [[1], [2], [3]]
+    assert [offsets_of(list(part.todo)) for part in rest] == [[1], [2], [3]]
+    assert offsets_of(list(chunk.messages)) == [0]
+    assert not chunk.todo
+    assert queue.split(chunk) == []
+
+
+def test_thread_that_takes_the_last_message_while_the_owner_splits_keeps_it() -> None:
+    """Both may reach for the same message; a deque gives it to one of them, and here it is the thread."""
+    queue = queue_of(0, 1, 2)
+    chunk = taken(queue)
+    chunk.todo = TakenMeanwhile(chunk.todo)
+    rest = queue.split(chunk)
+    assert [offsets_of(list(part.messages)) for part in rest] == [[1], [2]]
+    assert offsets_of(list(chunk.messages)) == [0]
+    queue.report(chunk)
+    assert queue.next_offset == 1
+
+
+def test_thread_that_takes_the_only_message_while_the_owner_splits_leaves_nothing_to_split() -> None:
+    queue = queue_of(0)
+    chunk = taken(queue)
+    chunk.todo = TakenMeanwhile(chunk.todo)
+    assert queue.split(chunk) == []
+    assert offsets_of(list(chunk.messages)) == [0]
+
+
+def test_chunk_split_before_its_thread_began_is_reported_empty_after_the_others() -> None:
+    """The parts may all be done before the thread comes to the empty chunk."""
+    queue = queue_of(0, 1)
+    chunk = taken(queue)
+    for part in queue.split(chunk):
+        work_off(part)
+        queue.report(part)
+    assert queue.next_offset == 2
+    assert queue.report(chunk) == []
+    assert queue.idle
+
+
+def test_all_chunks_in_flight_can_be_split_in_one_loop() -> None:
+    queue = queue_of(*range(6))
+    taken(queue, 3)
+    taken(queue, 3)
+    for chunk in queue.in_flight:
+        queue.split(chunk)
+    assert sorted(len(chunk.messages) for chunk in queue.in_flight) == [0, 0, 1, 1, 1, 1, 1, 1]
+
+
+def test_failed_message_holds_the_position_until_its_next_hop_is_stored() -> None:
+    queue = queue_of(0, 1, 2)
+    chunk = taken(queue)
+    work_off(chunk)
+    failed = [chunk.messages[1]]
+    assert queue.report(chunk, failed) == failed
+    assert queue.next_offset == 1
+    assert queue.msg_count == 1
+    queue.stored(chunk, failed[0])
+    assert queue.next_offset == 3
+    assert queue.idle
+
+
+def test_failed_messages_come_back_in_delivery_order_and_once() -> None:
+    queue = queue_of(0, 1, 2)
+    chunk = taken(queue)
+    work_off(chunk)
+    first, _, last = chunk.messages
+    assert queue.report(chunk, [last, first, last]) == [first, last]
+
+
+def test_report_that_names_a_strange_message_changes_nothing() -> None:
+    queue = queue_of(0, 1)
+    chunk, other = taken(queue, 1), taken(queue, 1)
+    work_off(chunk)
+    with pytest.raises(ValueError, match="does not hold"):
+        queue.report(chunk, list(other.messages))
+    assert not chunk.reported
+    assert queue.msg_count == 2
+    assert queue.report(chunk) == []
+    assert queue.next_offset == 1
+
+
+def test_chunk_of_another_queue_is_refused() -> None:
+    queue, stranger = queue_of(0), queue_of(0)
+    chunk = taken(stranger)
+    work_off(chunk)
+    with pytest.raises(ValueError, match="not one of"):
+        queue.report(chunk)
+    assert not chunk.reported
+    assert queue.split(chunk) == []
+    stranger.report(chunk)
+    assert stranger.next_offset == 1
+
+
+def test_stored_twice_is_refused_and_counts_once() -> None:
+    queue = queue_of(0, 1)
+    chunk = taken(queue)
+    work_off(chunk)
+    message = chunk.messages[0]
+    queue.report(chunk, [message])
+    queue.stored(chunk, message)
+    with pytest.raises(ValueError, match="not waiting"):
+        queue.stored(chunk, message)
+    assert (queue.msg_count, queue.next_offset) == (0, 2)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_chunk_of_less_than_one_message_is_refused(limit: int) -> None:
+    queue = queue_of(0)
+    with pytest.raises(ValueError, match="at least one"):
+        queue.take(limit)
+    assert queue.pending_count == 1
+
+
+@pytest.mark.parametrize("offsets", [(5, 4), (5, 5), (None,), (5, None), (2,)])
+def test_put_of_offsets_that_do_not_rise_changes_nothing(offsets: tuple[int | None, ...]) -> None:
+    queue = queue_of(1, 2)
+    with pytest.raises(ValueError, match="do not rise"):
+        queue.put([Record(offset) for offset in offsets])
+    assert (queue.pending_count, queue.msg_count) == (2, 2)
+
+
+def test_put_below_what_was_taken_is_refused() -> None:
+    queue = queue_of(7)
+    taken(queue)
+    with pytest.raises(ValueError, match="do not rise"):
+        queue.put(records(7))
+
+
+def test_put_of_nothing_is_fine() -> None:
+    queue = queue_of()
+    assert queue.idle
+    assert queue.take(1) is None
+
+
+@given(sweep_ms=st.integers(1, 500), timeout_ms=st.integers(1, 2_000), phase=st.integers(0, 499))
+def test_sweep_names_a_call_within_two_sweeps_after_the_timeout(sweep_ms: int, timeout_ms: int, phase: int) -> None:
+    queue = queue_of(0)
+    chunk = taken(queue)
+    begun_ms = 10_000
+    now_ms = begun_ms + phase % sweep_ms
+    queue.expire(now_ms - sweep_ms, timeout_ms)
+    begin(chunk)
+    while not queue.expire(now_ms, timeout_ms):
+        now_ms += sweep_ms
+    assert timeout_ms <= now_ms - begun_ms < timeout_ms + 2 * sweep_ms
+
+
+def test_each_call_has_its_own_age() -> None:
+    """A chunk in which call follows call is not old because the chunk is."""
+    queue = queue_of(0, 1, 2)
+    chunk = taken(queue)
+    for now_ms in (0, 90, 180):
+        begin(chunk)
+        assert queue.expire(now_ms, TIMEOUT_MS) == []
+    assert queue.oldest_in_work_ms(230) == 50
+    assert [message.offset() for _, message in queue.expire(280, TIMEOUT_MS)] == [2]
+
+
+def test_expired_message_is_sent_once_whatever_its_listener_says_later() -> None:
+    queue = queue_of(0, 1)
+    chunk = taken(queue)
+    batch = begin(chunk, 2)
+    queue.expire(0, TIMEOUT_MS)
+    assert queue.expire(TIMEOUT_MS, TIMEOUT_MS) == [(chunk, batch[0]), (chunk, batch[1])]
+    assert queue.expire(9 * TIMEOUT_MS, TIMEOUT_MS) == []
+    queue.stored(chunk, batch[0])
+    assert queue.next_offset == 1
+    assert queue.report(chunk, batch) == []
+    assert queue.next_offset == 1
+    queue.stored(chunk, batch[1])
+    assert (queue.next_offset, queue.msg_count) == (2, 0)
+
+
+def test_late_success_of_an_expired_message_does_not_finish_it() -> None:
+    """Its second copy is on the way; only that copy's storage finishes it."""
+    queue = queue_of(0)
+    chunk = taken(queue)
+    (message,) = begin(chunk)
+    queue.expire(0, TIMEOUT_MS)
+    queue.expire(TIMEOUT_MS, TIMEOUT_MS)
+    assert queue.report(chunk) == []
+    assert queue.next_offset is None
+    queue.stored(chunk, message)
+    assert queue.next_offset == 1
+
+
+def test_call_that_hangs_holds_neither_its_neighbours_nor_their_places() -> None:
+    queue = queue_of(0, 1, 2)
+    chunk = taken(queue)
+    begin(chunk)
+    for part in queue.split(chunk):
+        work_off(part)
+        queue.report(part)
+    assert queue.next_offset is None
+    assert (queue.msg_count, queue.span) == (1, 2)
+
+
+def test_age_of_the_oldest_call_is_that_since_it_was_first_seen() -> None:
+    queue = queue_of(0, 1)
+    assert queue.oldest_in_work_ms(5) == 0
+    slow, quick = taken(queue, 1), taken(queue, 1)
+    begin(slow)
+    queue.expire(100, TIMEOUT_MS)
+    begin(quick)
+    queue.expire(150, TIMEOUT_MS)
+    assert queue.oldest_in_work_ms(170) == 70
+    queue.report(slow)
+    assert queue.oldest_in_work_ms(170) == 20
+
+
+def test_results_after_drop_are_ignored() -> None:
+    queue = queue_of(0, 1, 2)
+    chunk, owed = taken(queue, 1), taken(queue, 1)
+    work_off(owed)
+    (failed,) = queue.report(owed, owed.messages)
+    queue.drop()
+    queue.drop()
+    queue.stored(owed, failed)
+    work_off(chunk)
+    assert queue.report(chunk, chunk.messages) == []
+    assert queue.expire(10 * TIMEOUT_MS, TIMEOUT_MS) == []
+    assert queue.take(1) is None
+    assert queue.next_offset is None
+
+
+def test_thread_may_give_up_a_chunk_of_a_dropped_queue() -> None:
+    queue = queue_of(0, 1)
+    chunk = taken(queue)
+    queue.drop()
+    assert queue.report(chunk) == []
+
+
+def test_unbegun_messages_cannot_be_reported() -> None:
+    queue = queue_of(0, 1)
+    chunk = taken(queue)
+    begin(chunk)
+    with pytest.raises(ValueError, match="not begun"):
+        queue.report(chunk)
+    assert queue.next_offset is None
+
+
+def test_dropped_queue_frees_its_messages_though_a_slow_listener_still_holds_a_chunk() -> None:
+    queue = queue_of(0)
+    held = taken(queue)
+    queue.put(records(1, 2))
+    taken(queue, 1)
+    alive = [weakref.ref(message) for message in (*queue.in_flight[1].messages, *queue._pending)]
+    assert len(alive) == 2
+    queue.drop()
+    gc.collect()
+    assert [reference() for reference in alive] == [None, None]
+    assert held.queue is queue
+
+
+def test_stuck_message_does_not_keep_the_ones_behind_it_in_memory() -> None:
+    queue = queue_of(0)
+    taken(queue)
+    behind = records(*range(1, 100))
+    alive = [weakref.ref(message) for message in behind]
+    queue.put(behind)
+    del behind
+    chunk = taken(queue)
+    work_off(chunk)
+    queue.report(chunk)
+    del chunk
+    gc.collect()
+    assert not [reference for reference in alive if reference() is not None]
+    assert (queue.msg_count, queue.span, queue.next_offset) == (1, 99, None)
