@@ -9,12 +9,15 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from rocketshim.client_config import mask
+from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy
+from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
 from rocketshim_topics.levels import DelayLevels
 
-__all__ = ["ConnectionSettings", "ProducerSettings", "Settings", "WorkerSettings"]
+__all__ = ["ConnectionSettings", "ProducerSettings", "PushConsumerSettings", "Settings", "WorkerSettings"]
 
 _DAY_MS = 86_400_000
+_MIB = 1_048_576
 
 
 class Settings(BaseModel):
@@ -139,3 +142,47 @@ class WorkerSettings(ConnectionSettings):
                 "topic again; leave it out, or say replay_everything if that is meant"
             )
         return self
+
+
+class PushConsumerSettings(ConnectionSettings):
+    """Settings of a `PushConsumer`; names and defaults as `DefaultMQPushConsumer` of RocketMQ, where it has them.
+
+    Attributes:
+        group: the consumer group.
+        consume_from_where: where a group begins on a topic it has never consumed. Default: at its end.
+        consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`; None: 30 minutes before the consumer is made.
+        consume_thread_count: listener threads, 1 to 1,000. Default 20 (RocketMQ: min and max, which are both 20).
+        consume_message_batch_max_size: most messages one listener call gets, 1 to 1,024; above 1 it gets lists.
+            Default 1.
+        max_reconsume_times: failed attempts before a message becomes a dead letter; -1 (default): 16, so that a
+            message is delivered 17 times; 0: the first failure is the last. Other negatives are taken literally.
+        consume_timeout_ms: how long one listener call may last before its message is sent back, in ms. Default 15 min.
+        consume_concurrently_max_span: widest distance in offsets between the oldest message that is not done and the
+            newest, 1 to 65,535. Default 2,000.
+        pull_threshold_for_queue: messages held per queue, 1 to 65,535. Default 1,000.
+        pull_threshold_size_for_queue_bytes: bytes of bodies held per queue. Default 100 MiB.
+        persist_consumer_offset_interval_ms: how often positions are committed, in ms. Default 5 s.
+        retry_policy: how long to wait before the next attempt where the listener does not say. Default: the level
+            table, from level 3 on.
+        create_topics: create the group's retry and dead-letter topics where they are missing.
+        hop_timeout_ms: how long librdkafka tries to store a retry or dead letter, in ms. Default 30 s.
+        hop_back_off_ms: pause before a retry or dead letter that was not stored is sent again, in ms. Default 5 s.
+        revoke_drain_ms: how long a rebalance waits for listener calls in work, in ms. Default 3 s.
+    """
+
+    group: str = Field(min_length=1)
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
+    consume_timestamp_ms: int | None = Field(default=None, ge=0)
+    consume_thread_count: int = Field(default=20, ge=1, le=1_000)
+    consume_message_batch_max_size: int = Field(default=1, ge=1, le=1_024)
+    max_reconsume_times: int = -1
+    consume_timeout_ms: int = Field(default=900_000, ge=1)
+    consume_concurrently_max_span: int = Field(default=2_000, ge=1, le=65_535)
+    pull_threshold_for_queue: int = Field(default=1_000, ge=1, le=65_535)
+    pull_threshold_size_for_queue_bytes: int = Field(default=100 * _MIB, ge=1)
+    persist_consumer_offset_interval_ms: int = Field(default=5_000, ge=1)
+    retry_policy: RetryPolicy = Field(default_factory=LevelTableRetryPolicy)
+    create_topics: bool = True
+    hop_timeout_ms: int = Field(default=30_000, ge=100)
+    hop_back_off_ms: int = Field(default=5_000, ge=1)
+    revoke_drain_ms: int = Field(default=3_000, ge=0, le=60_000)

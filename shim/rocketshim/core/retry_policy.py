@@ -14,8 +14,9 @@ so does the dead letter: 17 by default after 17 deliveries.
 A custom policy is any object with `next_hop`. It must not look at a clock; randomness comes in as `unit`.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 __all__ = [
     "DEFAULT_MAX_RECONSUME_TIMES",
@@ -70,8 +71,11 @@ class Failed:
         asked_level: 0 when the listener asked for none; below 0 the dead-letter topic; above 0 exactly that level.
         asked_delay_ms: delay the listener asked for, in ms; None for none. Wins over `asked_level` above 0.
         limit: `max_reconsume_times` of the group, -1 for the default of 16.
-        message_limit: the message's own `MAX_RECONSUME_TIMES`, or None; the lower of both counts.
+        message_limit: the message's own `MAX_RECONSUME_TIMES`, 0 or more, or None; the lower of both counts.
         unit: a random number in [0, 1), for policies with jitter.
+
+    Raises:
+        ValueError: a count below 0, or a unit out of range.
     """
 
     reconsume_times: int
@@ -81,7 +85,12 @@ class Failed:
     message_limit: int | None = None
     unit: float = 0.5
 
+    def __post_init__(self) -> None:
+        if self.reconsume_times < 0 or not 0 <= self.unit < 1:
+            raise ValueError(f"need reconsume_times={self.reconsume_times} >= 0 and 0 <= unit={self.unit} < 1")
 
+
+@runtime_checkable
 class RetryPolicy(Protocol):
     """How long to wait before the next attempt, when the listener did not say.
 
@@ -124,9 +133,10 @@ class ExponentialRetryPolicy:
 
     Args:
         initial_ms: delay of the first retry, in ms, at least 1. Default 5 s.
-        factor: growth per attempt, at least 1. Default 2.
-        cap_ms: longest delay, in ms, at least `initial_ms`. Default 2 h.
-        jitter: share of the delay that is random, 0 to 1: the delay lies within `± jitter / 2` of its value.
+        factor: growth per attempt, finite, at least 1. Default 2.
+        cap_ms: longest delay, jitter included, in ms, at least `initial_ms`. Default 2 h.
+        jitter: share of the delay that is random, 0 to 1: the delay lies within `± jitter / 2` of its value. Delays at
+            the cap are spread below it, so that what failed together does not come back together.
 
     Source: RocketMQ's `ExponentialRetryPolicy` (5 s, 2, 2 h), with jitter added.
     """
@@ -139,18 +149,22 @@ class ExponentialRetryPolicy:
     def __post_init__(self) -> None:
         if self.initial_ms < 1 or self.cap_ms < self.initial_ms:
             raise ValueError(f"need 1 <= initial_ms={self.initial_ms} <= cap_ms={self.cap_ms}")
-        if self.factor < 1 or not 0 <= self.jitter <= 1:
-            raise ValueError(f"need factor={self.factor} >= 1 and 0 <= jitter={self.jitter} <= 1")
+        if not (self.factor >= 1 and math.isfinite(self.factor)) or not 0 <= self.jitter <= 1:
+            raise ValueError(f"need a finite factor={self.factor} >= 1 and 0 <= jitter={self.jitter} <= 1")
 
     def next_hop(self, reconsume_times: int, unit: float) -> AtLevel | AfterDelay:
         """The delay that follows."""
-        delay = float(self.initial_ms)
-        for _ in range(reconsume_times):
-            delay *= self.factor
-            if delay >= self.cap_ms:
-                delay = float(self.cap_ms)
-                break
-        return AfterDelay(max(1, round(delay * (1 + self.jitter * (unit - 0.5)))))
+        highest = self.cap_ms / (1 + self.jitter / 2)
+        delay = min(self.initial_ms * self._growth(reconsume_times), highest)
+        spread = delay * (1 + self.jitter * (unit - 0.5))
+        return AfterDelay(max(1, min(round(spread), self.cap_ms)))
+
+    def _growth(self, attempts: int) -> float:
+        """The factor to the power of `attempts`, or infinity where a float cannot hold it."""
+        try:
+            return float(self.factor) ** attempts
+        except OverflowError:
+            return math.inf
 
 
 def effective_limit(limit: int, message_limit: int | None) -> int:

@@ -1,0 +1,128 @@
+"""Where each partition begins, and what its commits carry.
+
+The decision is `core.start_position`'s; this shell asks Kafka for what it needs: committed offsets and their metadata
+of *all* partitions of the topic, the end of a log, the offset of a time. A start that was resolved (and not committed
+before) is committed at once, before the first message is handed out: else a crash before the first commit would begin
+at another end of the log and lose what lay between. Owned by the poll thread.
+"""
+
+from collections import defaultdict
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.clients import ConsumerClient
+from rocketshim.core.start_position import (
+    AtTimestamp,
+    CommitMetadata,
+    ConsumeFromWhere,
+    Earliest,
+    Found,
+    Latest,
+    Start,
+    StartAt,
+    decode_metadata,
+    digest_conflict,
+    encode_metadata,
+    resolve_start,
+)
+
+__all__ = ["Starts"]
+
+_TIMEOUT_S: Final = 10.0
+
+
+class Starts:
+    """Start positions of one consumer.
+
+    Args:
+        retry_topic: physical name of the group's retry topic: it always begins at its earliest record.
+        where: for a group that has consumed nothing of a topic yet.
+        timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
+        digest: of the group's subscription, carried by each commit.
+
+    Thread-safety: none; the poll thread's.
+
+    Source: `RebalancePushImpl#computePullFromWhereWithException` of RocketMQ.
+    """
+
+    def __init__(self, *, retry_topic: str, where: ConsumeFromWhere, timestamp_ms: int, digest: str) -> None:
+        self._retry_topic = retry_topic
+        self._where = where
+        self._timestamp_ms = timestamp_ms
+        self._digest = digest
+        self._born: dict[tuple[str, int], int] = {}
+        self.conflicts: dict[str, str] = {}  # topic -> digest of another member's subscription
+
+    def metadata(self, place: tuple[str, int]) -> str:
+        """What a commit of this partition carries."""
+        return encode_metadata(CommitMetadata(self._digest, self._born.get(place, 0)))
+
+    def resolve(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """The same partitions with the offsets to begin at; starts that were resolved here are committed.
+
+        Raises:
+            KafkaException: the cluster did not answer. Nothing was committed.
+        """
+        by_topic: dict[str, list[int]] = defaultdict(list)
+        for item in partitions:
+            by_topic[item.topic].append(item.partition)
+        starts: list[TopicPartition] = []
+        resolved: list[TopicPartition] = []
+        for topic, numbers in by_topic.items():
+            count, found = self._found(consumer, topic)
+            for number in numbers:
+                start, born = resolve_start(
+                    number,
+                    found,
+                    where=self._where,
+                    is_retry_topic=topic == self._retry_topic,
+                    partition_count=count,
+                )
+                self._born[topic, number] = born
+                at = TopicPartition(topic, number, self._offset(consumer, topic, number, start))
+                starts.append(at)
+                if not isinstance(start, StartAt):
+                    resolved.append(TopicPartition(topic, number, at.offset, metadata=self.metadata((topic, number))))
+        if resolved:
+            consumer.commit(offsets=resolved, asynchronous=False)
+        return starts
+
+    def _found(self, consumer: ConsumerClient, topic: str) -> tuple[int, dict[int, Found]]:
+        metadata = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
+        numbers = sorted(metadata.partitions)
+        found: dict[int, Found] = {}
+        for item in consumer.committed([TopicPartition(topic, number) for number in numbers], timeout=_TIMEOUT_S):
+            if item.error is not None:
+                raise KafkaException(item.error)
+            if item.offset < 0:
+                continue
+            commit = decode_metadata(item.metadata)
+            found[item.partition] = Found(item.offset, commit)
+            conflict = digest_conflict(self._digest, commit)
+            if conflict is not None and topic != self._retry_topic:
+                self.conflicts[topic] = conflict
+        return len(numbers), found
+
+    def _offset(self, consumer: ConsumerClient, topic: str, number: int, start: Start) -> int:
+        match start:
+            case StartAt(offset):
+                return offset
+            case Earliest():
+                return self._watermarks(consumer, topic, number)[0]
+            case Latest():
+                return self._watermarks(consumer, topic, number)[1]
+            case AtTimestamp():
+                asked = TopicPartition(topic, number, self._timestamp_ms)
+                (answer,) = consumer.offsets_for_times([asked], timeout=_TIMEOUT_S)
+                if answer.error is not None:
+                    raise KafkaException(answer.error)
+                return answer.offset if answer.offset >= 0 else self._watermarks(consumer, topic, number)[1]
+
+    @staticmethod
+    def _watermarks(consumer: ConsumerClient, topic: str, number: int) -> tuple[int, int]:
+        answer = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_TIMEOUT_S)
+        if answer is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - no public spelling
+        low, high = answer
+        return low, high

@@ -1,0 +1,285 @@
+"""Calling user code: one chunk, its filter, its listener, its outcomes. Runs in listener threads.
+
+Rules of this file:
+
+* User code runs here and nowhere else, under no lock, and never touches a Kafka object.
+* Every exception of user code is an outcome, also one that asks the process to end: it is recorded as the message's
+  failure, and only then goes on its way where it is no `Exception`.
+* A message that the filter does not match has succeeded: nobody is called, its offset moves.
+* A record of the group's own retry topic shows the topic of its first delivery, and goes to that topic's listener. One
+  that has no listener any more goes to the dead-letter topic (`NoListener`); one that breaks the wire format is parked.
+* Nothing is looked up per message that can be looked up per chunk: the hot path is `_one_by_one`.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, ConsumeConcurrentlyContext, DeadLetter, Outcome, RetryLater
+from rocketshim.core.clock import Clock
+from rocketshim.core.consume_concurrently import ALL, ConsumeStatus, succeeded_count
+from rocketshim.core.process_queue import Chunk
+from rocketshim.errors import ConfigError
+from rocketshim_topics import Failure, MalformedRecordError, MessageView
+from rocketshim_topics.message_queue import MessageQueue
+
+__all__ = ["ChunkRunner", "Listener", "Subscription", "adapt"]
+
+Listener = Callable[[Any, ConsumeConcurrentlyContext], Any]
+HeaderFilter = Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One topic and who listens to it.
+
+    Attributes:
+        topic: logical topic, or a pattern that begins with `^`.
+        listener: called with a message (or a list of them) and the context.
+        matches: asked with a record's headers; None: everything matches.
+        selects: asked with the message itself, in place of `matches`; what it raises is a failure of the message.
+        expression: the filter as text, for listings.
+        digest: of the filter, by which members that subscribe differently find each other.
+    """
+
+    topic: str
+    listener: Listener
+    matches: HeaderFilter | None = None
+    selects: Callable[[MessageView], bool] | None = None
+    expression: str = "*"
+    digest: str = ""
+
+
+def adapt(function: Callable[..., Any]) -> Listener:
+    """A listener from a function of one argument (the message) or two (the message and the context).
+
+    Raises:
+        ConfigError: it takes neither one nor two arguments.
+    """
+    if not callable(function):
+        raise ConfigError(f"{function!r} is no listener: it has to be callable with a message and a context")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return function
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        pass
+    else:
+        return function
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigError(f"{function!r} is no listener: it takes neither (message, context) nor (message)") from error
+
+    def with_context(message: Any, context: ConsumeConcurrentlyContext) -> Any:
+        del context
+        return function(message)
+
+    return with_context
+
+
+class ChunkRunner:
+    """Runs chunks through their listeners.
+
+    Args:
+        group: the consumer group.
+        subscription_of: finds the subscription of a logical topic; None: nobody listens to it.
+        retry_topic: physical name of the group's retry topic.
+        batch_count: most messages a listener call gets; above 1 it gets lists.
+        clock: for the time of a failure.
+
+    Thread-safety: immutable but for what user code does; every listener thread uses the same object.
+    """
+
+    __slots__ = ("_batch_count", "_clock", "_group", "_retry_topic", "_subscription_of")
+
+    def __init__(
+        self,
+        group: str,
+        subscription_of: Callable[[str], Subscription | None],
+        retry_topic: str,
+        batch_count: int,
+        clock: Clock,
+    ) -> None:
+        self._group = group
+        self._subscription_of = subscription_of
+        self._retry_topic = retry_topic
+        self._batch_count = batch_count
+        self._clock = clock
+
+    def run(self, chunk: Chunk[Any]) -> list[Outcome] | None:
+        """Call the listener for every message of a chunk that is still in `todo`.
+
+        Returns:
+            The messages that did not succeed; None when all did.
+        """
+        queue = chunk.queue
+        topic = queue.topic
+        context = ConsumeConcurrentlyContext(self._group, MessageQueue(topic, queue_id=queue.partition), queue.epoch)
+        if topic == self._retry_topic:
+            return self._retried(chunk, context)
+        subscription = self._subscription_of(topic)
+        if subscription is None:
+            return self._unheard(chunk, topic)
+        if subscription.selects is not None:
+            return self._selected(chunk, subscription, subscription.selects, context)
+        if self._batch_count == 1:
+            return self._one_by_one(chunk, subscription, context)
+        return self._in_batches(chunk, subscription, context)
+
+    def _one_by_one(
+        self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
+    ) -> list[Outcome] | None:
+        outcomes: list[Outcome] | None = None
+        listener, matches, take = subscription.listener, subscription.matches, chunk.todo.popleft
+        success = ConsumeStatus.CONSUME_SUCCESS
+        while True:
+            try:
+                message = take()
+            except IndexError:
+                break
+            if matches is not None and not matches(message.headers()):
+                continue
+            chunk.in_work = (message,)
+            try:
+                status = listener(MessageView(message, trusted=False), context)
+            except BaseException as error:
+                outcomes = [*(outcomes or ()), self._raised(message, error, context)]
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                if not (status is None or status is success) or context.ack_index < 0:
+                    outcomes = [*(outcomes or ()), self._refused(message, status, context)]
+            if context.delay_level_when_next_consume or context.ack_index != ALL:
+                context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
+        return outcomes
+
+    def _in_batches(
+        self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
+    ) -> list[Outcome] | None:
+        outcomes: list[Outcome] = []
+        matches, todo = subscription.matches, chunk.todo
+        while True:
+            batch: list[Any] = []
+            while len(batch) < self._batch_count:
+                try:
+                    message = todo.popleft()
+                except IndexError:
+                    break
+                if matches is None or matches(message.headers()):
+                    batch.append(message)
+            if not batch:
+                break
+            chunk.in_work = batch
+            views = [MessageView(message, trusted=False) for message in batch]
+            self._call(subscription.listener, views, batch, context, outcomes)
+            context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
+        return outcomes or None
+
+    def _selected(
+        self,
+        chunk: Chunk[Any],
+        subscription: Subscription,
+        selects: Callable[[MessageView], bool],
+        context: ConsumeConcurrentlyContext,
+    ) -> list[Outcome] | None:
+        outcomes: list[Outcome] = []
+        todo = chunk.todo
+        while True:
+            batch: list[Any] = []
+            views: list[MessageView] = []
+            while len(batch) < self._batch_count:
+                try:
+                    message = todo.popleft()
+                except IndexError:
+                    break
+                view = MessageView(message, trusted=False)
+                try:
+                    selected = selects(view)
+                except Exception as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
+                    outcomes.append(self._raised(message, error, context))
+                    continue
+                if selected:
+                    batch.append(message)
+                    views.append(view)
+            if not batch:
+                return outcomes or None
+            chunk.in_work = batch
+            self._call(subscription.listener, views if self._batch_count > 1 else views[0], batch, context, outcomes)
+            context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
+
+    def _call(
+        self,
+        listener: Listener,
+        views: Any,
+        batch: Sequence[Any],
+        context: ConsumeConcurrentlyContext,
+        outcomes: list[Outcome],
+    ) -> None:
+        try:
+            status = listener(views, context)
+        except BaseException as error:
+            outcomes.extend(self._raised(message, error, context) for message in batch)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            done = succeeded_count(status, context.ack_index, len(batch))
+            outcomes.extend(self._refused(message, status, context) for message in batch[done:])
+
+    def _retried(self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext) -> list[Outcome] | None:
+        """Messages of the retry topic, one by one: each goes to the listener of the topic it first came from."""
+        outcomes: list[Outcome] = []
+        todo = chunk.todo
+        while True:
+            try:
+                message = todo.popleft()
+            except IndexError:
+                break
+            view = MessageView(message, trusted=True)
+            try:
+                topic = view.topic
+            except MalformedRecordError as error:
+                outcomes.append(Outcome(message, self._failure(error), malformed=error.reason))
+                continue
+            subscription = self._subscription_of(topic)
+            if subscription is None:
+                outcomes.append(self._no_listener(message, topic))
+                continue
+            chunk.in_work = (message,)
+            views = view if self._batch_count == 1 else [view]
+            self._call(subscription.listener, views, [message], context, outcomes)
+            context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
+        return outcomes or None
+
+    def _unheard(self, chunk: Chunk[Any], topic: str) -> list[Outcome]:
+        outcomes = []
+        while True:
+            try:
+                outcomes.append(self._no_listener(chunk.todo.popleft(), topic))
+            except IndexError:
+                return outcomes
+
+    def _no_listener(self, message: Any, topic: str) -> Outcome:
+        failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
+        return Outcome(message, failure, asked_level=DEAD_LETTER_LEVEL)
+
+    def _failure(self, error: BaseException) -> Failure:
+        return Failure(type(error).__qualname__, str(error), self._clock.wall_ms())
+
+    def _raised(self, message: Any, error: BaseException, context: ConsumeConcurrentlyContext) -> Outcome:
+        level, delay_ms = context.delay_level_when_next_consume, None
+        if isinstance(error, DeadLetter):
+            level = DEAD_LETTER_LEVEL
+        elif isinstance(error, RetryLater):
+            level, delay_ms = error.level or level, error.delay_ms
+        return Outcome(message, self._failure(error), asked_level=level, asked_delay_ms=delay_ms)
+
+    def _refused(self, message: Any, status: object, context: ConsumeConcurrentlyContext) -> Outcome:
+        if status is ConsumeStatus.RECONSUME_LATER or status is None or status is ConsumeStatus.CONSUME_SUCCESS:
+            failure = Failure("ReconsumeLater", "the listener asked for it", self._clock.wall_ms())
+        else:
+            failure = Failure("ReturnedNoStatus", f"the listener returned {status!r:.200}", self._clock.wall_ms())
+        return Outcome(message, failure, asked_level=context.delay_level_when_next_consume)

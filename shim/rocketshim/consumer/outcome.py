@@ -1,0 +1,95 @@
+"""How a listener speaks: what it may raise, what it may set, and what became of each message.
+
+`RetryLater` and `DeadLetter` are the only exceptions with a meaning of their own; every other one is a failure like
+any other. What a listener sets on its context counts only for the call it was given to.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rocketshim.core.consume_concurrently import ALL
+from rocketshim.errors import ConfigError
+from rocketshim_topics import Duration, Failure, parse_duration_ms
+from rocketshim_topics.message_queue import MessageQueue
+
+__all__ = ["ConsumeConcurrentlyContext", "DeadLetter", "Outcome", "RetryLater"]
+
+DEAD_LETTER_LEVEL: Final = -1
+
+
+class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it asks for something, nothing is wrong
+    """Raised by a listener: try this message (in a batch: all of it) again later.
+
+    Args:
+        delay: how long, as `"30s"`, `"5m"`, a number of seconds as timedelta; None: the retry policy decides, unless
+            `level` says.
+        level: delay level, 1 or more; the highest of the table at most.
+
+    Raises:
+        ConfigError: both, or a delay or level that is none.
+    """
+
+    def __init__(self, delay: Duration | None = None, *, level: int | None = None) -> None:
+        if delay is not None and level is not None:
+            raise ConfigError(f"RetryLater takes a delay ({delay!r}) or a level ({level!r}), not both")
+        if level is not None and level < 1:
+            raise ConfigError(f"RetryLater(level={level}): levels begin at 1; raise DeadLetter to give a message up")
+        self.delay_ms = None if delay is None else parse_duration_ms(delay)
+        self.level = level
+        super().__init__("retry later" if delay is None and level is None else f"retry after {delay or level}")
+
+
+class DeadLetter(Exception):  # noqa: N818 - as above
+    """Raised by a listener: this message (in a batch: all of it) goes to the dead-letter topic now.
+
+    Args:
+        reason: why, for whoever reads dead letters; cut to 1 KiB.
+    """
+
+    def __init__(self, reason: object = "") -> None:
+        super().__init__(str(reason))
+
+
+class ConsumeConcurrentlyContext:
+    """What a listener is told and may set, for one call.
+
+    Attributes:
+        group: the consumer group.
+        message_queue: where the messages come from.
+        epoch: number of the assignment of that queue to this consumer.
+        fencing_token: None: concurrent mode holds no lock.
+        delay_level_when_next_consume: level of the next retry if the call fails: 0 (default) as the retry policy says,
+            above 0 exactly this level, below 0 the dead-letter topic at once.
+        ack_index: index of the last message of the batch that is done; the rest failed. Counts only with success.
+
+    Source: `ConsumeConcurrentlyContext` of RocketMQ.
+    """
+
+    __slots__ = ("ack_index", "delay_level_when_next_consume", "epoch", "fencing_token", "group", "message_queue")
+
+    def __init__(self, group: str, message_queue: MessageQueue, epoch: int) -> None:
+        self.group = group
+        self.message_queue = message_queue
+        self.epoch = epoch
+        self.fencing_token: int | None = None
+        self.delay_level_when_next_consume = 0
+        self.ack_index = ALL
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A message that did not succeed, as facts for the retry policy.
+
+    Attributes:
+        message: the Kafka record.
+        failure: class, text and time of what happened.
+        asked_level: 0 none, above 0 that level, below 0 the dead-letter topic.
+        asked_delay_ms: delay asked for, in ms, or None.
+        malformed: the record breaks the wire format, for this reason: it is parked and no listener sees it.
+    """
+
+    message: Any
+    failure: Failure
+    asked_level: int = 0
+    asked_delay_ms: int | None = None
+    malformed: str | None = None

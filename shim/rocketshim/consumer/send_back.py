@@ -1,0 +1,248 @@
+"""The next hop of a message that failed: retry record, dead letter, parked record; stored before it counts as done.
+
+Owned by the poll thread. `send` decides and produces; `settle` takes delivery reports in. A hop that is not stored
+for a passing reason is made again after a while (RocketMQ: 5 s, `submitConsumeRequestLater`), it holds its partition's
+commit and is counted and said; it does not count as a failed attempt. One that can never work, because the record with
+its headers is too large for the next topic, becomes a dead letter by reference. The retry record is made from the
+record as fetched, never from what the listener held.
+"""
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from rocketshim.clients import ProducerClient
+from rocketshim.consumer.outcome import Outcome
+from rocketshim.core.process_queue import Chunk
+from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, RetryPolicy, decide
+from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames, lane_for
+from rocketshim_topics.hops import OutgoingRecord, dead_letter, dead_letter_by_reference, parked, retry
+
+__all__ = ["SendBack", "SendBackCounts"]
+
+_LOG = logging.getLogger("rocketshim.consumer")
+TIMED_OUT_LEVEL: Final = 3
+_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+
+
+@dataclass(slots=True)
+class SendBackCounts:
+    """What was sent back; read from any thread, written by the poll thread."""
+
+    retried: int = 0
+    dead: int = 0
+    dead_by_reference: int = 0
+    parked: int = 0
+    not_stored: int = 0
+
+
+class _Hop:
+    """One hop on its way."""
+
+    __slots__ = ("chunk", "count_as", "failure", "message", "out", "reconsume_times", "reports", "trusted")
+
+    def __init__(self, chunk: Chunk[Any], message: Any, failure: Failure, reports: deque[Any]) -> None:
+        self.chunk = chunk
+        self.message = message
+        self.failure = failure
+        self.reports = reports
+        self.trusted = False
+        self.reconsume_times = 0
+        self.count_as = "retried"
+        self.out: OutgoingRecord | None = None
+
+    def reported(self, error: KafkaError | None, message: Any) -> None:
+        del message
+        self.reports.append((self, error))
+
+
+class SendBack:
+    """Sends failed messages to their next hop.
+
+    Args:
+        producer: made with idempotence and `acks=all`; its owner polls it.
+        names, levels, group: of the consumer.
+        lanes: asks how many lanes the schedule topic has, 1 or more.
+        policy: decides levels and delays the listener did not ask for.
+        limit: `max_reconsume_times` of the group.
+        back_off_ms: pause before a hop that was not stored is made again, in ms.
+
+    Thread-safety: none; the poll thread's.
+
+    Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, `AbstractSendMessageProcessor#consumerSendMsgBack`.
+    """
+
+    def __init__(
+        self,
+        producer: ProducerClient,
+        *,
+        names: TopicNames,
+        levels: DelayLevels,
+        group: str,
+        lanes: Callable[[], int],
+        policy: RetryPolicy,
+        limit: int,
+        back_off_ms: int,
+    ) -> None:
+        self.counts = SendBackCounts()
+        self._producer = producer
+        self._names = names
+        self._levels = levels
+        self._group = group
+        self._lanes = lanes
+        self._policy = policy
+        self._limit = limit
+        self._back_off_ms = back_off_ms
+        self._retry_topic = names.retry(group)
+        self._reports: deque[tuple[_Hop, KafkaError | None]] = deque()
+        self._again: deque[tuple[int, _Hop]] = deque()
+        self._outstanding = 0
+        self._random = random.Random()  # noqa: S311 - jitter, nothing secret
+        self._keyless_lane = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Hops that are not stored yet."""
+        return self._outstanding + len(self._again)
+
+    def send(self, chunk: Chunk[Any], outcome: Outcome) -> None:
+        """Send a failed message to its next hop."""
+        message: Any = outcome.message
+        hop = _Hop(chunk, message, outcome.failure, self._reports)
+        hop.trusted = message.topic() == self._retry_topic
+        try:
+            if outcome.malformed is not None:
+                self._park(hop, outcome.malformed)
+            else:
+                self._plan(hop, outcome)
+        except MalformedRecordError as error:
+            self._park(hop, error.reason)
+        self._produce(hop)
+
+    def send_timed_out(self, chunk: Chunk[Any], message: Any, at_ms: int) -> None:
+        """Send a message back whose listener call has lasted too long, at level 3 (`ProcessQueue#cleanExpiredMsg`)."""
+        failure = Failure("ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms", at_ms)
+        self.send(chunk, Outcome(message, failure, asked_level=TIMED_OUT_LEVEL))
+
+    def settle(self, now_ms: int) -> None:
+        """Take delivery reports in, make hops again whose pause is over.
+
+        Args:
+            now_ms: monotonic time in ms.
+        """
+        while self._reports:
+            hop, error = self._reports.popleft()
+            self._outstanding -= 1
+            queue = hop.chunk.queue
+            if queue.dropped:
+                continue
+            if error is None:
+                self._count(hop)
+                queue.stored(hop.chunk, hop.message)
+            else:
+                self._not_stored(hop, error, now_ms)
+        while self._again and self._again[0][0] <= now_ms:
+            hop = self._again.popleft()[1]
+            if not hop.chunk.queue.dropped:
+                self._produce(hop)
+
+    def _plan(self, hop: _Hop, outcome: Outcome) -> None:
+        view = MessageView(hop.message, hop.trusted)
+        before = view.reconsume_times
+        hop.reconsume_times = before + 1
+        failed = Failed(
+            reconsume_times=before,
+            asked_level=outcome.asked_level,
+            asked_delay_ms=outcome.asked_delay_ms,
+            limit=self._limit,
+            message_limit=view.max_reconsume_times,
+            unit=self._random.random(),
+        )
+        match decide(failed, self._policy):
+            case Dead():
+                hop.count_as = "dead"
+                hop.out = dead_letter(
+                    hop.message,
+                    self._names,
+                    group=self._group,
+                    trusted=hop.trusted,
+                    failure=hop.failure,
+                    reconsume_times=hop.reconsume_times,
+                )
+            case AtLevel(level):
+                hop.out = self._retry(hop, level, None)
+            case AfterDelay(delay_ms):
+                hop.out = self._retry(hop, None, delay_ms)
+
+    def _retry(self, hop: _Hop, level: int | None, delay_ms: int | None) -> OutgoingRecord:
+        lanes = self._lanes()
+        key = hop.message.key()
+        if key is None:
+            self._keyless_lane += 1
+            lane = self._keyless_lane % lanes
+        else:
+            lane = lane_for(key, lanes)
+        return retry(
+            hop.message,
+            self._names,
+            self._levels,
+            group=self._group,
+            trusted=hop.trusted,
+            failure=hop.failure,
+            reconsume_times=hop.reconsume_times,
+            level=level,
+            delay_ms=delay_ms,
+            lane=lane,
+        )
+
+    def _park(self, hop: _Hop, reason: str) -> None:
+        hop.count_as = "parked"
+        hop.out = parked(hop.message, self._names, reason)
+
+    def _produce(self, hop: _Hop) -> None:
+        out = hop.out
+        if out is None:  # planned by every path of send
+            return
+        self._outstanding += 1
+        try:
+            self._producer.produce(
+                out.topic,
+                out.value,
+                out.key,
+                -1 if out.partition is None else out.partition,
+                on_delivery=hop.reported,
+                headers=out.headers,
+            )
+        except BufferError:
+            self._reports.append((hop, KafkaError(KafkaError._QUEUE_FULL)))  # noqa: SLF001
+        except KafkaException as error:
+            self._reports.append((hop, error.args[0]))
+
+    def _not_stored(self, hop: _Hop, error: KafkaError, now_ms: int) -> None:
+        self.counts.not_stored += 1
+        record = f"{hop.message.topic()}/{hop.message.partition()}/{hop.message.offset()}"
+        _LOG.warning("consumer.hop-not-stored", extra={"record": record, "hop": hop.count_as, "error": error.name()})
+        if error.code() in _TOO_LARGE and hop.count_as in {"retried", "dead"}:
+            hop.count_as = "dead_by_reference"
+            hop.out = dead_letter_by_reference(
+                hop.message,
+                self._names,
+                group=self._group,
+                trusted=hop.trusted,
+                failure=hop.failure,
+                reconsume_times=hop.reconsume_times,
+            )
+            self._produce(hop)
+        elif error.code() in _TOO_LARGE and hop.out is not None and hop.out.value is not None:
+            hop.out.value = None  # a parked record; its body stays where PARK_FROM says
+            self._produce(hop)
+        else:
+            self._again.append((now_ms + self._back_off_ms, hop))
+
+    def _count(self, hop: _Hop) -> None:
+        setattr(self.counts, hop.count_as, getattr(self.counts, hop.count_as) + 1)

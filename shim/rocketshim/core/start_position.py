@@ -1,0 +1,160 @@
+"""Where a consumer group begins on a partition, and what its commits must carry so that this can be decided. Pure.
+
+RocketMQ asks the offset store; where nothing is stored, `consume_from_where` decides (`computePullFromWhere…`). Two
+things are different on Kafka and have cost messages elsewhere:
+
+* A partition that was added after the group began must be read from its start, also with LAST_OFFSET: whoever wrote to
+  it wrote to a topic this group was consuming. A partition that was there when the group began follows the policy.
+* Kafka forgets nothing of the difference but what we write down. So each commit carries, as its metadata, the number
+  of partitions the topic had when the group began on it (`born`), carried forward for ever, and a digest of the
+  group's subscription, by which two members that subscribe differently find each other.
+
+The rules of `resolve_start`, in order:
+
+1. a committed offset is used;
+2. the group's own retry topic begins at its earliest record;
+3. no partition of the topic has a commit: the group is new here, the policy decides;
+4. some have one with `born`: a partition below it was there at the beginning and its first holder has not committed
+   yet, so the policy decides; one at or above it came later: earliest;
+5. some have one, but none with our metadata (a plain Kafka consumer's, before it was changed to this one): earliest.
+   In doubt: repeat, never lose.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+__all__ = [
+    "AtTimestamp",
+    "CommitMetadata",
+    "ConsumeFromWhere",
+    "Earliest",
+    "Found",
+    "Latest",
+    "Start",
+    "StartAt",
+    "decode_metadata",
+    "digest_conflict",
+    "encode_metadata",
+    "resolve_start",
+]
+
+_MARK: Final = "rs1"
+_MAX_DIGEST: Final = 64
+
+
+class ConsumeFromWhere(Enum):
+    """Where a group begins on a topic it has never consumed. Source: `ConsumeFromWhere` of RocketMQ."""
+
+    LAST_OFFSET = "last"
+    FIRST_OFFSET = "first"
+    TIMESTAMP = "timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitMetadata:
+    """What a commit of ours carries.
+
+    Attributes:
+        digest: of the member's subscription.
+        born: partitions the topic had when the group began on it, 1 or more; 0: not known.
+    """
+
+    digest: str
+    born: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of one partition of the topic.
+
+    Attributes:
+        committed: position committed by the group, None for none.
+        metadata: of that commit; None for none, or text that is not ours.
+    """
+
+    committed: int | None
+    metadata: CommitMetadata | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartAt:
+    """At a committed position."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    """At the earliest record there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """At the end of the log as it is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimestamp:
+    """At the first record that is not older than the configured time."""
+
+
+Start = StartAt | Earliest | Latest | AtTimestamp
+
+
+def resolve_start(
+    partition: int,
+    found: Mapping[int, Found],
+    *,
+    where: ConsumeFromWhere,
+    is_retry_topic: bool,
+    partition_count: int,
+) -> tuple[Start, int]:
+    """Where the group begins on a partition.
+
+    Args:
+        partition: the partition that was assigned.
+        found: what is committed for each partition of the topic, this one included; one that is missing has no commit.
+        where: the policy.
+        is_retry_topic: the topic is the group's own retry topic.
+        partition_count: partitions the topic has now.
+
+    Returns:
+        The start, and the `born` that commits of this partition carry from now on.
+    """
+    own = found.get(partition)
+    known = [each.metadata.born for each in found.values() if each.metadata is not None and each.metadata.born > 0]
+    others = any(each.committed is not None for each in found.values())
+    born = min(known) if known else (0 if others else partition_count)
+    if own is not None and own.committed is not None:
+        return StartAt(own.committed), born
+    if is_retry_topic:
+        return Earliest(), born
+    if others and (not known or partition >= born):
+        return Earliest(), born
+    match where:
+        case ConsumeFromWhere.FIRST_OFFSET:
+            return Earliest(), born
+        case ConsumeFromWhere.LAST_OFFSET:
+            return Latest(), born
+        case ConsumeFromWhere.TIMESTAMP:
+            return AtTimestamp(), born
+
+
+def encode_metadata(metadata: CommitMetadata) -> str:
+    """The text a commit carries; at most 100 characters (Kafka takes 4,096)."""
+    return f"{_MARK};{metadata.digest[:_MAX_DIGEST]};{metadata.born}"
+
+
+def decode_metadata(text: str | None) -> CommitMetadata | None:
+    """What a commit carries, or None where it is not ours."""
+    parts = (text or "").split(";")
+    if len(parts) != 3 or parts[0] != _MARK or not (parts[2].isascii() and parts[2].isdigit() and len(parts[2]) <= 9):
+        return None
+    return CommitMetadata(parts[1], int(parts[2]))
+
+
+def digest_conflict(mine: str, found: CommitMetadata | None) -> str | None:
+    """The digest of another subscription in this group, or None: filters that differ lose messages."""
+    return None if found is None or found.digest in {"", mine} else found.digest
