@@ -46,7 +46,7 @@ bench: $(VENV)/.dev broker-jars ## measure; docs/performance.md says how to read
 	@$(BIN)/python -m benchmarks
 
 broker-jars: $(VENV)/.run ## fetch the broker's jars (and a Java runtime where there is none >= 17)
-	@$(BIN)/rocketshim broker fetch --pip "$(BIN)/python -m pip"
+	@$(BIN)/rocketshim broker fetch
 
 lock: $(VENV)/.run ## resolve the development versions anew
 	@$(PIP) install uv

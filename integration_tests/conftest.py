@@ -1,0 +1,71 @@
+"""One real broker for the whole run, and names that no two tests share.
+
+The broker is started once per session by the order of choice of `rocketshim.local.any_broker`. When it cannot be
+started the tests fail; they are never skipped, since a suite that tests nothing must not look green.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from rocketshim.local import Broker, any_broker
+
+_DEADLINE_S = 30.0
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """A real Kafka for the whole session; `broker.bootstrap` is its address."""
+    with any_broker() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def admin(broker: Broker) -> AdminClient:
+    """An admin client of the session's broker."""
+    return AdminClient({"bootstrap.servers": broker.bootstrap})
+
+
+@pytest.fixture
+def topic(admin: AdminClient) -> Iterator[Callable[..., str]]:
+    """Make a topic: `topic(partitions=1, config=None, name="t")` returns its unique name; deleted after the test."""
+    made: list[str] = []
+
+    def make(partitions: int = 1, config: dict[str, str] | None = None, name: str = "t") -> str:
+        unique = f"{name}-{uuid.uuid4().hex[:10]}"
+        futures = admin.create_topics([NewTopic(unique, num_partitions=partitions, config=config or {})])
+        futures[unique].result(_DEADLINE_S)
+        made.append(unique)
+        return unique
+
+    yield make
+    delete_topics(admin, made)
+
+
+@pytest.fixture
+def group() -> Callable[..., str]:
+    """Make a consumer group name that nothing else uses: `group("payments")`."""
+    return lambda name="g": f"{name}-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture
+def namespace(admin: AdminClient) -> Iterator[str]:
+    """A namespace of this test alone; every topic whose name begins with it is deleted after the test."""
+    unique = f"ns{uuid.uuid4().hex[:10]}"
+    yield unique
+    delete_topics(admin, [name for name in admin.list_topics(timeout=_DEADLINE_S).topics if name.startswith(unique)])
+
+
+def delete_topics(admin: AdminClient, names: list[str]) -> None:
+    """Delete topics; one that the test has deleted itself is no error."""
+    if not names:
+        return
+    for future in admin.delete_topics(names).values():
+        try:
+            future.result(_DEADLINE_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise

@@ -1,0 +1,19 @@
+"""A real Apache Kafka on this machine, for development, demonstrations and tests."""
+
+from rocketshim.local.broker import Broker, any_broker
+from rocketshim.local.cache import cache_dir
+from rocketshim.local.cluster import LocalCluster
+from rocketshim.local.jars import KAFKA_VERSION, cached_jars, fetch_jars
+from rocketshim.local.java import JavaRuntime, find_java
+
+__all__ = [
+    "KAFKA_VERSION",
+    "Broker",
+    "JavaRuntime",
+    "LocalCluster",
+    "any_broker",
+    "cache_dir",
+    "cached_jars",
+    "fetch_jars",
+    "find_java",
+]

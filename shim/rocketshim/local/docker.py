@@ -1,0 +1,122 @@
+"""A broker in a Docker container, through testcontainers.
+
+The image is Apache's own (`apache/kafka`), one combined node with the same properties as the local cluster's. Its
+client port is published under the same number on 127.0.0.1, so that the address it advertises is the one clients use.
+testcontainers is a development dependency: where it or a Docker engine is missing, `docker_obstacle` says so.
+"""
+
+import importlib
+import importlib.util
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
+from urllib.parse import urlsplit
+
+from rocketshim.errors import LocalBrokerError
+from rocketshim.local.jars import KAFKA_VERSION
+from rocketshim.local.probe import free_ports, known_brokers
+from rocketshim.local.server_properties import HOST, NodeAddress, server_properties
+
+__all__ = ["docker_broker", "docker_obstacle", "image_environment"]
+
+DOCKER_VARIABLE = "ROCKETSHIM_DOCKER"
+IMAGE = f"apache/kafka:{KAFKA_VERSION}"
+_PING_TIMEOUT_S = 1.0
+_START_TIMEOUT_S = 120.0
+_CONTROLLER_PORT = 9_093
+
+
+def docker_obstacle(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return why Docker cannot be used here, None if it can. Takes a second at most.
+
+    Args:
+        environ: the environment to read DOCKER_HOST and ROCKETSHIM_DOCKER from; None: this process's.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get(DOCKER_VARIABLE, "").lower() in {"off", "0", "no", "false"}:
+        return f"{DOCKER_VARIABLE} turns Docker off"
+    if importlib.util.find_spec("testcontainers") is None:
+        return "testcontainers is not installed"
+    host = environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    return None if _engine_answers(host) else "no Docker engine answers"
+
+
+def _engine_answers(host: str) -> bool:
+    address = urlsplit(host)
+    try:
+        if address.scheme == "unix":
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(_PING_TIMEOUT_S)
+            target: str | tuple[str, int] = address.path
+        else:
+            connection = socket.socket()
+            connection.settimeout(_PING_TIMEOUT_S)
+            target = (address.hostname or "localhost", address.port or 2375)
+        with connection:
+            connection.connect(target)
+            connection.sendall(b"GET /_ping HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n")
+            response = HTTPResponse(connection)
+            response.begin()
+            return response.status == 200
+    except (OSError, ValueError, HTTPException):
+        return False
+
+
+def image_environment(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return broker properties as the environment the image reads.
+
+    Source: the image's documentation: `KAFKA_`, upper case, `.` to `_`, `_` to `__`, `-` to `___`.
+    """
+    return {
+        "KAFKA_" + key.replace("-", "\0").replace("_", "__").replace(".", "_").replace("\0", "___").upper(): value
+        for key, value in properties.items()
+    }
+
+
+@contextmanager
+def docker_broker(properties: Mapping[str, str], *, report: Callable[[str], None]) -> Iterator[str]:
+    """Run a broker in a container for the length of the block and give its `host:port`.
+
+    Args:
+        properties: broker properties beyond the defaults of the local cluster.
+        report: gets one line before the image is pulled.
+
+    Raises:
+        LocalBrokerError: the image cannot be had, or the broker did not answer within two minutes.
+    """
+    containers = importlib.import_module("testcontainers.core.container")
+    port = free_ports(1)[0]
+    config = server_properties(
+        1,
+        (NodeAddress(1, port, _CONTROLLER_PORT),),
+        data_folder="/tmp/kraft-combined-logs",  # noqa: S108 inside the container
+        overrides=properties,
+        listen_host="0.0.0.0",  # noqa: S104 inside the container; published on the loopback only
+    )
+    report(f"broker: starting {IMAGE} in Docker (the image is pulled if it is not there)")
+    container = containers.DockerContainer(IMAGE, env=image_environment(config))
+    container.ports[f"{port}/tcp"] = (HOST, port)
+    bootstrap = f"{HOST}:{port}"
+    try:
+        try:
+            container.start()
+        except (OSError, RuntimeError, importlib.import_module("docker.errors").DockerException) as error:
+            raise LocalBrokerError(
+                f"Docker cannot run {IMAGE}: {error}. Set ROCKETSHIM_DOCKER=off to use a JVM on this machine"
+            ) from error
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not known_brokers(bootstrap):
+            if time.monotonic() > deadline:
+                out, err = container.get_logs()
+                last = (out + err).decode(errors="replace").splitlines()[-15:]
+                raise LocalBrokerError(
+                    f"{IMAGE} does not answer at {bootstrap} after {_START_TIMEOUT_S:.0f} s; its last lines:\n"
+                    + "\n".join(last)
+                )
+        yield bootstrap
+    finally:
+        if container.get_wrapped_container() is not None:
+            container.stop()

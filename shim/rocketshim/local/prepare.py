@@ -1,0 +1,65 @@
+"""Everything a local broker needs, fetched and tried once: what `rocketshim broker fetch` does.
+
+Java (installed with pip if there is none), the jars, the start-up kit, and a first run of a real broker, which proves
+that all of it works here and leaves the class-data archive with which the later ones start faster.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from rocketshim.errors import LocalBrokerError
+from rocketshim.local.cache import cache_dir, exclusive
+from rocketshim.local.cluster import LocalCluster
+from rocketshim.local.java import JavaRuntime, find_java, install_java
+from rocketshim.local.startup_kit import StartupKit, startup_kit
+
+__all__ = ["prepare"]
+
+_log = logging.getLogger("rocketshim.local")
+
+
+def prepare(*, report: Callable[[str], None] | None = None) -> StartupKit:
+    """Make sure that a broker starts here; nothing is done when it was made sure before.
+
+    Args:
+        report: gets one line a step; None: the logger `rocketshim.local` at INFO.
+
+    Raises:
+        LocalBrokerError: something cannot be fetched or installed, or the first run failed; the message names the way
+            out. What was fetched before stays.
+
+    Thread-safety: any thread, any number of processes.
+    """
+    report = _log.info if report is None else report
+    java = _java(report)
+    kit = startup_kit(java, report=report)
+    if not kit.archive.exists():
+        with exclusive(cache_dir() / "locks" / f"archive-{kit.archive.name}.lock"):
+            if not kit.archive.exists():
+                _first_run(kit, java, report)
+    return kit
+
+
+def _java(report: Callable[[str], None]) -> JavaRuntime:
+    try:
+        return find_java()
+    except LocalBrokerError:
+        return install_java(report)
+
+
+def _first_run(kit: StartupKit, java: JavaRuntime, report: Callable[[str], None]) -> None:
+    unfinished = kit.archive.with_suffix(".unfinished")
+    unfinished.unlink(missing_ok=True)
+    started = time.monotonic()
+    with LocalCluster(jvm_options=[f"-XX:ArchiveClassesAtExit={unfinished}"], report=report) as cluster:
+        cluster.touch_internal_topics()
+    taken_s = time.monotonic() - started
+    if unfinished.exists():
+        size_bytes = unfinished.stat().st_size
+        unfinished.rename(kit.archive)
+        report(f"first run: a broker started, served and stopped in {taken_s:.1f} s; archive {size_bytes / 1e6:.0f} MB")
+    else:
+        # A runtime built without class-data sharing. An empty file is no archive: the JVM goes on without.
+        report(f"first run: a broker started, served and stopped in {taken_s:.1f} s; this Java makes no archive")
+    _log.debug("prepared for Java %s", java.version)

@@ -1,0 +1,64 @@
+"""Looking at ports and brokers of this machine without changing anything."""
+
+import logging
+import random
+import socket
+from collections.abc import Collection, Mapping
+
+from rocketshim.errors import LocalBrokerError
+from rocketshim.local.server_properties import HOST
+
+__all__ = ["accepts_connections", "free_ports", "known_brokers"]
+
+_PORT_RANGE = range(20_000, 32_000)
+_client_log = logging.getLogger("rocketshim.local.client")
+
+
+def free_ports(count: int, *, besides: Collection[int] = ()) -> list[int]:
+    """Return `count` ports of the loopback on which nothing listens now, drawn at random, none of `besides`.
+
+    They lie below the range from which Linux takes the ports of outgoing connections (32768 and up), so that only
+    another listener can take one before it is used. Whoever uses them has to be ready for that.
+
+    Raises:
+        LocalBrokerError: there are not so many.
+    """
+    free: list[int] = []
+    for candidate in random.sample(_PORT_RANGE, k=len(_PORT_RANGE)):
+        if len(free) == count:
+            break
+        if candidate not in besides and _is_free(candidate):
+            free.append(candidate)
+    if len(free) < count:
+        raise LocalBrokerError(f"no {count} free ports from {_PORT_RANGE.start} to {_PORT_RANGE.stop - 1}")
+    return free
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: a closing connection is no user
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def accepts_connections(port: int) -> bool:
+    """Tell whether something listens on this port of the loopback."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def known_brokers(bootstrap: str, *, settings: Mapping[str, str] | None = None, timeout_s: float = 2.0) -> set[int]:
+    """Return the ids of the brokers that a cluster's metadata name; empty when none answers within `timeout_s`."""
+    from confluent_kafka import KafkaException  # noqa: PLC0415 fetching and listing do without a Kafka client
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+
+    config: dict[str, str | int | float | bool] = {"log_level": 0, "reconnect.backoff.max.ms": 250}
+    config |= {**(settings or {}), "bootstrap.servers": bootstrap}
+    try:
+        return set(AdminClient(config, logger=_client_log).list_topics(timeout=timeout_s).brokers)
+    except KafkaException:
+        return set()
