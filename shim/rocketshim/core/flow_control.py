@@ -31,15 +31,23 @@ class FlowLimits:
     """Thresholds of one queue; a queue *above* one of them is paused.
 
     Attributes:
-        count: messages. Default 1000 (`pullThresholdForQueue`).
-        size_bytes: bytes of bodies. Default 100 MiB (`pullThresholdSizeForQueue`; RocketMQ compares whole MiB).
-        span: offsets from the oldest message that is not done to the newest. Default 2000
+        count: messages, 1 or more. Default 1000 (`pullThresholdForQueue`).
+        size_bytes: bytes of bodies, 1 or more. Default 100 MiB (`pullThresholdSizeForQueue`; RocketMQ compares whole
+            MiB).
+        span: offsets from the oldest message that is not done to the newest, 1 or more. Default 2000
             (`consumeConcurrentlyMaxSpan`); None for none (orderly mode).
+
+    Raises:
+        ValueError: a threshold below 1: a queue under it would never be read, or never resumed.
     """
 
     count: int = 1_000
     size_bytes: int = 100 * _MIB
     span: int | None = 2_000
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.size_bytes < 1 or (self.span is not None and self.span < 1):
+            raise ValueError(f"thresholds are 1 or more: {self}")
 
 
 def must_pause(queue: FlowCounts, limits: FlowLimits) -> bool:
@@ -67,7 +75,7 @@ def per_queue_limits(limits: FlowLimits, topic_count: int, topic_size_bytes: int
         limits: per queue.
         topic_count: messages over all queues; -1: no such limit.
         topic_size_bytes: bytes over all queues; -1: no such limit.
-        queues_held: all queues held now, of any topic.
+        queues_held: all queues held now, of any topic; with 0 the limits are those per queue.
 
     Source: `RebalancePushImpl#messageQueueChanged`: max(1, topic value / queues), in place of the per-queue value.
     """

@@ -1,0 +1,58 @@
+"""What a concurrent listener answered, message by message: `ConsumeMessageConcurrentlyService`'s rules."""
+
+from enum import IntEnum
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.core.consume_concurrently import ALL, ConsumeReturnType, ConsumeStatus, succeeded_count
+
+SUCCESS = ConsumeStatus.CONSUME_SUCCESS
+LATER = ConsumeStatus.RECONSUME_LATER
+ACK_INDEXES = st.integers(-3, 40) | st.just(ALL) | st.integers(-(2**40), 2**40)
+
+
+class Impostor(IntEnum):
+    """Another enumeration whose success is equal to ours, as an orderly status is."""
+
+    SUCCESS = 0
+
+
+@given(ack_index=ACK_INDEXES, batch_count=st.integers(1, 32))
+def test_success_up_to_the_ack_index_is_done_and_what_lies_behind_failed(ack_index: int, batch_count: int) -> None:
+    done = [index for index in range(batch_count) if index <= ack_index]
+    assert succeeded_count(SUCCESS, ack_index, batch_count) == len(done)
+    assert succeeded_count(None, ack_index, batch_count) == len(done)
+
+
+@given(
+    status=st.just(LATER) | st.integers() | st.booleans() | st.text() | st.just(Impostor.SUCCESS) | st.binary(),
+    ack_index=ACK_INDEXES,
+    batch_count=st.integers(1, 32),
+)
+def test_reconsume_later_and_anything_that_is_no_status_fails_all_whatever_the_ack_index(
+    status: object, ack_index: int, batch_count: int
+) -> None:
+    assert succeeded_count(status, ack_index, batch_count) == 0
+
+
+@pytest.mark.parametrize(
+    ("ack_index", "batch_count", "expected"),
+    [(ALL, 1, 1), (ALL, 1024, 1024), (-1, 4, 0), (0, 4, 1), (3, 4, 4), (4, 4, 4), (2, 4, 3)],
+)
+def test_examples_of_ack_index(ack_index: int, batch_count: int, expected: int) -> None:
+    assert succeeded_count(SUCCESS, ack_index, batch_count) == expected
+
+
+def test_zero_and_false_are_no_success_although_they_are_equal_to_it() -> None:
+    """A listener that returns a count of rows, or `False`, has not said that it succeeded."""
+    assert ConsumeStatus.CONSUME_SUCCESS == 0
+    assert succeeded_count(0, ALL, 3) == 0
+    assert succeeded_count(False, ALL, 3) == 0  # noqa: FBT003
+
+
+def test_names_are_rocketmqs() -> None:
+    assert [status.name for status in ConsumeStatus] == ["CONSUME_SUCCESS", "RECONSUME_LATER"]
+    assert {kind.value for kind in ConsumeReturnType} == {"SUCCESS", "TIME_OUT", "EXCEPTION", "RETURNNULL", "FAILED"}
+    assert ALL == 2_147_483_647

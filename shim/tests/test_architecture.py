@@ -1,0 +1,82 @@
+"""The core is pure, and what needs no Kafka client loads none: read from the sources, and tried in a fresh process."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rocketshim
+
+PACKAGE = Path(rocketshim.__file__).parent
+FORBIDDEN_IN_CORE = {
+    "asyncio", "concurrent", "confluent_kafka", "datetime", "io", "logging", "multiprocessing", "os", "pathlib",
+    "pydantic", "queue", "random", "secrets", "select", "signal", "socket", "subprocess", "sys", "tempfile",
+    "threading", "time", "uuid",
+}  # fmt: skip
+FORBIDDEN_CALLS_IN_CORE = {"open", "print", "input", "eval", "exec", "__import__"}
+MAY_IMPORT = {"rocketshim.core", "rocketshim.errors", "rocketshim_topics"}
+
+
+def modules(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (PACKAGE / folder).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module that a source names in an import, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}"
+            assert node.module is not None
+            yield node.module
+
+
+@pytest.mark.parametrize("path", modules("core"), ids=name_of)
+def test_core_module_has_no_clock_thread_randomness_log_or_kafka(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert not {name for name in imported(tree) if name.partition(".")[0] in FORBIDDEN_IN_CORE}
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert not called & FORBIDDEN_CALLS_IN_CORE
+
+
+@pytest.mark.parametrize("path", modules("core"), ids=name_of)
+def test_core_module_imports_nothing_of_the_shells(path: Path) -> None:
+    ours = {name for name in imported(ast.parse(path.read_text(encoding="utf-8"))) if name.startswith("rocketshim")}
+    assert not {name for name in ours if not any(name == may or name.startswith(f"{may}.") for may in MAY_IMPORT)}
+
+
+@pytest.mark.parametrize("path", modules("core"), ids=name_of)
+def test_core_module_keeps_no_state_of_its_own(path: Path) -> None:
+    """A module-level list, dict or set would be shared by every object of the process."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        names = [ast.unparse(target) for target in getattr(node, "targets", [getattr(node, "target", None)]) if target]
+        if isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp):
+            assert names == ["__all__"], f"line {node.lineno}: {names}"
+
+
+def test_core_is_found() -> None:
+    """The tests above hold of something."""
+    assert {"rocketshim.core.process_queue", "rocketshim.core.level_queue"} <= {name_of(p) for p in modules("core")}
+
+
+@pytest.mark.parametrize("folder", ["core", "filters"])
+def test_importing_what_needs_no_kafka_client_loads_none(folder: str) -> None:
+    names = [name_of(path) for path in modules(folder)]
+    assert names
+    program = (
+        "import importlib, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "print(*(n for n in sys.modules if n.startswith('confluent_kafka')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)  # noqa: S603
+    assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "")
