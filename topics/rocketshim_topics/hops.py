@@ -16,7 +16,8 @@ Rules that hold for all of them:
   from, one without `BORN_TIMESTAMP` that record's timestamp; whoever makes the hop again makes the same identity.
 * `HOP_ID` is the coordinates of the record the hop was made from; the failure headers are replaced; nothing grows.
 * Scheduling headers, and `TARGET_TRIES` with them, exist on the schedule topic only (and on parked records, which are
-  kept as they were). `SHIM` is written on the shim's own topics.
+  kept as they were). On a source or target topic a record carries its identity and `HOP_ID`, and no other header of
+  the shim's. `SHIM` is written on the shim's own topics.
 * A hop that cannot be told from its record (malformed) raises `MalformedRecordError`; then `parked` is the next hop.
 
 The caller chooses lane and partition numbers of the schedule topic and says what time it is; nothing here looks at a
@@ -176,14 +177,14 @@ def delayed_record(
         max_delay_ms: longest delay allowed for `delay` and `deliver_at`, default 40 days.
 
     Raises:
-        MessageError: the delay is longer than `max_delay_ms`, or the topic is a retry or dead-letter topic, to which
-            no sender may schedule.
+        MessageError: the delay is longer than `max_delay_ms`, or the topic is one of the shim's own, to which no
+            sender may schedule.
     """
     envelope = _scheduled(message, levels, max_delay_ms=max_delay_ms, now_ms=now_ms)
     if envelope is None:
         return source_record(message, names, uniq_key=uniq_key, born_ms=born_ms, partition=real_qid)
-    if group_of(message.topic) is not None:
-        raise MessageError(f"{message.topic} takes no delayed messages from senders: send it to an ordinary topic")
+    if group_of(message.topic) is not None or names.is_ours(message.topic):
+        raise MessageError(f"{message.topic} takes no delayed messages from senders: send them to an ordinary topic")
     names.physical(message.topic)
     if envelope.delay_level is not None:
         partition = levels.partition(envelope.delay_level, lane)
@@ -254,8 +255,10 @@ def delivered(record: Record, envelope: Envelope, names: TopicNames) -> Outgoing
     target = _real_topic(envelope)
     following = _following(record, envelope)
     partition = following.real_qid
+    if group_of(target) is None:
+        return _outgoing(record, names.physical(target), partition, _identity(following))
     _unschedule(following)
-    following.shim = WIRE_VERSION if group_of(target) is not None else None
+    following.shim = WIRE_VERSION
     return _outgoing(record, names.physical(target), partition, following)
 
 
@@ -502,7 +505,6 @@ def redriven(
     following.shim = WIRE_VERSION
     following.reconsume_times = 0
     following.consumer_group = group
-    following.park_reason = following.park_from = None
     return _outgoing(record, names.physical(retry_topic(group)), None, following)
 
 
@@ -513,17 +515,10 @@ def _to_source(record: Record, names: TopicNames, following: Envelope) -> Outgoi
         )
     replaced = {wire.HOP_ID, wire.REPLAY_ID, wire.REPLAY_COUNT}
     own = ((own_name(name), value) for name, value in following.user)
-    source = Envelope(
-        uniq_key=following.uniq_key,
-        tags=following.tags,
-        keys=following.keys,
-        born_timestamp_ms=following.born_timestamp_ms,
-        hop_id=following.hop_id,
-        max_reconsume_times=following.max_reconsume_times,
-        replay_id=following.replay_id,
-        replay_count=following.replay_count,
-        user=tuple(header for header in own if header[0] not in replaced),
-    )
+    source = _identity(following)
+    source.replay_id = following.replay_id
+    source.replay_count = following.replay_count
+    source.user = tuple(header for header in own if header[0] not in replaced)
     return _outgoing(record, names.physical(following.retry_topic), None, source)
 
 
@@ -574,13 +569,30 @@ def _failed(record: Record, group: str, *, trusted: bool, failure: Failure, reco
     return following
 
 
+def _identity(following: Envelope) -> Envelope:
+    """What the shim's headers say on a source or target topic: who it is and, from a hop, where from."""
+    return Envelope(
+        uniq_key=following.uniq_key,
+        tags=following.tags,
+        keys=following.keys,
+        born_timestamp_ms=following.born_timestamp_ms,
+        hop_id=following.hop_id,
+        max_reconsume_times=following.max_reconsume_times,
+        user=following.user,
+    )
+
+
 def _unschedule(envelope: Envelope) -> None:
+    """Take off what has a meaning on the schedule topic or a parked record only."""
     envelope.real_topic = None
     envelope.real_qid = None
     envelope.delay_level = None
     envelope.delay_ms = None
     envelope.deliver_at_ms = None
     envelope.target_tries = None
+    envelope.clock = None
+    envelope.park_reason = None
+    envelope.park_from = None
 
 
 def _real_topic(envelope: Envelope) -> str:
