@@ -28,6 +28,7 @@ from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
     "GROUP_LOG_VERSION",
+    "LEASE_MAX_MS",
     "ClaimRecord",
     "ClaimedQueue",
     "GroupRecord",
@@ -43,6 +44,9 @@ __all__ = [
 
 GROUP_LOG_VERSION: Final = 1
 """The version that this module reads and writes."""
+
+LEASE_MAX_MS: Final = 86_400_000
+"""The longest lease a record may ask for: one day, in ms."""
 
 _INT64 = 2**63 - 1
 _Name = Annotated[str, Field(min_length=1, max_length=255)]
@@ -109,7 +113,7 @@ class _Record(_Part):
     client_id: _Name
     incarnation: _Name
     seq: Annotated[int, Field(ge=1, le=_INT64)]
-    lease_ms: Annotated[int, Field(ge=1, le=86_400_000)]
+    lease_ms: Annotated[int, Field(ge=1, le=LEASE_MAX_MS)]
     base: _Offset | None = None
 
 
