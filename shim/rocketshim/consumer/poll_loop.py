@@ -446,7 +446,7 @@ class PollLoop:
     def _drain(self, deadline_ms: int, queues: list[ProcessQueue[Any]]) -> None:
         """Wait for listeners and hops of these queues, no longer than to the deadline; nothing new is begun."""
         for queue in queues:
-            queue.withhold()
+            self._in_flight -= queue.withhold()
         while any(not queue.settled for queue in queues):
             left_ms = deadline_ms - self._now_ms()
             if left_ms <= 0:

@@ -83,8 +83,8 @@ class ProcessQueue(Generic[MessageT]):
     """
 
     __slots__ = (
-        "_chunks", "_owed_count", "_pending", "_tracker", "dropped", "epoch", "msg_bytes", "msg_count", "partition",
-        "paused", "topic",
+        "_chunks", "_owed_count", "_pending", "_tracker", "_withheld", "dropped", "epoch", "msg_bytes", "msg_count",
+        "partition", "paused", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, epoch: int = 0) -> None:
@@ -98,6 +98,7 @@ class ProcessQueue(Generic[MessageT]):
         self._pending: deque[MessageT] = deque()
         self._chunks: dict[Chunk[MessageT], None] = {}
         self._owed_count = 0
+        self._withheld = False
         self._tracker = OffsetTracker(epoch)
 
     def put(self, messages: Sequence[MessageT]) -> None:
@@ -107,11 +108,13 @@ class ProcessQueue(Generic[MessageT]):
             messages: offsets strictly rising, above all that was put before. For speed only the first and the last are
                 looked at: Kafka keeps the order within.
 
+        After `withhold` nothing is taken and nothing said.
+
         Raises:
             ValueError: the queue was dropped, or offsets do not rise; nothing was taken.
         """
         self._alive()
-        if not messages:
+        if not messages or self._withheld:
             return
         first = messages[0].offset()
         last = messages[-1].offset()
@@ -123,7 +126,7 @@ class ProcessQueue(Generic[MessageT]):
         self.msg_bytes += sum(map(len, messages))
 
     def take(self, limit: int) -> Chunk[MessageT] | None:
-        """Move up to `limit` pending messages into flight, in order; None when none is pending or the queue is gone.
+        """Move up to `limit` pending messages into flight, in order; None when none is pending or may be begun.
 
         Raises:
             ValueError: limit below 1; nothing changed.
@@ -131,7 +134,7 @@ class ProcessQueue(Generic[MessageT]):
         if limit < 1:
             raise ValueError(f"limit={limit}: a chunk holds at least one message")
         pending = self._pending
-        if self.dropped or not pending:
+        if self.dropped or self._withheld or not pending:
             return None
         if len(pending) <= limit:
             messages = list(pending)
@@ -261,15 +264,21 @@ class ProcessQueue(Generic[MessageT]):
                 expired.extend((chunk, message) for message in late)
         return expired
 
-    def withhold(self) -> None:
-        """Let nothing more begin: what is pending, or handed out and not begun, stays undone. Safe twice.
+    def withhold(self) -> int:
+        """Let nothing more begin: what is pending, handed out and not begun, or put later, stays undone. Safe twice.
 
         For a queue that is about to be given up: `settled` says when what had begun is through.
+
+        Returns:
+            How many messages that had been handed out were taken back.
         """
-        self._pending.clear()
+        self._withheld = True
+        taken_back = 0
         for chunk in self.in_flight:
             for part in self.split(chunk):
                 del self._chunks[part]
+                taken_back += 1
+        return taken_back
 
     @property
     def settled(self) -> bool:

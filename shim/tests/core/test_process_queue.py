@@ -86,6 +86,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         self.queue: ProcessQueue[Record] = ProcessQueue("orders", 4, epoch=2)
         self.put: dict[int, Record] = {}  # everything that was ever put, in order
         self.pending: list[int] = []
+        self.withheld: list[int] | None = None  # never to be begun, once `withhold` was called
         self.done: set[int] = set()
         self.owed: list[tuple[Work, int]] = []
         self.sent: list[int] = []  # every message that was ever to be sent back
@@ -107,12 +108,12 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
                 self.queue.put(messages)
             return
         self.queue.put(messages)
-        for message in messages:
+        for message in [] if self.withheld is not None else messages:
             offset = message.offset() or 0
             self.put[offset] = message
             self.pending.append(offset)
 
-    @precondition(lambda self: self.put and not self.queue.dropped)
+    @precondition(lambda self: self.put and self.withheld is None and not self.queue.dropped)
     @rule(back=st.integers(0, 3))
     def put_what_does_not_rise(self, back: int) -> None:
         with pytest.raises(ValueError, match="do not rise"):
@@ -121,7 +122,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 5))
     def take(self, limit: int) -> None:
         chunk = self.queue.take(limit)
-        if self.queue.dropped or not self.pending:
+        if self.queue.dropped or self.withheld is not None or not self.pending:
             assert chunk is None
             return
         assert chunk is not None
@@ -201,6 +202,15 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         assert named == expected
 
     @rule(chance=st.integers(0, 9))
+    def withhold(self, chance: int) -> None:
+        if chance == 0 and not self.queue.dropped:
+            unbegun = [offset for work in self.works if not work.reported for offset in work.todo]
+            self.withheld = [*(self.withheld or ()), *unbegun]
+            for work in self.works:
+                work.todo = []
+            assert self.queue.withhold() == len(unbegun)
+
+    @rule(chance=st.integers(0, 9))
     def drop(self, chance: int) -> None:
         if chance == 0:
             self.queue.drop()
@@ -249,7 +259,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         reported = {offset for work in self.works if work.reported for offset in work.begun}
         in_flight = [offset for offset in in_work if offset not in self.done]
         in_flight += [offset for offset in owed if offset in reported]
-        assert sorted([*self.pending, *in_flight, *self.done]) == list(self.put)
+        assert sorted([*self.pending, *in_flight, *self.done, *(self.withheld or ())]) == list(self.put)
         held = [message.offset() for chunk in self.queue.in_flight for message in chunk.messages]
         assert sorted(offset for offset in held if offset is not None) == sorted(in_work)
 
@@ -275,6 +285,11 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         assert self.queue.next_offset == position
         assert self.position is None or (position is not None and position >= self.position)
         self.position = position
+
+    @invariant()
+    def settled_says_that_no_listener_holds_a_message_and_no_hop_is_owed(self) -> None:
+        held = any(not work.reported and (work.begun or work.todo) for work in self.works)
+        assert self.queue.settled == (self.queue.dropped or not (held or self.owed))
 
     @invariant()
     def no_message_is_sent_back_twice(self) -> None:
@@ -529,6 +544,24 @@ def test_results_after_drop_are_ignored() -> None:
     assert queue.expire(10 * TIMEOUT_MS, TIMEOUT_MS) == []
     assert queue.take(1) is None
     assert queue.next_offset is None
+
+
+def test_queue_about_to_be_given_up_begins_nothing_more_and_commits_what_was_in_work() -> None:
+    """Neither pending messages, nor those in a chunk no thread has come to, nor ones that arrive late are begun."""
+    queue = queue_of(*range(8))
+    at_work, waiting = taken(queue, 3), taken(queue, 3)
+    batch = begin(at_work)
+    assert queue.withhold() == 2 + 3
+    assert queue.withhold() == 0
+    queue.put(records(8))
+    assert queue.take(10) is None
+    assert not queue.settled
+    assert queue.report(waiting) == []
+    assert queue.report(at_work, batch) == batch
+    assert not queue.settled
+    queue.stored(at_work, batch[0])
+    assert queue.settled
+    assert queue.next_offset == 1
 
 
 def test_thread_may_give_up_a_chunk_of_a_dropped_queue() -> None:
