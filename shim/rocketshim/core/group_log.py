@@ -344,7 +344,7 @@ class GroupLog:
                 reconsume_counts=state.reconsume_counts,
             )
         known = self._free_from_ms(state) <= self._log_ms
-        running = [e for e in state.unjudged if e.kind == "renew" and e.may_hold_until_ms > self._log_ms and not known]
+        running = [e for e in state.unjudged if e.kind == "renew" and e.may_hold_until_ms > self._log_ms]
         likely = max(running, key=lambda e: (e.token, e.offset), default=None)
         seen = QueueLease(known=False)
         seen.guess_progress(state.unjudged)

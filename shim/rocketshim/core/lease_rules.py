@@ -78,6 +78,7 @@ class QueueLease:
         self.unjudged: list[LeaseEvent] | None = None if known else []
 
     def owner_at(self, log_ms: int) -> Owner | None:
+        """The owner, unless its lease has run out by then."""
         return self.owner if log_ms < self.lease_end_ms else None
 
     def judge(self, event: LeaseEvent) -> Outcome:
@@ -99,6 +100,7 @@ class QueueLease:
         return Outcome.RELEASED
 
     def note_progress(self, event: LeaseEvent) -> None:
+        """Keep what a renewal or release says for the next owner; a position of None says nothing new."""
         if event.next_offset is not None:
             self.next_offset = event.next_offset
         self.reconsume_counts = event.reconsume_counts

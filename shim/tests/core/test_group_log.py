@@ -489,12 +489,13 @@ def test_only_the_own_record_with_the_same_token_is_confirmed(confirming: RenewR
 def test_what_a_fold_reads_before_it_knows_gives_position_counts_and_token_by_the_highest_token() -> None:
     log = truncated()
     log.append(renew(B, held(T0 + 9, confirmed=480, next_offset=70, counts=((70, 2),))))
+    log.append(renew(B, held(T0 + 9, confirmed=480, next_offset=75, counts=((75, 1),))))
     log.append(renew(A, held(T0 + 7, confirmed=480, next_offset=40)))
-    log.append(claim(C))  # offset 503
+    log.append(claim(C))  # offset 504
     seen = log.fold.lock(Q)
-    assert (seen.token, seen.next_offset, seen.reconsume_counts) == (T0 + 503, 70, ((70, 2),))
-    assert log.outcome(renew(C, held(T0 + 503, confirmed=503, counts=((70, 2),)))) is Outcome.RENEWED
-    assert log.fold.lock(Q).next_offset == 70
+    assert (seen.token, seen.next_offset, seen.reconsume_counts) == (T0 + 504, 75, ((75, 1),))
+    assert log.outcome(renew(C, held(T0 + 504, confirmed=504, counts=((75, 2),)))) is Outcome.RENEWED
+    assert log.fold.lock(Q).next_offset == 75
 
 
 def test_a_queue_that_settles_by_time_keeps_position_counts_and_token() -> None:
