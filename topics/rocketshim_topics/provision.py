@@ -120,7 +120,8 @@ def apply(admin: AdminClient, planned: Plan, *, timeout_s: float = 30.0) -> tupl
         return ()
     created, raced = _create(admin, planned.missing, timeout_s)
     _change(admin, planned, timeout_s)
-    _await_leaders(admin, planned, timeout_s)
+    _await_leaders(admin, planned, raced, timeout_s)
+    _await_settings(admin, planned, timeout_s)
     if raced:
         _refuse_fatal(plan(admin, raced, timeout_s=timeout_s))
     return created
@@ -216,9 +217,12 @@ def _change(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
         _raise_first(_errors(by_name, timeout_s), "change settings of")
 
 
-def _await_leaders(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
-    """Wait until the topics that were created or grew show a leader for each partition, in several answers."""
-    wanted = {spec.name: spec.partitions for spec in planned.missing}
+def _await_leaders(admin: AdminClient, planned: Plan, raced: tuple[TopicSpec, ...], timeout_s: float) -> None:
+    """Wait until the topics that were created or grew show a leader for each partition, in several answers.
+
+    Of those that somebody else created, the partitions that they have: how many they should have is judged later.
+    """
+    wanted = {spec.name: 1 if spec in raced else spec.partitions for spec in planned.missing}
     for each in planned.differences:
         if each.will_change and each.setting == "partitions":
             wanted[each.topic] = int(each.wanted)
@@ -238,6 +242,21 @@ def _await_leaders(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
             )
         if waiting:
             time.sleep(_LOOK_AGAIN_S)
+
+
+def _await_settings(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
+    """Wait until the settings that were changed can be read: the controller answers before the brokers have them."""
+    wanted = {(each.topic, each.setting) for each in planned.differences if each.will_change}
+    specs = [spec for spec in planned.specs if any(topic == spec.name for topic, _ in wanted)]
+    until = time.monotonic() + timeout_s
+    while True:
+        seen = plan(admin, specs, timeout_s=timeout_s).differences
+        waiting = [each for each in seen if (each.topic, each.setting) in wanted]
+        if not waiting:
+            return
+        if time.monotonic() > until:
+            raise BrokerUnavailableError(f"after {timeout_s:g} s a change is not yet in force: {waiting[0]}")
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _broker_count(described: Mapping[str, Any]) -> int:
