@@ -1,0 +1,131 @@
+"""What the cluster refuses becomes a typed error that says what to do; the real cluster is in integration_tests."""
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from rocketshim_topics import (
+    BrokerUnavailableError,
+    ClusterError,
+    DelayLevels,
+    Layout,
+    NotAuthorizedError,
+    TopicMissingError,
+    TopicNames,
+)
+from rocketshim_topics.layout import TopicSpec
+from rocketshim_topics.provision import apply, ensure_topics, plan, read_topics
+
+LAYOUT = Layout(TopicNames(), DelayLevels.default())
+SPECS = LAYOUT.for_group("payments", with_log=False)
+UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+def answered(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    if isinstance(value, int):
+        future.set_exception(KafkaException(KafkaError(value)))
+    else:
+        future.set_result(value)
+    return future
+
+
+class Cluster:
+    """An admin client of a cluster that answers with fixed errors, and knows the topics it was asked to create."""
+
+    def __init__(
+        self, *, describe: int = UNKNOWN, create: int | None = None, configs: int | None = None, led: bool = True
+    ) -> None:
+        self.led = led
+        self.describe = describe
+        self.create = create
+        self.configs = configs
+        self.there: dict[str, Any] = {}
+        self.asked: list[str] = []
+
+    def describe_topics(self, topics: Any, **_: Any) -> dict[str, Future[Any]]:
+        return {name: answered(self.there.get(name, self.describe)) for name in topics.topic_names}
+
+    def describe_configs(self, resources: list[Any], **_: Any) -> dict[Any, Future[Any]]:
+        settings = {"cleanup.policy": SimpleNamespace(value="delete"), "secret": SimpleNamespace(value=None)}
+        return {resource: answered(settings if self.configs is None else self.configs) for resource in resources}
+
+    def create_topics(self, topics: list[Any], **_: Any) -> dict[str, Future[Any]]:
+        self.asked += [topic.topic for topic in topics]
+        if self.create in {None, KafkaError.TOPIC_ALREADY_EXISTS}:
+            self.there |= {topic.topic: described(topic.num_partitions, led=self.led) for topic in topics}
+        return {topic.topic: answered(self.create) for topic in topics}
+
+
+def described(partitions: int, *, led: bool = True) -> Any:
+    node = SimpleNamespace(id=1)
+    partition = SimpleNamespace(leader=node if led else None, replicas=[node])
+    return SimpleNamespace(partitions=[partition] * partitions)
+
+
+DENIED = [
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+]
+AWAY = [KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(code, NotAuthorizedError) for code in DENIED]
+    + [(code, BrokerUnavailableError) for code in AWAY]
+    + [(KafkaError.POLICY_VIOLATION, ClusterError), (KafkaError.INVALID_CONFIG, ClusterError)],
+)
+def test_refusal_is_a_typed_error_that_names_the_topic(code: int, error: type[ClusterError]) -> None:
+    for cluster in (Cluster(describe=code), Cluster(create=code)):
+        with pytest.raises(error, match=r"cannot .* rmq\.retry\.payments") as caught:
+            apply(cluster, plan(cluster, SPECS))  # type: ignore[arg-type]
+        assert type(caught.value) is error
+        assert isinstance(caught.value.__cause__, KafkaException)
+
+
+@pytest.mark.parametrize("code", DENIED[:2])
+def test_program_without_the_right_to_create_is_told_who_does_it_and_how(code: int) -> None:
+    with pytest.raises(TopicMissingError, match="rocketshim init --group payments") as caught:
+        ensure_topics(Cluster(create=code), SPECS)  # type: ignore[arg-type]
+    assert isinstance(caught.value.__cause__, NotAuthorizedError)
+
+
+def test_program_that_may_not_create_does_not_try() -> None:
+    cluster = Cluster()
+    with pytest.raises(TopicMissingError, match=r"rmq\.retry\.payments, rmq\.dlq\.payments"):
+        ensure_topics(cluster, SPECS, create=False)  # type: ignore[arg-type]
+    assert cluster.asked == []
+
+
+def test_topic_that_somebody_else_created_meanwhile_is_no_error() -> None:
+    cluster = Cluster(create=KafkaError.TOPIC_ALREADY_EXISTS)
+    assert apply(cluster, plan(cluster, SPECS)) == ()  # type: ignore[arg-type]
+    assert cluster.asked == [spec.name for spec in SPECS]
+
+
+@pytest.mark.parametrize("code", DENIED[:2])
+def test_settings_that_may_not_be_read_do_not_stop_a_program(code: int) -> None:
+    cluster = Cluster(configs=code)
+    cluster.there = {spec.name: described(1) for spec in SPECS}
+    assert ensure_topics(cluster, SPECS).unread == tuple(spec.name for spec in SPECS)  # type: ignore[arg-type]
+    assert cluster.asked == []
+
+
+def test_settings_without_a_value_are_left_out() -> None:
+    cluster = Cluster()
+    cluster.there = {"t": described(3)}
+    state = read_topics(cluster, ["t", "other"])["t"]  # type: ignore[arg-type]
+    assert (state.partitions, state.config) == (3, {"cleanup.policy": "delete"})
+
+
+def test_partition_without_a_leader_is_waited_for_and_then_an_error() -> None:
+    cluster = Cluster(led=False)
+    planned = plan(cluster, [TopicSpec("t", 1)])  # type: ignore[arg-type]
+    with pytest.raises(BrokerUnavailableError, match="not every partition of t has a leader"):
+        apply(cluster, planned, timeout_s=0.0)  # type: ignore[arg-type]
