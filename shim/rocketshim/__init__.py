@@ -1,1 +1,86 @@
-"""rocketshim: RocketMQ's consumption semantics on plain Apache Kafka, from the client side."""
+"""rocketshim: RocketMQ's consumption semantics on plain Apache Kafka, from the client side.
+
+Everything a program needs is imported from here. Names are resolved when they are first used, so that
+`import rocketshim` is quick and `rocketshim.filters` loads no Kafka client.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rocketshim.consumer.outcome import ConsumeConcurrentlyContext as ConsumeConcurrentlyContext
+    from rocketshim.consumer.outcome import DeadLetter as DeadLetter
+    from rocketshim.consumer.outcome import RetryLater as RetryLater
+    from rocketshim.consumer.push_consumer import PushConsumer as PushConsumer
+    from rocketshim.core.consume_concurrently import ConsumeStatus as ConsumeStatus
+    from rocketshim.core.retry_policy import ExponentialRetryPolicy as ExponentialRetryPolicy
+    from rocketshim.core.retry_policy import LevelTableRetryPolicy as LevelTableRetryPolicy
+    from rocketshim.core.start_position import ConsumeFromWhere as ConsumeFromWhere
+    from rocketshim.producer.producer import Producer as Producer
+    from rocketshim.producer.producer import SendResult as SendResult
+    from rocketshim.producer.producer import SendStatus as SendStatus
+    from rocketshim.settings import ProducerSettings as ProducerSettings
+    from rocketshim.settings import PushConsumerSettings as PushConsumerSettings
+    from rocketshim.settings import WorkerSettings as WorkerSettings
+    from rocketshim.worker.worker import DelayWorker as DelayWorker
+    from rocketshim_topics import (
+        DelayLevels as DelayLevels,
+    )
+    from rocketshim_topics import (
+        Message as Message,
+    )
+    from rocketshim_topics import (
+        MessageView as MessageView,
+    )
+    from rocketshim_topics import (
+        Origin as Origin,
+    )
+    from rocketshim_topics import (
+        TopicNames as TopicNames,
+    )
+    from rocketshim_topics import (
+        decode as decode,
+    )
+    from rocketshim_topics import (
+        encode as encode,
+    )
+    from rocketshim_topics.message_queue import MessageQueue as MessageQueue
+
+_HOME = {
+    "ConsumeConcurrentlyContext": "rocketshim.consumer.outcome",
+    "ConsumeFromWhere": "rocketshim.core.start_position",
+    "ConsumeStatus": "rocketshim.core.consume_concurrently",
+    "DeadLetter": "rocketshim.consumer.outcome",
+    "DelayWorker": "rocketshim.worker.worker",
+    "ExponentialRetryPolicy": "rocketshim.core.retry_policy",
+    "LevelTableRetryPolicy": "rocketshim.core.retry_policy",
+    "MessageQueue": "rocketshim_topics.message_queue",
+    "Producer": "rocketshim.producer.producer",
+    "ProducerSettings": "rocketshim.settings",
+    "PushConsumer": "rocketshim.consumer.push_consumer",
+    "PushConsumerSettings": "rocketshim.settings",
+    "RetryLater": "rocketshim.consumer.outcome",
+    "SendResult": "rocketshim.producer.producer",
+    "SendStatus": "rocketshim.producer.producer",
+    "WorkerSettings": "rocketshim.settings",
+}
+"""Public name to the module it is made in; what is not here is looked for in `rocketshim_topics`."""
+
+
+def __getattr__(name: str) -> Any:
+    """Resolve a public name at its first use."""
+    home = _HOME.get(name)
+    if home is None:
+        contract = importlib.import_module("rocketshim_topics")
+        if name not in contract.__all__:
+            raise AttributeError(f"module 'rocketshim' has no attribute {name!r}")
+        value = getattr(contract, name)
+    else:
+        value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Every public name."""
+    return sorted({*_HOME, *importlib.import_module("rocketshim_topics").__all__})

@@ -34,6 +34,9 @@ FINDING = 2
 """Exit code of a command that worked and found something that is not as it should be."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("rocketshim.cli.demo", "One day of real flights through delay, retry and dead letters."),
+    "init": ("rocketshim.cli.init", "Create the topics the shim needs, or say what would be created."),
+    "send": ("rocketshim.cli.send", "Send one message, now or later."),
     "broker": ("rocketshim.cli.broker", "A real Kafka on this machine; neither Docker nor an installed Java needed."),
 }
 """Command name to (module, its line in `rocketshim --help`), in the order of the help."""
@@ -94,15 +97,25 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     everything = _COMPLETION_VARIABLE in os.environ
     for name, (module, line) in COMMANDS.items():
         if everything or name == called:
-            app.add_typer(importlib.import_module(module).app, name=name)
+            _add(app, name, importlib.import_module(module).app)
         else:
             app.command(name, help=line)(_named_only)
     for name, point in contributed.items():
         if everything or name == called:
-            app.add_typer(point.load(), name=name)
+            _add(app, name, point.load())
         else:
             app.command(name, help=f"From the package {point.dist.name if point.dist else point.module}.")(_named_only)
     return app
+
+
+def _add(app: typer.Typer, name: str, loaded: typer.Typer) -> None:
+    """Add a command's module: its one command under that name, or several as a group."""
+    if len(loaded.registered_commands) == 1 and not loaded.registered_groups and loaded.registered_callback is None:
+        only = loaded.registered_commands[0]
+        if only.callback is not None:
+            app.command(name, help=only.help, epilog=only.epilog, no_args_is_help=only.no_args_is_help)(only.callback)
+            return
+    app.add_typer(loaded, name=name)
 
 
 def _named_only() -> None:

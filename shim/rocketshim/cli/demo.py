@@ -1,0 +1,23 @@
+"""`rocketshim demo`: one day of real flights through delay, retry and dead letters on a real Kafka."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rocketshim.cli.app import ERROR
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: rocketshim demo   (ROCKETSHIM_BOOTSTRAP=host:9092 plays it on that cluster)")
+def demo(
+    *,
+    data: Annotated[Path | None, typer.Option(help="Another day, in the columns of the shipped file.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the demo's topics on the cluster.")] = False,
+) -> None:
+    """Delay, retry and bury one day of real flights on a real Kafka, in about 90 s. Exit code 1 if the sums differ."""
+    from rocketshim.demo.play import play  # noqa: PLC0415 - `--help` does without
+
+    if not play(data=data, keep=keep):
+        raise typer.Exit(ERROR)

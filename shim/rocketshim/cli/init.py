@@ -1,0 +1,69 @@
+"""`rocketshim init`: create the topics the shim needs, or say what would be created."""
+
+from typing import Annotated
+
+import typer
+
+from rocketshim.cli.app import FINDING
+from rocketshim.cli.options import Bootstrap, DelayLevelsText, DryRun, Namespace
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: rocketshim init --bootstrap localhost:9092 --group payments --dry-run")
+def init(
+    *,
+    bootstrap: Bootstrap,
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+    group: Annotated[
+        list[str] | None, typer.Option("--group", help="Also the topics of this consumer group; repeatable.")
+    ] = None,
+    with_log: Annotated[
+        bool,
+        typer.Option("--with-log", help="Also the group log, for orderly listeners and allocation strategies."),
+    ] = False,
+    lanes: Annotated[
+        int | None, typer.Option(min=1, help="Lanes of the schedule topic; one that has fewer grows. Default 1.")
+    ] = None,
+    max_message_bytes: Annotated[
+        int, typer.Option(min=1_024, help="max.message.bytes of your largest topic.")
+    ] = 1_048_588,
+    replication_factor: Annotated[
+        int | None, typer.Option(min=1, help="Copies of each new topic; without it the cluster's default.")
+    ] = None,
+    mend: Annotated[bool, typer.Option("--mend", help="Also correct settings of topics that exist.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Create the shim's topics that are missing. What exists is left as it is unless --lanes or --mend says otherwise.
+
+    Exit code 2 if a topic that exists is not as it should be.
+    """
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` does without
+
+    from rocketshim_topics import DelayLevels, TopicNames, provision  # noqa: PLC0415
+    from rocketshim_topics.layout import Layout  # noqa: PLC0415
+
+    layout = Layout(
+        TopicNames(namespace),
+        DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels),
+        lanes=lanes or 1,
+        max_message_bytes=max_message_bytes,
+        replication_factor=replication_factor,
+    )
+    specs = list(layout.shared())
+    for each in group or []:
+        specs.extend(layout.for_group(each, with_log=with_log))
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    planned = provision.plan(admin, specs, grow=lanes is not None, mend=mend)
+    for line in planned.lines():
+        typer.echo(line)
+    if dry_run:
+        typer.echo("nothing to do" if planned.is_done else "dry run: nothing was changed")
+    elif planned.is_done:
+        typer.echo("nothing to do")
+    else:
+        provision.apply(admin, planned)
+        typer.echo("done")
+    if any(not difference.will_change for difference in planned.differences):
+        raise typer.Exit(FINDING)

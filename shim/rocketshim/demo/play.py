@@ -1,0 +1,357 @@
+"""The demonstration's director: broker, topics, worker and gate as processes, sender, live view, judgement.
+
+Worker and gate are processes of their own, watched: one that dies is started again, so `kill -9` on either (the demo
+says their numbers) is part of the show and loses nothing. The final table comes from the records on the topics and
+the group's committed positions; nothing is taken from counters of the run.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from rocketshim.demo.flights import Flight, Timetable, load
+from rocketshim.demo.gate import MAX_RETRIES
+from rocketshim.demo.ledger import Account, Ledger, Place, Seen
+from rocketshim.local import any_broker, watchdog
+from rocketshim.producer.producer import Producer
+from rocketshim_topics import DelayLevels, MalformedRecordError, Message, TopicNames, decode, provision
+from rocketshim_topics.layout import Layout, TopicSpec
+from rocketshim_topics.wire import CLOCK
+
+__all__ = ["LEVELS", "play"]
+
+LEVELS: Final = "1s 1s 1s 2s 3s 4s"
+"""The shortened level table: retries wait 1, 2, 3 and 4 s, where RocketMQ's table says 10 s, 30 s, 1 m, 2 m."""
+
+_DAY_MS: Final = 45_000
+_LEAD_MS: Final = 4_000
+_LONGEST_S: Final = 150.0
+_TICK_S: Final = 0.25
+_LINE_EVERY_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Names of this performance; unique, so that it may play on anybody's cluster and clean up after itself."""
+
+    bootstrap: str
+    names: TopicNames
+    topic: str
+    group: str
+
+    def places(self) -> dict[str, Place]:
+        """Physical topic to its kind."""
+        return {
+            self.names.schedule: Place.SCHEDULE,
+            self.topic: Place.SOURCE,
+            self.names.retry(self.group): Place.RETRY,
+            self.names.dead_letter(self.group): Place.DEAD,
+        }
+
+
+class _Actor:
+    """A process that is started again when it dies, and does not outlive us."""
+
+    def __init__(self, name: str, command: list[str], log: Path, console: Console) -> None:
+        self._name = name
+        self._command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), *command]
+        self._log = log
+        self._console = console
+        self._process = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
+        self._console.print(f"{self._name}: process {process.pid} (try: kill -9 {process.pid})")
+        return process
+
+    def revive(self) -> None:
+        """Start again if it has ended."""
+        code = self._process.poll()
+        if code is not None:
+            self._console.print(f"{self._name}: ended with {code}, started again")
+            self._process = self._start()
+
+    def stop(self, timeout_s: float = 20.0) -> None:
+        """Ask it to end, and see to it that it does."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Observer:
+    """Reads every record of every topic of the stage into a ledger."""
+
+    def __init__(self, stage: _Stage, levels: DelayLevels) -> None:
+        self.ledger = Ledger()
+        self._stage = stage
+        self._levels = levels
+        self._places = stage.places()
+        config = {"bootstrap.servers": stage.bootstrap, "group.id": stage.group, "enable.auto.commit": False}
+        self._consumer = Consumer({**config, "isolation.level": "read_committed", "auto.offset.reset": "earliest"})
+        topics = self._consumer.list_topics(timeout=10).topics
+        self._partitions = [
+            TopicPartition(topic, number, OFFSET_BEGINNING)
+            for topic in self._places
+            for number in topics[topic].partitions
+        ]
+        self._consumer.assign(self._partitions)
+
+    def read(self, for_s: float) -> None:
+        """Read what there is, for about this long."""
+        end = time.monotonic() + for_s
+        while True:
+            for message in self._consumer.consume(500, max(0.0, min(0.1, end - time.monotonic()))):
+                if message.error() is None:
+                    self._add(message)
+            if time.monotonic() >= end:
+                return
+
+    def committed(self) -> dict[tuple[str, int], int]:
+        """The group's committed positions."""
+        asked = [part for part in self._partitions if self._places[part.topic] in {Place.SOURCE, Place.RETRY}]
+        answer = self._consumer.committed([TopicPartition(part.topic, part.partition) for part in asked], timeout=10)
+        return {(part.topic, part.partition): part.offset for part in answer if part.offset >= 0}
+
+    def close(self) -> None:
+        """End."""
+        self._consumer.close()
+
+    def _add(self, message: Any) -> None:
+        headers = message.headers() or []
+        if any(name == CLOCK for name, _ in headers):
+            return
+        place = self._places[message.topic()]
+        try:
+            envelope = decode(headers, trusted=place is not Place.SOURCE)
+        except MalformedRecordError:
+            return
+        delay_ms = (self._levels.queue_delay_ms(message.partition()) or 0) if place is Place.SCHEDULE else 0
+        stored_ms = message.timestamp()[1]
+        at = (message.topic(), message.partition(), message.offset())
+        self.ledger.add(Seen(place, *at, stored_ms, envelope, delay_ms))
+
+
+def play(*, data: Path | None = None, keep: bool = False, console: Console | None = None) -> bool:
+    """Perform the demonstration.
+
+    Args:
+        data: a day of flights in the columns of the shipped file; None: that file.
+        keep: leave the topics where they are.
+        console: where to write; None: the terminal.
+
+    Returns:
+        Whether everything adds up.
+
+    Raises:
+        RocketshimError: the demonstration could not be set up.
+    """
+    console = console or Console()
+    flights = load(data)
+    console.print(
+        f"{len(flights)} departures from New York on 2013-12-10: {sum(f.cancelled for f in flights)} cancelled, "
+        f"{sum(f.late for f in flights)} more than half an hour late. The day takes {_DAY_MS // 1_000} s."
+    )
+    with any_broker(report=console.print) as broker, _stage(broker.bootstrap, keep=keep) as stage:
+        return _perform(stage, flights, console)
+
+
+@contextmanager
+def _stage(bootstrap: str, *, keep: bool) -> Iterator[_Stage]:
+    mark = f"demo-{uuid.uuid4().hex[:6]}"
+    stage = _Stage(bootstrap, TopicNames(mark), f"{mark}.flights", f"{mark}-gate")
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    layout = Layout(stage.names, DelayLevels.parse(LEVELS))
+    stamped = {"message.timestamp.type": "LogAppendTime"}
+    flights = TopicSpec(stage.topic, 4, stamped, "scheduled departures")
+    # the retry and dead-letter topics are stamped by the broker here, so that lateness is measured, not claimed
+    groups = [
+        TopicSpec(spec.name, spec.partitions, {**spec.config, **stamped}, spec.purpose)
+        for spec in layout.for_group(stage.group, with_log=False)
+    ]
+    specs = [*layout.shared(), *groups, flights]
+    provision.ensure_topics(admin, specs)
+    try:
+        yield stage
+    finally:
+        if not keep:
+            for future in admin.delete_topics([spec.name for spec in specs]).values():
+                try:
+                    future.result(10)
+                except KafkaException as error:
+                    sys.stderr.write(f"a topic of the demo could not be deleted: {error}\n")
+
+
+def _perform(stage: _Stage, flights: list[Flight], console: Console) -> bool:
+    logs = Path.cwd() / ".rocketshim" / "demo"
+    logs.mkdir(parents=True, exist_ok=True)
+    connection = ["--bootstrap", stage.bootstrap, "--namespace", stage.names.namespace, "--delay-levels", LEVELS]
+    me = [sys.executable, "-m"]
+    worker = _Actor(
+        "worker", [*me, "rocketshim", "worker", *connection, "--allow", stage.topic], logs / "worker.log", console
+    )
+    gate = [stage.bootstrap, stage.names.namespace, stage.topic, stage.group, str(_DAY_MS), LEVELS]
+    consumer = _Actor("consumer", [*me, "rocketshim.demo.gate", *gate], logs / "consumer.log", console)
+    observer = _Observer(stage, DelayLevels.parse(LEVELS))
+    try:
+        sent = _send(stage, flights)
+        _watch(observer, sent, [worker, consumer], console)
+        for actor in (consumer, worker):
+            actor.stop()
+        observer.read(1.0)
+        account = observer.ledger.account(sent, observer.committed())
+        return _judge(account, sent, observer.ledger, console, logs)
+    finally:
+        for actor in (consumer, worker):
+            actor.stop()
+        observer.close()
+
+
+def _send(stage: _Stage, flights: list[Flight]) -> dict[str, Flight]:
+    """Send every departure, delayed until its scaled time; returns the flight of each id."""
+    timetable = Timetable(_DAY_MS)
+    start_ms = time.time_ns() // 1_000_000 + _LEAD_MS
+    sent: dict[str, Flight] = {}
+    with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
+        futures = [
+            (
+                flight,
+                producer.send_async(
+                    Message(
+                        stage.topic,
+                        json.dumps(asdict(flight)).encode(),
+                        key=f"{flight.carrier}-{flight.number}",
+                        tag=flight.carrier,
+                        deliver_at=start_ms + timetable.departure_ms(flight),
+                    )
+                ),
+            )
+            for flight in flights
+        ]
+        for flight, future in futures:
+            sent[future.result(30).msg_id] = flight
+    return sent
+
+
+def _watch(observer: _Observer, sent: dict[str, Flight], actors: list[_Actor], console: Console) -> None:
+    """Show what happens until every message has come to its end, or the time is over."""
+    began = time.monotonic()
+    next_line = 0.0
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while time.monotonic() - began < _LONGEST_S:
+            observer.read(_TICK_S)
+            for actor in actors:
+                actor.revive()
+            account = observer.ledger.account(sent, observer.committed())
+            if console.is_terminal:
+                live.update(_progress(account), refresh=True)
+            elif time.monotonic() >= next_line:
+                next_line = time.monotonic() + _LINE_EVERY_S
+                console.print(_line(account))
+            if not account.under_way and not account.lost:
+                return
+
+
+def _line(account: Account) -> str:
+    return (
+        f"sent {account.sent}, at the gate {account.delivered}, retried {account.retried.get(1, 0)}, "
+        f"dead {len(account.dead)}, done {account.acknowledged}, under way {len(account.under_way)}"
+    )
+
+
+def _progress(account: Account) -> Table:
+    table = Table(show_header=False, box=None)
+    for label, count in (
+        ("departed or called", account.delivered),
+        ("retried at least once", account.retried.get(1, 0)),
+        ("dead letters", len(account.dead)),
+        ("done", account.acknowledged),
+    ):
+        width = 40 * count // max(1, account.sent)
+        table.add_row(label, f"{count:>5}", "█" * width + "·" * (40 - width))
+    return table
+
+
+def _judge(account: Account, sent: dict[str, Flight], ledger: Ledger, console: Console, logs: Path) -> bool:
+    cancelled = {uniq_key for uniq_key, flight in sent.items() if flight.cancelled}
+    late = sum(flight.late for flight in sent.values())
+    expected_retries = {
+        attempt: len(cancelled) + (late if attempt == 1 else 0) for attempt in range(1, MAX_RETRIES + 1)
+    }
+    table = Table(title="What the topics say", title_justify="left")
+    for column in ("", "found", "expected", ""):
+        table.add_column(column, justify="left" if column == "" else "right")
+    checks = [
+        ("sent", account.sent, len(sent)),
+        ("delivered when due", account.delivered, len(sent)),
+        *(
+            (f"retried, attempt {attempt}", account.retried.get(attempt, 0), expected)
+            for attempt, expected in expected_retries.items()
+        ),
+        ("dead letters", len(account.dead), len(cancelled)),
+        ("dead and not cancelled", len(account.dead - cancelled), 0),
+        ("done", account.acknowledged, len(sent) - len(cancelled)),
+        ("early", account.early, 0),
+        ("lost", len(account.lost), 0),
+        ("still under way", len(account.under_way), 0),
+    ]
+    fine = True
+    for label, found, expected in checks:
+        fine &= found == expected
+        table.add_row(label, f"{found}", f"{expected}", "ok" if found == expected else "[bold red]does not add up[/]")
+    table.add_row("duplicates", f"{account.duplicates}", "0, more after a kill", "")
+    console.print(table)
+    console.print(
+        f"late by: p50 {account.percentile_ms(0.5)} ms, p99 {account.percentile_ms(0.99)} ms, "
+        f"max {account.percentile_ms(1.0)} ms ({len(account.lateness_ms)} deliveries, brokers' stamps)"
+    )
+    if cancelled:
+        _biography(min(cancelled, key=lambda uniq_key: sent[uniq_key].line), sent, ledger, console)
+    if not fine:
+        console.print(f"[bold red]Something does not add up.[/] The logs are in {logs}", soft_wrap=True)
+    return fine
+
+
+def _biography(uniq_key: str, sent: dict[str, Flight], ledger: Ledger, console: Console) -> None:
+    table = Table(title=f"The life of {sent[uniq_key]}, cancelled ({uniq_key})", title_justify="left")
+    for column in ("after", "in", "partition/offset", "failures", "what happened"):
+        table.add_column(column, justify="right" if column in {"after", "failures"} else "left")
+    hops = ledger.biography(uniq_key)
+    for seen in hops:
+        table.add_row(
+            f"{(seen.stored_ms - hops[0].stored_ms) / 1_000:.3f} s",
+            seen.place.value,
+            f"{seen.partition}/{seen.offset}",
+            f"{seen.envelope.reconsume_times or 0}",
+            _event(seen, ledger),
+        )
+    console.print(table)
+
+
+def _event(seen: Seen, ledger: Ledger) -> str:
+    origin = ledger.origin_of(seen)
+    cause = f"{seen.envelope.fail_class}: {seen.envelope.fail_text}" if seen.envelope.fail_class else ""
+    if seen.place is Place.SCHEDULE:
+        waits = f"waits until due, {seen.due_ms - seen.stored_ms} ms"
+        return f"{cause}; {waits}" if cause and (origin is None or origin.place is not Place.SCHEDULE) else waits
+    if seen.place is Place.DEAD:
+        return f"dead: {cause}"
+    late = "" if origin is None else f", {seen.stored_ms - origin.due_ms} ms after it was due"
+    return f"delivered{late}"
