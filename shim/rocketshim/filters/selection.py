@@ -5,6 +5,7 @@ name that came in a message or in a setting: RocketMQ's class-filter mode, which
 replaces.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Final
@@ -191,5 +192,7 @@ def _selecting_function(selector: Any) -> Callable[[Any], Any]:
 
 
 def _qualified_name(selector: Any) -> str:
+    while isinstance(selector, functools.partial):
+        selector = selector.func
     named = selector if hasattr(selector, "__qualname__") else type(selector)
     return f"{named.__module__}.{named.__qualname__}"

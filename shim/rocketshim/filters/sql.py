@@ -9,8 +9,8 @@ are headers here, and so visible. Four rules say which text a name stands for:
 
 * the first header of that name counts, as everywhere on the wire;
 * an empty value, or none, is a missing property (RocketMQ loses empty ones on the way, so `a IS NULL` is true);
-* a header `USER.X` is the user's own property `X` and goes before a header `X`, which then is the shim's: so a filter
-  sees the same on a message's retries as on its first delivery;
+* a reserved name `X` that was the user's own travels as `USER.X` on the shim's topics, and goes before a header `X`,
+  which then is the shim's: so a filter sees the same on a message's retries as on its first delivery;
 * bytes that are not UTF-8 become U+FFFD: a header that others wrote must not stop a consumer.
 """
 
@@ -23,14 +23,12 @@ from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.sql_ast import Expression, property_names
 from rocketshim.filters.sql_evaluator import Test, compile_test
 from rocketshim.filters.sql_parser import parse
+from rocketshim_topics.wire import RESERVED, USER_PREFIX
 
-__all__ = ["CACHED_EXPRESSIONS", "USER_PREFIX", "SqlFilter"]
+__all__ = ["CACHED_EXPRESSIONS", "SqlFilter"]
 
 CACHED_EXPRESSIONS: Final = 100
 """How many compiled expressions are kept, refused ones included; the least recently used goes first."""
-
-USER_PREFIX: Final = "USER."
-"""A user's property travels under its name with this before it where the wire format owns the name itself."""
 
 _CACHED_CHARACTERS: Final = 4_096
 """Longer expressions are compiled each time: the cache is bounded in size too, not in number only."""
@@ -88,7 +86,7 @@ class SqlFilter:
             )
         self.expression = expression
         self.tree, self._test, self.properties = outcome
-        self._user_names = frozenset(USER_PREFIX + name for name in self.properties)
+        self._user_names = frozenset(USER_PREFIX + name for name in self.properties & RESERVED)
         self._wanted = self.properties.union(self._user_names)
 
     def evaluate(self, properties: Mapping[str, str]) -> bool | None:
@@ -123,9 +121,9 @@ class SqlFilter:
             for name, value in headers:
                 if name in wanted and name not in found:
                     found[name] = value.decode("utf-8", "replace") if value else ""
-            if not self._user_names.isdisjoint(found):
-                for name in self.properties:
-                    found[name] = found.get(USER_PREFIX + name, found.get(name, ""))
+            for name in self._user_names:
+                if name in found:
+                    found[name.removeprefix(USER_PREFIX)] = found[name]
         try:
             return self._test(found.get) is True
         except FilterEvaluationError:

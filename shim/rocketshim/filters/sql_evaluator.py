@@ -314,6 +314,18 @@ def _property_against(symbol: Operator, name: str, constant: _Typed, missing: bo
             return parse_bool(text) is wanted if text else missing
 
         return as_bool
+    return _number_against(compare, name, constant, missing, shown)
+
+
+def _text_against(name: str, wanted: str, missing: bool | None, negated: bool) -> Test:
+    if negated:
+        return lambda get: text != wanted if (text := get(name)) else missing
+    return lambda get: text == wanted if (text := get(name)) else missing
+
+
+def _number_against(compare: _Compare, name: str, constant: _Typed, missing: bool | None, shown: str) -> Test:
+    """Plain digits are converted here, without a call; every other text carefully."""
+    bound = constant.constant
     convert = _number_of(name, constant.type, shown)
     if constant.type is LiteralType.DOUBLE:
 
@@ -336,12 +348,6 @@ def _property_against(symbol: Operator, name: str, constant: _Typed, missing: bo
         return compare(convert(text), bound)
 
     return as_integer
-
-
-def _text_against(name: str, wanted: str, missing: bool | None, negated: bool) -> Test:
-    if negated:
-        return lambda get: text != wanted if (text := get(name)) else missing
-    return lambda get: text == wanted if (text := get(name)) else missing
 
 
 def _property_between(name: str, low: _Typed, high: _Typed, negated: bool, shown: str) -> Test:

@@ -10,7 +10,8 @@ from that and surprises people:
 * `/* */` comments do not nest; blanks are space, tab, line feed, carriage return and form feed, nothing else;
 * a string runs to the next single quote that is not doubled, over line ends too.
 
-Anything else (`!`, `"`, `.`, `%`, letters outside ASCII, an unclosed string or comment) is an error here.
+Anything else (`!`, `"`, `.`, `%`, letters outside ASCII, an unclosed string or comment) becomes an `ILLEGAL` token,
+which ends the scan and which the parser refuses.
 
 The lexer is a generator: the parser pulls one token at a time, so the error reported is the first from the left. No
 character is looked at more than a fixed number of times: what a comment may run to is known beforehand (the last line
@@ -21,14 +22,14 @@ where it gets too deep and not after everything was read.
 
 import re
 from collections.abc import Iterator
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from lark import Token
 from lark.lexer import Lexer
 
 from rocketshim.errors import FilterSyntaxError
 
-__all__ = ["KEYWORDS", "MAX_NESTING", "SYMBOLS", "SqlLexer", "syntax_error"]
+__all__ = ["ILLEGAL", "KEYWORDS", "MAX_NESTING", "SYMBOLS", "SqlLexer", "syntax_error"]
 
 MAX_NESTING: Final = 100
 """Levels an expression may be deep: open parentheses at one place, and operators inside one another."""
@@ -68,15 +69,8 @@ _TOKEN = re.compile(
 
 _LINE_END = re.compile(r"[\n\r]")
 
-_HINTS: Final = {
-    '"': "strings take single quotes",
-    "!": "unequal is written <>",
-    ".": "a property name has letters, digits, _ and $ only",
-    "%": "there is no LIKE and no arithmetic; see CONTAINS, STARTSWITH and ENDSWITH",
-    "*": "there is no arithmetic",
-    "/": "there is no arithmetic, and a comment /* needs its */",
-    "'": "the string is not closed",
-}
+ILLEGAL: Final = "ILLEGAL"
+"""Type of the token made of what is none. No grammar rule has it, so the parser refuses it and says what it wanted."""
 
 _SHOWN_CHARACTERS: Final = 40
 
@@ -104,8 +98,10 @@ class SqlLexer(Lexer):
     def lex(self, text: str) -> Iterator[Token]:  # type: ignore[override]  # lark's interface for custom lexers
         """The tokens of a text from left to right, without blanks and comments.
 
+        Where no token begins, the last one yielded is of type `ILLEGAL`.
+
         Raises:
-            FilterSyntaxError: no token begins at the next place, or parentheses are nested too deep.
+            FilterSyntaxError: parentheses are nested too deep.
         """
         position = 0
         open_count = 0
@@ -117,12 +113,14 @@ class SqlLexer(Lexer):
                 continue
             match = _TOKEN.match(text, position)
             if match is None:
-                _refuse_character(text, position)
+                word = text[position:] if text[position] == "'" else text[position]
+                yield Token(ILLEGAL, word, start_pos=position, end_pos=position + len(word))
+                return
             kind, word, end = str(match.lastgroup), match.group(), match.end()
             if kind == "ZEROS":
                 yield Token("INTEGER", "0", start_pos=position, end_pos=position + 1)
-                expected = "an operator or the end: an integer has no leading zeros"
-                raise syntax_error(text, position + 1, word[1:], expected)
+                yield Token(ILLEGAL, word[1:], start_pos=position + 1, end_pos=end)
+                return
             if kind == "WORD":
                 kind = upper if (upper := word.upper()) in KEYWORDS else "NAME"
             elif kind == "SYMBOL":
@@ -144,9 +142,3 @@ def _comment_end(text: str, position: int, last_line_end: int) -> int | None:
         end = text.find("*/", position + 2)
         return end + 2 if end >= 0 else None
     return None
-
-
-def _refuse_character(text: str, position: int) -> NoReturn:
-    rest = text[position:]
-    token = rest if rest[0] == "'" else rest[:1]
-    raise syntax_error(text, position, token, "a token of SQL92", _HINTS.get(rest[0], ""))

@@ -51,7 +51,7 @@ from rocketshim.filters.sql_ast import (
     Truth,
     is_boolean,
 )
-from rocketshim.filters.sql_lexer import KEYWORDS, MAX_NESTING, SYMBOLS, SqlLexer, syntax_error
+from rocketshim.filters.sql_lexer import ILLEGAL, KEYWORDS, MAX_NESTING, SYMBOLS, SqlLexer, syntax_error
 
 __all__ = ["MAX_EXPRESSION_CHARACTERS", "parse"]
 
@@ -116,13 +116,22 @@ _SMALLEST_DOUBLE: Final = math.ulp(0.0)
 _INT64_DIGITS: Final = 19
 
 _LEFT_OVER: Final = "a complete expression ends before this; RocketMQ ignores what follows"
-_HINTS: Final = {
-    "LIKE": "there is no LIKE; see CONTAINS, STARTSWITH and ENDSWITH",
-    "--": "a comment needs a line end; without one it is two minus signs",
+_COMMENT: Final = "a comment -- needs a line end; without one it is two minus signs"
+_LEFT_OVER_HINTS: Final = {
+    "LIKE": "there is no LIKE: see CONTAINS, STARTSWITH and ENDSWITH",
     "(": "there are no functions",
     "-": "there is no arithmetic, and a property name has no dashes",
     "+": "there is no arithmetic",
 }
+_ILLEGAL_HINTS: Final = {
+    '"': "strings take single quotes",
+    "'": "the string is not closed",
+    "!": "unequal is written <>",
+    ".": "a property name has letters, digits, _ and $ only",
+    "%": "there is no arithmetic",
+    "*": "there is no arithmetic",
+    "/": "there is no arithmetic, and a comment /* needs its */",
+} | dict.fromkeys("0123456789", "an integer has no leading zeros")
 
 
 class _Part(NamedTuple):
@@ -187,11 +196,14 @@ def _unexpected(expression: str, error: UnexpectedToken) -> FilterSyntaxError:
     expected = ", ".join(shown for name, shown in _NAMES_OF_TERMINALS.items() if name in accepted)
     position = len(expression) if error.token.type == "$END" else int(error.token.start_pos or 0)
     word = str(error.token)
-    hint = ""
     if expression.startswith("--", position):
-        hint = _HINTS["--"]
+        hint = _COMMENT
+    elif error.token.type == ILLEGAL:
+        hint = _ILLEGAL_HINTS.get(word[0], "")
     elif "$END" in accepted:
-        hint = _HINTS.get(word.upper(), _LEFT_OVER)
+        hint = _LEFT_OVER_HINTS.get(word.upper(), _LEFT_OVER)
+    else:
+        hint = ""
     return syntax_error(expression, position, word, expected, hint)
 
 

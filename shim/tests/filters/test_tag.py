@@ -1,0 +1,158 @@
+"""Tag expressions, rule by rule (RocketMQ `FilterAPI.buildSubscriptionData` and the client's second check)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.errors import FilterSyntaxError
+from rocketshim.filters import TagFilter
+
+tags = st.text(st.characters(codec="utf-8", exclude_characters="|"), min_size=1).filter(
+    lambda tag: tag.strip("".join(map(chr, range(0x21)))) == tag
+)
+
+
+@pytest.mark.parametrize("expression", [None, "", "*"])
+def test_none_empty_and_star_select_everything(expression: str) -> None:
+    everything = TagFilter(expression)
+    assert everything.matches_all
+    assert everything.expression == "*"
+    assert everything.tags == frozenset()
+    assert everything.matches(None)
+    assert everything.matches("")
+    assert everything.matches("A")
+    assert everything.matches_headers(None)
+    assert everything.matches_headers([("TAGS", b"A")])
+
+
+def test_a_list_selects_each_of_its_tags_and_no_other() -> None:
+    selected = TagFilter("A || B")
+    assert selected.tags == {"A", "B"}
+    assert selected.matches("A")
+    assert selected.matches("B")
+    assert not selected.matches("C")
+    assert not selected.matches_all
+
+
+@pytest.mark.parametrize("expression", ["A||", "||A", "A|| ||A", "  A  ", "A||||A", "\x00A\x1f", "\tA\n"])
+def test_blanks_and_empty_pieces_are_dropped(expression: str) -> None:
+    assert TagFilter(expression).tags == {"A"}
+
+
+@pytest.mark.parametrize("blank", ["\u00a0", "\u2003", "\u3000", "\u0085"])
+def test_only_characters_up_to_the_space_are_blanks(blank: str) -> None:
+    assert TagFilter(f"{blank}A").tags == {f"{blank}A"}
+
+
+@pytest.mark.parametrize("expression", ["||", "||||", "||||||"])
+def test_separators_alone_are_an_error(expression: str) -> None:
+    with pytest.raises(FilterSyntaxError, match="no tag") as caught:
+        TagFilter(expression)
+    assert caught.value.expression == expression
+    assert caught.value.position == 0
+    assert (caught.value.token,) == ("||",)
+    assert caught.value.expected == "a tag"
+
+
+@pytest.mark.parametrize("expression", [" ", "\t\n ", "|| ||", "||  ", "  ||"])
+def test_blanks_alone_are_legal_and_select_nothing(expression: str) -> None:
+    nothing = TagFilter(expression)
+    assert not nothing.matches_all
+    assert nothing.tags == frozenset()
+    assert not nothing.matches(None)
+    assert not nothing.matches("")
+    assert not nothing.matches(" ")
+    assert not nothing.matches_headers([("TAGS", b" ")])
+
+
+@pytest.mark.parametrize("expression", [" * ", "*||A", "A || *", " *", "* "])
+def test_a_star_with_blanks_or_in_a_list_is_a_literal_tag(expression: str) -> None:
+    literal = TagFilter(expression)
+    assert not literal.matches_all
+    assert literal.matches("*")
+    assert not literal.matches("B")
+
+
+def test_a_single_bar_belongs_to_the_tag() -> None:
+    assert TagFilter("A|B").tags == {"A|B"}
+    assert TagFilter("A|||B").tags == {"A", "|B"}
+    assert TagFilter("|||").tags == {"|"}
+
+
+def test_case_counts() -> None:
+    assert not TagFilter("created").matches("Created")
+
+
+@pytest.mark.parametrize("tag", [None, ""])
+def test_an_untagged_message_never_matches_a_list(tag: str | None) -> None:
+    assert not TagFilter("A || B").matches(tag)
+
+
+@pytest.mark.parametrize("headers", [None, [], [("KEYS", b"A")], [("TAGS", None)], [("TAGS", b"")]])
+def test_headers_without_a_tag_never_match_a_list(headers: list[tuple[str, bytes | None]] | None) -> None:
+    assert not TagFilter("A").matches_headers(headers)
+
+
+def test_a_message_has_one_tag_whatever_it_looks_like() -> None:
+    assert not TagFilter("A || B").matches("A || B")
+    assert not TagFilter("A").matches_headers([("TAGS", b"A || B")])
+
+
+def test_a_tag_with_a_blank_at_an_end_cannot_be_subscribed_to() -> None:
+    assert not TagFilter("A ").matches("A ")
+    assert not TagFilter("A ").matches_headers([("TAGS", b"A ")])
+
+
+def test_hash_twins_are_told_apart() -> None:
+    # "Aa" and "BB" have one Java hash code: RocketMQ's broker lets both pass, its client does not
+    assert not TagFilter("Aa").matches("BB")
+
+
+def test_the_first_tags_header_counts() -> None:
+    headers = [("X", b"A"), ("TAGS", b"B"), ("TAGS", b"A")]
+    assert TagFilter("B").matches_headers(headers)
+    assert not TagFilter("A").matches_headers(headers)
+    assert not TagFilter("A").matches_headers([("TAGS", None), ("TAGS", b"A")])
+
+
+def test_header_names_are_case_sensitive() -> None:
+    assert not TagFilter("A").matches_headers([("tags", b"A"), ("Tags", b"A")])
+
+
+def test_bytes_that_are_not_utf8_are_no_tag_of_a_list() -> None:
+    assert not TagFilter("A").matches_headers([("TAGS", b"\xff\xfe")])
+
+
+@given(expression=st.lists(tags, min_size=1).map(" || ".join), tag=st.none() | st.just("") | tags)
+def test_headers_and_text_agree(expression: str, tag: str | None) -> None:
+    selected = TagFilter(expression)
+    headers = [("UNIQ_KEY", b"1")] if tag is None else [("UNIQ_KEY", b"1"), ("TAGS", tag.encode())]
+    assert selected.matches_headers(headers) == selected.matches(tag)
+
+
+@given(wanted=st.lists(tags, min_size=1))
+def test_every_listed_tag_is_selected(wanted: list[str]) -> None:
+    selected = TagFilter("||".join(wanted))
+    assert selected.matches_all == (wanted == ["*"])
+    assert all(selected.matches(tag) for tag in wanted)
+
+
+def test_equal_if_the_same_tags_are_selected() -> None:
+    assert TagFilter("A || B") == TagFilter("B||A||A")
+    assert hash(TagFilter("A || B")) == hash(TagFilter("B||A||A"))
+    assert TagFilter("A").digest() == TagFilter(" A ").digest()
+    assert TagFilter(None) == TagFilter("*")
+    assert TagFilter("A") != TagFilter("B")
+    assert TagFilter("A") != "A"
+
+
+def test_digests_tell_everything_nothing_and_the_literal_star_apart() -> None:
+    digests = {TagFilter(expression).digest() for expression in ("*", " ", " * ", "A", "A||B")}
+    assert len(digests) == 5
+
+
+def test_its_text_and_form() -> None:
+    selected = TagFilter("A || B")
+    assert str(selected) == "A || B"
+    assert repr(selected) == "TagFilter('A || B')"
+    assert selected.expression_type == "TAG"
