@@ -30,10 +30,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from rocketshim_topics import wire
-from rocketshim_topics.errors import MalformedRecordError, MessageError
+from rocketshim_topics.errors import ConfigError, MalformedRecordError, MessageError
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message
-from rocketshim_topics.names import TopicNames, dead_letter_topic, group_of, retry_topic
+from rocketshim_topics.names import RETRY_PREFIX, TopicNames, dead_letter_topic, group_of, retry_topic
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, Header, Record, coordinates, decode, encode, own_name
 
 __all__ = [
@@ -63,6 +63,8 @@ DEFAULT_MAX_DELAY_MS: Final = 40 * 86_400_000
 """Longest delay by default: 40 days."""
 
 _FIRST_RETRY_LEVEL: Final = 3
+_INT_MAX: Final = 2**31 - 1
+_LONG_MAX: Final = 2**63 - 1
 _REFERENCE: Final = re.compile(r"\[by reference: sha256=([0-9a-f]{64}|-) size_bytes=([0-9]{1,19}|-)\] ?")
 _KEPT_BY_REFERENCE_BYTES: Final = 16_384
 _MAX_KEPT_ID_BYTES: Final = 512
@@ -237,10 +239,13 @@ def due_ms(envelope: Envelope, append_ms: int, queue_delay_ms: int) -> int:
         envelope: of the schedule record.
         append_ms: its append time.
         queue_delay_ms: delay of the queue it lies in: counts where the record names no time (a foreign producer).
+
+    Returns:
+        The due time; 2^63 - 1 where a forged delay would pass that.
     """
     if envelope.deliver_at_ms is not None:
         return envelope.deliver_at_ms
-    return append_ms + (queue_delay_ms if envelope.delay_ms is None else envelope.delay_ms)
+    return min(append_ms + (queue_delay_ms if envelope.delay_ms is None else envelope.delay_ms), _LONG_MAX)
 
 
 def delivered(record: Record, envelope: Envelope, names: TopicNames) -> OutgoingRecord:
@@ -249,17 +254,20 @@ def delivered(record: Record, envelope: Envelope, names: TopicNames) -> Outgoing
     Whether the target may be written, exists, and has that partition is the caller's to check.
 
     Raises:
-        MalformedRecordError: `REAL_TOPIC` is missing (`missing-header:REAL_TOPIC`).
-        ConfigError: `REAL_TOPIC` is no legal name.
+        MalformedRecordError: `REAL_TOPIC` is missing (`missing-header:REAL_TOPIC`) or no legal name
+            (`bad-name:REAL_TOPIC`).
     """
-    target = _real_topic(envelope)
+    target = envelope.real_topic
+    if target is None:
+        raise MalformedRecordError(f"missing-header:{wire.REAL_TOPIC}", "the schedule record does not say where to")
+    physical = _physical(names, target, wire.REAL_TOPIC)
     following = _following(record, envelope)
     partition = following.real_qid
     if group_of(target) is None:
-        return _outgoing(record, names.physical(target), partition, _identity(following))
+        return _outgoing(record, physical, partition, _identity(following))
     _unschedule(following)
     following.shim = WIRE_VERSION
-    return _outgoing(record, names.physical(target), partition, following)
+    return _outgoing(record, physical, partition, following)
 
 
 def hopped(
@@ -295,7 +303,7 @@ def retried_target(
     """
     kept_ms = _append_relative_ms(record, envelope) if due_ms is None else due_ms
     outgoing = envelope.copy()
-    outgoing.target_tries = (envelope.target_tries or 0) + 1
+    outgoing.target_tries = min((envelope.target_tries or 0) + 1, _INT_MAX)
     return hopped(record, outgoing, names, deliver_at_ms=kept_ms, partition=partition)
 
 
@@ -485,7 +493,8 @@ def redriven(
 
     Raises:
         MalformedRecordError: the dead letter breaks the wire format, is by reference (`by-reference`: there is no
-            value to send), or does not say where to (`missing-header:<name>`).
+            value to send), or does not say where to (`missing-header:<name>`, `bad-name:<name>`).
+        ConfigError: `group` is no legal name.
     """
     envelope = decode(record.headers(), trusted=True)
     if record.value() is None and value_reference(envelope) is not None:
@@ -496,16 +505,19 @@ def redriven(
     following = _following(record, envelope)
     _unschedule(following)
     following.replay_id = _cut(replay_id, 64)
-    following.replay_count = (envelope.replay_count or 0) + 1
+    following.replay_count = min((envelope.replay_count or 0) + 1, _INT_MAX)
     if to_source:
         return _to_source(record, names, following)
-    group = group or envelope.consumer_group
     if group is None:
-        raise MalformedRecordError(f"missing-header:{wire.CONSUMER_GROUP}", "the dead letter does not name its group")
+        if envelope.consumer_group is None:
+            raise MalformedRecordError(f"missing-header:{wire.CONSUMER_GROUP}", "the dead letter names no group")
+        target = _physical(names, RETRY_PREFIX + envelope.consumer_group, wire.CONSUMER_GROUP)
+    else:
+        target = names.retry(group)
+        following.consumer_group = group
     following.shim = WIRE_VERSION
     following.reconsume_times = 0
-    following.consumer_group = group
-    return _outgoing(record, names.physical(retry_topic(group)), None, following)
+    return _outgoing(record, target, None, following)
 
 
 def _to_source(record: Record, names: TopicNames, following: Envelope) -> OutgoingRecord:
@@ -519,7 +531,7 @@ def _to_source(record: Record, names: TopicNames, following: Envelope) -> Outgoi
     source.replay_id = following.replay_id
     source.replay_count = following.replay_count
     source.user = tuple(header for header in own if header[0] not in replaced)
-    return _outgoing(record, names.physical(following.retry_topic), None, source)
+    return _outgoing(record, _physical(names, following.retry_topic, wire.RETRY_TOPIC), None, source)
 
 
 # --- what hops have in common ----------------------------------------------------------------------------------------
@@ -561,7 +573,7 @@ def _failed(record: Record, group: str, *, trusted: bool, failure: Failure, reco
         following.origin_message_id = following.hop_id
     if following.retry_topic is None:
         following.retry_topic = retry_topic(group) if trusted else record.topic()
-    following.reconsume_times = reconsume_times
+    following.reconsume_times = min(reconsume_times, _INT_MAX)
     following.consumer_group = group
     following.fail_class = _cut(failure.exception_class, MAX_FAIL_CLASS_BYTES)
     following.fail_text = _cut(failure.text, MAX_FAIL_TEXT_BYTES)
@@ -595,10 +607,12 @@ def _unschedule(envelope: Envelope) -> None:
     envelope.park_from = None
 
 
-def _real_topic(envelope: Envelope) -> str:
-    if envelope.real_topic is None:
-        raise MalformedRecordError(f"missing-header:{wire.REAL_TOPIC}", "the schedule record does not say where to")
-    return envelope.real_topic
+def _physical(names: TopicNames, logical: str, header: str) -> str:
+    """The physical name of a logical one that a record's header gave."""
+    try:
+        return names.physical(logical)
+    except ConfigError as error:
+        raise MalformedRecordError(f"bad-name:{header}", str(error)) from error
 
 
 def _timestamp_ms(record: Record) -> int | None:

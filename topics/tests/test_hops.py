@@ -419,8 +419,51 @@ def test_delivery_needs_a_legal_target(foreign: Foreign) -> None:
     with pytest.raises(MalformedRecordError) as caught:
         delivered(record, Envelope(), NAMES)
     assert caught.value.reason == "missing-header:REAL_TOPIC"
-    with pytest.raises(ConfigError):
-        delivered(record, Envelope(real_topic="a b"), NAMES)
+    for topic in ("", "a b", "%RETRY%", "%RETRY%DEFAULT_CONSUMER", "%RETRY%\udcff", "%RETRY%" + "x" * 256, "x" * 250):
+        with pytest.raises(MalformedRecordError) as caught:
+            delivered(record, Envelope(real_topic=topic), NAMES)
+        assert caught.value.reason == "bad-name:REAL_TOPIC"
+
+
+numbers = st.sampled_from([0, 1, 2**31 - 1])
+longs = st.sampled_from([0, 1, 2**63 - 1])
+any_text = st.sampled_from(["", "orders", "%RETRY%g", "%RETRY%", "a b", "\udcff", "x" * 1_000])
+hostile = st.builds(
+    Envelope,
+    real_topic=any_text,
+    real_qid=st.none() | numbers,
+    delay_ms=st.none() | longs,
+    target_tries=st.none() | numbers,
+    reconsume_times=st.none() | numbers,
+    uniq_key=st.none() | any_text,
+    consumer_group=st.none() | any_text,
+    retry_topic=st.none() | any_text,
+    replay_count=st.none() | numbers,
+)
+
+
+@given(hostile)
+def test_no_well_formed_record_makes_a_hop_fail_but_by_its_names(envelope: Envelope) -> None:
+    record = Stored(OutgoingRecord("SCHEDULE_TOPIC_XXXX", 0, None, None, encode(envelope)))
+    assert decode(record.headers(), trusted=True) == envelope
+    at_ms = due_ms(envelope, NOW_MS, 1_000)
+    parked(record, NAMES, "r")
+    for outgoing in (
+        hopped(record, envelope, NAMES, deliver_at_ms=at_ms, partition=0),
+        retried_target(record, envelope, NAMES, partition=0),
+        sent_back(record, times=2**31, trusted=True),
+        died(record, times=2**31, trusted=True),
+    ):
+        decode(outgoing.headers, trusted=True)
+    for make in (
+        lambda: delivered(record, envelope, NAMES),
+        lambda: redriven(record, NAMES, replay_id="r"),
+        lambda: redriven(record, NAMES, replay_id="r", to_source=True),
+    ):
+        try:
+            make()
+        except MalformedRecordError as error:
+            assert error.reason.startswith(("bad-name:", "missing-header:"))  # noqa: PT017  # it need not be raised
 
 
 def test_delivery_to_a_source_topic_carries_nothing_that_is_not_read_there(foreign: Foreign) -> None:
@@ -690,6 +733,8 @@ def test_redrive_to_the_source_gives_the_users_headers_back_under_their_names(st
 def test_redrive_to_another_group(store: Store, foreign: Foreign) -> None:
     outgoing = redriven(dead(store, foreign), NAMES, replay_id="r", group="audit")
     assert (outgoing.topic, texts_of(outgoing)["CONSUMER_GROUP"]) == ("rmq.retry.audit", "audit")
+    with pytest.raises(ConfigError):
+        redriven(dead(store, foreign), NAMES, replay_id="r", group="")
 
 
 @pytest.mark.parametrize(
