@@ -17,9 +17,16 @@ _DEADLINE_S = 30.0
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Broker]:
+def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
     """A real Kafka for the whole session; `broker.bootstrap` is its address."""
-    with any_broker() as running:
+    terminal = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+
+    def report(line: str) -> None:
+        if terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(line)
+
+    with any_broker(report=report) as running:
         yield running
 
 

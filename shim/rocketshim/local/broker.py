@@ -20,6 +20,7 @@ from rocketshim.local.probe import known_brokers
 __all__ = ["BOOTSTRAP_VARIABLE", "Broker", "any_broker", "choose"]
 
 BOOTSTRAP_VARIABLE = "ROCKETSHIM_BOOTSTRAP"
+_ANSWER_TIMEOUT_S = 5.0
 BrokerKind = Literal["named", "docker", "local"]
 
 _log = logging.getLogger("rocketshim.local")
@@ -66,7 +67,7 @@ def any_broker(
             `rocketshim.local` at INFO.
 
     Raises:
-        BrokerUnavailableError: the named broker does not answer within 10 s.
+        BrokerUnavailableError: the named broker does not answer within 5 s.
         LocalBrokerError: no broker could be started; the message names the ways out.
     """
     report = _log.info if report is None else report
@@ -88,7 +89,8 @@ def any_broker(
 
 
 def _require_answer(bootstrap: str) -> None:
-    if not known_brokers(bootstrap, timeout_s=10.0):
+    if not known_brokers(bootstrap, timeout_s=_ANSWER_TIMEOUT_S):
         raise BrokerUnavailableError(
-            f"{BOOTSTRAP_VARIABLE}={bootstrap}: no broker answers there within 10 s; start it, or unset the variable"
+            f"{BOOTSTRAP_VARIABLE}={bootstrap}: no broker answers there within {_ANSWER_TIMEOUT_S:.0f} s; "
+            "start it, or unset the variable"
         )

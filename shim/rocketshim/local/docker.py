@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from rocketshim.errors import LocalBrokerError
 from rocketshim.local.jars import KAFKA_VERSION
@@ -45,24 +45,27 @@ def docker_obstacle(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def _engine_answers(host: str) -> bool:
-    address = urlsplit(host)
     try:
-        if address.scheme == "unix":
-            connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(_PING_TIMEOUT_S)
-            target: str | tuple[str, int] = address.path
-        else:
-            connection = socket.socket()
-            connection.settimeout(_PING_TIMEOUT_S)
-            target = (address.hostname or "localhost", address.port or 2375)
-        with connection:
-            connection.connect(target)
+        with _connect(urlsplit(host)) as connection:
             connection.sendall(b"GET /_ping HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n")
             response = HTTPResponse(connection)
             response.begin()
             return response.status == 200
     except (OSError, ValueError, HTTPException):
         return False
+
+
+def _connect(address: SplitResult) -> socket.socket:
+    if address.scheme != "unix":
+        return socket.create_connection((address.hostname or "localhost", address.port or 2375), _PING_TIMEOUT_S)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(_PING_TIMEOUT_S)
+        connection.connect(address.path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def image_environment(properties: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from rocketshim.local.startup_kit import StartupKit, startup_kit
 
 __all__ = ["prepare"]
 
+_ARCHIVE_TIMEOUT_S = 60.0  # the archive is written while the JVM ends
 _log = logging.getLogger("rocketshim.local")
 
 
@@ -54,6 +55,7 @@ def _first_run(kit: StartupKit, java: JavaRuntime, report: Callable[[str], None]
     started = time.monotonic()
     with LocalCluster(jvm_options=[f"-XX:ArchiveClassesAtExit={unfinished}"], report=report) as cluster:
         cluster.touch_internal_topics()
+        cluster.stop(timeout_s=_ARCHIVE_TIMEOUT_S)
     taken_s = time.monotonic() - started
     if unfinished.exists():
         size_bytes = unfinished.stat().st_size

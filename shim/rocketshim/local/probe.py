@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from rocketshim.errors import LocalBrokerError
 from rocketshim.local.server_properties import HOST
 
-__all__ = ["accepts_connections", "free_ports", "known_brokers"]
+__all__ = ["accepts_connections", "free_ports", "is_free", "known_brokers"]
 
 _PORT_RANGE = range(20_000, 32_000)
 _client_log = logging.getLogger("rocketshim.local.client")
@@ -27,14 +27,15 @@ def free_ports(count: int, *, besides: Collection[int] = ()) -> list[int]:
     for candidate in random.sample(_PORT_RANGE, k=len(_PORT_RANGE)):
         if len(free) == count:
             break
-        if candidate not in besides and _is_free(candidate):
+        if candidate not in besides and is_free(candidate):
             free.append(candidate)
     if len(free) < count:
         raise LocalBrokerError(f"no {count} free ports from {_PORT_RANGE.start} to {_PORT_RANGE.stop - 1}")
     return free
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Tell whether a listener could take this port of the loopback now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: a closing connection is no user
         try:
@@ -51,14 +52,28 @@ def accepts_connections(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def known_brokers(bootstrap: str, *, settings: Mapping[str, str] | None = None, timeout_s: float = 2.0) -> set[int]:
-    """Return the ids of the brokers that a cluster's metadata name; empty when none answers within `timeout_s`."""
+def known_brokers(
+    bootstrap: str,
+    *,
+    settings: Mapping[str, str] | None = None,
+    cluster_id: str | None = None,
+    timeout_s: float = 2.0,
+) -> set[int]:
+    """Return the ids of the brokers that a cluster's metadata name; empty when none answers within `timeout_s`.
+
+    Args:
+        bootstrap: address of the brokers.
+        settings: further librdkafka settings; None: none.
+        cluster_id: the answer of another cluster counts as none; None: any cluster's counts.
+        timeout_s: how long to wait for an answer, in seconds.
+    """
     from confluent_kafka import KafkaException  # noqa: PLC0415 fetching and listing do without a Kafka client
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
     config: dict[str, str | int | float | bool] = {"log_level": 0, "reconnect.backoff.max.ms": 250}
     config |= {**(settings or {}), "bootstrap.servers": bootstrap}
     try:
-        return set(AdminClient(config, logger=_client_log).list_topics(timeout=timeout_s).brokers)
+        metadata = AdminClient(config, logger=_client_log).list_topics(timeout=timeout_s)
     except KafkaException:
         return set()
+    return set(metadata.brokers) if cluster_id in {None, metadata.cluster_id} else set()

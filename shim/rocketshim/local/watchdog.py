@@ -23,8 +23,11 @@ def main(arguments: list[str]) -> None:
     """Fork the guard, then exec the command; returns never."""
     starter, command = int(arguments[0]), arguments[1:]
     target = os.getpid()
-    # Opened before the parent is compared: so it is the starter's and not a later process' with the same pid.
-    pidfds = (os.pidfd_open(starter), os.pidfd_open(target)) if hasattr(os, "pidfd_open") else None
+    try:
+        # Opened before the parent is compared: so it is the starter's and not a later process' with the same pid.
+        pidfds = (os.pidfd_open(starter), os.pidfd_open(target)) if hasattr(os, "pidfd_open") else None
+    except ProcessLookupError:
+        pidfds = None
     if os.getppid() != starter:
         sys.exit("the starter has ended already")
     middle = os.fork()

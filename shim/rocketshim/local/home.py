@@ -1,0 +1,135 @@
+"""The folder of one local cluster, and who may use it.
+
+Laid out as `cluster.json` (cluster id, number of nodes), `in-use` (an empty file, locked while the cluster lives) and
+per node `node-<i>/data`, `node-<i>/log`, `node-<i>/server.properties`.
+
+A caller's own folder is kept as it is. Without one, the folder lies in `<cache>/clusters` under the time of its start:
+when the cluster ends the data go and the logs stay, and each new start removes the data that crashed processes left and
+all but the newest `KEPT_LOGS` log folders. Whether a folder is in use, the kernel knows: the lock ends with its holder.
+"""
+
+import fcntl
+import json
+import shutil
+import time
+import uuid
+from pathlib import Path
+from typing import IO
+
+from rocketshim.errors import LocalBrokerError
+from rocketshim.local.cache import cache_dir
+from rocketshim.local.server_properties import cluster_id_from
+
+__all__ = ["ClusterHome"]
+
+KEPT_LOGS = 8
+
+
+class ClusterHome:
+    """A cluster's folder, held from construction to `leave`.
+
+    Args:
+        data_dir: the caller's folder, made if absent; None: a new one in the cache.
+        brokers: number of nodes; a folder that holds data of another number is refused.
+
+    Attributes:
+        path: the folder, absolute.
+        cluster_id: the id of the cluster that lives in it.
+        keeps_data: whether the data stay at `leave`.
+
+    Raises:
+        LocalBrokerError: the folder cannot be made or written, another process uses it, or it belongs to a cluster of
+            another size.
+
+    Thread-safety: one thread at a time.
+    """
+
+    def __init__(self, data_dir: Path | None, brokers: int) -> None:
+        fresh_id = cluster_id_from(uuid.uuid4())
+        self.keeps_data = data_dir is not None
+        if data_dir is None:
+            root = cache_dir() / "clusters"
+            _sweep(root)
+            self.path = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{fresh_id[:8]}"
+        else:
+            self.path = data_dir.expanduser().absolute()
+        self._lock: IO[str] | None = self._take()
+        try:
+            self.cluster_id = self._identify(brokers, fresh_id)
+        except BaseException:
+            self.leave()
+            raise
+
+    def node(self, node_id: int) -> Path:
+        """Return the folder of one node; it need not exist yet."""
+        return self.path / f"node-{node_id}"
+
+    def leave(self) -> None:
+        """Give the folder back; its data are removed unless they are kept. Safe twice."""
+        if self._lock is None:
+            return
+        if not self.keeps_data:
+            _remove_data(self.path)
+        # Unlocked by name, not by closing only: a process forked meanwhile still holds the file open.
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self._lock.close()
+        self._lock = None
+
+    def _take(self) -> IO[str]:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = (self.path / "in-use").open("w")
+        except OSError as error:
+            raise LocalBrokerError(
+                f"the folder {self.path} cannot be used: {error.strerror}; name one that can be written"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            raise LocalBrokerError(
+                f"{self.path} is in use by another local cluster: stop it, or name another folder"
+            ) from error
+        return lock
+
+    def _identify(self, brokers: int, fresh_id: str) -> str:
+        about = self.path / "cluster.json"
+        if not about.exists():
+            about.write_text(json.dumps({"cluster_id": fresh_id, "brokers": brokers}), encoding="utf-8")
+            return fresh_id
+        try:
+            known = json.loads(about.read_text(encoding="utf-8"))
+            known_brokers, known_id = int(known["brokers"]), str(known["cluster_id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise LocalBrokerError(f"{about} does not describe a cluster: name another folder") from error
+        if known_brokers != brokers:
+            raise LocalBrokerError(
+                f"{self.path} holds a cluster of {known_brokers} brokers, not {brokers}: "
+                "start it with that number, or name another folder"
+            )
+        return known_id
+
+
+def _remove_data(home: Path) -> None:
+    for data in home.glob("node-*/data"):
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def _sweep(root: Path) -> None:
+    """Remove the data of clusters whose process is gone, and all but the newest log folders."""
+    if not root.is_dir():
+        return
+    abandoned = []
+    for home in sorted(root.iterdir(), reverse=True):
+        lock_file = home / "in-use"
+        if not lock_file.exists():
+            continue  # being made just now
+        with lock_file.open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            _remove_data(home)
+            abandoned.append(home)
+    for home in abandoned[KEPT_LOGS:]:
+        shutil.rmtree(home, ignore_errors=True)

@@ -1,0 +1,54 @@
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rocketshim.local.docker import docker_obstacle, image_environment
+
+
+@contextmanager
+def an_engine(path: Path, answer: bytes) -> Iterator[str]:
+    """Answer the first connection to a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"unix://{path}"
+        thread.join()
+
+
+def test_an_engine_that_answers_its_ping_is_no_obstacle(tmp_path: Path) -> None:
+    with an_engine(tmp_path / "s", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK") as host:
+        assert docker_obstacle({"DOCKER_HOST": host}) is None
+
+
+def test_an_engine_that_refuses_or_babbles_does_not_count(tmp_path: Path) -> None:
+    for number, answer in enumerate((b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", b"\0\1\2", b"")):
+        with an_engine(tmp_path / f"s{number}", answer) as host:
+            assert docker_obstacle({"DOCKER_HOST": host}) == "no Docker engine answers"
+
+
+def test_no_socket_means_no_engine(tmp_path: Path) -> None:
+    assert docker_obstacle({"DOCKER_HOST": f"unix://{tmp_path}/absent"}) == "no Docker engine answers"
+    assert docker_obstacle({"DOCKER_HOST": "tcp://127.0.0.1:1"}) == "no Docker engine answers"
+    assert docker_obstacle({"DOCKER_HOST": "tcp://127.0.0.1:port"}) == "no Docker engine answers"
+
+
+def test_docker_can_be_turned_off() -> None:
+    assert docker_obstacle({"ROCKETSHIM_DOCKER": "off"}) == "ROCKETSHIM_DOCKER turns Docker off"
+
+
+def test_properties_become_the_names_that_the_image_reads() -> None:
+    assert image_environment({"log.retention.ms": "1", "a_b.c-d": "2"}) == {
+        "KAFKA_LOG_RETENTION_MS": "1",
+        "KAFKA_A__B_C___D": "2",
+    }

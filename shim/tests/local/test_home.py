@@ -1,0 +1,98 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rocketshim.errors import LocalBrokerError
+from rocketshim.local.home import KEPT_LOGS, ClusterHome
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ROCKETSHIM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def fill(home: ClusterHome) -> None:
+    for folder in (home.node(1) / "data", home.node(1) / "log"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+
+
+def test_a_callers_folder_keeps_data_and_identity(tmp_path: Path) -> None:
+    home = ClusterHome(tmp_path / "mine", 1)
+    fill(home)
+    home.leave()
+    home.leave()
+    again = ClusterHome(tmp_path / "mine", 1)
+    assert again.cluster_id == home.cluster_id
+    assert (again.node(1) / "data" / "file").exists()
+    again.leave()
+
+
+def test_a_folder_of_the_cache_loses_its_data_and_keeps_its_logs() -> None:
+    home = ClusterHome(None, 1)
+    fill(home)
+    home.leave()
+    assert not (home.node(1) / "data").exists()
+    assert (home.node(1) / "log" / "file").exists()
+
+
+def test_a_folder_in_use_is_refused_and_stays_in_use(tmp_path: Path) -> None:
+    first = ClusterHome(tmp_path / "mine", 1)
+    for _ in range(2):
+        with pytest.raises(LocalBrokerError, match="in use by another local cluster"):
+            ClusterHome(tmp_path / "mine", 1)
+    first.leave()
+    ClusterHome(tmp_path / "mine", 1).leave()
+
+
+def test_a_folder_of_another_size_is_refused_and_left_free(tmp_path: Path) -> None:
+    ClusterHome(tmp_path / "mine", 3).leave()
+    with pytest.raises(LocalBrokerError, match="holds a cluster of 3 brokers, not 1"):
+        ClusterHome(tmp_path / "mine", 1)
+    ClusterHome(tmp_path / "mine", 3).leave()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"brokers": "many", "cluster_id": "x"}'])
+def test_a_folder_whose_description_is_unreadable_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "cluster.json").write_text(text)
+    with pytest.raises(LocalBrokerError, match=r"cluster\.json does not describe a cluster"):
+        ClusterHome(tmp_path / "mine", 1)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalBrokerError, match="file/mine cannot be used"):
+        ClusterHome(tmp_path / "file" / "mine", 1)
+
+
+def test_what_a_crashed_process_left_is_removed_and_what_lives_is_not() -> None:
+    living = ClusterHome(None, 1)
+    fill(living)
+    if (crashed_pid := os.fork()) == 0:
+        fill(ClusterHome(None, 1))
+        os._exit(0)  # without leaving, as a crash does
+    os.waitpid(crashed_pid, 0)
+    homes = [path for path in living.path.parent.iterdir() if path != living.path]
+    assert len(homes) == 1
+    assert (homes[0] / "node-1" / "data").exists()
+    ClusterHome(None, 1).leave()
+    assert not (homes[0] / "node-1" / "data").exists()
+    assert (homes[0] / "node-1" / "log").exists()
+    assert (living.node(1) / "data").exists()
+    living.leave()
+
+
+def test_only_the_newest_logs_are_kept(cache: Path) -> None:
+    for number in range(KEPT_LOGS + 3):
+        old = cache / "clusters" / f"20200101-0000{number:02d}-x"
+        old.mkdir(parents=True)
+        (old / "in-use").touch()
+        (old / "cluster.json").write_text(json.dumps({"cluster_id": "x", "brokers": 1}))
+    home = ClusterHome(None, 1)
+    left = sorted(path.name for path in (cache / "clusters").iterdir() if path != home.path)
+    assert left == [f"20200101-0000{number:02d}-x" for number in range(3, KEPT_LOGS + 3)]
+    home.leave()
