@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rocketshim.errors import ConfigError
 
-__all__ = ["CODE_KEYS", "PROTECTED_CONSUMER", "PROTECTED_PRODUCER", "mask", "merge"]
+__all__ = ["CODE_KEYS", "CONSUMER_ONLY", "PROTECTED_CONSUMER", "PROTECTED_PRODUCER", "mask", "merge"]
 
 CODE_KEYS: Final[frozenset[str]] = frozenset(
     {
@@ -46,6 +46,13 @@ PROTECTED_PRODUCER: Final[Mapping[str, Any]] = {
 }
 """What every producer of ours is made with; the partitioner is the Java client's, so that all agree on a key."""
 
+CONSUMER_ONLY: Final = re.compile(
+    r"session\.timeout\.ms|heartbeat\.interval\.ms|max\.poll\.interval\.ms|group\.(instance\.id|protocol.*|remote.*)"
+    r"|partition\.assignment\.strategy|fetch\..*|queued\..*|auto\.offset\.reset|check\.crcs|consume\..*"
+    r"|enable\.(auto\.commit|auto\.offset\.store|partition\.eof)|auto\.commit\.interval\.ms|isolation\.level"
+)
+"""Settings that a producer would only warn about; passed through to consumers alone."""
+
 _ALIASES: Final[Mapping[str, str]] = {
     "request.required.acks": "acks",
     "metadata.broker.list": "bootstrap.servers",
@@ -64,6 +71,8 @@ def merge(
 ) -> dict[str, Any]:
     """Settings for one Kafka client: defaults, then the user's, then what we insist on.
 
+    A client is a consumer if `required` names its group; to all others settings of consumers are not passed.
+
     Args:
         user: librdkafka settings as passed by the user.
         defaults: ours, which the user's override.
@@ -74,8 +83,11 @@ def merge(
         ConfigError: a setting that runs code, or one that correctness rests on with another value.
     """
     merged = dict(defaults)
+    is_consumer = "group.id" in required
     for key, value in user.items():
         name = _ALIASES.get(key, key)
+        if not is_consumer and CONSUMER_ONLY.fullmatch(name):
+            continue
         if name in CODE_KEYS and not allow_code_settings:
             raise ConfigError(
                 f"the client setting {key!r} loads or runs code, so it is refused; "

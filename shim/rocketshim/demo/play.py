@@ -26,6 +26,7 @@ from rich.table import Table
 from rocketshim.demo.flights import Flight, Timetable, load
 from rocketshim.demo.gate import MAX_RETRIES
 from rocketshim.demo.ledger import Account, Ledger, Place, Seen
+from rocketshim.errors import RocketshimError
 from rocketshim.local import any_broker, watchdog
 from rocketshim.producer.producer import Producer
 from rocketshim_topics import DelayLevels, MalformedRecordError, Message, TopicNames, decode, provision
@@ -42,6 +43,8 @@ _LEAD_MS: Final = 4_000
 _LONGEST_S: Final = 150.0
 _TICK_S: Final = 0.25
 _LINE_EVERY_S: Final = 5.0
+_SOON_S: Final = 5.0
+_MOST_FAILURES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +74,32 @@ class _Actor:
         self._command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), *command]
         self._log = log
         self._console = console
+        self._failures = 0
+        self._started_s = 0.0
         self._process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
+        self._started_s = time.monotonic()
         with self._log.open("ab") as log:
             process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
         self._console.print(f"{self._name}: process {process.pid} (try: kill -9 {process.pid})")
         return process
 
     def revive(self) -> None:
-        """Start again if it has ended."""
+        """Start again if it has ended.
+
+        Raises:
+            RocketshimError: it ended by itself several times in a row, soon after it was started.
+        """
         code = self._process.poll()
-        if code is not None:
-            self._console.print(f"{self._name}: ended with {code}, started again")
-            self._process = self._start()
+        if code is None:
+            return
+        soon = time.monotonic() - self._started_s < _SOON_S
+        self._failures = self._failures + 1 if soon and code > 0 else 0
+        if self._failures >= _MOST_FAILURES:
+            raise RocketshimError(f"the demo's {self._name} ends by itself with code {code}; its log is {self._log}")
+        self._console.print(f"{self._name}: ended with {code}, started again")
+        self._process = self._start()
 
     def stop(self, timeout_s: float = 20.0) -> None:
         """Ask it to end, and see to it that it does."""
