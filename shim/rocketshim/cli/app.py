@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("rocketshim.cli.demo", "One day of real flights through delay, retry and dead letters."),
     "init": ("rocketshim.cli.init", "Create the topics the shim needs, or say what would be created."),
     "send": ("rocketshim.cli.send", "Send one message, now or later."),
+    "worker": ("rocketshim.cli.worker", "Deliver delayed and retried messages when they are due."),
     "broker": ("rocketshim.cli.broker", "A real Kafka on this machine; neither Docker nor an installed Java needed."),
 }
 """Command name to (module, its line in `rocketshim --help`), in the order of the help."""

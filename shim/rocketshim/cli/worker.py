@@ -1,0 +1,109 @@
+"""`rocketshim worker`: the delay-redelivery worker as a process of its own."""
+
+import gc
+import logging
+import os
+import signal
+import threading
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocketshim.cli.options import Bootstrap, DelayLevelsText, Namespace
+from rocketshim.errors import ConfigError, RocketshimError
+
+if TYPE_CHECKING:
+    from rocketshim.worker.worker import DelayWorker
+
+app = typer.Typer()
+
+_LOG = logging.getLogger("rocketshim.worker")
+_GRACE_S = 5.0  # beyond the stop deadline, for closing the clients
+
+
+class _LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+@app.command(epilog="Example: rocketshim worker --bootstrap localhost:9092 --allow 'orders*' --allow invoices")
+def worker(
+    *,
+    bootstrap: Bootstrap,
+    allow: Annotated[
+        list[str],
+        typer.Option(
+            metavar="TOPIC|PREFIX*",
+            help="A topic the worker may deliver to, or a prefix with one '*'; repeatable. Retries need none.",
+        ),
+    ],
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+    group: Annotated[
+        str | None, typer.Option(help="Another consumer group than the namespace's own; needs --replay-everything.")
+    ] = None,
+    replay_everything: Annotated[
+        bool, typer.Option("--replay-everything", help="Deliver all that the schedule topic holds once more.")
+    ] = False,
+    no_create_topics: Annotated[
+        bool, typer.Option("--no-create-topics", help="End with an error where the worker's topics are missing.")
+    ] = False,
+    stop_timeout: Annotated[float, typer.Option(min=0, help="Seconds a stop waits for what is in flight.")] = 10.0,
+    client: Annotated[
+        list[str] | None,
+        typer.Option("--client", metavar="NAME=VALUE", help="A librdkafka setting (TLS, SASL …); repeatable."),
+    ] = None,
+    log_format: Annotated[_LogFormat, typer.Option(help="How log lines look on standard error.")] = _LogFormat.TEXT,
+) -> None:
+    """Deliver delayed and retried messages when they are due; until SIGTERM. Exit code 1 if it cannot go on."""
+    from rocketshim.settings import WorkerSettings  # noqa: PLC0415 - `--help` does without
+    from rocketshim.worker.log_format import configure  # noqa: PLC0415
+    from rocketshim.worker.worker import DelayWorker  # noqa: PLC0415
+
+    settings = WorkerSettings.make(
+        bootstrap=bootstrap,
+        allow=tuple(allow),
+        namespace=namespace,
+        **({} if delay_levels is None else {"delay_levels": delay_levels}),
+        group=group,
+        replay_everything=replay_everything,
+        create_topics=not no_create_topics,
+        stop_timeout_ms=round(stop_timeout * 1_000),
+        client=dict(_pair(text) for text in client or []),
+    )
+    configure("json" if log_format is _LogFormat.JSON else "text")
+    process = DelayWorker(settings)
+    _stop_on_signals(process, stop_timeout + _GRACE_S)
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1_000)
+    try:
+        process.run()
+    except RocketshimError as error:
+        _LOG.critical("worker.cannot-go-on", extra={"error": str(error)})
+        raise
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"--client {text!r}: write NAME=VALUE, for example security.protocol=SASL_SSL")
+    return name.strip(), value
+
+
+def _stop_on_signals(process: "DelayWorker", deadline_s: float) -> None:
+    """SIGTERM and SIGINT ask the worker to end; if it has not ended by the deadline, the process ends all the same."""
+
+    def too_late() -> None:
+        _LOG.critical("worker.stop-deadline", extra={"deadline_s": deadline_s})
+        os._exit(1)
+
+    def stop(number: int, frame: Any) -> None:
+        del number, frame
+        process.stop()
+        watchdog = threading.Timer(deadline_s, too_late)
+        watchdog.daemon = True
+        watchdog.start()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)

@@ -1,0 +1,91 @@
+"""The worker's log lines: an event from a fixed vocabulary, and facts. One line a record, as text or as JSON.
+
+The library never configures logging; only the process `rocketshim worker` does, by `configure`. Whoever embeds a
+`DelayWorker` gets the same records from the logger `rocketshim.worker`: the message is the event, the facts are the
+record's own attributes.
+
+Facts may hold text from records that anybody wrote: control characters are spelled out, so that no line can be forged.
+"""
+
+import json
+import logging
+import sys
+from typing import Final, Literal, TextIO
+
+__all__ = ["EVENTS", "JsonLines", "LogFormat", "TextLines", "configure"]
+
+LogFormat = Literal["text", "json"]
+
+EVENTS: Final[dict[str, str]] = {
+    "worker.started": "joined the group",
+    "worker.stopped": "left the group",
+    "worker.assigned": "owns these partitions from now on",
+    "worker.revoked": "gives these partitions up, positions committed",
+    "worker.partitions-lost": "alarm: the group took partitions away; what was in flight may be delivered again",
+    "worker.position-out-of-range": "alarm: retention has overtaken a position; reading goes on at the earliest record",
+    "worker.positions-unknown": "alarm: committed positions could not be read at assignment; the broker's count",
+    "worker.log-restarted": "alarm: a partition begins anew below what was read (topic re-created or truncated)",
+    "worker.parked": "alarm: a record was parked",
+    "worker.parked-without-body": "alarm: the record was too large to be parked whole",
+    "worker.re-appended": "alarm: a target did not take a record, it waits in a queue again",
+    "worker.target-avoided": "alarm: a target is not tried for a while",
+    "worker.target-careful": "alarm: a target refused a batch as too large; its records go one a batch for a while",
+    "worker.hop-not-stored": "alarm: a hop was not stored and is made again; its partition's commit stops there",
+    "worker.probe-failed": "alarm: a leader's clock could not be probed",
+    "worker.metadata-failed": "alarm: a broker did not say which partitions a topic has",
+    "worker.commit-failed": "alarm: positions were not committed; the next commit has them again",
+    "worker.client-error": "alarm: an error of the Kafka client",
+    "worker.producer-recycled": "alarm: the producer was thrown away and made anew; what was in flight is made again",
+    "worker.transaction-aborted": "alarm: a transaction was aborted; its records are relayed again",
+    "worker.fenced": "alarm: another owner of the transactional id, or a transaction that took too long",
+    "worker.settings-differ": "a topic's settings are not as the layout says",
+    "worker.cannot-go-on": "the process ends",
+    "worker.stop-deadline": "the process ends without waiting any longer",
+    "health.listening": "health and metrics are served here",
+}
+"""Every event the worker logs, with its meaning. `docs/worker.md` lists it."""
+
+_PLAIN: Final = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
+
+
+def _facts(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _PLAIN}
+
+
+def _safe(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+class TextLines(logging.Formatter):
+    """`2026-01-01 10:00:00,000 WARNING worker.parked reason=... record=...`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        facts = "".join(f" {name}={_safe(str(value))}" for name, value in _facts(record).items())
+        line = f"{self.formatTime(record)} {record.levelname} {_safe(record.getMessage())}{facts}"
+        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: `at`, `level`, `event`, and the facts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        line: dict[str, object] = {
+            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname,
+            "event": record.getMessage(),
+            **_facts(record),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(log_format: LogFormat, *, level: int = logging.INFO, stream: TextIO | None = None) -> None:
+    """Send every log line of this process to a stream (default: standard error). For the worker's own process only."""
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
