@@ -557,7 +557,7 @@ def _following(record: Record, envelope: Envelope) -> Envelope:
     following = envelope.copy()
     where = coordinates(record)
     following.hop_id = where
-    if following.uniq_key is None:
+    if not following.uniq_key:  # an empty one identifies nothing
         following.uniq_key = where
     if following.born_timestamp_ms is None:
         following.born_timestamp_ms = _timestamp_ms(record)

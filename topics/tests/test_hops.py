@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rocketshim_topics import (
@@ -230,6 +230,7 @@ content = st.none() | st.binary(max_size=20)
 
 
 @given(content, content, foreign_headers, st.integers(1, 3))
+@example(None, None, [("UNIQ_KEY", b"")], 1)
 def test_key_value_and_user_headers_survive_every_hop_byte_for_byte(
     key: bytes | None, value: bytes | None, headers: list[Header], failures: int
 ) -> None:
