@@ -145,13 +145,18 @@ class ProcessQueue(Generic[MessageT]):
         self._chunks[chunk] = None
         return chunk
 
-    def split(self, chunk: Chunk[MessageT]) -> list[Chunk[MessageT]]:
-        """Take back what the listener thread has not begun, one new chunk a message.
+    def split(self, chunk: Chunk[MessageT], limit: int = 1) -> list[Chunk[MessageT]]:
+        """Take back what the listener thread has not begun, as new chunks of up to `limit` messages.
 
         Returns:
             New chunks in delivery order, to be handed to other threads; none when nothing was left or the chunk is of
             a dropped queue.
+
+        Raises:
+            ValueError: limit below 1; nothing changed.
         """
+        if limit < 1:
+            raise ValueError(f"limit={limit}: a chunk holds at least one message")
         if self.dropped or chunk not in self._chunks:
             return []
         back: list[MessageT] = []
@@ -164,7 +169,8 @@ class ProcessQueue(Generic[MessageT]):
         if not back:
             return []
         chunk.messages = chunk.messages[: len(chunk.messages) - len(back)]
-        chunks = [Chunk(self, [message], chunk.run) for message in reversed(back)]
+        back.reverse()
+        chunks = [Chunk(self, back[at : at + limit], chunk.run) for at in range(0, len(back), limit)]
         self._chunks.update(dict.fromkeys(chunks))
         return chunks
 
@@ -275,9 +281,10 @@ class ProcessQueue(Generic[MessageT]):
         self._withheld = True
         taken_back = 0
         for chunk in self.in_flight:
-            for part in self.split(chunk):
+            for part in self.split(chunk, len(chunk.messages) or 1):
                 del self._chunks[part]
-                taken_back += 1
+                part.todo.clear()
+                taken_back += len(part.messages)
         return taken_back
 
     @property
@@ -291,8 +298,15 @@ class ProcessQueue(Generic[MessageT]):
         return max(ages, default=0)
 
     def drop(self) -> None:
-        """The partition is no longer ours: forget everything, ignore what comes. Safe twice."""
+        """The partition is no longer ours: forget everything, ignore what comes. Safe twice.
+
+        Listener threads find nothing more in their chunks; the call that one of them is in is not interrupted.
+
+        Source: `ConsumeMessageConcurrentlyService.ConsumeRequest#run`, which begins nothing of a dropped queue.
+        """
         self.dropped = True
+        for chunk in self._chunks:
+            chunk.todo.clear()
         self._pending.clear()
         self._chunks.clear()
         self._owed_count = 0

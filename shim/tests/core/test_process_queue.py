@@ -607,3 +607,33 @@ def test_stuck_message_does_not_keep_the_ones_behind_it_in_memory() -> None:
     gc.collect()
     assert not [reference for reference in alive if reference() is not None]
     assert (queue.msg_count, queue.span, queue.next_offset) == (1, 99, None)
+
+
+def test_a_chunk_is_split_into_chunks_of_the_asked_size() -> None:
+    queue = queue_of(*range(10))
+    chunk = taken(queue)
+    begin(chunk)
+    parts = queue.split(chunk, 4)
+    assert [offsets_of(list(part.messages)) for part in parts] == [[1, 2, 3, 4], [5, 6, 7, 8], [9]]
+    assert offsets_of(list(chunk.messages)) == [0]
+    for part in [chunk, *parts]:
+        work_off(part)
+        queue.report(part)
+    assert queue.next_offset == 10
+
+
+def test_a_split_into_chunks_of_nothing_is_refused() -> None:
+    queue = queue_of(0, 1)
+    chunk = taken(queue)
+    with pytest.raises(ValueError, match="limit=0"):
+        queue.split(chunk, 0)
+    assert len(chunk.todo) == 2
+
+
+def test_nothing_of_a_dropped_queue_is_begun_any_more() -> None:
+    queue = queue_of(0, 1, 2)
+    chunk = taken(queue)
+    begin(chunk)
+    queue.drop()
+    assert not chunk.todo
+    assert queue.report(chunk, chunk.messages) == []
