@@ -8,6 +8,7 @@ knows yet; the same `Message` sent again is another message with another id.
 """
 
 import itertools
+import logging
 import os
 import threading
 import time
@@ -37,6 +38,7 @@ from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES
 
 __all__ = ["Producer", "SendResult", "SendStatus"]
 
+_LOG = logging.getLogger("rocketshim.producer")
 _POLL_S: Final = 0.1
 _METADATA_TIMEOUT_S: Final = 10.0
 _METADATA_TTL_S: Final = 60.0
@@ -348,7 +350,10 @@ class Producer:
 
     def _poll(self, producer: ProducerClient) -> None:
         while not self._closed.is_set() or len(producer):
-            producer.poll(_POLL_S)
+            try:
+                producer.poll(_POLL_S)
+            except Exception:  # the top of a thread; without it every later send would wait for a report in vain
+                _LOG.exception("producer.poll-failed")
 
     def _on_error(self, error: KafkaError) -> None:
         self._brokers_down = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001

@@ -1,0 +1,42 @@
+"""The day that ships: its figures, and how it is scaled."""
+
+from pathlib import Path
+
+import pytest
+
+from rocketshim.demo.flights import Timetable, load
+from rocketshim.errors import ConfigError
+
+
+def test_the_day_has_the_figures_we_say() -> None:
+    day = load()
+    assert len(day) == 943
+    assert sum(flight.cancelled for flight in day) == 204
+    assert sum(flight.late for flight in day) == 218
+    assert [flight.line for flight in day] == list(range(1, 944))
+
+
+def test_a_day_is_scaled_evenly_and_in_order() -> None:
+    day, timetable = load(), Timetable(45_000)
+    departures = [timetable.departure_ms(flight) for flight in day]
+    assert departures == sorted(departures)
+    assert 0 <= departures[0] <= departures[-1] < 45_000
+    assert all(timetable.lateness_ms(flight) >= 0 for flight in day)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a,b\n1,2\n", "sched_dep_time,dep_delay_min,carrier,flight,origin,dest\nx,,,,,\n"]
+)
+def test_a_file_that_is_no_day_of_flights_is_a_config_error_or_empty(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "day.csv"
+    path.write_text(text)
+    if not text:
+        assert load(path) == []
+    else:
+        with pytest.raises(ConfigError, match="cannot be read as a day of flights"):
+            load(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        load(tmp_path / "nowhere.csv")

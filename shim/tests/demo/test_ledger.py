@@ -1,0 +1,80 @@
+"""The demo's accounting finds what is wrong: each planted fault changes the figure it belongs to."""
+
+from rocketshim.demo.ledger import Ledger, Place, Seen
+from rocketshim_topics import Envelope
+
+COMMITTED = {("flights", 0): 100, ("retry", 0): 100}
+TOPIC = {Place.SCHEDULE: "schedule", Place.SOURCE: "flights", Place.RETRY: "retry", Place.DEAD: "dead"}
+
+
+def seen(
+    place: Place, offset: int, stored_ms: int, *, made_from: Seen | None = None, failures: int = 0, due_ms: int = 0
+) -> Seen:
+    envelope = Envelope(
+        uniq_key="m1",
+        hop_id=None if made_from is None else made_from.at,
+        reconsume_times=failures or None,
+        deliver_at_ms=due_ms or None,
+    )
+    return Seen(place, TOPIC[place], 0, offset, stored_ms, envelope)
+
+
+def ledger(*records: Seen) -> Ledger:
+    made = Ledger()
+    for record in records:
+        made.add(record)
+    return made
+
+
+WAITS = seen(Place.SCHEDULE, 0, 0, due_ms=1_000)
+ARRIVES = seen(Place.SOURCE, 0, 1_004, made_from=WAITS)
+FAILS = seen(Place.SCHEDULE, 1, 1_010, made_from=ARRIVES, failures=1, due_ms=2_010)
+RETURNS = seen(Place.RETRY, 0, 2_030, made_from=FAILS, failures=1)
+DIES = seen(Place.DEAD, 0, 2_040, made_from=RETURNS, failures=2)
+
+
+def test_a_message_that_was_handled_is_acknowledged() -> None:
+    account = ledger(WAITS, ARRIVES).account(["m1"], COMMITTED)
+    assert (account.sent, account.delivered, account.acknowledged) == (1, 1, 1)
+    assert not account.lost | account.dead | account.under_way
+    assert account.lateness_ms == [4]
+
+
+def test_a_whole_life_ends_dead() -> None:
+    account = ledger(WAITS, ARRIVES, FAILS, RETURNS, DIES).account(["m1"], COMMITTED)
+    assert account.dead == {"m1"}
+    assert account.retried == {1: 1}
+    assert account.lateness_ms == [4, 20]
+    assert (account.early, account.duplicates, account.acknowledged) == (0, 0, 0)
+
+
+def test_what_was_sent_and_is_nowhere_is_lost() -> None:
+    assert ledger().account(["m1"], COMMITTED).lost == {"m1"}
+
+
+def test_what_waits_or_is_not_committed_is_under_way() -> None:
+    assert ledger(WAITS).account(["m1"], COMMITTED).under_way == {"m1"}
+    assert ledger(WAITS, ARRIVES).account(["m1"], {}).under_way == {"m1"}
+    assert ledger(WAITS, ARRIVES, FAILS).account(["m1"], COMMITTED).under_way == {"m1"}
+
+
+def test_a_delivery_before_its_time_is_early() -> None:
+    hasty = seen(Place.SOURCE, 0, 999, made_from=WAITS)
+    assert ledger(WAITS, hasty).account(["m1"], COMMITTED).early == 1
+
+
+def test_a_second_record_of_one_attempt_is_a_duplicate() -> None:
+    again = seen(Place.SOURCE, 1, 1_200, made_from=WAITS)
+    assert ledger(WAITS, ARRIVES, again).account(["m1"], COMMITTED).duplicates == 1
+
+
+def test_the_same_record_read_twice_counts_once() -> None:
+    assert ledger(WAITS, ARRIVES, ARRIVES).account(["m1"], COMMITTED).duplicates == 0
+
+
+def test_a_biography_is_in_the_order_of_storing() -> None:
+    assert ledger(DIES, RETURNS, FAILS, ARRIVES, WAITS).biography("m1") == [WAITS, ARRIVES, FAILS, RETURNS, DIES]
+
+
+def test_percentiles_of_nothing_are_zero() -> None:
+    assert ledger().account([], {}).percentile_ms(0.99) == 0

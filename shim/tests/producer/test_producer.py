@@ -1,0 +1,227 @@
+"""Sending, on the in-memory Kafka: where records go, what they carry, and which error says what."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from rocketshim import Message, MessageQueue, Producer, ProducerSettings, SendStatus
+from rocketshim.clients import Clients
+from rocketshim.clock import SystemClock
+from rocketshim.errors import (
+    ClosedError,
+    ConfigError,
+    MessageError,
+    MessageTooLargeError,
+    NotAuthorizedError,
+    SendError,
+    SendTimeoutError,
+    TopicMissingError,
+)
+from rocketshim.testing import InMemoryKafka
+from rocketshim_topics.levels import DelayLevels
+
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+
+
+@pytest.fixture
+def kafka() -> InMemoryKafka:
+    cluster = InMemoryKafka(SystemClock())
+    cluster.create_topic("orders", 4)
+    cluster.create_topic(SCHEDULE, 64, config={"message.timestamp.type": "LogAppendTime"})
+    return cluster
+
+
+@pytest.fixture
+def producer(kafka: InMemoryKafka) -> Iterator[Producer]:
+    with Producer("memory:1", clients=Clients(kafka.consumer, kafka.producer)) as made:
+        yield made
+
+
+def records(kafka: InMemoryKafka, topic: str) -> list[Any]:
+    return [record for number in range(64 if topic == SCHEDULE else 4) for record in kafka.records(topic, number)]
+
+
+def headers(record: Any) -> dict[str, bytes | None]:
+    return dict(record.headers() or [])
+
+
+def test_a_result_names_the_record_that_is_stored(kafka: InMemoryKafka, producer: Producer) -> None:
+    result = producer.send(Message("orders", b"now", key="k", tag="created", keys=("a", "b")))
+    (record,) = records(kafka, "orders")
+    assert result.status is SendStatus.SEND_OK
+    assert result.offset_msg_id == f"orders/{record.partition()}/{record.offset()}"
+    assert result.message_queue == MessageQueue("orders", queue_id=record.partition())
+    assert headers(record)["UNIQ_KEY"] == result.msg_id.encode()
+    assert (headers(record)["TAGS"], headers(record)["KEYS"]) == (b"created", b"a b")
+    assert (record.key(), record.value()) == (b"k", b"now")
+
+
+@pytest.mark.parametrize("body", [None, b""])
+def test_a_tombstone_and_an_empty_body_stay_what_they_are(
+    kafka: InMemoryKafka, producer: Producer, body: bytes | None
+) -> None:
+    producer.send(Message("orders", body, key="k", delay_level=1))
+    (record,) = records(kafka, SCHEDULE)
+    assert record.value() == body
+    assert (record.value() is None) is (body is None)
+
+
+def test_ids_never_repeat(producer: Producer) -> None:
+    results = producer.send_batch([Message("orders", b"x") for _ in range(200)])
+    assert len({result.msg_id for result in results}) == 200
+
+
+def test_a_delay_level_goes_to_its_queue_of_a_lane(kafka: InMemoryKafka, producer: Producer) -> None:
+    for level in (1, 3, 18, 99):
+        producer.send(Message("orders", b"x", key="k", delay_level=level))
+    found = records(kafka, SCHEDULE)
+    assert sorted(record.partition() % DelayLevels.STRIDE for record in found) == [0, 2, 17, 17]
+    assert len({record.partition() // DelayLevels.STRIDE for record in found}) == 1, "one key, one lane"
+    assert {headers(record)["REAL_TOPIC"] for record in found} == {b"orders"}
+
+
+def test_keyless_delayed_messages_take_the_lanes_in_turn(kafka: InMemoryKafka, producer: Producer) -> None:
+    for _ in range(4):
+        producer.send(Message("orders", b"x", delay_level=1))
+    lanes = [record.partition() // DelayLevels.STRIDE for record in records(kafka, SCHEDULE)]
+    assert sorted(lanes) == [0, 0, 1, 1]
+
+
+def test_any_delay_carries_its_delay_and_begins_in_the_longest_queue_that_fits(
+    kafka: InMemoryKafka, producer: Producer
+) -> None:
+    producer.send(Message("orders", b"x", delay="7s"))
+    (record,) = records(kafka, SCHEDULE)
+    assert headers(record)["DELAY_MS"] == b"7000"
+    assert record.partition() % DelayLevels.STRIDE == 1, "5 s is the longest level within 7 s"
+
+
+@pytest.mark.parametrize("delay", [{"delay_level": 0}, {"delay_level": -1}, {"delay": "0s"}])
+def test_no_delay_goes_straight_to_the_topic(kafka: InMemoryKafka, producer: Producer, delay: dict[str, Any]) -> None:
+    producer.send(Message("orders", b"x", **delay))
+    assert len(records(kafka, "orders")) == 1
+    assert not records(kafka, SCHEDULE)
+
+
+class Last:
+    def select(self, queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
+        del message, arg
+        return queues[-1]
+
+
+class Elsewhere:
+    def select(self, queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
+        del queues, message, arg
+        return MessageQueue("orders", queue_id=99)
+
+
+def test_a_selector_chooses_the_queue_now_and_later(kafka: InMemoryKafka, producer: Producer) -> None:
+    assert producer.send(Message("orders", b"x"), selector=Last()).message_queue.queue_id == 3
+    producer.send(Message("orders", b"x", delay_level=1), selector=Last())
+    (record,) = records(kafka, SCHEDULE)
+    assert headers(record)["REAL_QID"] == b"3"
+
+
+def test_a_selector_that_chooses_no_queue_of_the_topic_sends_nothing(kafka: InMemoryKafka, producer: Producer) -> None:
+    with pytest.raises(TopicMissingError, match="which is no queue of 'orders'"):
+        producer.send(Message("orders", b"x"), selector=Elsewhere())
+    assert not records(kafka, "orders")
+
+
+def test_one_sharding_key_one_queue(producer: Producer) -> None:
+    queues = {producer.send_orderly(Message("orders", b"x"), "o-7").message_queue for _ in range(5)}
+    assert len(queues) == 1
+
+
+def test_an_unknown_topic_is_named_with_the_way_out(producer: Producer) -> None:
+    with pytest.raises(TopicMissingError, match=r"'nowhere'.*create it"):
+        producer.send(Message("nowhere", b"x"))
+
+
+def test_a_missing_schedule_topic_sends_nothing(kafka: InMemoryKafka, producer: Producer) -> None:
+    kafka.delete_topic(SCHEDULE)
+    with pytest.raises(TopicMissingError, match="rocketshim init"):
+        producer.send(Message("orders", b"x", delay_level=1))
+    assert not records(kafka, "orders")
+
+
+def test_a_message_without_room_for_later_hops_is_refused(kafka: InMemoryKafka) -> None:
+    settings = ProducerSettings.make(bootstrap="memory:1", max_message_bytes=10_000)
+    with Producer(settings=settings, clients=Clients(kafka.consumer, kafka.producer)) as small:
+        small.send(Message("orders", b"x" * 5_000))
+        with pytest.raises(MessageTooLargeError, match="max_message_bytes=10000"):
+            small.send(Message("orders", b"x" * 6_000))
+    assert len(records(kafka, "orders")) == 1
+
+
+def test_a_topic_that_takes_less_says_so(producer: Producer) -> None:
+    with pytest.raises(MessageTooLargeError, match=r"raise max\.message\.bytes"):
+        producer.send(Message("orders", b"x" * 1_100_000))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, NotAuthorizedError),
+        (KafkaError._MSG_TIMED_OUT, SendTimeoutError),
+        (KafkaError.KAFKA_STORAGE_ERROR, SendError),
+    ],
+)
+def test_a_report_of_failure_becomes_a_typed_error(
+    kafka: InMemoryKafka, producer: Producer, code: int, expected: type[Exception]
+) -> None:
+    kafka.fail_produce(KafkaError(code), topic="orders")
+    with pytest.raises(expected):
+        producer.send(Message("orders", b"x"))
+
+
+def test_a_report_that_does_not_come_is_a_timeout_and_says_that_nobody_knows(
+    kafka: InMemoryKafka, producer: Producer
+) -> None:
+    kafka.hold_reports()
+    with pytest.raises(SendTimeoutError, match="may or may not be stored"):
+        producer.send(Message("orders", b"x"), timeout_s=0.05)
+    kafka.release()
+
+
+def test_a_future_resolves_when_the_report_is_in(producer: Producer) -> None:
+    future = producer.send_async(Message("orders", b"x"))
+    assert future.result(10).status is SendStatus.SEND_OK
+
+
+def test_closing_waits_for_what_was_sent_and_then_refuses(kafka: InMemoryKafka, producer: Producer) -> None:
+    futures = [producer.send_async(Message("orders", b"x")) for _ in range(50)]
+    producer.send_oneway(Message("orders", b"x"))
+    producer.close()
+    producer.close()
+    assert all(future.done() and future.exception() is None for future in futures)
+    assert len(records(kafka, "orders")) == 51
+    with pytest.raises(ClosedError):
+        producer.send(Message("orders", b"x"))
+
+
+def test_nothing_is_opened_by_making_or_closing_a_producer() -> None:
+    Producer("nowhere:1").close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"bootstrap": ""},
+        {"bootstrap": "x:1", "namespace": "a.b"},
+        {"bootstrap": "x:1", "delay_levels": "1x"},
+        {"bootstrap": "x:1", "client": {"acks": "1"}},
+        {"bootstrap": "x:1", "client": {"enable.idempotence": False}},
+        {"bootstrap": "x:1", "client": {"plugin.library.paths": "evil.so"}},
+    ],
+)
+def test_a_bad_setting_is_a_config_error(kafka: InMemoryKafka, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError), Producer(**arguments, clients=Clients(kafka.consumer, kafka.producer)) as bad:
+        bad.send(Message("orders", b"x"))
+
+
+def test_a_property_with_a_reserved_name_is_refused_where_the_message_is_made() -> None:
+    with pytest.raises(MessageError, match="REAL_TOPIC"):
+        Message("orders", b"x", properties={"REAL_TOPIC": "other"})

@@ -1,0 +1,85 @@
+"""What passes through to librdkafka, what does not, and what is never shown."""
+
+from typing import Any
+
+import pytest
+
+from rocketshim.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, mask, merge
+from rocketshim.errors import ConfigError
+from rocketshim.settings import ProducerSettings, WorkerSettings
+
+CANARY = "c4n4ry"
+
+
+def merged(user: dict[str, Any], required: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return merge(user, defaults={"linger.ms": 1}, required=required, **more)
+
+
+def test_the_users_settings_win_over_defaults_and_ours_over_both() -> None:
+    settings = merged({"linger.ms": 9, "sasl.username": "u"}, {"acks": "all"})
+    assert settings == {"linger.ms": 9, "sasl.username": "u", "acks": "all"}
+
+
+@pytest.mark.parametrize("key", sorted(CODE_KEYS))
+def test_a_setting_that_runs_code_is_refused_unless_it_is_meant(key: str) -> None:
+    with pytest.raises(ConfigError, match="allow_code_settings"):
+        merged({key: "x"}, {})
+    assert merged({key: "x"}, {}, allow_code_settings=True)[key] == "x"
+
+
+@pytest.mark.parametrize(
+    ("user", "required"),
+    [
+        ({"enable.auto.commit": True}, {**PROTECTED_CONSUMER, "group.id": "g"}),
+        ({"isolation.level": "read_uncommitted"}, {**PROTECTED_CONSUMER, "group.id": "g"}),
+        ({"group.id": "other"}, {**PROTECTED_CONSUMER, "group.id": "g"}),
+        ({"request.required.acks": 1}, PROTECTED_PRODUCER),
+        ({"partitioner": "consistent"}, PROTECTED_PRODUCER),
+    ],
+)
+def test_what_correctness_rests_on_may_not_be_changed(user: dict[str, Any], required: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="guarantees rest on it"):
+        merged(user, required)
+
+
+@pytest.mark.parametrize("user", [{"acks": -1}, {"acks": "ALL"}, {"enable.idempotence": "true"}])
+def test_saying_what_we_insist_on_is_fine(user: dict[str, Any]) -> None:
+    assert merged(user, dict(PROTECTED_PRODUCER))["acks"] == "all"
+
+
+def test_settings_of_consumers_do_not_reach_producers() -> None:
+    user = {"session.timeout.ms": 6_000, "fetch.min.bytes": 1, "sasl.username": "u"}
+    assert merged(user, dict(PROTECTED_PRODUCER)).keys() & user.keys() == {"sasl.username"}
+    assert merged(user, {"group.id": "g"}).items() >= user.items()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sasl.password": CANARY},
+        {"ssl.key.password": CANARY},
+        {"ssl.key.pem": CANARY},
+        {"sasl.oauthbearer.client.secret": CANARY},
+        {"sasl.jaas.config": CANARY},
+        {"bootstrap.servers": f"sasl://user:{CANARY}@host:9092"},
+    ],
+)
+def test_secrets_are_never_shown(settings: dict[str, str]) -> None:
+    assert CANARY not in repr(mask(settings))
+    worker = WorkerSettings.make(bootstrap="h:1", allow=("a",), client=settings)
+    assert CANARY not in repr(worker)
+    assert CANARY not in str(ProducerSettings.make(bootstrap="h:1", client=settings))
+
+
+def test_an_error_about_settings_names_every_wrong_one_and_no_secret() -> None:
+    with pytest.raises(ConfigError) as caught:
+        WorkerSettings.make(bootstrap="", allow=(), nonsense=1, client={"sasl.password": CANARY, 3: "x"})
+    message = str(caught.value)
+    assert CANARY not in message
+    assert all(name in message for name in ("bootstrap", "allow", "nonsense"))
+
+
+def test_another_worker_group_must_be_meant() -> None:
+    with pytest.raises(ConfigError, match="delivers everything"):
+        WorkerSettings.make(bootstrap="h:1", allow=("a",), group="mine")
+    assert WorkerSettings.make(bootstrap="h:1", allow=("a",), group="mine", replay_everything=True).group == "mine"

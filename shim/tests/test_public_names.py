@@ -1,0 +1,53 @@
+"""What programs import from `rocketshim` is there, and stays there."""
+
+import subprocess
+import sys
+
+import pytest
+
+import rocketshim
+
+PINNED = [
+    "ConsumeConcurrentlyContext",
+    "ConsumeFromWhere",
+    "ConsumeStatus",
+    "DeadLetter",
+    "DelayLevels",
+    "DelayWorker",
+    "ExponentialRetryPolicy",
+    "LevelTableRetryPolicy",
+    "Message",
+    "MessageQueue",
+    "MessageView",
+    "Origin",
+    "Producer",
+    "ProducerSettings",
+    "PushConsumer",
+    "PushConsumerSettings",
+    "RetryLater",
+    "SendResult",
+    "SendStatus",
+    "TopicNames",
+    "WorkerSettings",
+    "decode",
+    "encode",
+]  # given away once: a name may be added here, never taken out
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_a_public_name_resolves(name: str) -> None:
+    assert getattr(rocketshim, name) is not None
+    assert name in dir(rocketshim)
+
+
+def test_a_name_that_is_none_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        rocketshim.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "module", ["rocketshim", "rocketshim.filters", "rocketshim.core.level_queue", "rocketshim_topics"]
+)
+def test_importing_it_loads_no_kafka_client(module: str) -> None:
+    program = f"import sys, {module}; sys.exit('confluent_kafka' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0  # noqa: S603
