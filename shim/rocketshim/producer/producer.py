@@ -352,7 +352,7 @@ class Producer:
         while not self._closed.is_set() or len(producer):
             try:
                 producer.poll(_POLL_S)
-            except Exception:  # the top of a thread; without it every later send would wait for a report in vain
+            except Exception:  # noqa: BLE001 - the top of a thread; without it later sends would wait in vain
                 _LOG.exception("producer.poll-failed")
 
     def _on_error(self, error: KafkaError) -> None:
