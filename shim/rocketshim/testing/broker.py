@@ -32,7 +32,7 @@ from rocketshim.testing.assignors import Partition
 from rocketshim.testing.clock import VirtualClock
 from rocketshim.testing.faults import Faults, Scope
 from rocketshim.testing.group_coordinator import CommittedOffset, GroupCoordinator, Member
-from rocketshim.testing.kafka_errors import Code, failure, kafka_error
+from rocketshim.testing.kafka_errors import Code, kafka_error
 from rocketshim.testing.partition_log import Headers, PartitionLog, StoredRecord, Transaction, TransactionState
 
 __all__ = ["Broker", "CommitRecord", "ConsumerSide", "ProducerSide", "Topic", "TransactionalId", "Waiter"]
@@ -212,6 +212,17 @@ class Broker:
             producer.transmit()
         self.changed.notify_all()
 
+    def await_answer(self, timeout_s: float) -> None:
+        """Wait while the broker is down, at most `timeout_s` seconds (−1: for ever). Called without the lock."""
+        waiter = Waiter(self, timeout_s)
+        while True:
+            with self.lock:
+                version = self.version
+                if not self.faults.is_broker_down:
+                    return
+            if not waiter.wait(version):
+                return
+
     def time_passed(self) -> None:
         """The clock has moved."""
         with self.lock:
@@ -373,16 +384,10 @@ class Broker:
             self.end_transaction(transactional, is_commit=False)
         return transactional, transactional.epoch
 
-    def join_transaction(self, transactional: TransactionalId, epoch: int) -> Transaction:
-        """The running transaction, begun if there is none (locked).
-
-        Raises:
-            KafkaException: `_FENCED` (fatal), another owner has the id or the transaction was aborted for its age.
-        """
-        if transactional.epoch != epoch:
-            raise failure(Code.FENCED, fatal=True)
+    def join_transaction(self, transactional: TransactionalId) -> Transaction:
+        """The running transaction, begun if there is none (locked)."""
         if transactional.running is None:
-            transactional.running = Transaction(transactional.producer_id, epoch)
+            transactional.running = Transaction(transactional.producer_id, transactional.epoch)
             transactional.started_ns = self.clock.monotonic_ns()
         return transactional.running
 

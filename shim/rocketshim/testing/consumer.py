@@ -1,49 +1,42 @@
-# ruff: noqa: ARG002, FBT002 - the signatures are confluent_kafka's; nothing here takes time, so timeouts do nothing
+# ruff: noqa: ARG002, FBT002 - the signatures are confluent_kafka's; only a broker that is down takes time
 """`confluent_kafka.Consumer` on the in-memory Kafka.
 
 Theory of operation
 -------------------
 One call of `poll` or `consume` does, in this order: what time has brought about (`Broker.settle`); the steps its group
-waits for, with the callbacks; commit callbacks; then records. There is no prefetch: a record is read from the log the
-moment it is handed out, so `pause` and `seek` act at once (the real client may still hand out one more batch).
+waits for, with the callbacks; commit callbacks; then events and records (`rocketshim.testing.fetching`).
 
-Imitated because programs stumble over it (all measured on librdkafka 2.16):
+Imitated because programs stumble over it (measured on librdkafka 2.16 and a real broker):
 
-* `pause` sticks: it survives revocation and later assignment of the partition, and on a partition that this consumer
-  has never been assigned it does nothing at all.
-* An exception in a rebalance callback comes out of `poll` and costs the record that this `poll` would have returned.
-* `seek` fails with `_STATE` on a partition not assigned, and with `_OUTDATED` after an `assign` without a start offset
-  until the next `poll`; it forgets `position`, which is −1001 until the next record.
-* Commits may go backwards and may name partitions of others; only member id and generation are checked.
-* Errors of a partition (`_PARTITION_EOF`, `_AUTO_OFFSET_RESET`, an unknown or forbidden topic) come as messages.
+* An exception in a rebalance callback comes out of `poll` and costs the record that this `poll` would have returned
+  (with the real client: sometimes).
+* `assign` in a cooperative group and `incremental_assign` in an eager one fail with `_STATE`; where a callback has done
+  neither, the binding does it afterwards. An `assign` that is refused for doubles has dropped the assignment.
+* Commits may go backwards and may name partitions of others; only member id and generation are checked. A commit for
+  some unknown partition raises, and yet has committed the others.
+* With the broker away a synchronous commit waits for `session.timeout.ms` (45 s by default) and ends in `_WAIT_COORD`;
+  `committed` ends in `_TIMED_OUT`, `list_topics` in `_TRANSPORT`, watermarks and times at once in `_UNKNOWN_PARTITION`.
+* A member that was put out learns of it by `on_lost` in the next poll (by `on_revoke` where there is no `on_lost`).
 
 Thread-safety: as with the real one, a consumer belongs to one thread; what it shares is behind the broker's lock.
 """
 
+import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    OFFSET_INVALID,
-    OFFSET_STORED,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.testing.assignors import Partition
-from rocketshim.testing.broker import NS_PER_MS, Broker, Topic, Waiter
+from rocketshim.testing.broker import NS_PER_MS, Broker, Waiter
 from rocketshim.testing.client_settings import ConsumerSettings
+from rocketshim.testing.fetching import Fetching, event
 from rocketshim.testing.group_coordinator import CommittedOffset, Member, Step, StepKind
 from rocketshim.testing.kafka_errors import Code, failure, kafka_error
-from rocketshim.testing.partition_log import StoredRecord
+from rocketshim.testing.partition_result import PartitionResult, named
 
-__all__ = ["GroupMetadata", "InMemoryConsumer", "as_message"]
+__all__ = ["GroupMetadata", "InMemoryConsumer"]
 
 MAX_CONSUME_COUNT = 1_000_000
 RebalanceCallback = Callable[[Any, list[TopicPartition]], Any]
@@ -58,55 +51,6 @@ class GroupMetadata:
     member_id: str
 
 
-class PartitionResult(TopicPartition):
-    """A `TopicPartition` that can carry an error (the real class lets only librdkafka set one)."""
-
-    _error: KafkaError | None = None
-
-    @property
-    def error(self) -> KafkaError | None:  # type: ignore[override] # read-only in the C class too; its stub differs
-        return self._error
-
-    @classmethod
-    def of(
-        cls, partition: Partition, offset: int, *, metadata: str | None = None, error: KafkaError | None = None
-    ) -> "PartitionResult":
-        result = cls(*partition, offset) if metadata is None else cls(*partition, offset, metadata)
-        result._error = error  # noqa: SLF001 - its own
-        return result
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TopicPartition):
-            return NotImplemented
-        return (self.topic, self.partition) == (other.topic, other.partition)
-
-    def __hash__(self) -> int:
-        return super().__hash__()
-
-
-@dataclass(slots=True)
-class Fetcher:
-    """Where the consumer stands in one assigned partition.
-
-    Attributes:
-        assigned_offset: as `assignment` shows it.
-        next_offset: where to read on; None until the start is known.
-        position: next offset of the program; −1001 before the first record and after a seek.
-        stored_offset: what `commit` without arguments would commit; −1001: nothing.
-        may_seek: False after an assignment without a start offset, until the next poll.
-        eof_offset: end that was reported last.
-        is_failed: it had no offset to start from and the policy is `error`.
-    """
-
-    assigned_offset: int
-    next_offset: int | None = None
-    position: int = OFFSET_INVALID
-    stored_offset: int = OFFSET_INVALID
-    may_seek: bool = False
-    eof_offset: int | None = None
-    is_failed: bool = False
-
-
 class InMemoryConsumer:
     """A consumer client. Make it with `InMemoryKafka.consumer`.
 
@@ -116,12 +60,7 @@ class InMemoryConsumer:
     def __init__(self, broker: Broker, settings: ConsumerSettings, *, run_count: int) -> None:
         self._broker = broker
         self._settings = settings
-        self._run_count = run_count
-        self._fetchers: dict[Partition, Fetcher] = {}
-        self._turn: deque[Partition] = deque()
-        self._run_left_count = run_count
-        self._known: set[Partition] = set()
-        self._paused: set[Partition] = set()
+        self._fetching = Fetching(broker, settings, run_count=run_count)
         self._events: deque[Message] = deque()
         self._callbacks: deque[Callable[[], object]] = deque()
         self._patterns: tuple[str, ...] = ()
@@ -156,7 +95,7 @@ class InMemoryConsumer:
         self._enter()
         if not isinstance(topics, list):
             raise TypeError("expected list of topic unicode strings")
-        if not topics or not all(topics):
+        if not topics or not all(topics) or not all(map(_is_expression, topics)):
             raise failure(Code.INVALID_ARG, "Failed to set subscription")
         self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
         with self._broker.lock:
@@ -183,85 +122,54 @@ class InMemoryConsumer:
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Replace the assignment."""
         self._enter()
-        if self._protocol() == "cooperative":
-            raise failure(Code.STATE, "Failed to set assignment")
-        named = [(partition.topic, partition.partition) for partition in partitions]
-        if len(set(named)) != len(named):
-            raise failure(Code.INVALID_ARG, "Failed to set assignment")
+        self._refuse_protocol("cooperative", "Failed to set assignment")
         with self._broker.lock:
             self._commit_automatically(always=True)
-            self._fetchers.clear()
-            self._turn.clear()
+            self._fetching.clear()
+            if len({named(partition) for partition in partitions}) != len(partitions):
+                raise failure(Code.INVALID_ARG, "Failed to set assignment")
             for partition in partitions:
-                self._start(partition)
+                self._fetching.start(named(partition), partition.offset)
         self._callback_has_assigned = True
 
     def unassign(self) -> None:
         """Drop the assignment."""
         self._enter()
-        if self._protocol() == "cooperative":
-            raise failure(Code.STATE, "Failed to remove assignment")
+        self._refuse_protocol("cooperative", "Failed to remove assignment")
         with self._broker.lock:
             self._commit_automatically(always=True)
-            self._stop(list(self._fetchers))
+            self._fetching.clear()
         self._callback_has_assigned = True
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Add to the assignment."""
         self._enter()
-        if self._protocol() == "eager":
-            raise KafkaException(
-                KafkaError(
-                    Code.STATE,
-                    "Changes to the current assignment must be made using assign() when rebalance protocol type is "
-                    "EAGER",
-                )
-            )
-        for partition in partitions:
-            if (partition.topic, partition.partition) in self._fetchers:
-                raise KafkaException(
-                    KafkaError(
-                        Code.CONFLICT,
-                        f"{partition.topic} [{partition.partition}] is already part of the current assignment",
-                    )
-                )
+        self._refuse_protocol("eager", "Changes to the current assignment must be made using assign()")
         with self._broker.lock:
             for partition in partitions:
-                self._start(partition)
+                if named(partition) in self._fetching:
+                    raise failure(Code.CONFLICT, f"{partition.topic} [{partition.partition}] is already assigned")
+            for partition in partitions:
+                self._fetching.start(named(partition), partition.offset)
         self._callback_has_assigned = True
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Take away from the assignment."""
         self._enter()
-        if self._protocol() == "eager":
-            raise KafkaException(
-                KafkaError(
-                    Code.STATE,
-                    "Changes to the current assignment must be made using assign() when rebalance protocol type is "
-                    "EAGER",
-                )
-            )
-        for partition in partitions:
-            if (partition.topic, partition.partition) not in self._fetchers:
-                raise KafkaException(
-                    KafkaError(
-                        Code.INVALID_ARG,
-                        f"{partition.topic} [{partition.partition}] can't be unassigned since it is not in the "
-                        "current assignment",
-                    )
-                )
+        self._refuse_protocol("eager", "Changes to the current assignment must be made using assign()")
         with self._broker.lock:
+            for partition in partitions:
+                if named(partition) not in self._fetching:
+                    raise failure(Code.INVALID_ARG, f"{partition.topic} [{partition.partition}] is not assigned")
             self._commit_automatically(always=True)
-            self._stop([(partition.topic, partition.partition) for partition in partitions])
+            self._fetching.stop(map(named, partitions))
         self._callback_has_assigned = True
 
     def assignment(self) -> list[TopicPartition]:
         """What is assigned, with the offsets it was assigned at."""
         self._enter()
-        return [
-            TopicPartition(topic, partition, fetcher.assigned_offset)
-            for (topic, partition), fetcher in sorted(self._fetchers.items())
-        ]
+        with self._broker.lock:
+            return [TopicPartition(*partition, offset) for partition, offset in self._fetching.assignment()]
 
     def memberid(self) -> str | None:
         """Id in the group; None outside."""
@@ -272,10 +180,9 @@ class InMemoryConsumer:
         """What a transaction needs to commit offsets as this member; take it after the poll, for each transaction."""
         self._enter()
         with self._broker.lock:
-            member = self.member
-            if member is not None:
-                self._generation = member.generation
-            return GroupMetadata(self.group_id, self._generation, member.member_id if member else "")
+            if self.member is not None:
+                self._generation = self.member.generation
+            return GroupMetadata(self.group_id, self._generation, self.member.member_id if self.member else "")
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -309,6 +216,10 @@ class InMemoryConsumer:
             if len(messages) >= count or not waiter.wait(version):
                 return messages
 
+    def _next_message(self) -> Message | None:
+        """The next event or record (locked)."""
+        return self._events.popleft() if self._events else self._fetching.next_message()
+
     def _serve(self) -> None:
         """Call what has to be called; an exception of a callback costs a record, as in the real client."""
         while True:
@@ -337,7 +248,7 @@ class InMemoryConsumer:
         finally:
             with self._broker.lock:
                 if not self._callback_has_assigned:
-                    self._apply(step, partitions)
+                    self._apply(step)
                 self._finish_step(step)
 
     def _callback_for(self, kind: StepKind) -> RebalanceCallback | None:
@@ -349,139 +260,36 @@ class InMemoryConsumer:
             case StepKind.REVOKE | StepKind.LEAVE:
                 return self._on_revoke
 
-    def _apply(self, step: Step, partitions: list[TopicPartition]) -> None:
-        """What the binding does when the callback has not assigned or unassigned."""
+    def _apply(self, step: Step) -> None:
+        """What the binding does when the callback has not assigned or unassigned (locked)."""
         if step.kind is not StepKind.ASSIGN:
             self._commit_automatically(always=True)
-            self._stop(list(step.partitions))
+            self._fetching.stop(step.partitions)
             return
         if self._protocol() == "eager":
-            self._fetchers.clear()
-            self._turn.clear()
-        for partition in partitions:
-            if (partition.topic, partition.partition) not in self._fetchers:
-                self._start(partition)
+            self._fetching.clear()
+        for partition in step.partitions:
+            if partition not in self._fetching:
+                self._fetching.start(partition, OFFSET_INVALID)
 
     def _finish_step(self, step: Step) -> None:
+        """Tell the group that a step is done (locked)."""
         member = self.member
         if member is None:
             return
         group = self._broker.group(self.group_id)
+        if step.kind is not StepKind.ASSIGN:
+            self._fetching.stop(step.partitions)
         match step.kind:
-            case StepKind.ASSIGN:
-                group.step_done(member, step)
-            case StepKind.REVOKE:
-                self._stop(list(step.partitions))
+            case StepKind.ASSIGN | StepKind.REVOKE:
                 group.step_done(member, step)
             case StepKind.LOST:
-                self._stop(list(step.partitions))
                 self._join()
             case StepKind.LEAVE:
-                self._stop(list(step.partitions))
                 self._generation = member.generation
                 group.leave(member)
                 self.member = None
         self._broker.touch()
-
-    def _next_message(self) -> Message | None:
-        """The next event or record (locked)."""
-        if self._events:
-            return self._events.popleft()
-        if self._broker.faults.is_broker_down:
-            return None
-        for fetcher in self._fetchers.values():
-            fetcher.may_seek = True
-        for _ in range(len(self._turn)):
-            partition = self._turn[0]
-            message = self._fetch(partition, self._fetchers[partition])
-            if message is not None:
-                self._run_left_count -= 1
-                if self._run_left_count <= 0:
-                    self._next_turn()
-                return message
-            self._next_turn()
-        return None
-
-    def _next_turn(self) -> None:
-        self._turn.rotate(-1)
-        self._run_left_count = self._run_count
-
-    def _fetch(self, partition: Partition, fetcher: Fetcher) -> Message | None:
-        if partition in self._paused or fetcher.is_failed:
-            return None
-        topic = self._readable(partition)
-        if topic is None:
-            return None
-        log = topic.partitions[partition[1]]
-        if fetcher.next_offset is None:
-            event = self._find_start(partition, fetcher)
-            if event is not None or fetcher.next_offset is None:
-                return event
-        if not log.log_start_offset <= fetcher.next_offset <= log.next_offset:
-            event = self._reset(partition, fetcher, "fetch failed due to requested offset not available on the broker")
-            if event is not None:
-                return event
-        record = log.read(fetcher.next_offset, read_committed=self._settings.read_committed)
-        if record is None:
-            return self._end_of_partition(partition, fetcher)
-        fetcher.next_offset = fetcher.position = record.offset + 1
-        fetcher.eof_offset = None
-        if self._settings.auto_offset_store:
-            fetcher.stored_offset = fetcher.position
-        return as_message(*partition, record)
-
-    def _readable(self, partition: Partition) -> Topic | None:
-        """The topic, or None and an event where it may not or cannot be read."""
-        name = partition[0]
-        if name in self._broker.faults.denied_reads:
-            self._report_topic(name, Code.TOPIC_AUTHORIZATION_FAILED)
-            return None
-        if self._broker.log(*partition) is None:
-            self._report_topic(name, Code.UNKNOWN_TOPIC_OR_PART)
-            return None
-        return self._broker.topics[name]
-
-    def _end_of_partition(self, partition: Partition, fetcher: Fetcher) -> Message | None:
-        log = self._broker.topics[partition[0]].partitions[partition[1]]
-        end = log.end_offset(read_committed=self._settings.read_committed)
-        if not self._settings.partition_eof or fetcher.eof_offset == end:
-            return None
-        fetcher.eof_offset = end
-        text = f"Fetch from broker 1 reached end of partition at offset {end} (HighwaterMark {log.next_offset})"
-        return self._event(Code.PARTITION_EOF, text, partition, offset=end)
-
-    def _find_start(self, partition: Partition, fetcher: Fetcher) -> Message | None:
-        """Settle where to begin: as assigned, else as committed, else by policy (locked)."""
-        offset = fetcher.assigned_offset
-        if offset in {OFFSET_INVALID, OFFSET_STORED}:
-            if self._settings.read_committed and self._broker.has_unstable_offsets(self.group_id, partition):
-                return None
-            committed = self._broker.group(self.group_id).offsets.get(partition)
-            if committed is None:
-                return self._reset(partition, fetcher, "no previously committed offset available")
-            offset = committed.offset
-        fetcher.next_offset = self._actual(partition, offset)
-        return None
-
-    def _reset(self, partition: Partition, fetcher: Fetcher, reason: str) -> Message | None:
-        match self._settings.auto_offset_reset:
-            case "earliest":
-                fetcher.next_offset = self._actual(partition, OFFSET_BEGINNING)
-            case "latest":
-                fetcher.next_offset = self._actual(partition, OFFSET_END)
-            case _:
-                fetcher.is_failed = True
-                text = f"{reason}: {kafka_error(Code.NO_OFFSET).str()}"
-                return self._event(Code.AUTO_OFFSET_RESET, text, partition)
-        return None
-
-    def _actual(self, partition: Partition, offset: int) -> int:
-        log = self._broker.topics[partition[0]].partitions[partition[1]]
-        if offset == OFFSET_BEGINNING:
-            return log.log_start_offset
-        if offset == OFFSET_END:
-            return log.end_offset(read_committed=self._settings.read_committed)
-        return offset
 
     # --- offsets -------------------------------------------------------------------------------------------------
 
@@ -494,94 +302,79 @@ class InMemoryConsumer:
         """Commit a message's next offset, these offsets, or what is stored.
 
         Returns:
-            None when asynchronous (the outcome comes to `on_commit` in a later poll), else the partitions, each with
-            its own error.
+            None when asynchronous (the outcome comes to `on_commit` in a later poll), else the partitions.
         """
         self._enter()
         if message is not None and offsets is not None:
             raise ValueError("message and offsets are mutually exclusive")
         if message is not None:
-            offsets = [TopicPartition(str(message.topic()), message.partition() or 0, (message.offset() or 0) + 1)]
+            offsets = [_after(message)]
+        if not asynchronous:
+            self._broker.await_answer(self.session_timeout_ms / 1_000)
         with self._broker.lock:
             self._broker.settle()
-            wanted = self._stored_offsets() if offsets is None else offsets
-            error, results = self._commit(wanted)
+            wanted = self._stored() if offsets is None else offsets
+            error = self._commit(wanted)
             self._broker.touch()
         if not asynchronous:
             if error is not None:
                 raise KafkaException(error)
-            return results
+            return _results(wanted)
         if self._settings.on_commit is not None:
             on_commit = self._settings.on_commit
-            self._callbacks.append(lambda: on_commit(error, results))
+            self._callbacks.append(lambda: on_commit(error, _results(wanted)))
         return None
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """Keep offsets for the next `commit` without arguments."""
         self._enter()
-        if message is not None:
-            offsets = [TopicPartition(str(message.topic()), message.partition() or 0, (message.offset() or 0) + 1)]
         with self._broker.lock:
-            for partition in offsets or []:
-                fetcher = self._fetchers.get((partition.topic, partition.partition))
-                if fetcher is None:
-                    raise failure(Code.STATE, "StoreOffsets failed")
-                fetcher.stored_offset = partition.offset
+            for partition in [_after(message)] if message is not None else offsets or []:
+                self._fetching.store(named(partition), partition.offset)
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        """What the group has committed; −1001 where nothing is."""
+        """What the group has committed; −1001 where nothing is, unknown partitions included."""
         self._enter()
+        self._broker.await_answer(timeout)
         with self._broker.lock:
             self._broker.settle()
-            self._need_broker("Failed to get committed offsets")
-            named = [(partition.topic, partition.partition) for partition in partitions]
-            if self._settings.read_committed and any(
-                self._broker.has_unstable_offsets(self.group_id, partition) for partition in named
-            ):
+            found = self._broker.group(self.group_id).offsets
+            is_unstable = self._settings.read_committed and any(
+                self._broker.has_unstable_offsets(self.group_id, named(partition)) for partition in partitions
+            )
+            if is_unstable or self._broker.faults.is_broker_down:
                 raise failure(Code.TIMED_OUT, "Failed to get committed offsets")
-            return [self._committed(partition) for partition in named]
+            nothing = CommittedOffset(OFFSET_INVALID)
+            offsets = {named(partition): found.get(named(partition), nothing) for partition in partitions}
+            return [PartitionResult.of(part, at.offset, metadata=at.metadata) for part, at in offsets.items()]
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Next offset of the program; −1001 before the first record of an assignment and after a seek."""
         self._enter()
-        found = ((tp.topic, tp.partition, self._fetchers.get((tp.topic, tp.partition))) for tp in partitions)
-        return [
-            TopicPartition(topic, partition, fetcher.position if fetcher else OFFSET_INVALID)
-            for topic, partition, fetcher in found
-        ]
+        with self._broker.lock:
+            self._fetching.learn(map(named, partitions))
+            return [TopicPartition(*named(part), self._fetching.position(named(part))) for part in partitions]
 
     def seek(self, partition: TopicPartition) -> None:
         """Read on elsewhere."""
         self._enter()
-        fetcher = self._fetchers.get((partition.topic, partition.partition))
-        if fetcher is None:
-            raise failure(Code.STATE, f"Failed to seek to offset {partition.offset}")
-        if not fetcher.may_seek:
-            raise failure(Code.OUTDATED, f"Failed to seek to offset {partition.offset}")
         with self._broker.lock:
-            fetcher.assigned_offset = partition.offset
-            fetcher.next_offset = None
-            fetcher.position = OFFSET_INVALID
-            fetcher.eof_offset = None
-            fetcher.is_failed = False
-            if self._broker.log(partition.topic, partition.partition) is not None:
-                self._find_start((partition.topic, partition.partition), fetcher)
+            self._fetching.seek(named(partition), partition.offset)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
-        """Stop handing out; sticks until `resume`, also over rebalances; does nothing for partitions never assigned."""
+        """Stop handing out; sticks until `resume`, also over rebalances; does nothing for unknown partitions."""
         self._enter()
-        self._paused.update(self._known & {(partition.topic, partition.partition) for partition in partitions})
+        with self._broker.lock:
+            self._fetching.pause(map(named, partitions))
 
     def resume(self, partitions: list[TopicPartition]) -> None:
         """Hand out again."""
         self._enter()
-        self._paused.difference_update((partition.topic, partition.partition) for partition in partitions)
+        with self._broker.lock:
+            self._fetching.resume(map(named, partitions))
 
     def get_watermark_offsets(
-        self,
-        partition: TopicPartition,
-        timeout: float = -1,
-        cached: bool = False,
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
     ) -> tuple[int, int]:
         """Low and high watermark; the high one is the last stable offset for a `read_committed` consumer.
 
@@ -589,39 +382,43 @@ class InMemoryConsumer:
         """
         self._enter()
         with self._broker.lock:
-            if cached and (partition.topic, partition.partition) not in self._fetchers:
+            if cached and named(partition) not in self._fetching:
                 return OFFSET_INVALID, OFFSET_INVALID
-            if not cached:
-                self._need_broker("Failed to get watermark offsets")
-            log = self._broker.log(partition.topic, partition.partition)
-            if log is None:
-                raise failure(Code.UNKNOWN_PARTITION, "Failed to get watermark offsets")
+            doing = "Failed to get watermark offsets"
+            log = self._broker.log(*named(partition))
+            if log is None or (self._broker.faults.is_broker_down and not cached):
+                raise failure(Code.UNKNOWN_PARTITION, doing)
             return log.log_start_offset, log.end_offset(read_committed=self._settings.read_committed)
 
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """For each partition, whose `offset` is a time in epoch ms: the first offset then or later; −1: none."""
         self._enter()
+        doing = "Failed to get offsets"
         with self._broker.lock:
-            self._need_broker("Failed to get offsets")
-            results: list[TopicPartition] = []
-            for partition in partitions:
-                named = (partition.topic, partition.partition)
-                log = self._broker.log(*named)
-                if log is None:
-                    error = kafka_error(Code.UNKNOWN_PARTITION)
-                    results.append(PartitionResult.of(named, partition.offset, error=error))
-                    continue
-                found = log.offset_for_time(partition.offset)
-                results.append(TopicPartition(*named, OFFSET_END if found is None else found))
-            return results
+            results = [self._offset_for_time(partition) for partition in partitions]
+        if results and all(result.error is not None for result in results):
+            raise failure(Code.UNKNOWN_PARTITION, doing)
+        return results
+
+    def _offset_for_time(self, wanted: TopicPartition) -> TopicPartition:
+        log = self._broker.log(*named(wanted))
+        if log is None or self._broker.faults.is_broker_down:
+            return PartitionResult.of(named(wanted), wanted.offset, error=kafka_error(Code.UNKNOWN_PARTITION))
+        found = log.offset_for_time(wanted.offset)
+        return PartitionResult.of(named(wanted), OFFSET_END if found is None else found)
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """Metadata of all topics or one; an unknown topic comes with its error."""
         if self._is_closed:
             raise RuntimeError("Handle has been closed")
+        self._broker.await_answer(timeout)
         with self._broker.lock:
-            self._need_broker("Failed to get metadata")
-            return self._broker.cluster_metadata(topic)
+            if self._broker.faults.is_broker_down:
+                raise failure(Code.TRANSPORT, "Failed to get metadata")
+            metadata = self._broker.cluster_metadata(topic)
+            if topic is not None:
+                self._fetching.learn((topic, number) for number in metadata.topics[topic].partitions)
+            return metadata
 
     # --- end -----------------------------------------------------------------------------------------------------
 
@@ -638,7 +435,7 @@ class InMemoryConsumer:
                 if self.member is not None:
                     self._broker.group(self.group_id).leave(self.member)
                     self.member = None
-                self._fetchers.clear()
+                self._fetching.clear()
                 self._is_closed = True
                 self._broker.consumers.remove(self)
                 self._broker.touch()
@@ -671,15 +468,18 @@ class InMemoryConsumer:
     def poll_interval_exceeded(self) -> None:
         """The group has put it out because it did not poll (locked)."""
         text = f"Application maximum poll interval ({self.max_poll_interval_ms}ms) exceeded"
-        self._events.append(Message(error=KafkaError(Code.MAX_POLL_EXCEEDED, text), value=text.encode()))
+        self._events.append(Message(error=KafkaError(Code.MAX_POLL_EXCEEDED, text), partition=0, value=text.encode()))
 
     def topics_changed(self) -> None:
-        """Report each named topic that is not there, once until it comes (locked)."""
+        """Report each subscribed topic that is not there, once until it comes (locked)."""
         for name in self._patterns:
             if name in self._broker.topics:
                 self._reported_topics.discard(name)
-            elif not name.startswith("^"):
-                self._report_topic(name, Code.UNKNOWN_TOPIC_OR_PART)
+            elif not name.startswith("^") and name not in self._reported_topics:
+                self._reported_topics.add(name)
+                code = Code.UNKNOWN_TOPIC_OR_PART
+                text = f"Subscribed topic not available: {name}: {kafka_error(code).str()}"
+                self._events.append(event(code, text, (name, 0)))
 
     def inject(self, error: KafkaError) -> None:
         """Let the next poll give this error as an event."""
@@ -705,36 +505,20 @@ class InMemoryConsumer:
             return "none"
         return "cooperative" if self.member.is_cooperative else "eager"
 
+    def _refuse_protocol(self, protocol: str, doing: str) -> None:
+        if self._protocol() == protocol:
+            raise failure(Code.STATE, doing)
+
     def _join(self) -> None:
+        """Become a member (again) for what is subscribed (locked)."""
         self.member = Member(self._patterns, self._settings.strategy)
         code = self._broker.group(self.group_id).join(self.member, client_id=self._settings.client_id)
         if code is not None:
             self.member = None
             self._events.append(Message(error=kafka_error(code, "JoinGroup failed")))
 
-    def _start(self, assigned: TopicPartition) -> None:
-        partition = (assigned.topic, assigned.partition)
-        offset = OFFSET_STORED if assigned.offset == OFFSET_INVALID else assigned.offset
-        fetcher = Fetcher(offset, may_seek=offset != OFFSET_STORED)
-        self._fetchers[partition] = fetcher
-        self._turn.append(partition)
-        self._known.add(partition)
-        if self._broker.log(*partition) is not None and not self._broker.faults.is_broker_down:
-            event = self._find_start(partition, fetcher)
-            if event is not None:
-                self._events.append(event)
-
-    def _stop(self, partitions: Sequence[Partition]) -> None:
-        for partition in partitions:
-            if self._fetchers.pop(partition, None) is not None:
-                self._turn.remove(partition)
-
-    def _stored_offsets(self) -> list[TopicPartition]:
-        return [
-            TopicPartition(*partition, fetcher.stored_offset)
-            for partition, fetcher in sorted(self._fetchers.items())
-            if fetcher.stored_offset >= 0
-        ]
+    def _stored(self) -> list[TopicPartition]:
+        return [TopicPartition(*partition, offset) for partition, offset in self._fetching.stored()]
 
     def _commit_automatically(self, *, always: bool = False) -> None:
         """Commit what is stored if automatic commits are on and due (locked)."""
@@ -743,78 +527,47 @@ class InMemoryConsumer:
         if not self._settings.auto_commit or not (always or is_due):
             return
         self._last_auto_commit_ns = now_ns
-        group = self._broker.group(self.group_id)
-        changed = [
-            stored
-            for stored in self._stored_offsets()
-            if group.offsets.get((stored.topic, stored.partition)) != CommittedOffset(stored.offset)
-        ]
+        committed = self._broker.group(self.group_id).offsets
+        changed = [part for part in self._stored() if committed.get(named(part)) != CommittedOffset(part.offset)]
         if changed:
             self._commit(changed)
 
-    def _commit(self, wanted: Sequence[TopicPartition]) -> tuple[KafkaError | None, list[TopicPartition]]:
-        """Commit as the coordinator would; the error of the whole and the outcome for each partition (locked)."""
+    def _commit(self, wanted: Sequence[TopicPartition]) -> KafkaError | None:
+        """Commit as the coordinator would; what the call ends in (locked)."""
         doing = "Commit failed"
-        valid = [partition for partition in wanted if partition.offset >= 0]
-        if not valid:
-            return kafka_error(Code.NO_OFFSET, doing), list(wanted)
+        positions = {named(p): CommittedOffset(p.offset, p.metadata) for p in wanted if p.offset >= 0}
+        if not positions:
+            return kafka_error(Code.NO_OFFSET, doing)
         if self._broker.faults.is_broker_down:
-            return kafka_error(Code.WAIT_COORD, doing), list(wanted)
+            return kafka_error(Code.WAIT_COORD, doing)
         fault = self._broker.faults.take_commit(self.group_id)
         if fault is not None and not fault.is_stored:
-            return fault.error, list(wanted)
+            return fault.error
         member_id = self.member.member_id if self.member is not None else ""
         generation = self.member.generation if self.member is not None else -1
         code = self._broker.group(self.group_id).check_commit(member_id, generation)
         if code is not None:
-            return kafka_error(code, doing), list(wanted)
-        positions = {(p.topic, p.partition): CommittedOffset(p.offset, p.metadata) for p in valid}
-        known = {partition for partition in positions if self._broker.log(*partition) is not None}
-        self._broker.store_offsets(self.group_id, member_id, [(p, positions[p]) for p in positions if p in known])
+            return kafka_error(code, doing)
+        known = [(part, at) for part, at in positions.items() if self._broker.log(*part) is not None]
+        self._broker.store_offsets(self.group_id, member_id, known)
         if fault is not None:
-            return fault.error, list(wanted)
-        unknown = kafka_error(Code.UNKNOWN_TOPIC_OR_PART, doing)
-        if not known:
-            return unknown, list(wanted)
-        return None, [
-            PartitionResult.of(p, at.offset, metadata=at.metadata, error=None if p in known else unknown)
-            for p, at in positions.items()
-        ]
-
-    def _committed(self, partition: Partition) -> TopicPartition:
-        if self._broker.log(*partition) is None:
-            return PartitionResult.of(partition, OFFSET_INVALID, error=kafka_error(Code.UNKNOWN_TOPIC_OR_PART))
-        found = self._broker.group(self.group_id).offsets.get(partition)
-        if found is None:
-            return PartitionResult.of(partition, OFFSET_INVALID)
-        return PartitionResult.of(partition, found.offset, metadata=found.metadata)
-
-    def _need_broker(self, doing: str) -> None:
-        if self._broker.faults.is_broker_down:
-            raise failure(Code.TRANSPORT, doing)
-
-    def _report_topic(self, name: str, code: int) -> None:
-        if name in self._reported_topics:
-            return
-        self._reported_topics.add(name)
-        text = f"Subscribed topic not available: {name}: {kafka_error(code).str()}"
-        self._events.append(self._event(code, text, (name, 0)))
-
-    @staticmethod
-    def _event(code: int, text: str, partition: Partition, *, offset: int = OFFSET_INVALID) -> Message:
-        topic, number = partition
-        return Message(topic=topic, partition=number, offset=offset, value=text.encode(), error=KafkaError(code, text))
+            return fault.error
+        return None if len(known) == len(positions) else kafka_error(Code.UNKNOWN_TOPIC_OR_PART, doing)
 
 
-def as_message(topic: str, partition: int, record: StoredRecord) -> Message:
-    """A stored record as a client hands it out."""
-    return Message(
-        topic=topic,
-        partition=partition,
-        offset=record.offset,
-        key=record.key,
-        value=record.value,
-        headers=list(record.headers) or None,
-        timestamp=(record.timestamp_type, record.timestamp_ms),
-        leader_epoch=0,
-    )
+def _after(message: Message) -> TopicPartition:
+    """The position after a message."""
+    return TopicPartition(str(message.topic()), message.partition() or 0, (message.offset() or 0) + 1)
+
+
+def _results(wanted: Iterable[TopicPartition]) -> list[TopicPartition]:
+    return [PartitionResult.of(named(part), part.offset, metadata=part.metadata) for part in wanted]
+
+
+def _is_expression(topic: str) -> bool:
+    """Whether a name that begins with `^` can be compiled; other names always pass."""
+    try:
+        re.compile(topic if topic.startswith("^") else "")
+    except re.error:
+        return False
+    return True

@@ -169,6 +169,10 @@ class GroupCoordinator:
         if self.members and self._wanted_partitions() != self._partitions_shared_out():
             self.rebalance()
 
+    def forget_topic(self, topic: str) -> None:
+        """Drop the committed offsets of a topic that is gone."""
+        self.offsets = {part: committed for part, committed in self.offsets.items() if part[0] != topic}
+
     def step_done(self, member: Member, step: Step) -> None:
         """A consumer has served the step that it took off `member.steps`."""
         if member.member_id not in self.members:

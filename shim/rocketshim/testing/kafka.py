@@ -22,8 +22,9 @@ from rocketshim.errors import ConfigError
 from rocketshim.testing.broker import Broker, CommitRecord, Topic
 from rocketshim.testing.client_settings import ConsumerSettings, ProducerSettings
 from rocketshim.testing.clock import VirtualClock
-from rocketshim.testing.consumer import InMemoryConsumer, as_message
+from rocketshim.testing.consumer import InMemoryConsumer
 from rocketshim.testing.faults import CommitFault, ProduceFault, Scope, TransactionFault
+from rocketshim.testing.fetching import as_message
 from rocketshim.testing.partition_log import PartitionLog
 from rocketshim.testing.producer import InMemoryProducer
 
@@ -113,10 +114,12 @@ class InMemoryKafka:
             self._broker.topics_changed()
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic and its records. Committed offsets of groups stay, as they do for a while in Kafka."""
+        """Remove a topic, its records, and what groups have committed for it."""
         with self._broker.lock:
             self._topic(name)
             del self._broker.topics[name]
+            for group in self._broker.groups.values():
+                group.forget_topic(name)
             self._broker.topics_changed()
 
     def topics(self) -> list[str]:

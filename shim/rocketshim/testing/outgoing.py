@@ -1,0 +1,117 @@
+"""A message on its way from `produce` to its delivery report, and what librdkafka makes of the arguments.
+
+Pure. Sizes are librdkafka's: 36 bytes of overhead, key, value, and each header with two varint lengths (measured to the
+byte on 2.16).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import OFFSET_INVALID, TIMESTAMP_NOT_AVAILABLE, KafkaError, Message
+
+from rocketshim.testing.partition_log import Headers, StoredRecord
+
+__all__ = ["BATCH_OVERHEAD_BYTES", "CLIENT_OVERHEAD_BYTES", "DeliveryCallback", "Outgoing", "to_headers", "to_payload"]
+
+DeliveryCallback = Callable[[KafkaError | None, Message], Any]
+CLIENT_OVERHEAD_BYTES = 36
+BATCH_OVERHEAD_BYTES = 61
+"""Header of a record batch, format 2."""
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A message in its producer.
+
+    Attributes:
+        partition: −1 until one is chosen.
+        is_done: its fate is known; what is left is the report.
+        error: what the report will say; None: stored.
+    """
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int
+    callback: DeliveryCallback | None
+    queued_ns: int
+    is_done: bool = False
+    error: KafkaError | None = None
+    stored: StoredRecord | None = None
+
+    def succeed(self, record: StoredRecord) -> None:
+        """It is in the log."""
+        self.is_done, self.stored = True, record
+
+    def fail(self, error: KafkaError) -> None:
+        """It failed for good; whether it is in the log, nobody tells."""
+        self.is_done, self.error = True, error
+
+    def size_bytes(self) -> int:
+        """Its size as librdkafka compares it with `message.max.bytes`."""
+        headers = sum(_text_bytes(name.encode()) + _text_bytes(value or b"") for name, value in self.headers)
+        return CLIENT_OVERHEAD_BYTES + len(self.key or b"") + len(self.value or b"") + headers
+
+    def report(self) -> Message:
+        """The message that the delivery callback gets: without headers; without offset and time if it failed."""
+        is_stored = self.stored is not None and self.error is None
+        stamp = (self.stored.timestamp_type, self.stored.timestamp_ms) if self.stored and is_stored else None
+        return Message(
+            topic=self.topic,
+            partition=self.partition,
+            offset=self.stored.offset if self.stored and is_stored else OFFSET_INVALID,
+            key=self.key,
+            value=self.value,
+            error=self.error,
+            timestamp=stamp or (TIMESTAMP_NOT_AVAILABLE, -1),
+            latency=0.0,
+        )
+
+
+def to_payload(value: object) -> bytes | None:
+    """A key or value as it travels.
+
+    Raises:
+        TypeError: neither bytes nor text nor None.
+    """
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise TypeError(f"a bytes-like object is required, not '{type(value).__name__}'")
+
+
+def to_headers(headers: object) -> Headers:
+    """Headers as they travel: keys become text and end at NUL, texts become UTF-8.
+
+    Raises:
+        TypeError: neither a dict nor a list of pairs, or a value neither bytes nor text nor None.
+    """
+    if headers is None:
+        return ()
+    if isinstance(headers, dict):
+        return tuple(_to_header(pair) for pair in headers.items())
+    if isinstance(headers, list):
+        return tuple(_to_header(pair) for pair in headers)
+    raise TypeError(f"expected headers to be dict or list of (key, value) tuples, not {type(headers).__name__}")
+
+
+def _to_header(pair: Any) -> tuple[str, bytes | None]:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise TypeError("Headers are expected to be a list of (key, value) tuples")
+    name, value = pair
+    if value is not None and not isinstance(value, bytes | str):
+        raise TypeError(f"expected header value to be None, binary, or unicode string, not {type(value).__name__}")
+    return str(name).split("\0", 1)[0], value.encode() if isinstance(value, str) else value
+
+
+def _text_bytes(text: bytes) -> int:
+    """Bytes of a text and of its length as a zigzag varint."""
+    length_bytes = 1
+    rest = len(text) << 1
+    while rest := rest >> 7:
+        length_bytes += 1
+    return len(text) + length_bytes
