@@ -5,12 +5,15 @@ The order of the questions is part of the guarantee:
 1. a probe of the leader's clock is skipped;
 2. a record that breaks the wire format is parked with its reason;
 3. a record whose target is forbidden is parked, before it is asked when it is due (it never will be);
-4. a record that is not due yet hops on, carrying `DELIVER_AT_MS` from the first hop on;
-5. a record that is due is delivered.
+4. a record that is due later than the longest delay allowed from now is parked;
+5. a record that is not due yet hops on, carrying `DELIVER_AT_MS` from the first hop on;
+6. a record that is due is delivered.
 
 "Due" is read on the lower bound of the leader's clock. A record that left by the second clock (it was seen a whole
 queue delay ago, but its append time lies ahead of the leader's clock: the clock stepped back) counts as appended when
 it was first seen.
+
+Nothing here raises for any record, whoever wrote it.
 """
 
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import CLOCK, Envelope, Record, decode
 
-__all__ = ["Deliver", "Hop", "Park", "Planner", "Skip", "Step"]
+__all__ = ["Deliver", "Hop", "Park", "Planner", "Skip", "Step", "is_probe", "queue_append_ms"]
 
 
 @dataclass(slots=True)
@@ -60,6 +63,20 @@ Step = Skip | Deliver | Hop | Park
 _SKIP: Final = Skip()
 _RE_APPEND_MS: Final = 1_000
 _RE_APPEND_CAP_MS: Final = 60_000
+_DEFAULT_MAX_DELAY_MS: Final = 40 * 86_400_000
+
+
+def is_probe(record: Record) -> bool:
+    """Whether a record of the schedule topic is the worker's own probe of a leader's clock."""
+    headers = record.headers()
+    return bool(headers) and len(headers) == 1 and headers[0][0] == CLOCK
+
+
+def queue_append_ms(append_ms: int, queue_delay_ms: int, clock_ms: int, seen_ns: int, now_ns: int) -> int:
+    """When a record counts as appended: its stamp, or, if that lies ahead of the clock, when it was first seen."""
+    if append_ms + queue_delay_ms <= clock_ms:
+        return append_ms
+    return min(append_ms, clock_ms - (now_ns - seen_ns) // 1_000_000)
 
 
 class Planner:
@@ -69,16 +86,24 @@ class Planner:
         names: topic names of the namespace.
         levels: the worker's level table.
         policy: where records may go.
+        max_delay_ms: a record due later than this from now is parked; default 40 days.
 
     Thread-safety: immutable.
     """
 
-    __slots__ = ("_levels", "_names", "_policy")
+    __slots__ = ("_levels", "_max_delay_ms", "_names", "_policy")
 
-    def __init__(self, names: TopicNames, levels: DelayLevels, policy: TargetPolicy) -> None:
+    def __init__(
+        self,
+        names: TopicNames,
+        levels: DelayLevels,
+        policy: TargetPolicy,
+        max_delay_ms: int = _DEFAULT_MAX_DELAY_MS,
+    ) -> None:
         self._names = names
         self._levels = levels
         self._policy = policy
+        self._max_delay_ms = max_delay_ms
 
     def plan(self, record: Record, *, clock_ms: int, seen_ns: int, now_ns: int) -> Step:
         """What becomes of a record that left its queue.
@@ -89,11 +114,10 @@ class Planner:
             seen_ns: monotonic instant of first sight, ns.
             now_ns: monotonic now, ns.
         """
-        headers = record.headers()
-        if headers and len(headers) == 1 and headers[0][0] == CLOCK:
+        if is_probe(record):
             return _SKIP
         try:
-            envelope = decode(headers, trusted=True)
+            envelope = decode(record.headers(), trusted=True)
         except MalformedRecordError as error:
             return self.park(record, error.reason)
         real_topic = envelope.real_topic
@@ -104,11 +128,11 @@ class Planner:
             return self.park(record, refusal)
         partition = record.partition() or 0
         queue_delay_ms = self._levels.queue_delay_ms(partition)
-        append_ms = record.timestamp()[1]
-        if append_ms + (queue_delay_ms or 0) > clock_ms:
-            append_ms = min(append_ms, clock_ms - (now_ns - seen_ns) // 1_000_000)
+        append_ms = queue_append_ms(record.timestamp()[1], queue_delay_ms or 0, clock_ms, seen_ns, now_ns)
         unknown_ms = self._levels.UNKNOWN_LEVEL_MS
         at_ms = due_ms(envelope, append_ms, unknown_ms if queue_delay_ms is None else queue_delay_ms)
+        if at_ms - clock_ms > self._max_delay_ms:
+            return self.park(record, "due-too-late")
         if at_ms > clock_ms:
             target = self._levels.queue_for(at_ms - clock_ms, partition // self._levels.STRIDE)
             return Hop(hopped(record, envelope, self._names, deliver_at_ms=at_ms, partition=target))
