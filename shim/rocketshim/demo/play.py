@@ -33,12 +33,14 @@ from rocketshim_topics import DelayLevels, MalformedRecordError, Message, TopicN
 from rocketshim_topics.layout import Layout, TopicSpec
 from rocketshim_topics.wire import CLOCK
 
-__all__ = ["LEVELS", "play"]
+__all__ = ["DAY_MS", "LEVELS", "play"]
+
+DAY_MS: Final = 45_000
+"""How long the day takes, in ms."""
 
 LEVELS: Final = "1s 1s 1s 2s 3s 4s"
 """The shortened level table: retries wait 1, 2, 3 and 4 s, where RocketMQ's table says 10 s, 30 s, 1 m, 2 m."""
 
-_DAY_MS: Final = 45_000
 _LEAD_MS: Final = 4_000
 _LONGEST_S: Final = 150.0
 _TICK_S: Final = 0.25
@@ -164,11 +166,12 @@ class _Observer:
         self.ledger.add(Seen(place, *at, stored_ms, envelope, delay_ms))
 
 
-def play(*, data: Path | None = None, keep: bool = False, console: Console | None = None) -> bool:
+def play(*, data: Path | None = None, day_ms: int = DAY_MS, keep: bool = False, console: Console | None = None) -> bool:
     """Perform the demonstration.
 
     Args:
         data: a day of flights in the columns of the shipped file; None: that file.
+        day_ms: how long the day takes, in ms.
         keep: leave the topics where they are.
         console: where to write; None: the terminal.
 
@@ -182,10 +185,10 @@ def play(*, data: Path | None = None, keep: bool = False, console: Console | Non
     flights = load(data)
     console.print(
         f"{len(flights)} departures from New York on 2013-12-10: {sum(f.cancelled for f in flights)} cancelled, "
-        f"{sum(f.late for f in flights)} more than half an hour late. The day takes {_DAY_MS // 1_000} s."
+        f"{sum(f.late for f in flights)} more than half an hour late. The day takes {day_ms // 1_000} s."
     )
     with any_broker(report=console.print) as broker, _stage(broker.bootstrap, keep=keep) as stage:
-        return _perform(stage, flights, console)
+        return _perform(stage, flights, day_ms, console)
 
 
 @contextmanager
@@ -214,7 +217,7 @@ def _stage(bootstrap: str, *, keep: bool) -> Iterator[_Stage]:
                     sys.stderr.write(f"a topic of the demo could not be deleted: {error}\n")
 
 
-def _perform(stage: _Stage, flights: list[Flight], console: Console) -> bool:
+def _perform(stage: _Stage, flights: list[Flight], day_ms: int, console: Console) -> bool:
     logs = Path.cwd() / ".rocketshim" / "demo"
     logs.mkdir(parents=True, exist_ok=True)
     connection = ["--bootstrap", stage.bootstrap, "--namespace", stage.names.namespace, "--delay-levels", LEVELS]
@@ -222,11 +225,11 @@ def _perform(stage: _Stage, flights: list[Flight], console: Console) -> bool:
     worker = _Actor(
         "worker", [*me, "rocketshim", "worker", *connection, "--allow", stage.topic], logs / "worker.log", console
     )
-    gate = [stage.bootstrap, stage.names.namespace, stage.topic, stage.group, str(_DAY_MS), LEVELS]
+    gate = [stage.bootstrap, stage.names.namespace, stage.topic, stage.group, str(day_ms), LEVELS]
     consumer = _Actor("consumer", [*me, "rocketshim.demo.gate", *gate], logs / "consumer.log", console)
     observer = _Observer(stage, DelayLevels.parse(LEVELS))
     try:
-        sent = _send(stage, flights)
+        sent = _send(stage, flights, Timetable(day_ms))
         _watch(observer, sent, [worker, consumer], console)
         for actor in (consumer, worker):
             actor.stop()
@@ -239,9 +242,8 @@ def _perform(stage: _Stage, flights: list[Flight], console: Console) -> bool:
         observer.close()
 
 
-def _send(stage: _Stage, flights: list[Flight]) -> dict[str, Flight]:
+def _send(stage: _Stage, flights: list[Flight], timetable: Timetable) -> dict[str, Flight]:
     """Send every departure, delayed until its scaled time; returns the flight of each id."""
-    timetable = Timetable(_DAY_MS)
     start_ms = time.time_ns() // 1_000_000 + _LEAD_MS
     sent: dict[str, Flight] = {}
     with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:

@@ -1,0 +1,61 @@
+"""The demonstration adds up, also when its worker and its consumer are killed in the middle."""
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from rocketshim.local import Broker
+
+DAY = Path(__file__).parents[1] / "examples" / "data" / "flights-2013-12-10.csv"
+STARTED = re.compile(r"^(worker|consumer): process (\d+)")
+
+
+@pytest.fixture
+def short_day(tmp_path: Path) -> Path:
+    """Every eighth flight of the day."""
+    with DAY.open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)[::8]
+        columns = list(reader.fieldnames or ())
+    path = tmp_path / "day.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_a_killed_worker_and_a_killed_consumer_lose_nothing(
+    broker: Broker, admin: AdminClient, short_day: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "rocketshim", "demo", "--data", str(short_day), "--seconds", "12"]
+    environment = {**os.environ, "ROCKETSHIM_BOOTSTRAP": broker.bootstrap, "COLUMNS": "120", "PYTHONUNBUFFERED": "1"}
+    killed: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as demo:
+        lines = []
+        pids: dict[str, int] = {}
+        for line in demo.stdout or ():
+            lines.append(line)
+            started = STARTED.match(line)
+            if started is not None:
+                pids[started[1]] = int(started[2])
+            # a line of progress after the first deliveries: something is in flight everywhere
+            if line.startswith("sent ") and ", at the gate 0," not in line and not killed:
+                for name in ("worker", "consumer"):
+                    os.kill(pids[name], signal.SIGKILL)
+                    killed.append(name)
+    shown = "".join(lines)
+    assert killed == ["worker", "consumer"], shown
+    assert demo.returncode == 0, shown
+    assert shown.count("started again") == 2, shown
+    assert "does not add up" not in shown
+    assert "dead:" in shown, "the biography ends in the dead-letter topic"
+    left = [name for name in admin.list_topics(timeout=10).topics if name.startswith("demo-")]
+    assert not left, "the demo cleans up after itself"
