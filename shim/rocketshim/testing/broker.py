@@ -6,7 +6,7 @@ Rules of the file:
 * Time passes only in the clock. What the broker does by itself when time has passed (aborting a transaction that is too
   old, putting out a member that is gone) happens in `settle`, which every client calls first and which a virtual clock
   calls after each move. So nothing depends on a background thread.
-* Each change raises `version` and wakes those that wait in `Waiter.wait`.
+* Each change is told to those that wait (`rocketshim.testing.waiting`).
 * The leader's clock is the wall clock plus the skew ordered for the partition; it stamps LogAppendTime topics.
 
 Not handled: several brokers with own state, replication, quotas, compression, auto-creation of topics.
@@ -14,8 +14,7 @@ Not handled: several brokers with own state, replication, quotas, compression, a
 
 import itertools
 import re
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,11 +33,10 @@ from rocketshim.testing.faults import Faults, Scope
 from rocketshim.testing.group_coordinator import CommittedOffset, GroupCoordinator, Member
 from rocketshim.testing.kafka_errors import Code, kafka_error
 from rocketshim.testing.partition_log import Headers, PartitionLog, StoredRecord, Transaction, TransactionState
+from rocketshim.testing.waiting import NS_PER_MS, Changes, Waiter, Waiting
 
-__all__ = ["Broker", "CommitRecord", "ConsumerSide", "ProducerSide", "Topic", "TransactionalId", "Waiter"]
+__all__ = ["Broker", "CommitRecord", "ConsumerSide", "ProducerSide", "Topic", "TransactionalId"]
 
-NS_PER_MS = 1_000_000
-NS_PER_S = 1_000_000_000
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 
 
@@ -128,67 +126,20 @@ class CommitRecord:
     metadata: str | None
 
 
-class Waiter:
-    """One call's way of waiting: at most until its deadline, by the broker's rules.
-
-    With a hook (`on_wait`) the hook is called once and decides what happens meanwhile; without one a blocking broker
-    blocks the thread until something changes or the clock reaches the deadline, and a non-blocking one never waits.
-    """
-
-    def __init__(self, broker: "Broker", timeout_s: float) -> None:
-        self._broker = broker
-        self._timeout_s = timeout_s
-        self._hook_is_due = broker.on_wait is not None
-        self._deadline_ns = None if timeout_s < 0 else broker.clock.monotonic_ns() + round(timeout_s * NS_PER_S)
-
-    def wait(self, version: int) -> bool:
-        """Wait for a change after `version`; False when there is no more waiting. Called without the lock."""
-        broker = self._broker
-        if broker.on_wait is not None:
-            if not self._hook_is_due or self._timeout_s == 0:
-                return False
-            self._hook_is_due = False
-            broker.on_wait(self._timeout_s)
-            return True
-        if not broker.is_blocking:
-            return False
-        with broker.lock:
-            while broker.version == version:
-                left_ns = None if self._deadline_ns is None else self._deadline_ns - broker.clock.monotonic_ns()
-                if left_ns is not None and left_ns <= 0:
-                    return False
-                real_s = None if left_ns is None or broker.is_virtual else left_ns / NS_PER_S
-                broker.changed.wait(real_s)
-        return True
-
-
 class Broker:
     """Everything the in-memory clients share.
 
     Args:
         clock: time; a `VirtualClock` wakes waiters when it moves.
-        on_wait: called without the lock, with the seconds a client is ready to wait (−1: for ever).
-        is_blocking: whether a client without a hook really waits; None: unless the clock is virtual.
         enforce_poll_interval: whether `max.poll.interval.ms` puts members out.
 
     Thread-safety: `lock` guards all state.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        *,
-        on_wait: Callable[[float], None] | None,
-        is_blocking: bool | None,
-        enforce_poll_interval: bool,
-    ) -> None:
+    def __init__(self, clock: Clock, *, enforce_poll_interval: bool) -> None:
         self.clock = clock
-        self.on_wait = on_wait
-        self.is_virtual = isinstance(clock, VirtualClock)
-        self.is_blocking = not self.is_virtual if is_blocking is None else is_blocking
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        self.version = 0
+        self.changes = Changes()
+        self.lock = self.changes.lock
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, GroupCoordinator] = {}
         self.transactional_ids: dict[str, TransactionalId] = {}
@@ -207,17 +158,20 @@ class Broker:
 
     def touch(self) -> None:
         """Something has changed: send on what waited and wake who waits (locked)."""
-        self.version += 1
         for producer in self.producers:
             producer.transmit()
-        self.changed.notify_all()
+        self.changes.tell()
 
-    def await_answer(self, timeout_s: float) -> None:
+    def waiter(self, waiting: Waiting, timeout_s: float) -> Waiter:
+        """How one call of a client with this policy waits."""
+        return Waiter(self.changes, self.clock, waiting, timeout_s)
+
+    def await_answer(self, waiting: Waiting, timeout_s: float) -> None:
         """Wait while the broker is down, at most `timeout_s` seconds (−1: for ever). Called without the lock."""
-        waiter = Waiter(self, timeout_s)
+        waiter = self.waiter(waiting, timeout_s)
         while True:
             with self.lock:
-                version = self.version
+                version = self.changes.version
                 if not self.faults.is_broker_down:
                     return
             if not waiter.wait(version):

@@ -29,12 +29,13 @@ from typing import Any
 
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.testing.broker import NS_PER_MS, Broker, Waiter
+from rocketshim.testing.broker import Broker
 from rocketshim.testing.client_settings import ConsumerSettings
 from rocketshim.testing.fetching import Fetching, event
 from rocketshim.testing.group_coordinator import CommittedOffset, Member, Step, StepKind
 from rocketshim.testing.kafka_errors import Code, failure, kafka_error
 from rocketshim.testing.partition_result import PartitionResult, named
+from rocketshim.testing.waiting import NS_PER_MS, Waiting
 
 __all__ = ["GroupMetadata", "InMemoryConsumer"]
 
@@ -57,8 +58,9 @@ class InMemoryConsumer:
     Methods, arguments, results and errors are those of `confluent_kafka.Consumer`.
     """
 
-    def __init__(self, broker: Broker, settings: ConsumerSettings, *, run_count: int) -> None:
+    def __init__(self, broker: Broker, settings: ConsumerSettings, waiting: Waiting, *, run_count: int) -> None:
         self._broker = broker
+        self._waiting = waiting
         self._settings = settings
         self._fetching = Fetching(broker, settings, run_count=run_count)
         self._events: deque[Message] = deque()
@@ -201,11 +203,11 @@ class InMemoryConsumer:
     def _take(self, count: int, timeout_s: float) -> list[Message]:
         self._enter()
         broker = self._broker
-        waiter = Waiter(broker, timeout_s)
+        waiter = broker.waiter(self._waiting, timeout_s)
         messages: list[Message] = []
         while True:
             with broker.lock:
-                version = broker.version
+                version = broker.changes.version
                 broker.settle()
                 self.last_poll_ns = broker.clock.monotonic_ns()
             self._serve()
@@ -310,7 +312,7 @@ class InMemoryConsumer:
         if message is not None:
             offsets = [_after(message)]
         if not asynchronous:
-            self._broker.await_answer(self.session_timeout_ms / 1_000)
+            self._broker.await_answer(self._waiting, self.session_timeout_ms / 1_000)
         with self._broker.lock:
             self._broker.settle()
             wanted = self._stored() if offsets is None else offsets
@@ -335,7 +337,7 @@ class InMemoryConsumer:
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """What the group has committed; −1001 where nothing is, unknown partitions included."""
         self._enter()
-        self._broker.await_answer(timeout)
+        self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
             self._broker.settle()
             found = self._broker.group(self.group_id).offsets
@@ -411,7 +413,7 @@ class InMemoryConsumer:
         """Metadata of all topics or one; an unknown topic comes with its error."""
         if self._is_closed:
             raise RuntimeError("Handle has been closed")
-        self._broker.await_answer(timeout)
+        self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
             if self._broker.faults.is_broker_down:
                 raise failure(Code.TRANSPORT, "Failed to get metadata")

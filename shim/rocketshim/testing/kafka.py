@@ -3,20 +3,18 @@
 Its clients are made by `consumer` and `producer`, which have the shape of the factories that every shell takes. The
 rest of its methods are for the test: what lies on the cluster, what goes wrong, what time it is for a leader.
 
-How waiting works. `poll(timeout)` with nothing to read
-
-* on a `VirtualClock` returns at once, and time stands still: the test moves it between calls;
-* with `on_wait` calls that hook once (no lock is held), looks again and returns: a simulation advances the clock there
-  to its next event;
-* with `blocking=True`, or on a real clock, blocks the thread until something arrives or the clock reaches the timeout
-  (a virtual one is moved by another thread).
+How its clients wait when there is nothing to give is a policy (`rocketshim.testing.waiting`). By default the thread
+that made the cluster never waits, since it drives the test, and every other thread does; a simulation in one thread
+gives `on_wait`, where it advances the clock to its next event.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, Message
 
+from rocketshim.clients import Clients
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ConfigError
 from rocketshim.testing.broker import Broker, CommitRecord, Topic
@@ -27,6 +25,8 @@ from rocketshim.testing.faults import CommitFault, ProduceFault, Scope, Transact
 from rocketshim.testing.fetching import as_message
 from rocketshim.testing.partition_log import PartitionLog
 from rocketshim.testing.producer import InMemoryProducer
+from rocketshim.testing.waiting import Waiting
+from rocketshim_topics.layout import TopicSpec
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
@@ -42,7 +42,8 @@ class InMemoryKafka:
     Args:
         clock: time for the broker and its clients; default a new `VirtualClock`.
         on_wait: called when a client has to wait, with the seconds it is ready to wait (−1: for ever); None: no hook.
-        blocking: whether clients really wait where there is no hook; None: unless the clock is virtual.
+        blocking: whether clients really wait where there is no hook; None: on a real clock, and on a virtual one in
+            every thread but the one that makes this object.
         enforce_max_poll_interval: whether a member that has not polled for `max.poll.interval.ms` is put out; default
             no, because a test that moves the clock by an hour does not mean that everybody stood still.
         fetch_run_count: how many records of one partition a consumer reads before it turns to the next.
@@ -61,9 +62,8 @@ class InMemoryKafka:
         fetch_run_count: int = 16,
     ) -> None:
         self.clock = VirtualClock() if clock is None else clock
-        self._broker = Broker(
-            self.clock, on_wait=on_wait, is_blocking=blocking, enforce_poll_interval=enforce_max_poll_interval
-        )
+        self._waiting = Waiting(on_wait, blocking)
+        self._broker = Broker(self.clock, enforce_poll_interval=enforce_max_poll_interval)
         self._fetch_run_count = fetch_run_count
 
     # --- clients -------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class InMemoryKafka:
             ValueError: no `group.id`.
             KafkaException: `_INVALID_ARG`, a value that librdkafka refuses.
         """
-        return InMemoryConsumer(self._broker, ConsumerSettings.from_config(config), run_count=self._fetch_run_count)
+        return self._consumer(config, self._waiting)
 
     def producer(self, config: Mapping[str, Any]) -> InMemoryProducer:
         """A producer client with librdkafka settings. Matches `ProducerFactory`.
@@ -83,7 +83,22 @@ class InMemoryKafka:
         Raises:
             KafkaException: `_INVALID_ARG`, a value that librdkafka refuses.
         """
-        return InMemoryProducer(self._broker, ProducerSettings.from_config(config))
+        return self._producer(config, self._waiting)
+
+    def clients(self, *, on_wait: Callable[[float], None] | None = None, blocking: bool | None = None) -> Clients:
+        """Both factories, as producers, consumers and workers take them (`clients=`).
+
+        Args:
+            on_wait: the hook of these clients; None, with `blocking` None: as the cluster was made.
+            blocking: whether these clients really wait.
+        """
+        waiting = self._waiting
+        if on_wait is not None or blocking is not None:
+            waiting = replace(waiting, on_wait=on_wait, blocking=blocking)
+        return Clients(
+            consumer=lambda config: self._consumer(config, waiting),
+            producer=lambda config: self._producer(config, waiting),
+        )
 
     # --- topics --------------------------------------------------------------------------------------------------
 
@@ -105,6 +120,13 @@ class InMemoryKafka:
             if partitions < 1:
                 raise ConfigError(f"topic {name!r} with {partitions} partitions; a topic has at least 1")
             self._broker.create_topic(name, partitions, dict(config or {}))
+
+    def create_topics(self, specs: Iterable[TopicSpec]) -> None:
+        """Make those topics of a layout that are not there yet; `Layout(...).for_group(group, with_log=False)`, say."""
+        with self._broker.lock:
+            for spec in specs:
+                if spec.name not in self._broker.topics:
+                    self.create_topic(spec.name, spec.partitions, config=spec.config)
 
     def add_partitions(self, name: str, partitions: int) -> None:
         """Let a topic grow to `partitions` partitions; fewer than it has changes nothing."""
@@ -346,6 +368,13 @@ class InMemoryKafka:
         consumer.inject(error)
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _consumer(self, config: Mapping[str, Any], waiting: Waiting) -> InMemoryConsumer:
+        settings = ConsumerSettings.from_config(config)
+        return InMemoryConsumer(self._broker, settings, waiting, run_count=self._fetch_run_count)
+
+    def _producer(self, config: Mapping[str, Any], waiting: Waiting) -> InMemoryProducer:
+        return InMemoryProducer(self._broker, ProducerSettings.from_config(config), waiting)
 
     def _topic(self, name: str) -> Topic:
         topic = self._broker.topics.get(name)

@@ -30,7 +30,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition, consistent, fnv1a, murmur2
 
-from rocketshim.testing.broker import NS_PER_MS, Broker, Topic, Waiter
+from rocketshim.testing.broker import Broker, Topic
 from rocketshim.testing.client_settings import ProducerSettings
 from rocketshim.testing.consumer import GroupMetadata
 from rocketshim.testing.group_coordinator import CommittedOffset
@@ -45,6 +45,7 @@ from rocketshim.testing.outgoing import (
 )
 from rocketshim.testing.partition_result import named
 from rocketshim.testing.transaction_session import TransactionSession
+from rocketshim.testing.waiting import NS_PER_MS, Waiting
 
 __all__ = ["InMemoryProducer"]
 
@@ -57,8 +58,9 @@ class InMemoryProducer:
     Methods, arguments, results and errors are those of `confluent_kafka.Producer`.
     """
 
-    def __init__(self, broker: Broker, settings: ProducerSettings) -> None:
+    def __init__(self, broker: Broker, settings: ProducerSettings, waiting: Waiting) -> None:
         self._broker = broker
+        self._waiting = waiting
         self._settings = settings
         self._session = TransactionSession(broker, settings.transactional_id, settings.transaction_timeout_ms)
         self._queue: deque[Outgoing] = deque()
@@ -221,7 +223,7 @@ class InMemoryProducer:
         Raises:
             KafkaException: the producer's fatal error, once.
         """
-        waiter = Waiter(self._broker, timeout)
+        waiter = self._broker.waiter(self._waiting, timeout)
         while True:
             version = self._advance()
             served_count = self._serve_reports()
@@ -234,7 +236,7 @@ class InMemoryProducer:
         Raises:
             KafkaException: the producer's fatal error, once.
         """
-        waiter = Waiter(self._broker, timeout)
+        waiter = self._broker.waiter(self._waiting, timeout)
         while True:
             version = self._advance()
             self._serve_reports()
@@ -244,7 +246,7 @@ class InMemoryProducer:
     def _advance(self) -> int:
         """Do what the client's own thread would have done; the broker's version to wait on."""
         with self._broker.lock:
-            version = self._broker.version
+            version = self._broker.changes.version
             self._broker.settle()
             self.transmit()
             if self._session.fatal is not None and not self._fatal_is_told:
@@ -283,7 +285,7 @@ class InMemoryProducer:
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """Metadata of all topics or one; an unknown topic comes with its error."""
-        self._broker.await_answer(timeout)
+        self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
             if self._broker.faults.is_broker_down:
                 raise failure(Code.TRANSPORT, "Failed to get metadata")
@@ -301,7 +303,7 @@ class InMemoryProducer:
 
     def init_transactions(self, timeout: float = -1) -> None:
         """Take over the transactional id: fences its former owner and aborts what that left open."""
-        self._broker.await_answer(timeout)
+        self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
             self._broker.settle()
             self._need_broker("init_transactions")
@@ -323,7 +325,7 @@ class InMemoryProducer:
             KafkaException: the group's refusal (to be aborted); `_FENCED` (fatal); `_TIMED_OUT` (retriable).
         """
         call = "send_offsets_to_transaction"
-        self._broker.await_answer(timeout)
+        self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
             self._broker.settle()
             self._session.check_open(call)
@@ -342,7 +344,7 @@ class InMemoryProducer:
                 (retriable), the broker does not answer or a report is outstanding: commit again, nothing else.
         """
         call = "commit_transaction"
-        self._broker.await_answer(timeout)
+        self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
             self._broker.settle()
             self._session.check_open(call)
@@ -364,7 +366,7 @@ class InMemoryProducer:
             KafkaException: `_FENCED` (fatal); `_TIMED_OUT` (retriable), the broker does not answer.
         """
         call = "abort_transaction"
-        self._broker.await_answer(timeout)
+        self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
             self._broker.settle()
             self._session.check_abort()
