@@ -1,0 +1,625 @@
+"""The holder's side of queue locks: what one member may believe, and what it writes to the group log.
+
+The log alone decides who owns a queue (`group_log`). This machine turns what its process has read back into what the
+process may *do*, on its own monotonic clock. Its rules:
+
+* Act on reading one's own record back, never on its acknowledgement.
+* A belief lasts `lock_hold_ms` from the instant *before* the claim or renewal was sent that confirmed it last. The log
+  keeps the lease for `lock_lease_ms` from when that record was appended, which is later. The difference is the margin:
+  nobody is granted the queue before it is over, whatever the delays, unless clocks run at different rates or the
+  leader's clock steps forward (each step shortens it by 5 s at most) by more than the margin together.
+* A belief that has ended here is never renewed, only claimed anew: a confirmation that is read too late is not one.
+* A queue is given back in this order: stop, drain, commit, release record. While it drains it is still renewed.
+* What was stopped must be drained before the queue is claimed again: never two runs of one queue in one process.
+* When the log is lost (created again, truncated before it was read, of an unknown version, base raised), every belief
+  ends at once. After a re-creation nothing is claimed for one lease: a frozen neighbour may still believe in the old
+  log. If the new log's tokens would be lower than what is known of the old one, heartbeats carry that as a higher base.
+  A process that was not there knows of a former log by the token that commits carry (`begin`).
+
+States of a queue, by `_NEXT` below::
+
+    IDLE ── claim ──> CLAIMING ── grant ──> HOLDING ── unwant ──> DRAINING ── drained ──> COMMITTING
+      ^ <── refuse ──────┘                     │ lapse               │ lapse                 │ │
+      │                                        └─────> LAPSED <──────┘                       │ │
+      │ <─────────────── drained ─────────────────────────┘                                  │ │
+      │ <─────────────────────────────────── lapse ──────────────────────────────────────────┘ │
+      └ <─────────────────────────────────── committed: release record ────────────────────────┘
+
+Each `Start` is followed by exactly one `Stop` with its token before the next `Start` of that queue. Facts about a
+former token (`drained`, `committed`, `progress`) are late, not wrong, and are dropped.
+
+The machine also times the heartbeats (`member`), because log time moves by records only, and says goodbye (`leave`)
+when it is closed and everything is given back. Claims are sent when the queue is free, or will be by the time that has
+passed since the last record was folded: the claim itself moves log time before it is judged.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from enum import Enum, auto
+from typing import Final, TypedDict, TypeVar
+
+from rocketshim.core.group_log import LOG_TIME_STEP_MAX_MS, Folded, GroupLog, Judgement
+from rocketshim.core.lease_rules import Outcome, Owner
+from rocketshim.core.queue_lock_actions import (
+    LogLoss,
+    QueueLockAction,
+    ReconsumeCounts,
+    SendClaim,
+    SendLeave,
+    SendMember,
+    SendRelease,
+    SendRenew,
+    Start,
+    Stop,
+    StopReason,
+)
+from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim_topics.group_log import (
+    ClaimedQueue,
+    ClaimRecord,
+    HeldQueue,
+    LeaveRecord,
+    MemberRecord,
+    ReleaseRecord,
+    RenewRecord,
+)
+from rocketshim_topics.message_queue import MessageQueue
+
+__all__ = ["QueueLockHolder"]
+
+_COUNTS_PER_QUEUE: Final = 1_000
+"""Counts of the lowest offsets that one entry carries; what lies behind begins at its stored count again."""
+
+_ENTRIES_PER_RECORD: Final = 5_000
+"""Queues and counts in one record, together: well below 1 MB of JSON."""
+
+
+# --- states -------------------------------------------------------------------------------------------------------
+
+
+class _State(Enum):
+    IDLE = auto()
+    CLAIMING = auto()
+    HOLDING = auto()
+    DRAINING = auto()
+    COMMITTING = auto()
+    LAPSED = auto()
+
+
+class _Event(Enum):
+    CLAIM = auto()
+    GRANT = auto()
+    REFUSE = auto()
+    UNWANT = auto()
+    LAPSE = auto()
+    DRAINED = auto()
+    COMMITTED = auto()
+
+
+_NEXT: Final = {
+    (_State.IDLE, _Event.CLAIM): _State.CLAIMING,
+    (_State.CLAIMING, _Event.GRANT): _State.HOLDING,
+    (_State.CLAIMING, _Event.REFUSE): _State.IDLE,
+    (_State.HOLDING, _Event.UNWANT): _State.DRAINING,
+    (_State.HOLDING, _Event.LAPSE): _State.LAPSED,
+    (_State.DRAINING, _Event.DRAINED): _State.COMMITTING,
+    (_State.DRAINING, _Event.LAPSE): _State.LAPSED,
+    (_State.COMMITTING, _Event.COMMITTED): _State.IDLE,
+    (_State.COMMITTING, _Event.LAPSE): _State.IDLE,
+    (_State.LAPSED, _Event.DRAINED): _State.IDLE,
+}
+"""What follows what; a pair that is not here cannot happen or is an error of the caller."""
+
+
+class _Stamp(TypedDict):
+    client_id: str
+    incarnation: str
+    seq: int
+    lease_ms: int
+
+
+_BELIEVING: Final = frozenset({_State.HOLDING, _State.DRAINING, _State.COMMITTING})
+
+
+class _Slot:
+    """One queue, as this member stands to it."""
+
+    __slots__ = (
+        "base", "claim_after_ms", "claim_seq", "confirmed_ms", "confirmed_offset", "next_offset", "reconsume_counts",
+        "sent_ms", "state", "token",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.state = _State.IDLE
+        self.token = -1
+        self.base = 0
+        self.claim_seq = 0
+        self.claim_after_ms: int | None = None  # after a claim that could not be sent
+        self.sent_ms = 0  # when the last claim or renewal was sent
+        self.confirmed_ms = 0  # when the last confirmed one was sent
+        self.confirmed_offset = 0
+        self.next_offset: int | None = None
+        self.reconsume_counts: ReconsumeCounts = ()
+
+    def advance(self, event: _Event) -> None:
+        following = _NEXT.get((self.state, event))
+        if following is None:
+            raise ValueError(f"a queue that is {self.state.name} cannot be {event.name}")
+        self.state = following
+
+    @property
+    def believing(self) -> bool:
+        return self.state in _BELIEVING
+
+    def held(self, queue: MessageQueue) -> HeldQueue:
+        return HeldQueue(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            token=self.token,
+            confirmed_offset=self.confirmed_offset,
+            next_offset=self.next_offset,
+            reconsume_counts=self.reconsume_counts[:_COUNTS_PER_QUEUE],
+        )
+
+
+class QueueLockHolder:
+    """One member's locks: facts in, actions out.
+
+    The shell folds each record it reads (`GroupLog`) and passes what came out to `observe`; it calls `tick` after each
+    such batch and at `next_wakeup_ms`. All instants are of one monotonic clock, in ms, and never go back.
+
+    Args:
+        owner: this run of this client; the incarnation must be new for every run.
+        settings: times.
+        strategy: name of the allocation strategy, for the heartbeats; None: Kafka's group protocol.
+
+    Thread-safety: none; one owner thread (the group-log thread). `token_of` only reads, but of the same thread.
+
+    Source: `RebalanceImpl#lock`, `#lockAll`, `RebalancePushImpl#removeUnnecessaryMessageQueue` of RocketMQ; the order
+    of giving back and the rules of belief are ours.
+    """
+
+    __slots__ = (
+        "_began_ms", "_claims_from_ms", "_closing", "_floor", "_folded_ms", "_heartbeat_ms", "_in_flight", "_left",
+        "_now_ms", "_read_to", "_seq", "_settings", "_slots", "_strategy", "_wanted", "owner",
+    )  # fmt: skip
+
+    def __init__(self, owner: Owner, settings: QueueLockSettings, strategy: str | None = None) -> None:
+        self.owner = owner
+        self._settings = settings
+        self._strategy = strategy
+        self._seq = 0
+        self._now_ms = -(2**63)
+        self._read_to: int | None = None
+        self._began_ms = 0
+        self._folded_ms: int | None = None
+        self._heartbeat_ms: int | None = None
+        self._claims_from_ms: int | None = None
+        self._floor: int | None = None
+        self._closing = False
+        self._left = False
+        self._wanted: frozenset[MessageQueue] = frozenset()
+        self._slots: dict[MessageQueue, _Slot] = {}
+        self._in_flight: dict[int, int] = {}  # number of a claim or renewal: when it was sent
+
+    # --- facts --------------------------------------------------------------------------------------------------
+
+    def begin(self, read_to: int, now_ms: int, token_floor: int | None = None) -> list[QueueLockAction]:
+        """A fold begins; nothing is claimed before it has reached the log's present end.
+
+        Args:
+            read_to: the log's high watermark now.
+            now_ms: monotonic time in ms.
+            token_floor: a number above every token of this group that is known from outside the log (each commit can
+                carry its token), looked up *before* `read_to`; None: none is known. If the log turns out to be a later
+                one than that token's, one lease is waited out; if its tokens would be lower, its base is raised.
+
+        Raises:
+            ValueError: the clock went back; nothing changed.
+        """
+        actions = self._pass_time(now_ms)
+        self._read_to = read_to
+        self._began_ms = now_ms
+        if token_floor is not None:
+            self._floor = max(token_floor, self._floor or 0)
+        return actions
+
+    def want(self, queues: Collection[MessageQueue], now_ms: int) -> list[QueueLockAction]:
+        """Which queues this member is to hold from now on. Those it is not to hold any more are stopped.
+
+        Args:
+            queues: all of them; the rest is given back.
+            now_ms: monotonic time in ms.
+
+        Raises:
+            ValueError: the clock went back, or the holder is closed and queues are wanted; nothing changed.
+        """
+        if queues and self._closing:
+            raise ValueError("a closed holder wants no queue")
+        actions = self._pass_time(now_ms)
+        self._wanted = frozenset(queues)
+        for queue, slot in self._slots.items():
+            if slot.state is _State.HOLDING and queue not in self._wanted:
+                slot.advance(_Event.UNWANT)
+                actions.append(Stop(queue, slot.token, StopReason.UNWANTED))
+        self._forget_idle()
+        return actions
+
+    def close(self, now_ms: int) -> list[QueueLockAction]:
+        """Give everything back; `tick` says goodbye when that is done. Safe twice. Errors as in `want`."""
+        actions = self.want((), now_ms)
+        self._closing = True
+        return actions
+
+    def observe(self, folded: Folded, now_ms: int) -> list[QueueLockAction]:
+        """A record was read and folded.
+
+        Args:
+            folded: what it did.
+            now_ms: monotonic time in ms, at which it was read or later.
+
+        Raises:
+            ValueError: the clock went back; nothing changed.
+        """
+        actions = self._pass_time(now_ms)
+        self._folded_ms = now_ms
+        if folded.began_anew:
+            actions += self._lapse_all(StopReason.LOG_LOST)
+        if folded.owner == self.owner and folded.seq is not None:
+            sent_ms = self._in_flight.pop(folded.seq, None)
+            for judgement in folded.judgements:
+                actions += self._own(judgement, folded.offset, folded.seq, sent_ms)
+        else:
+            for judgement in folded.judgements:
+                slot = self._slots.get(judgement.queue)
+                if judgement.outcome is Outcome.GRANTED and slot is not None and slot.believing:
+                    actions += self._lapse(judgement.queue, slot, StopReason.LOST)
+        self._forget_idle()
+        return actions
+
+    def log_lost(self, loss: LogLoss, token_floor: int | None, now_ms: int) -> list[QueueLockAction]:
+        """The fold was given up; a new `GroupLog` and `begin` follow.
+
+        Args:
+            loss: what happened to the log.
+            token_floor: of the fold that was given up.
+            now_ms: monotonic time in ms.
+
+        Raises:
+            ValueError: the clock went back; nothing changed.
+        """
+        actions = self._pass_time(now_ms)
+        actions += self._lapse_all(StopReason.LOG_LOST)
+        self._read_to = self._folded_ms = self._heartbeat_ms = None
+        if loss is LogLoss.RECREATED:
+            self._claims_from_ms = now_ms + self._settings.lock_lease_ms
+            if token_floor is not None:
+                self._floor = max(token_floor, self._floor or 0)
+        self._forget_idle()
+        return actions
+
+    def progress(
+        self, queue: MessageQueue, token: int, next_offset: int | None, reconsume_counts: ReconsumeCounts
+    ) -> None:
+        """How far a queue is; the next renewal carries it. Ignored for a former token.
+
+        Args:
+            queue: which.
+            token: of the run that says so.
+            next_offset: position after the longest finished prefix; None: nothing finished yet.
+            reconsume_counts: failed attempts of messages that are not finished, ascending by offset.
+        """
+        slot = self._slots.get(queue)
+        if slot is not None and slot.token == token:
+            if next_offset is not None:
+                slot.next_offset = next_offset
+            slot.reconsume_counts = reconsume_counts
+
+    def drained(self, queue: MessageQueue, token: int, now_ms: int) -> list[QueueLockAction]:
+        """No listener holds a message of a stopped queue any more. Ignored for a former token.
+
+        If the stop was `UNWANTED` and `token_of` still gives the token: commit, then say `committed`.
+
+        Raises:
+            ValueError: the queue was not stopped, or the clock went back; nothing changed.
+        """
+        slot = self._slots.get(queue)
+        if slot is not None and slot.token == token and slot.state is _State.HOLDING:
+            raise ValueError(f"{queue} was not stopped: stop, drain, commit, release")
+        actions = self._pass_time(now_ms)
+        if slot is not None and slot.token == token and slot.state in (_State.DRAINING, _State.LAPSED):
+            slot.advance(_Event.DRAINED)
+        self._forget_idle()
+        return actions
+
+    def committed(
+        self,
+        queue: MessageQueue,
+        token: int,
+        next_offset: int | None,
+        reconsume_counts: ReconsumeCounts,
+        now_ms: int,
+    ) -> list[QueueLockAction]:
+        """A drained queue's position is committed (or there was nothing to commit): the release follows.
+
+        Ignored for a former token and if the belief has ended meanwhile.
+
+        Args:
+            queue: which.
+            token: of the run.
+            next_offset: what was committed; None: nothing was.
+            reconsume_counts: failed attempts of messages that are not finished.
+            now_ms: monotonic time in ms.
+
+        Raises:
+            ValueError: the queue was not stopped and drained, or the clock went back; nothing changed.
+        """
+        slot = self._slots.get(queue)
+        if slot is not None and slot.token == token and slot.state in (_State.HOLDING, _State.DRAINING):
+            raise ValueError(f"{queue} was not drained: stop, drain, commit, release")
+        actions = self._pass_time(now_ms)
+        if slot is not None and slot.token == token and slot.state is _State.COMMITTING:
+            self.progress(queue, token, next_offset, reconsume_counts)
+            slot.advance(_Event.COMMITTED)
+            actions.append(self._release(slot.held(queue), slot.base))
+        self._forget_idle()
+        return actions
+
+    def send_failed(self, seq: int, now_ms: int) -> list[QueueLockAction]:
+        """A record was not appended and never will be. A claim is made again after `retry_ms`.
+
+        Not needed for renewals: one that is not read back in time is repeated anyway.
+
+        Args:
+            seq: number of the record.
+            now_ms: monotonic time in ms.
+
+        Raises:
+            ValueError: the clock went back; nothing changed.
+        """
+        actions = self._pass_time(now_ms)
+        self._in_flight.pop(seq, None)
+        for slot in self._slots.values():
+            if slot.state is _State.CLAIMING and slot.claim_seq == seq:
+                slot.advance(_Event.REFUSE)
+                slot.claim_after_ms = now_ms + self._settings.retry_ms
+        self._forget_idle()
+        return actions
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def tick(self, log: GroupLog, now_ms: int) -> list[QueueLockAction]:
+        """Time has passed: end beliefs, then heartbeat, renew, claim, say goodbye, whatever is due.
+
+        Args:
+            log: the fold as it is now; only read.
+            now_ms: monotonic time in ms. Records in the answer count as sent then: send them at once.
+
+        Raises:
+            ValueError: the clock went back; nothing changed.
+        """
+        actions = self._pass_time(now_ms)
+        if self._left:
+            return actions
+        if self._heartbeat_ms is None or now_ms >= self._heartbeat_ms:
+            self._heartbeat_ms = now_ms + self._settings.heartbeat_every_ms
+            actions.append(SendMember(self._member(log)))
+        actions += self._renewals(now_ms)
+        claimable = [queue for queue, at_ms in self._claimable(log) if at_ms <= now_ms]
+        for batch in _batches((queue, 1) for queue in claimable):
+            actions.append(self._claim(batch, log, now_ms))
+        if self._closing and all(slot.state is _State.IDLE for slot in self._slots.values()):
+            self._left = True
+            actions.append(SendLeave(LeaveRecord(**self._stamp(), base=log.base)))
+        return actions
+
+    def next_wakeup_ms(self, log: GroupLog) -> int | None:
+        """When `tick` has something to do next, if no record comes before; None: never (it has left)."""
+        if self._left:
+            return None
+        instants = [self._now_ms if self._heartbeat_ms is None else self._heartbeat_ms]
+        for slot in self._slots.values():
+            if slot.believing:
+                instants += [slot.confirmed_ms + self._settings.lock_hold_ms, self._renewal_due_ms(slot)]
+            elif slot.state is _State.CLAIMING:
+                instants.append(slot.sent_ms + self._settings.lock_hold_ms)
+        instants += [at_ms for _, at_ms in self._claimable(log)]
+        return min(instants)
+
+    # --- state out ----------------------------------------------------------------------------------------------
+
+    def token_of(self, queue: MessageQueue, now_ms: int) -> int | None:
+        """The token by which this member may work on a queue and commit it at `now_ms`; None: it may not."""
+        until_ms = self.believed_until_ms(queue)
+        return self._slots[queue].token if until_ms is not None and now_ms < until_ms else None
+
+    def believed_until_ms(self, queue: MessageQueue) -> int | None:
+        """End of the belief by the monotonic clock, to be compared before each listener call; None: no belief."""
+        slot = self._slots.get(queue)
+        return slot.confirmed_ms + self._settings.lock_hold_ms if slot is not None and slot.believing else None
+
+    @property
+    def left(self) -> bool:
+        """Whether everything was given back and the goodbye was handed out."""
+        return self._left
+
+    # --- inside: time and claims --------------------------------------------------------------------------------
+
+    def _pass_time(self, now_ms: int) -> list[QueueLockAction]:
+        if now_ms < self._now_ms:
+            raise ValueError(f"the monotonic clock went back from {self._now_ms} to {now_ms}")
+        self._now_ms = now_ms
+        hold_ms = self._settings.lock_hold_ms
+        actions: list[QueueLockAction] = []
+        for queue, slot in self._slots.items():
+            if slot.believing and now_ms >= slot.confirmed_ms + hold_ms:
+                actions += self._lapse(queue, slot, StopReason.UNCONFIRMED)
+            elif slot.state is _State.CLAIMING and now_ms >= slot.sent_ms + hold_ms:
+                slot.advance(_Event.REFUSE)  # read back now it would be too late to be trusted
+        self._in_flight = {seq: sent_ms for seq, sent_ms in self._in_flight.items() if now_ms < sent_ms + hold_ms}
+        return actions
+
+    def _claimable(self, log: GroupLog) -> Iterator[tuple[MessageQueue, int]]:
+        """Wanted queues that may be claimed without another record being read first, and when."""
+        if self._read_to is None or self._folded_ms is None:
+            return
+        if not log.may_claim(self._read_to, self._settings.lock_lease_ms) or self._tokens_would_fall(log):
+            return
+        former_log = self._floor is not None and log.base is not None and self._floor <= log.base
+        earliest_ms = self._began_ms + self._settings.lock_lease_ms if former_log else self._began_ms
+        for queue in sorted(self._wanted):
+            slot = self._slots.get(queue)
+            if slot is not None and slot.state is not _State.IDLE:
+                continue
+            wait_ms = log.claimable_in_ms(queue, self.owner)
+            if wait_ms > LOG_TIME_STEP_MAX_MS:
+                continue
+            instants = [self._folded_ms + wait_ms, earliest_ms]
+            if self._claims_from_ms is not None:
+                instants.append(self._claims_from_ms)
+            if slot is not None and slot.claim_after_ms is not None:
+                instants.append(slot.claim_after_ms)
+            yield queue, max(instants)
+
+    def _renewal_due_ms(self, slot: _Slot) -> int:
+        unconfirmed = slot.sent_ms != slot.confirmed_ms
+        return slot.sent_ms + (self._settings.retry_ms if unconfirmed else self._settings.lock_renew_ms)
+
+    def _renewals(self, now_ms: int) -> Iterator[QueueLockAction]:
+        """One renewal of everything held as soon as one queue needs it."""
+        held = {queue: slot for queue, slot in self._slots.items() if slot.believing}
+        if all(now_ms < self._renewal_due_ms(slot) for slot in held.values()):
+            return
+        entries: list[tuple[HeldQueue, int]] = []
+        for queue, slot in sorted(held.items()):
+            slot.sent_ms = now_ms
+            entry = slot.held(queue)
+            entries.append((entry, 1 + len(entry.reconsume_counts)))
+        base = max(slot.base for slot in held.values())  # one for all: a new base ends every belief
+        for batch in _batches(entries):
+            record = RenewRecord(**self._stamp(), base=base, queues=tuple(batch))
+            self._in_flight[record.seq] = now_ms
+            yield SendRenew(record)
+
+    def _claim(self, queues: Iterable[MessageQueue], log: GroupLog, now_ms: int) -> SendClaim:
+        named = tuple(ClaimedQueue(topic=queue.topic, queue_id=queue.queue_id) for queue in queues)
+        record = ClaimRecord(**self._stamp(), base=log.base or 0, queues=named)
+        self._in_flight[record.seq] = now_ms
+        for claimed in named:
+            slot = self._slots.setdefault(claimed.queue, _Slot())
+            slot.advance(_Event.CLAIM)
+            slot.claim_seq, slot.sent_ms = record.seq, now_ms
+        return SendClaim(record)
+
+    # --- inside: own records read back --------------------------------------------------------------------------
+
+    def _own(self, judgement: Judgement, offset: int, seq: int, sent_ms: int | None) -> list[QueueLockAction]:
+        slot = self._slots.get(judgement.queue)
+        match judgement.outcome:
+            case Outcome.GRANTED:
+                return self._granted(judgement, offset, seq, sent_ms)
+            case Outcome.RENEWED:
+                if slot is not None and slot.believing and slot.token == judgement.token:
+                    slot.confirmed_offset = offset
+                    if sent_ms is not None:
+                        slot.confirmed_ms = max(slot.confirmed_ms, sent_ms)
+                return []
+            case Outcome.RELEASED:
+                return []
+            case Outcome.REFUSED | Outcome.VOID | Outcome.UNKNOWN:
+                if slot is None:
+                    return []
+                if slot.state is _State.CLAIMING and slot.claim_seq == seq:
+                    slot.advance(_Event.REFUSE)
+                elif slot.believing and slot.token == judgement.token:
+                    return self._lapse(judgement.queue, slot, StopReason.LOST)
+                return []
+
+    def _granted(self, judgement: Judgement, offset: int, seq: int, sent_ms: int | None) -> list[QueueLockAction]:
+        queue, token = judgement.queue, judgement.token
+        if token is None:
+            raise ValueError(f"a granted claim of {queue} made no token")
+        slot = self._slots.get(queue)
+        wanted = queue in self._wanted
+        if slot is not None and slot.believing:  # an older claim, long given up, has replaced our token
+            return self._lapse(queue, slot, StopReason.LOST)
+        if slot is not None and slot.state is _State.CLAIMING and slot.claim_seq == seq and sent_ms is not None:
+            if wanted:
+                slot.advance(_Event.GRANT)
+                slot.token, slot.base, slot.confirmed_offset = token, token - offset, offset
+                slot.confirmed_ms = slot.sent_ms = sent_ms
+                slot.next_offset, slot.reconsume_counts = None, judgement.reconsume_counts
+                slot.claim_after_ms = None
+                return [Start(queue, token, judgement.next_offset, judgement.reconsume_counts)]
+            slot.advance(_Event.REFUSE)
+        if wanted or (slot is not None and slot.state is not _State.IDLE):
+            return []  # it will be claimed again
+        unused = HeldQueue(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            token=token,
+            confirmed_offset=offset,
+            reconsume_counts=judgement.reconsume_counts,
+        )
+        return [self._release(unused, token - offset)]
+
+    def _lapse(self, queue: MessageQueue, slot: _Slot, reason: StopReason) -> list[QueueLockAction]:
+        running = slot.state is _State.HOLDING
+        slot.advance(_Event.LAPSE)
+        return [Stop(queue, slot.token, reason)] if running else []
+
+    def _lapse_all(self, reason: StopReason) -> list[QueueLockAction]:
+        actions: list[QueueLockAction] = []
+        for queue, slot in self._slots.items():
+            if slot.believing:
+                actions += self._lapse(queue, slot, reason)
+            elif slot.state is _State.CLAIMING:
+                slot.advance(_Event.REFUSE)
+        self._in_flight.clear()
+        return actions
+
+    def _forget_idle(self) -> None:
+        """Queues that are neither wanted nor in any state are forgotten."""
+        gone = [q for q, slot in self._slots.items() if slot.state is _State.IDLE and q not in self._wanted]
+        for queue in gone:
+            del self._slots[queue]
+
+    # --- inside: records ----------------------------------------------------------------------------------------
+
+    def _stamp(self) -> _Stamp:
+        """The fields that every record has; takes the next number."""
+        self._seq += 1
+        return {
+            "client_id": self.owner.client_id,
+            "incarnation": self.owner.incarnation,
+            "seq": self._seq,
+            "lease_ms": self._settings.lock_lease_ms,
+        }
+
+    def _member(self, log: GroupLog) -> MemberRecord:
+        read_all = self._read_to is not None and log.next_offset >= self._read_to
+        base = self._floor if read_all and self._tokens_would_fall(log) else log.base
+        return MemberRecord(**self._stamp(), base=base, strategy=self._strategy)
+
+    def _tokens_would_fall(self, log: GroupLog) -> bool:
+        """Whether a claim made now could get a token below one that is known. True only for a log read to its end."""
+        return self._floor is not None and (log.token_floor is None or log.token_floor < self._floor)
+
+    def _release(self, held: HeldQueue, base: int) -> SendRelease:
+        return SendRelease(ReleaseRecord(**self._stamp(), base=base, queues=(held,)))
+
+
+EntryT = TypeVar("EntryT")
+
+
+def _batches(entries: Iterable[tuple[EntryT, int]]) -> Iterator[list[EntryT]]:
+    """Cut entries with weights into batches that one record can carry."""
+    batch: list[EntryT] = []
+    weight = 0
+    for entry, entry_weight in entries:
+        if batch and weight + entry_weight > _ENTRIES_PER_RECORD:
+            yield batch
+            batch, weight = [], 0
+        batch.append(entry)
+        weight += entry_weight
+    if batch:
+        yield batch

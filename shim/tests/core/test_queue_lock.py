@@ -1,0 +1,894 @@
+"""Facts about `rocketshim.core.queue_lock`: one holder first, then several of them with kills, freezes and delays."""
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import assert_never
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketshim.core.group_log import Continuity, Folded, GroupLog
+from rocketshim.core.lease_rules import Outcome, Owner
+from rocketshim.core.queue_lock import _NEXT, QueueLockHolder, _Event, _State
+from rocketshim.core.queue_lock_actions import (
+    LogLoss,
+    QueueLockAction,
+    SendClaim,
+    SendLeave,
+    SendMember,
+    SendRelease,
+    SendRenew,
+    Start,
+    Stop,
+    StopReason,
+)
+from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim.errors import ConfigError
+from rocketshim_topics.group_log import GroupRecord, HeldQueue, MemberRecord, decode_group_record, encode_group_record
+from rocketshim_topics.message_queue import MessageQueue
+
+T0 = 1_700_000_000_000
+Q = MessageQueue("orders", "kafka", 0)
+Q1 = MessageQueue("orders", "kafka", 1)
+A, B = Owner("a", "i1"), Owner("b", "i1")
+DEFAULT = QueueLockSettings()
+LEASE, HOLD, RENEW = 60_000, 30_000, 20_000
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+
+def test_the_defaults_are_rocketmqs_times() -> None:
+    assert (DEFAULT.lock_lease_ms, DEFAULT.lock_hold_ms, DEFAULT.lock_renew_ms) == (60_000, 30_000, 20_000)
+    assert (DEFAULT.margin_ms, DEFAULT.heartbeat_every_ms, DEFAULT.retry_ms) == (30_000, 5_000, 2_500)
+
+
+@pytest.mark.parametrize(
+    ("lease", "hold", "renew"), [(60, 60, 20), (60, 30, 30), (60, 70, 20), (60, 30, 0), (86_400_001, 30, 20)]
+)
+def test_times_that_do_not_fit_are_refused_and_the_margin_is_said(lease: int, hold: int, renew: int) -> None:
+    with pytest.raises(ConfigError, match=f"stops {lease - hold} ms"):
+        QueueLockSettings(lock_lease_ms=lease, lock_hold_ms=hold, lock_renew_ms=renew)
+
+
+@pytest.mark.parametrize("heartbeat", [0, 5_001, 900])
+def test_heartbeats_move_log_time_and_keep_membership(heartbeat: int) -> None:
+    with pytest.raises(ConfigError, match="heartbeat_ms"):
+        QueueLockSettings(lock_lease_ms=900, lock_hold_ms=600, lock_renew_ms=300, heartbeat_ms=heartbeat)
+    assert QueueLockSettings(lock_lease_ms=900, lock_hold_ms=600, lock_renew_ms=300).heartbeat_every_ms == 300
+
+
+# --- one holder ---------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """One holder, its fold, and a log on which every record lies at once unless the test keeps it back."""
+
+    def __init__(self, *wanted: MessageQueue, owner: Owner = A, settings: QueueLockSettings = DEFAULT) -> None:
+        self.log = GroupLog(0)
+        self.holder = QueueLockHolder(owner, settings)
+        self.now_ms = 1_000_000
+        self.holder.begin(0, self.now_ms)
+        self.sent: list[QueueLockAction] = []
+        self.done: list[QueueLockAction] = []
+        self.keep_back = False
+        self.take(self.holder.want(wanted, self.now_ms))
+        self.tick()
+
+    def take(self, actions: Iterable[QueueLockAction]) -> None:
+        """Perform actions: append what is to be sent and read it back, note the rest."""
+        for action in actions:
+            match action:
+                case Start() | Stop():
+                    self.done.append(action)
+                case _:
+                    self.sent.append(action)
+                    if not self.keep_back:
+                        self.append(action.record)
+
+    def append(self, record: GroupRecord) -> Folded:
+        folded = self.log.fold(self.log.next_offset, T0 + self.now_ms, record)
+        self.take(self.holder.observe(folded, self.now_ms))
+        return folded
+
+    def tick(self) -> list[QueueLockAction]:
+        """Tick until nothing more comes; the actions of it."""
+        before = len(self.sent) + len(self.done)
+        self.take(self.holder.tick(self.log, self.now_ms))
+        self.take(self.holder.tick(self.log, self.now_ms))
+        return (self.sent + self.done)[before:]
+
+    def wait(self, wait_ms: int) -> None:
+        """Let time pass, ticking at each instant that the holder names."""
+        end_ms = self.now_ms + wait_ms
+        while (wakeup_ms := self.holder.next_wakeup_ms(self.log)) is not None and wakeup_ms <= end_ms:
+            self.now_ms = max(self.now_ms, wakeup_ms)
+            before = len(self.sent) + len(self.done)
+            self.tick()
+            if before == len(self.sent) + len(self.done):
+                self.now_ms = min(end_ms, self.now_ms + 1)
+                break
+        self.now_ms = end_ms
+        self.tick()
+
+    def of(self, kind: type) -> list[QueueLockAction]:
+        return [action for action in self.sent + self.done if isinstance(action, kind)]
+
+    def token(self, queue: MessageQueue = Q) -> int | None:
+        return self.holder.token_of(queue, self.now_ms)
+
+
+def test_a_member_of_a_new_group_heartbeats_claims_and_starts_at_once() -> None:
+    bench = Bench(Q, Q1)
+    assert [type(action) for action in bench.sent] == [SendMember, SendClaim]
+    assert bench.done == [Start(Q, T0 + 1_000_001, None, ()), Start(Q1, T0 + 1_000_001, None, ())]
+    assert bench.token() == T0 + 1_000_001
+
+
+def test_nothing_is_believed_before_the_own_claim_is_read_back() -> None:
+    bench = Bench()
+    bench.keep_back = True
+    bench.take(bench.holder.want([Q], bench.now_ms))
+    bench.tick()
+    assert bench.token() is None
+    (claim,) = bench.of(SendClaim)
+    assert isinstance(claim, SendClaim)
+    bench.append(claim.record)
+    assert bench.token() is not None
+
+
+def test_everything_held_is_renewed_in_one_record_every_renew_interval() -> None:
+    bench = Bench(Q, Q1)
+    bench.wait(RENEW - 1)
+    assert not bench.of(SendRenew)
+    bench.wait(1)
+    (renewal,) = bench.of(SendRenew)
+    assert isinstance(renewal, SendRenew)
+    assert [entry.queue for entry in renewal.record.queues] == [Q, Q1]
+    assert [entry.confirmed_offset for entry in renewal.record.queues] == [1, 1]
+    bench.wait(10 * RENEW)
+    assert len(bench.of(SendRenew)) == 11
+    assert not bench.of(Stop)
+
+
+def test_the_belief_lasts_from_before_the_renewal_was_sent() -> None:
+    bench = Bench(Q)
+    sent_ms = bench.now_ms
+    assert bench.holder.believed_until_ms(Q) == sent_ms + HOLD
+    bench.keep_back = True
+    bench.wait(RENEW)
+    (renewal,) = bench.of(SendRenew)
+    assert isinstance(renewal, SendRenew)
+    bench.now_ms += 2_000  # the way to the log and back
+    bench.append(renewal.record)
+    assert bench.holder.believed_until_ms(Q) == sent_ms + RENEW + HOLD
+
+
+def test_a_renewal_that_is_not_confirmed_is_repeated_until_the_belief_ends() -> None:
+    bench = Bench(Q)
+    bench.keep_back = True
+    bench.wait(HOLD - 1)
+    assert len(bench.of(SendRenew)) == 4  # at 20, 22.5, 25 and 27.5 s
+    assert bench.token() is not None
+    bench.wait(1)
+    assert bench.token() is None
+    assert bench.of(Stop) == [Stop(Q, T0 + 1_000_001, StopReason.UNCONFIRMED)]
+
+
+def test_a_confirmation_that_is_read_too_late_is_none() -> None:
+    bench = Bench(Q)
+    bench.keep_back = True
+    bench.wait(RENEW)
+    (renewal,) = bench.of(SendRenew)
+    assert isinstance(renewal, SendRenew)
+    bench.now_ms += HOLD - RENEW  # frozen meanwhile
+    (judgement,) = bench.append(renewal.record).judgements
+    assert judgement.outcome is Outcome.RENEWED  # by the log the queue is still ours
+    assert bench.token() is None
+    assert [type(action) for action in bench.done] == [Start, Stop]
+
+
+def test_after_a_belief_has_ended_the_queue_is_drained_and_then_claimed_anew() -> None:
+    bench = Bench(Q)
+    first = bench.token()
+    assert first is not None
+    bench.now_ms += HOLD
+    bench.tick()
+    assert len(bench.of(SendClaim)) == 1
+    assert not bench.of(SendRenew)
+    bench.take(bench.holder.drained(Q, first, bench.now_ms))
+    bench.tick()
+    assert len(bench.of(SendClaim)) == 2
+    second = bench.token()
+    assert second is not None
+    assert second > first
+
+
+def test_a_claim_confirmed_too_late_is_simply_made_again() -> None:
+    bench = Bench()
+    bench.keep_back = True
+    bench.take(bench.holder.want([Q], bench.now_ms))
+    bench.tick()
+    bench.now_ms += HOLD
+    bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
+    assert bench.token() is None
+    bench.keep_back = False
+    bench.tick()
+    assert bench.token() == T0 + 1_000_000 + 3
+
+
+def test_queues_are_given_back_in_the_order_stop_drain_commit_release() -> None:
+    bench = Bench(Q, Q1)
+    token = bench.token()
+    assert token is not None
+    bench.holder.progress(Q, token, 17, ((17, 2),))
+    bench.take(bench.holder.want([Q1], bench.now_ms))
+    assert bench.of(Stop) == [Stop(Q, token, StopReason.UNWANTED)]
+    with pytest.raises(ValueError, match="not drained"):
+        bench.holder.committed(Q, token, 18, (), bench.now_ms)
+    bench.wait(RENEW)  # a slow listener: still renewed, still ours
+    assert bench.token() == token
+    bench.take(bench.holder.drained(Q, token, bench.now_ms))
+    assert bench.token() == token  # the commit is still to be made
+    assert not bench.of(SendRelease)
+    bench.take(bench.holder.committed(Q, token, 18, ((18, 1),), bench.now_ms))
+    assert bench.token() is None
+    (release,) = bench.of(SendRelease)
+    assert isinstance(release, SendRelease)
+    assert release.record.queues[0].model_dump() == {
+        "topic": "orders",
+        "queue_id": 0,
+        "token": token,
+        "confirmed_offset": bench.log.next_offset - 2,
+        "next_offset": 18,
+        "reconsume_counts": ((18, 1),),
+    }
+    lock = bench.log.lock(Q)
+    assert (lock.owner, lock.next_offset, lock.reconsume_counts) == (None, 18, ((18, 1),))
+
+
+def test_facts_out_of_order_are_errors_and_change_nothing() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    with pytest.raises(ValueError, match="not stopped"):
+        bench.holder.drained(Q, token, bench.now_ms)
+    with pytest.raises(ValueError, match="not drained"):
+        bench.holder.committed(Q, token, 1, (), bench.now_ms)
+    for call in (
+        lambda: bench.holder.tick(bench.log, bench.now_ms - 1),
+        lambda: bench.holder.want([], bench.now_ms - 1),
+        lambda: bench.holder.close(bench.now_ms - 1),
+    ):
+        with pytest.raises(ValueError, match="went back"):
+            call()
+    bench.wait(RENEW)
+    assert bench.token() == token
+
+
+def test_facts_about_a_former_token_are_late_and_dropped() -> None:
+    bench = Bench(Q)
+    old = bench.token()
+    assert old is not None
+    bench.now_ms += HOLD
+    bench.tick()
+    bench.take(bench.holder.drained(Q, old, bench.now_ms))
+    bench.tick()
+    new = bench.token()
+    bench.holder.progress(Q, old, 99, ((99, 9),))
+    assert bench.holder.drained(Q, old, bench.now_ms) == []
+    assert bench.holder.committed(Q, old, 99, (), bench.now_ms) == []
+    assert bench.holder.committed(MessageQueue("unheard", "kafka", 1), 5, None, (), bench.now_ms) == []
+    bench.wait(RENEW)
+    renewal = bench.of(SendRenew)[-1]
+    assert isinstance(renewal, SendRenew)
+    assert (renewal.record.queues[0].token, renewal.record.queues[0].next_offset) == (new, None)
+
+
+def test_renewals_carry_how_far_the_queue_is() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    bench.holder.progress(Q, token, 17, ((17, 2),))
+    bench.holder.progress(Q, token, None, ((17, 3),))
+    bench.wait(RENEW)
+    lock = bench.log.lock(Q)
+    assert (lock.next_offset, lock.reconsume_counts) == (17, ((17, 3),))
+
+
+def test_a_new_owner_starts_with_the_position_and_the_counts_of_the_last_one() -> None:
+    bench = Bench()
+    other = HeldQueue(
+        topic="orders",
+        queue_id=0,
+        token=T0 + 1_000_001,
+        confirmed_offset=1,
+        next_offset=118,
+        reconsume_counts=((118, 4),),
+    )
+    stamp = {"client_id": "b", "incarnation": "i1", "lease_ms": LEASE, "base": bench.log.base}
+    for kind, queues in (("claim", [{"topic": "orders", "queue_id": 0}]), ("release", [other.model_dump()])):
+        fields = stamp | {"v": 1, "kind": kind, "seq": 1, "queues": queues}
+        bench.append(decode_group_record(_json(fields)))
+    bench.take(bench.holder.want([Q], bench.now_ms))
+    bench.tick()
+    assert bench.done == [Start(Q, T0 + 1_000_003, 118, ((118, 4),))]
+
+
+def _json(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def test_a_lock_that_the_log_gives_to_another_stops_at_once() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    # B's claim, granted because the log's clock says so (a margin eaten by clock steps)
+    for _ in range(12):
+        bench.log.fold(
+            bench.log.next_offset,
+            T0 + bench.now_ms + 5_000 * bench.log.next_offset,
+            MemberRecord(client_id="x", incarnation="x", seq=1, lease_ms=LEASE),
+        )
+    claim = {"v": 1, "kind": "claim", "client_id": "b", "incarnation": "i1", "seq": 1, "lease_ms": LEASE}
+    record = decode_group_record(
+        _json(claim | {"base": bench.log.base, "queues": [{"topic": "orders", "queue_id": 0}]})
+    )
+    folded = bench.log.fold(bench.log.next_offset, T0 + bench.now_ms + 100_000, record)
+    assert folded.judgements[0].outcome is Outcome.GRANTED
+    bench.take(bench.holder.observe(folded, bench.now_ms))
+    assert bench.of(Stop) == [Stop(Q, token or 0, StopReason.LOST)]
+    assert bench.token() is None
+
+
+def test_a_void_renewal_stops_at_once() -> None:
+    bench = Bench(Q)
+    bench.keep_back = True
+    bench.wait(RENEW)
+    (renewal,) = bench.of(SendRenew)
+    assert isinstance(renewal, SendRenew)
+    entry = renewal.record.queues[0]
+    fields = renewal.record.model_dump() | {"kind": "release", "seq": 99, "queues": [entry.model_dump()]}
+    # somebody released in our name: `rocketshim group release`
+    bench.log.fold(bench.log.next_offset, T0 + bench.now_ms, decode_group_record(_json(fields)))
+    bench.append(renewal.record)
+    assert [a.reason for a in bench.of(Stop) if isinstance(a, Stop)] == [StopReason.LOST]
+
+
+def test_a_refused_claim_is_made_again_when_the_lease_should_have_run_out() -> None:
+    bench = Bench(owner=B)
+    fields = {"v": 1, "kind": "claim", "client_id": "a", "incarnation": "i1", "seq": 1, "lease_ms": 12_000}
+    bench.append(
+        decode_group_record(_json(fields | {"base": bench.log.base, "queues": [{"topic": "orders", "queue_id": 0}]}))
+    )
+    granted_ms = bench.now_ms
+    bench.take(bench.holder.want([Q], bench.now_ms))
+    bench.wait(11_999)
+    assert not bench.of(SendClaim)
+    bench.wait(1)  # between two heartbeats: the claim itself moves log time
+    assert bench.token() is not None
+    assert bench.now_ms - granted_ms == 12_000
+
+
+def test_a_claim_that_could_not_be_sent_is_made_again_after_a_while() -> None:
+    bench = Bench()
+    bench.keep_back = True
+    bench.take(bench.holder.want([Q], bench.now_ms))
+    bench.tick()
+    (claim,) = bench.of(SendClaim)
+    assert isinstance(claim, SendClaim)
+    bench.take(bench.holder.send_failed(claim.record.seq, bench.now_ms))
+    bench.wait(DEFAULT.retry_ms - 1)
+    assert len(bench.of(SendClaim)) == 1
+    bench.wait(1)
+    assert len(bench.of(SendClaim)) == 2
+
+
+def test_a_queue_won_but_no_longer_wanted_is_released_unused_with_its_counts() -> None:
+    bench = Bench()
+    bench.keep_back = True
+    bench.take(bench.holder.want([Q], bench.now_ms))
+    bench.tick()
+    bench.take(bench.holder.want([], bench.now_ms))
+    bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
+    assert not bench.done
+    (release,) = bench.of(SendRelease)
+    assert isinstance(release, SendRelease)
+    assert bench.append(release.record).judgements[0].outcome is Outcome.RELEASED
+
+
+def test_close_gives_everything_back_before_it_says_goodbye() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    bench.take(bench.holder.close(bench.now_ms))
+    bench.take(bench.holder.close(bench.now_ms))
+    bench.tick()
+    assert not bench.holder.left
+    bench.take(bench.holder.drained(Q, token, bench.now_ms))
+    bench.take(bench.holder.committed(Q, token, None, (), bench.now_ms))
+    bench.tick()
+    assert bench.holder.left
+    assert [type(a) for a in bench.sent[-2:]] == [SendRelease, SendLeave]
+    assert bench.log.members == ()
+    assert bench.holder.next_wakeup_ms(bench.log) is None
+    bench.now_ms += 100_000
+    assert bench.tick() == []
+    with pytest.raises(ValueError, match="closed"):
+        bench.holder.want([Q], bench.now_ms)
+
+
+@pytest.mark.parametrize("at", [(_State.DRAINING,), (_State.DRAINING, _State.COMMITTING)], ids=lambda s: s[-1].name)
+def test_a_belief_that_ends_while_a_queue_is_given_back_forbids_commit_and_release(at: tuple[_State, ...]) -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    bench.take(bench.holder.want([], bench.now_ms))
+    if _State.COMMITTING in at:
+        bench.take(bench.holder.drained(Q, token, bench.now_ms))
+    bench.now_ms += HOLD
+    assert bench.token() is None
+    bench.take(bench.holder.drained(Q, token, bench.now_ms))
+    bench.take(bench.holder.committed(Q, token, 5, (), bench.now_ms))
+    assert not bench.of(SendRelease)
+    assert bench.of(Stop) == [Stop(Q, token, StopReason.UNWANTED)]
+
+
+def test_when_the_log_is_created_again_everything_stops_and_one_lease_is_waited_out() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    floor = bench.log.token_floor
+    bench.take(bench.holder.log_lost(LogLoss.RECREATED, floor, bench.now_ms))
+    assert bench.of(Stop) == [Stop(Q, token, StopReason.LOG_LOST)]
+    assert bench.token() is None
+    bench.take(bench.holder.drained(Q, token, bench.now_ms))
+    bench.log = GroupLog(0)
+    bench.holder.begin(0, bench.now_ms)
+    bench.now_ms += 10
+    bench.tick()
+    heartbeat = bench.of(SendMember)[-1]
+    assert isinstance(heartbeat, SendMember)
+    assert heartbeat.record.base == floor
+    bench.wait(LEASE - 11)
+    assert len(bench.of(SendClaim)) == 1
+    bench.wait(1)
+    new = bench.token()
+    assert new is not None
+    assert new > token
+
+
+def test_a_survivor_whose_floor_is_above_the_new_base_raises_it() -> None:
+    bench = Bench(Q)
+    old = bench.token()
+    assert old is not None
+    floor = bench.log.token_floor
+    bench.take(bench.holder.log_lost(LogLoss.RECREATED, floor, bench.now_ms))
+    bench.take(bench.holder.drained(Q, old, bench.now_ms))
+    bench.log = GroupLog(0)
+    bench.log.fold(  # a stranger came first, and the leader's clock has stepped back
+        0, T0 - 9_000_000, MemberRecord(client_id="new", incarnation="n", seq=1, lease_ms=LEASE)
+    )
+    bench.holder.begin(1, bench.now_ms)
+    bench.wait(3 * LEASE)
+    new = bench.token()
+    assert new is not None
+    assert new > old
+
+
+def test_a_token_from_a_former_log_makes_a_newcomer_wait_one_lease() -> None:
+    bench = Bench()
+    fresh = QueueLockHolder(B, DEFAULT)
+    fresh.want([Q], 0)
+    fresh.begin(bench.log.next_offset, 0, token_floor=T0 - 5)
+    fresh.observe(bench.append(MemberRecord(client_id="x", incarnation="x", seq=1, lease_ms=LEASE)), 0)
+    assert not any(isinstance(action, SendClaim) for action in fresh.tick(bench.log, LEASE - 1))
+    assert any(isinstance(action, SendClaim) for action in fresh.tick(bench.log, LEASE))
+
+
+def test_a_token_from_this_log_costs_nothing() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    fresh = QueueLockHolder(B, DEFAULT)
+    fresh.want([Q1], 0)
+    fresh.begin(bench.log.next_offset, 0, token_floor=token + 1)
+    fresh.observe(bench.append(MemberRecord(client_id="x", incarnation="x", seq=1, lease_ms=LEASE)), 0)
+    heartbeat, claim = fresh.tick(bench.log, 0)
+    assert isinstance(heartbeat, SendMember)
+    assert heartbeat.record.base == bench.log.base
+    assert isinstance(claim, SendClaim)
+
+
+def test_a_token_above_those_of_this_log_raises_its_base_but_not_before_the_log_is_read() -> None:
+    bench = Bench(Q)
+    floor = (bench.token() or 0) + 500
+    fresh = QueueLockHolder(B, DEFAULT)
+    fresh.want([Q1], 0)
+    fresh.begin(bench.log.next_offset + 1, 0, token_floor=floor)
+    record = MemberRecord(client_id="x", incarnation="x", seq=1, lease_ms=LEASE)
+    (early,) = fresh.tick(bench.log, 0)
+    assert isinstance(early, SendMember)
+    assert early.record.base == bench.log.base
+    fresh.observe(bench.append(record), 0)
+    (late,) = fresh.tick(bench.log, DEFAULT.heartbeat_every_ms)
+    assert isinstance(late, SendMember)
+    assert late.record.base == floor
+
+
+def test_when_the_log_is_truncated_before_it_was_read_everything_stops() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    bench.take(bench.holder.log_lost(LogLoss.TRUNCATED, bench.log.token_floor, bench.now_ms))
+    bench.take(bench.holder.drained(Q, token, bench.now_ms))
+    base = bench.log.base
+    bench.log = GroupLog(700)
+    bench.holder.begin(700, bench.now_ms)
+    bench.log.fold(
+        700,
+        T0 + bench.now_ms,
+        MemberRecord(client_id="x", incarnation="x", seq=1, lease_ms=LEASE, base=base),
+    )
+    bench.wait(LEASE + 5_000)
+    assert bench.log.base == base  # the floor is for new logs only
+    new = bench.token()
+    assert new is not None
+    assert new > token
+
+
+def test_a_record_of_an_unknown_version_stops_everything_until_a_lease_has_passed() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    bench.take(bench.holder.observe(bench.log.unreadable(bench.log.next_offset, T0 + bench.now_ms), bench.now_ms))
+    assert bench.of(Stop) == [Stop(Q, token, StopReason.LOG_LOST)]
+    bench.take(bench.holder.drained(Q, token, bench.now_ms))
+    bench.wait(LEASE - 1)
+    assert bench.token() is None
+    bench.wait(5_000)
+    assert bench.token() is not None
+
+
+def test_what_is_too_much_for_one_record_goes_into_several() -> None:
+    queues = [MessageQueue("orders", "kafka", i) for i in range(12)]
+    bench = Bench(*queues)
+    counts = tuple((offset, 1) for offset in range(3_000))
+    for queue in queues:
+        bench.holder.progress(queue, bench.token(queue) or 0, 0, counts)
+    bench.wait(RENEW)
+    renewals = [a.record for a in bench.of(SendRenew) if isinstance(a, SendRenew)]
+    assert len(renewals) == 3
+    assert max(len(encode_group_record(record)) for record in renewals) < 900_000
+    assert {entry.queue for record in renewals for entry in record.queues} == set(queues)
+    assert {len(entry.reconsume_counts) for record in renewals for entry in record.queues} == {1_000}
+    bench.wait(HOLD)
+    assert all(bench.token(queue) for queue in queues)
+
+
+def test_every_state_is_reached_and_left() -> None:
+    states = set(_State)
+    assert {state for state, _ in _NEXT} == states
+    assert set(_NEXT.values()) == states
+    assert {event for _, event in _NEXT} == set(_Event)
+
+
+# --- several holders ----------------------------------------------------------------------------------------------
+#
+# A simulation in true time. The log's leader stamps records by its clock, which may step; every process has a
+# monotonic clock with its own zero; records reach the log late but in order; processes read late, freeze, are killed.
+
+QUEUES = [MessageQueue("orders", "kafka", i) for i in range(3)]
+
+
+@dataclass
+class Broker:
+    """The group log, the committed positions, and true time."""
+
+    now_ms: int = 0
+    leader_ahead_ms: int = 0
+    log_id: int = 0
+    low: int = 0
+    records: list[tuple[int, bytes]] = field(default_factory=list)
+    committed: dict[MessageQueue, int] = field(default_factory=dict)
+    tokens: dict[MessageQueue, int] = field(default_factory=dict)  # the metadata of the commits
+
+    def append(self, value: bytes) -> None:
+        self.records.append((T0 + self.now_ms + self.leader_ahead_ms, value))
+
+    def commit(self, queue: MessageQueue, token: int, position: int) -> None:
+        assert position >= self.committed.get(queue, 0), "a commit went backwards"
+        assert token >= self.tokens.get(queue, 0), "a former owner commits"
+        self.committed[queue] = position
+        self.tokens[queue] = token
+
+
+class Sink:
+    """What listeners write to: it remembers the highest token of each queue and refuses lower ones."""
+
+    def __init__(self) -> None:
+        self.highest: dict[MessageQueue, int] = {}
+        self.cursor: dict[MessageQueue, int] = {}
+        self.frontier: dict[MessageQueue, int] = {}
+        self.newest: dict[MessageQueue, int] = {}
+        self.handed_over: dict[MessageQueue, int] = {}
+        self.starts = 0
+        self.refused = 0
+
+    def started(self, queue: MessageQueue, token: int, position: int) -> None:
+        """A process begins a queue: with a higher token than anyone before, without a gap, and not behind a release."""
+        assert token > self.newest.get(queue, -1), "a later owner has a lower token"
+        assert position <= self.frontier.get(queue, 0), "messages skipped"
+        assert position >= self.handed_over.pop(queue, 0), "a clean hand-over went back"
+        self.newest[queue] = token
+        self.starts += 1
+
+    def write(self, queue: MessageQueue, token: int, position: int) -> None:
+        """A message; first successes come in order and repeats re-run a suffix only."""
+        if token < self.highest.get(queue, -1):
+            self.refused += 1
+            return
+        if token == self.highest.get(queue):
+            assert position == self.cursor[queue], "one owner writes its messages in order"
+        assert position <= self.frontier.get(queue, 0), "a gap"
+        self.highest[queue] = token
+        self.cursor[queue] = position + 1
+        self.frontier[queue] = max(self.frontier.get(queue, 0), position + 1)
+
+
+@dataclass
+class Run:
+    """What a process does with a queue between Start and the end of its drain."""
+
+    token: int
+    position: int
+    stopped: bool = False
+
+
+class Process:
+    """One member: the shell around its machines."""
+
+    def __init__(self, number: int, broker: Broker, sink: Sink) -> None:
+        self.owner = Owner(f"m{number}", f"i{number}")
+        self.broker = broker
+        self.sink = sink
+        self.zero_ms = 7_777_777 * number  # every monotonic clock has its own zero
+        self.holder = QueueLockHolder(self.owner, DEFAULT)
+        self.outbox: deque[bytes] = deque()
+        self.runs: dict[MessageQueue, Run] = {}
+        self.frozen = False
+        self.follow()
+
+    @property
+    def now_ms(self) -> int:
+        return self.broker.now_ms + self.zero_ms
+
+    def believes(self, queue: MessageQueue) -> bool:
+        return self.holder.token_of(queue, self.now_ms) is not None
+
+    def follow(self) -> None:
+        """Begin to read the log that lies there."""
+        self.log_id = self.broker.log_id
+        self.log = GroupLog(self.broker.low)
+        floor = max(self.broker.tokens.values(), default=-1) + 1 or None
+        self.perform(self.holder.begin(self.broker.low + len(self.broker.records), self.now_ms, floor))
+
+    def perform(self, actions: list[QueueLockAction]) -> None:
+        for action in actions:
+            match action:
+                case Start(queue, token, next_offset, _):
+                    assert queue not in self.runs, "two runs of one queue in one process"
+                    position = max(self.broker.committed.get(queue, 0), next_offset or 0)
+                    self.runs[queue] = Run(token, position)
+                    self.broker.commit(queue, token, position)
+                    self.sink.started(queue, token, position)
+                case Stop(queue, token, _):
+                    run = self.runs[queue]
+                    assert (run.token, run.stopped) == (token, False), "one stop for each start"
+                    run.stopped = True
+                case SendClaim() | SendRenew() | SendRelease() | SendMember() | SendLeave():
+                    self.outbox.append(encode_group_record(action.record))
+                case _:
+                    assert_never(action)
+
+    def read(self, limit: int) -> None:
+        """Read and fold up to `limit` records, noticing when the log is another one or has lost its beginning."""
+        continuity = self.log.continuity(self.broker.low, self.broker.low + len(self.broker.records))
+        if self.log_id != self.broker.log_id or continuity is not Continuity.CONTINUES:
+            loss = LogLoss.TRUNCATED if self.log_id == self.broker.log_id else LogLoss.RECREATED
+            self.perform(self.holder.log_lost(loss, self.log.token_floor, self.now_ms))
+            self.follow()
+        place = self.log.next_offset - self.broker.low
+        for append_ms, value in self.broker.records[place : place + limit]:
+            folded = self.log.fold(self.log.next_offset, append_ms, decode_group_record(value))
+            self.perform(self.holder.observe(folded, self.now_ms))
+
+    def work(self) -> None:
+        """One message of each queue that may be worked on, and what stopped queues need."""
+        for queue, run in list(self.runs.items()):
+            if run.stopped:
+                self.give_back(queue, run)
+            elif self.believes(queue):
+                self.sink.write(queue, run.token, run.position)
+                run.position += 1
+                self.holder.progress(queue, run.token, run.position, ((run.position, 1),))
+                if run.position % 3 == 0:
+                    self.broker.commit(queue, run.token, run.position)
+
+    def give_back(self, queue: MessageQueue, run: Run) -> None:
+        self.perform(self.holder.drained(queue, run.token, self.now_ms))
+        if self.holder.token_of(queue, self.now_ms) == run.token:
+            self.broker.commit(queue, run.token, run.position)
+            self.perform(self.holder.committed(queue, run.token, run.position, (), self.now_ms))
+            self.sink.handed_over[queue] = run.position
+        del self.runs[queue]
+
+    def step(self, limit: int) -> None:
+        """One turn of the process: read, tick, work."""
+        self.read(limit)
+        self.perform(self.holder.tick(self.log, self.now_ms))
+        self.work()
+
+    def thaw(self) -> None:
+        """It goes on where it was: listeners end the write they were in before anything is checked."""
+        self.frozen = False
+        for queue, run in self.runs.items():
+            if run.token < self.sink.highest.get(queue, -1):  # the frozen write of a former owner
+                self.sink.write(queue, run.token, run.position)
+
+    def deliver(self, limit: int) -> None:
+        """Records reach the log, in order."""
+        for _ in range(min(limit, len(self.outbox))):
+            self.broker.append(self.outbox.popleft())
+
+
+class Cluster:
+    """Processes on one log, and a random history played on them."""
+
+    def __init__(self, random: Random, members: int = 3) -> None:
+        self.random = random
+        self.broker = Broker()
+        self.sink = Sink()
+        self.processes: list[Process] = []
+        self.spawned = 0
+        self.clock_stepped_ms = -LEASE
+        for _ in range(members):
+            self.spawn()
+
+    # operations; weights in OPERATIONS
+
+    def spawn(self, process: Process | None = None) -> None:
+        """A new process, also right after a re-creation of the log."""
+        del process
+        if len(self.processes) < 4:
+            new = Process(self.spawned, self.broker, self.sink)
+            self.spawned += 1
+            self.processes.append(new)
+            new.perform(new.holder.want(QUEUES, new.now_ms))
+
+    def kill(self, process: Process) -> None:
+        """A process is gone; of its records on their way some still arrive."""
+        process.deliver(self.random.randrange(5))
+        self.processes.remove(process)
+
+    def freeze_or_thaw(self, process: Process) -> None:
+        if process.frozen:
+            process.thaw()
+        else:
+            process.frozen = True
+
+    def want(self, process: Process) -> None:
+        if not process.frozen:
+            process.perform(process.holder.want(self.random.sample(QUEUES, self.random.randrange(4)), process.now_ms))
+
+    def step_clock(self, process: Process) -> None:
+        """The leader's clock steps; at most five times in a lease, which the margin of 30 s covers."""
+        del process
+        if self.broker.now_ms - self.clock_stepped_ms >= LEASE // 5:
+            self.clock_stepped_ms = self.broker.now_ms
+            self.broker.leader_ahead_ms += self.random.choice([-3_600_000, -7_000, 7_000, 3_600_000])
+
+    def recreate(self, process: Process) -> None:
+        del process
+        self.broker.records.clear()
+        self.broker.low = 0
+        self.broker.log_id += 1
+
+    def truncate(self, process: Process) -> None:
+        del process
+        count = self.random.randrange(len(self.broker.records) + 1)
+        del self.broker.records[:count]
+        self.broker.low += count
+
+    def deliver(self, process: Process) -> None:
+        """Also of a frozen process: records on their way already."""
+        process.deliver(self.random.choice([1, 10]))
+
+    def step(self, process: Process) -> None:
+        if not process.frozen:
+            process.step(self.random.choice([1, 10, 1_000]))
+
+    OPERATIONS = (
+        (step, 600), (deliver, 300), (freeze_or_thaw, 15), (want, 10), (spawn, 8), (kill, 4), (step_clock, 3),
+        (truncate, 2), (recreate, 1),
+    )  # fmt: skip
+
+    def play(self, steps: int) -> None:
+        operations, weights = zip(*self.OPERATIONS, strict=True)
+        for operation in self.random.choices(operations, weights, k=steps):
+            self.broker.now_ms += self.random.choice([0, 0, 1, 10, 100, 500, 1_000, 3_000])
+            self.check()
+            if self.processes:
+                operation(self, self.random.choice(self.processes))
+            else:
+                self.spawn()
+            self.check()
+
+    def check(self) -> None:
+        """No two members believe in one queue at one instant, frozen ones included."""
+        for queue in QUEUES:
+            believers = [process.owner for process in self.processes if process.believes(queue)]
+            assert len(believers) <= 1, f"{believers} believe in {queue} at {self.broker.now_ms}"
+
+    def come_to_rest(self, duration_ms: int) -> None:
+        """Everybody is awake and wants everything; records are delivered and read at once."""
+        end_ms = self.broker.now_ms + duration_ms
+        while self.broker.now_ms < end_ms:
+            self.broker.now_ms += 400
+            if not self.processes:
+                self.spawn()
+            for process in self.processes:
+                if process.frozen:
+                    process.thaw()
+                process.perform(process.holder.want(QUEUES, process.now_ms))
+                process.step(10**9)
+                process.deliver(10**9)
+            self.check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_no_two_members_believe_in_one_queue_and_accepted_tokens_never_go_back(seed: int) -> None:
+    cluster = Cluster(Random(seed))  # noqa: S311 - a test's dice
+    cluster.play(2_500)
+    cluster.come_to_rest(4 * LEASE)
+    for queue in QUEUES:
+        assert sum(process.believes(queue) for process in cluster.processes) == 1
+    views = {tuple((lock.queue, lock.owner, lock.token) for lock in process.log.locks) for process in cluster.processes}
+    assert len(views) == 1
+    assert all(lock.known and lock.owner for process in cluster.processes for lock in process.log.locks)
+
+
+def test_the_simulation_is_not_idle() -> None:
+    cluster = Cluster(Random(7))  # noqa: S311 - a test's dice
+    cluster.play(60_000)
+    assert cluster.sink.starts > 500
+    assert cluster.sink.refused > 10
+    assert cluster.spawned > 50
+
+
+def test_a_killed_owner_is_replaced_one_lease_after_its_last_renewal() -> None:
+    cluster = Cluster(Random(1), members=2)  # noqa: S311 - a test's dice
+    cluster.come_to_rest(3 * LEASE)
+    owner = next(process for process in cluster.processes if process.believes(QUEUES[0]))
+    cluster.processes.remove(owner)
+    killed_ms = cluster.broker.now_ms
+    while not cluster.processes[0].believes(QUEUES[0]):
+        cluster.come_to_rest(400)
+    assert cluster.broker.now_ms - killed_ms <= LEASE + 1_200
+
+
+def test_a_released_queue_is_taken_over_at_once() -> None:
+    cluster = Cluster(Random(1), members=2)  # noqa: S311 - a test's dice
+    cluster.come_to_rest(3 * LEASE)
+    owner = next(process for process in cluster.processes if process.believes(QUEUES[0]))
+    (other,) = (process for process in cluster.processes if process is not owner)
+    owner.perform(owner.holder.close(owner.now_ms))
+    for process in (owner, other, other):
+        process.step(10**9)
+        process.deliver(10**9)
+    other.step(10**9)
+    assert other.believes(QUEUES[0])
