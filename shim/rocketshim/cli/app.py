@@ -38,6 +38,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("rocketshim.cli.init", "Create the topics the shim needs, or say what would be created."),
     "send": ("rocketshim.cli.send", "Send one message, now or later."),
     "worker": ("rocketshim.cli.worker", "Deliver delayed and retried messages when they are due."),
+    "dlq": ("rocketshim.cli.dlq", "Dead letters: what is dead, and why."),
+    "retry": ("rocketshim.cli.retry", "Retries: what came back to a group."),
+    "trace": ("rocketshim.cli.trace", "One message through its whole life."),
     "broker": ("rocketshim.cli.broker", "A real Kafka on this machine; neither Docker nor an installed Java needed."),
 }
 """Command name to (module, its line in `rocketshim --help`), in the order of the help."""

@@ -1,0 +1,119 @@
+"""`rocketshim dlq ls | show | stats`: what is dead, and why."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from rocketshim.cli.app import FINDING
+from rocketshim.cli.letters import (
+    Choice,
+    Follow,
+    Group,
+    Key,
+    Limit,
+    Since,
+    Tags,
+    Where,
+    chosen,
+    find,
+    show_list,
+    show_one,
+)
+from rocketshim.cli.options import Bootstrap, Json, Namespace
+from rocketshim.deadletter.entry import time_text
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.deadletter.statistics import by_cause
+from rocketshim_topics import TopicNames
+
+app = typer.Typer(
+    help="Dead letters: what is dead, and why.",
+    epilog="Example: rocketshim dlq stats --bootstrap localhost:9092 --group payments",
+    no_args_is_help=True,
+)
+
+
+@app.command(epilog="Example: rocketshim dlq ls --group payments --where \"FAIL_CLASS = 'Timeout'\" --since 2d")
+def ls(
+    *,
+    bootstrap: Bootstrap,
+    group: Group,
+    namespace: Namespace = "",
+    where: Where = None,
+    tags: Tags = None,
+    key: Key = None,
+    since: Since = None,
+    limit: Limit = 50,
+    follow: Follow = False,
+    as_json: Json = False,
+) -> None:
+    """List dead letters of a group, oldest first within a partition."""
+    names = TopicNames(namespace)
+    choice = Choice(where=where, tags=tags, key=key, since=since)
+    with TopicReader(bootstrap) as reader:
+        entries = chosen(reader, names.dead_letter(group), choice, follow=follow)
+        show_list(entries, limit=limit, as_json=as_json, follow=follow)
+
+
+@app.command(epilog="Example: rocketshim dlq show 0/17 --group payments")
+def show(
+    *,
+    what: Annotated[str, typer.Argument(metavar="ID|PARTITION/OFFSET", help="Which dead letter.")],
+    bootstrap: Bootstrap,
+    group: Group,
+    namespace: Namespace = "",
+    as_json: Json = False,
+) -> None:
+    """Show everything of one dead letter. Exit code 2 if there is none."""
+    names = TopicNames(namespace)
+    with TopicReader(bootstrap) as reader:
+        entry = find(reader, names, names.dead_letter(group), what)
+    if entry is None:
+        typer.echo(f"no dead letter {what} in group {group}", err=True)
+        raise typer.Exit(FINDING)
+    show_one(entry, as_json=as_json)
+
+
+@app.command(epilog="Example: rocketshim dlq stats --group payments --since 1d")
+def stats(
+    *,
+    bootstrap: Bootstrap,
+    group: Group,
+    namespace: Namespace = "",
+    where: Where = None,
+    tags: Tags = None,
+    key: Key = None,
+    since: Since = None,
+    as_json: Json = False,
+) -> None:
+    """Count dead letters by cause. Records that were read are counted, not offsets."""
+    names = TopicNames(namespace)
+    choice = Choice(where=where, tags=tags, key=key, since=since)
+    with TopicReader(bootstrap) as reader:
+        counts = by_cause(chosen(reader, names.dead_letter(group), choice))
+    if as_json:
+        rows = [
+            {
+                "cause": each.cause,
+                "text": each.text,
+                "count": each.count,
+                "messages": len(each.ids),
+                "first_ms": each.first_ms,
+                "last_ms": each.last_ms,
+                "sample": each.sample,
+            }
+            for each in counts
+        ]
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    typer.echo(f"{sum(each.count for each in counts)} dead letters in group {group}")
+    if not counts:
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("count", "messages", "cause", "text", "first (UTC)", "last (UTC)", "the last one"):
+        table.add_column(column, justify="right" if column in {"count", "messages"} else "left")
+    for each in counts:
+        times = (time_text(each.first_ms), time_text(each.last_ms))
+        table.add_row(str(each.count), str(len(each.ids)), each.cause, each.text, *times, each.sample)
+    console().print(table)

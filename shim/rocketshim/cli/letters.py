@@ -1,0 +1,163 @@
+"""What `rocketshim dlq` and `rocketshim retry` share: choosing records of a group's topic and showing them."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rocketshim.deadletter.entry import Entry, time_text
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.errors import ConfigError
+from rocketshim.filters import SqlFilter, TagFilter
+from rocketshim_topics import Origin, TopicNames, parse_duration_ms
+
+Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
+Where = Annotated[
+    str | None, typer.Option("--where", help="SQL92 over headers: \"FAIL_CLASS = 'Timeout' AND price > 10\".")
+]
+Tags = Annotated[str | None, typer.Option("--tags", help="Tags: 'created || paid'.")]
+Key = Annotated[str | None, typer.Option("--key", help="Kafka's key, or one of the business keys.")]
+Since = Annotated[str | None, typer.Option("--since", help="Not older than this: 30m, 2h, 3d.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")]
+
+
+_PIPED_WIDTH = 200
+
+
+def console() -> Console:
+    """Where tables go: as wide as the terminal, 200 columns in a pipe."""
+    made = Console()
+    return made if made.is_terminal or "COLUMNS" in os.environ else Console(width=_PIPED_WIDTH)
+
+
+class Choice:
+    """Which records a person asked for.
+
+    Raises:
+        ConfigError, FilterSyntaxError: something they wrote is not right.
+    """
+
+    def __init__(self, *, where: str | None, tags: str | None, key: str | None, since: str | None) -> None:
+        self._where = None if where is None else SqlFilter(where)
+        self._tags = None if tags is None else TagFilter(tags)
+        self._key = key
+        self.since_ms = None if since is None else time.time_ns() // 1_000_000 - parse_duration_ms(since)
+
+    def wants(self, message: Any, entry: Entry) -> bool:
+        """Whether a record is one of them."""
+        headers = message.headers()
+        if self._where is not None and not self._where.matches_headers(headers):
+            return False
+        if self._tags is not None and not self._tags.matches_headers(headers):
+            return False
+        if self._key is None:
+            return True
+        return entry.key == self._key.encode() or self._key in (entry.envelope.keys or "").split()
+
+
+def chosen(reader: TopicReader, topic: str, choice: Choice, *, follow: bool = False) -> Iterator[Entry]:
+    """The records of a topic that are wanted."""
+    for message in reader.read([topic], since_ms=choice.since_ms, follow=follow):
+        if message is None:
+            continue
+        entry = Entry.of(message)
+        if choice.wants(message, entry):
+            yield entry
+
+
+def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bool) -> None:
+    """List records: a table, or one JSON object a line."""
+    if as_json or follow:
+        for number, entry in enumerate(entries, start=1):
+            typer.echo(json.dumps(entry.as_json(body=False)) if as_json else _line(entry))
+            if number >= limit and not follow:
+                return
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("partition/offset", "stored (UTC)", "failures", "cause", "text", "topic", "id"):
+        table.add_column(column, overflow="fold" if column in {"id", "text"} else "ellipsis")
+    shown = 0
+    for entry in entries:
+        if shown == limit:
+            table.caption = f"the first {limit}; --limit shows more"
+            break
+        shown += 1
+        table.add_row(
+            f"{entry.partition}/{entry.offset}",
+            time_text(entry.stored_ms),
+            str(entry.envelope.reconsume_times or 0),
+            entry.cause or (f"malformed: {entry.malformed}" if entry.malformed else ""),
+            entry.envelope.fail_text or "",
+            entry.envelope.retry_topic or "",
+            entry.id,
+        )
+    if shown == 0:
+        typer.echo("none")
+    else:
+        console().print(table)
+
+
+def show_one(entry: Entry, *, as_json: bool) -> None:
+    """Everything of one record."""
+    if as_json:
+        typer.echo(json.dumps(entry.as_json(), indent=1))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    envelope = entry.envelope
+    for label, value in (
+        ("id", entry.id),
+        ("lies at", entry.at),
+        ("stored", time_text(entry.stored_ms)),
+        ("first sent", time_text(envelope.born_timestamp_ms)),
+        ("first delivery", envelope.origin_message_id or ""),
+        ("made from", envelope.hop_id or ""),
+        ("failures", str(envelope.reconsume_times or 0)),
+        ("cause", entry.cause),
+        ("text", envelope.fail_text or ""),
+        ("failed", time_text(envelope.fail_at_ms)),
+        ("malformed", entry.malformed or ""),
+        ("key", "" if entry.key is None else entry.key.decode(errors="replace")),
+        ("tag", envelope.tags or ""),
+        ("business keys", envelope.keys or ""),
+        *(
+            (f"header {name}", "(none)" if value is None else value.decode(errors="replace"))
+            for name, value in entry.user_headers
+        ),
+        ("body", entry.value_text()),
+    ):
+        if value:
+            table.add_row(label, value)
+    console().print(table)
+
+
+def find(reader: TopicReader, names: TopicNames, topic: str, what: str) -> Entry | None:
+    """A record by `partition/offset`, `topic/partition/offset` or a message's id; None if there is none."""
+    parts = what.split("/")
+    if len(parts) == 2 and all(part.isdigit() for part in parts):
+        message = reader.fetch(topic, int(parts[0]), int(parts[1]))
+        return None if message is None else Entry.of(message)
+    if len(parts) == 3:
+        try:
+            at = Origin.parse(what)
+        except ValueError as error:
+            raise ConfigError(f"{what!r} is no id and no topic/partition/offset") from error
+        message = reader.fetch(at.topic, at.partition, at.offset)
+        return None if message is None else Entry.of(message, trusted=names.is_ours(at.topic))
+    for message in reader.read([topic]):
+        entry = Entry.of(message)
+        if entry.id == what:
+            return entry
+    return None
+
+
+def _line(entry: Entry) -> str:
+    cause = f"{entry.cause}: {entry.envelope.fail_text or ''}"
+    return (
+        f"{time_text(entry.stored_ms)}  {entry.at}  failures {entry.envelope.reconsume_times or 0}  {cause}  {entry.id}"
+    )

@@ -1,0 +1,41 @@
+"""`rocketshim retry ls`: what came back to a group."""
+
+import typer
+
+from rocketshim.cli.letters import Choice, Follow, Group, Key, Limit, Since, Tags, Where, chosen, show_list
+from rocketshim.cli.options import Bootstrap, Json, Namespace
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim_topics import TopicNames
+
+app = typer.Typer(
+    help="Retries: what came back to a group.",
+    epilog="Example: rocketshim retry ls --bootstrap localhost:9092 --group payments --since 1h",
+    no_args_is_help=True,
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Retries: what came back to a group."""
+
+
+@app.command(epilog="Example: rocketshim retry ls --group payments --since 1h")
+def ls(
+    *,
+    bootstrap: Bootstrap,
+    group: Group,
+    namespace: Namespace = "",
+    where: Where = None,
+    tags: Tags = None,
+    key: Key = None,
+    since: Since = None,
+    limit: Limit = 50,
+    follow: Follow = False,
+    as_json: Json = False,
+) -> None:
+    """List records of a group's retry topic: attempts that were due. What still waits is shown by `delayed ls`."""
+    names = TopicNames(namespace)
+    choice = Choice(where=where, tags=tags, key=key, since=since)
+    with TopicReader(bootstrap) as reader:
+        entries = chosen(reader, names.retry(group), choice, follow=follow)
+        show_list(entries, limit=limit, as_json=as_json, follow=follow)

@@ -1,0 +1,129 @@
+"""`rocketshim trace`: one message through its whole life."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rocketshim.cli.app import FINDING
+from rocketshim.cli.letters import console
+from rocketshim.cli.options import Bootstrap, DelayLevelsText, Json, Namespace
+from rocketshim.deadletter.entry import Entry, time_text
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.deadletter.trace import Hop, Missing, life
+from rocketshim.errors import ConfigError
+from rocketshim_topics import DelayLevels, Origin, TopicNames
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: rocketshim trace rmq.dlq.payments/0/17 --bootstrap localhost:9092")
+def trace(
+    *,
+    what: Annotated[str, typer.Argument(metavar="ID|TOPIC/PARTITION/OFFSET", help="Which message.")],
+    bootstrap: Bootstrap,
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", help="A topic it was sent to; found by itself once it has failed or was delayed."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show every record of one message in order: when, where, how late, why it failed. Exit code 2 if there is none.
+
+    The shim's topics of the namespace are read whole. A record that retention has taken is said to be missing.
+    """
+    names = TopicNames(namespace)
+    levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
+    with TopicReader(bootstrap) as reader:
+        wanted = _id(reader, names, what)
+        if wanted is None:
+            typer.echo(f"there is no record at {what} (any more)", err=True)
+            raise typer.Exit(FINDING)
+        entries = _entries(reader, names, wanted, {names.physical(each) for each in topic or []})
+        hops = life(
+            entries,
+            is_schedule=lambda name: name == names.schedule,
+            queue_delay_ms=lambda partition: levels.queue_delay_ms(partition) or 0,
+            low_offset=reader.low_offset,
+        )
+    if not hops:
+        typer.echo(
+            f"no record of {wanted} was found; if it was sent without delay and never failed, say --topic", err=True
+        )
+        raise typer.Exit(FINDING)
+    if as_json:
+        typer.echo(json.dumps([_json(hop) for hop in hops], indent=1))
+    else:
+        _show(wanted, hops, names)
+
+
+def _id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
+    if what.count("/") != 2:
+        return what
+    try:
+        at = Origin.parse(what)
+    except ValueError as error:
+        raise ConfigError(f"{what!r} is no id and no topic/partition/offset") from error
+    message = reader.fetch(at.topic, at.partition, at.offset)
+    return None if message is None else Entry.of(message, trusted=names.is_ours(at.topic)).id
+
+
+def _entries(reader: TopicReader, names: TopicNames, wanted: str, sources: set[str]) -> list[Entry]:
+    """Every record with this id: first in the shim's topics, then in the topics those records name."""
+    prefix = names.prefix
+    ours = [name for name in reader.topics() if names.is_ours(name) and name.startswith(prefix)]
+    if not prefix:
+        ours = [name for name in ours if name.startswith(("SCHEDULE_TOPIC", "rmq."))]
+    found = [entry for entry in map(Entry.of, reader.read(ours)) if entry.id == wanted]
+    for entry in found:
+        envelope = entry.envelope
+        for name in (envelope.retry_topic, envelope.real_topic):
+            if name and not name.startswith("%"):
+                sources.add(name)
+    parts = wanted.split("/")
+    if len(parts) == 3:  # the id of a record that had none: its own coordinates
+        sources.add(parts[0])
+    known = reader.topics()
+    for name in sorted(source for source in sources if known.get(source)):
+        for message in reader.read([name]):
+            entry = Entry.of(message, trusted=False)
+            if entry.id == wanted:
+                found.append(entry)
+    return found
+
+
+def _what(hop: Hop, names: TopicNames) -> str:
+    envelope = hop.entry.envelope
+    cause = f"{envelope.fail_class}: {envelope.fail_text}" if envelope.fail_class else ""
+    name = hop.entry.topic
+    if hop.due_ms is not None:
+        wait = f"waits {hop.due_ms - hop.entry.stored_ms} ms for {envelope.real_topic}"
+        return f"failed ({cause}), {wait}" if cause else wait
+    if name == names.parked:
+        return f"parked: {envelope.park_reason}"
+    if envelope.consumer_group is not None and name == names.dead_letter(envelope.consumer_group):
+        return f"dead: {cause}"
+    return "delivered" if hop.late_ms is None else f"delivered, {hop.late_ms} ms after it was due"
+
+
+def _show(wanted: str, hops: list[Hop | Missing], names: TopicNames) -> None:
+    table = Table(title=wanted, title_justify="left", box=None, pad_edge=False)
+    for column in ("stored (UTC)", "topic/partition/offset", "failures", "what"):
+        table.add_column(column, overflow="fold")
+    for hop in hops:
+        if isinstance(hop, Missing):
+            why = "retention has taken it" if hop.expired else "it was not found"
+            table.add_row("?", hop.at, "", f"[bold]missing[/]: {why}")
+        else:
+            count = str(hop.entry.envelope.reconsume_times or 0)
+            table.add_row(time_text(hop.entry.stored_ms), hop.entry.at, count, _what(hop, names))
+    console().print(table)
+
+
+def _json(hop: Hop | Missing) -> dict[str, Any]:
+    if isinstance(hop, Missing):
+        return {"missing": hop.at, "expired": hop.expired}
+    return {**hop.entry.as_json(body=False), "due_ms": hop.due_ms, "late_ms": hop.late_ms}

@@ -1,0 +1,137 @@
+"""One record of a shim topic for a person or a program: decoded as far as it can be, never failing.
+
+A record that breaks the wire format is shown too: what can be read of it, and the reason. Values are not decoded; they
+are shown as text where they are UTF-8, else as base64.
+"""
+
+import base64
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rocketshim_topics import Envelope, MalformedRecordError, decode
+from rocketshim_topics.wire import RESERVED, own_name
+
+__all__ = ["Entry", "time_text"]
+
+_SHOWN: Final = 200
+
+
+def time_text(at_ms: int | None) -> str:
+    """An instant for a person: UTC, milliseconds; `""` for None."""
+    if at_ms is None:
+        return ""
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record as read.
+
+    Attributes:
+        topic, partition, offset: coordinates.
+        stored_ms: its timestamp, epoch ms.
+        key, value: as stored.
+        headers: as stored.
+        envelope: decoded; empty where the record breaks the wire format.
+        malformed: why it could not be decoded; None where it could.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    stored_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    envelope: Envelope
+    malformed: str | None
+
+    @classmethod
+    def of(cls, message: Any, *, trusted: bool = True) -> "Entry":
+        """The entry of a Kafka message; `trusted`: it lies in a topic of the shim's own."""
+        headers = tuple(message.headers() or ())
+        malformed = None
+        try:
+            envelope = decode(headers, trusted=trusted)
+        except MalformedRecordError as error:
+            envelope, malformed = Envelope(), error.reason
+        at = (message.topic(), message.partition(), message.offset())
+        return cls(*at, message.timestamp()[1], message.key(), message.value(), headers, envelope, malformed)
+
+    @property
+    def at(self) -> str:
+        """`topic/partition/offset`."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+    @property
+    def id(self) -> str:
+        """The message's id, the same on every hop; its coordinates where it has none."""
+        return self.envelope.uniq_key or self.at
+
+    @property
+    def cause(self) -> str:
+        """Class of the last failure, `""` for none."""
+        return self.envelope.fail_class or ""
+
+    @property
+    def user_headers(self) -> list[tuple[str, bytes | None]]:
+        """The user's own headers under their own names."""
+        if self.malformed is not None:
+            return [(name, value) for name, value in self.headers if name not in RESERVED]
+        return [(own_name(name), value) for name, value in self.envelope.user]
+
+    def as_json(self, *, body: bool = True) -> dict[str, Any]:
+        """For programs; bytes as text where they are UTF-8, else `{"base64": …}`.
+
+        Args:
+            body: with the value.
+        """
+        envelope = self.envelope
+        facts: dict[str, Any] = {
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+            "stored_ms": self.stored_ms,
+            "id": self.id,
+            "key": _json_bytes(self.key),
+            "tag": envelope.tags,
+            "keys": (envelope.keys or "").split(),
+            "born_ms": envelope.born_timestamp_ms,
+            "group": envelope.consumer_group,
+            "origin_topic": envelope.retry_topic,
+            "origin": envelope.origin_message_id,
+            "made_from": envelope.hop_id,
+            "reconsume_times": envelope.reconsume_times,
+            "fail_class": envelope.fail_class,
+            "fail_text": envelope.fail_text,
+            "fail_at_ms": envelope.fail_at_ms,
+            "replay_id": envelope.replay_id,
+            "replay_count": envelope.replay_count,
+            "malformed": self.malformed,
+            "headers": [[name, _json_bytes(value)] for name, value in self.user_headers],
+            "size_bytes": len(self.value or b""),
+        }
+        if body:
+            facts["value"] = _json_bytes(self.value)
+        return facts
+
+    def value_text(self) -> str:
+        """The value for a person, cut to 200 characters."""
+        if self.value is None:
+            return "(no value)"
+        try:
+            text = self.value.decode()
+        except UnicodeDecodeError:
+            return f"({len(self.value)} bytes, not text)"
+        printable = "".join(char if char.isprintable() else "�" for char in text)
+        return printable if len(printable) <= _SHOWN else printable[: _SHOWN - 1] + "…"
+
+
+def _json_bytes(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}

@@ -1,0 +1,171 @@
+"""Reading topics from somewhere to their end: for listings, counts and traces, never for consumption.
+
+Nothing is committed and no group is joined. What is counted are records that were read, never offsets: transaction
+markers and compaction leave holes. The end of each partition is fixed when reading begins, so a listing of a busy topic
+ends; with `follow` it goes on until the caller stops. `read_committed`: aborted records are never shown.
+"""
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Self
+
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+
+from rocketshim.client_config import merge
+from rocketshim.clients import Clients, ConsumerClient, confluent_clients
+from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
+
+__all__ = ["TopicReader"]
+
+_METADATA_S: Final = 10.0
+_POLL_S: Final = 0.2
+_FETCH_COUNT: Final = 1_000
+
+
+class TopicReader:
+    """Reads records of some topics.
+
+    Args:
+        bootstrap: addresses of the brokers.
+        client: further librdkafka settings.
+        clients: where the consumer comes from; None: confluent_kafka.
+
+    Raises:
+        BrokerUnavailableError: from the methods; no broker answered.
+
+    Thread-safety: none; one owner thread. A context manager; `close` is safe twice.
+    """
+
+    def __init__(
+        self, bootstrap: str, *, client: Mapping[str, Any] | None = None, clients: Clients | None = None
+    ) -> None:
+        self._bootstrap = bootstrap
+        required = {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"rocketshim-read-{uuid.uuid4().hex[:8]}",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+        defaults = {"client.id": "rocketshim-read", "fetch.queue.backoff.ms": 10, "queued.max.messages.kbytes": 16_384}
+        self._consumer: ConsumerClient = (clients or confluent_clients()).consumer(
+            merge(client or {}, defaults=defaults, required=required)
+        )
+
+    def topics(self) -> dict[str, int]:
+        """Every topic of the cluster that may be seen, and its number of partitions."""
+        try:
+            metadata = self._consumer.list_topics(timeout=_METADATA_S)
+        except KafkaException as error:
+            raise self._away(error) from error
+        return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
+
+    def low_offset(self, topic: str, partition: int) -> int:
+        """The earliest offset that retention has left."""
+        return self._bounds(topic, partition)[0]
+
+    def read(self, topics: Sequence[str], *, since_ms: int | None = None, follow: bool = False) -> Iterator[Any]:
+        """Every record of these topics, as Kafka messages; in order within a partition.
+
+        Args:
+            topics: physical names.
+            since_ms: from the first record not older than this, epoch ms; None: from the beginning.
+            follow: go on with what comes, for ever; None is yielded while nothing does.
+
+        Raises:
+            TopicMissingError: one of them is not there.
+            NotAuthorizedError: one of them may not be read.
+        """
+        known = self.topics()
+        missing = [topic for topic in topics if not known.get(topic)]
+        if missing:
+            raise TopicMissingError(f"missing: {', '.join(missing)}; create them with: rocketshim init --group GROUP")
+        places = [(topic, partition) for topic in topics for partition in range(known[topic])]
+        ends: dict[tuple[str, int], int] = {}
+        for place in places:
+            low, high = self._bounds(*place)
+            if follow or high > low:
+                ends[place] = high
+        self._consumer.assign(self._starts(list(ends), since_ms))
+        yield from self._until(ends, follow=follow)
+        self._consumer.unassign()
+
+    def fetch(self, topic: str, partition: int, offset: int) -> Any | None:
+        """The record at a coordinate, or None where there is none (any more)."""
+        low, high = self._bounds(topic, partition)
+        if not low <= offset < high:
+            return None
+        self._consumer.assign([TopicPartition(topic, partition, offset)])
+        try:
+            for message in self._until({(topic, partition): offset + 1}, follow=False):
+                return message if message.offset() == offset else None
+        finally:
+            self._consumer.unassign()
+        return None
+
+    def close(self) -> None:
+        """End."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _until(self, ends: dict[tuple[str, int], int], *, follow: bool) -> Iterator[Any]:
+        while ends or follow:
+            batch = self._consumer.consume(_FETCH_COUNT, _POLL_S)
+            if follow and not batch:
+                yield None
+            for message in batch:
+                place = (message.topic(), message.partition())
+                if message.error() is not None:
+                    at_end = self._at_end(message)
+                    if at_end and not follow:
+                        ends.pop(place, None)
+                    continue
+                end = ends.get(place)
+                if follow or (end is not None and message.offset() < end):
+                    yield message
+                if not follow and end is not None and message.offset() + 1 >= end:
+                    del ends[place]
+
+    @staticmethod
+    def _at_end(message: Any) -> bool:
+        """Whether an event says that a partition has no more; others are errors or passing troubles."""
+        error: KafkaError = message.error()
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise NotAuthorizedError(f"the principal may not read {message.topic()}: grant it Read")
+        if error.fatal():
+            raise RocketshimError(f"reading cannot go on: {error.str()}")
+        return error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
+
+    def _starts(self, places: list[tuple[str, int]], since_ms: int | None) -> list[TopicPartition]:
+        if since_ms is None:
+            return [TopicPartition(*place, OFFSET_BEGINNING) for place in places]
+        asked = [TopicPartition(*place, since_ms) for place in places]
+        try:
+            return self._consumer.offsets_for_times(asked, timeout=_METADATA_S)
+        except KafkaException as error:
+            raise self._away(error) from error
+
+    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        try:
+            found = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_METADATA_S)
+        except KafkaException as error:
+            raise self._away(error) from error
+        if found is None:
+            raise BrokerUnavailableError(f"no broker at {self._bootstrap} said where {topic}/{partition} ends")
+        low, high = found
+        return low, high
+
+    def _away(self, error: KafkaException) -> RocketshimError:
+        cause: KafkaError = error.args[0]
+        if cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return NotAuthorizedError(f"the principal may not do this ({cause.str()}); see: rocketshim acls")
+        if cause.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION}:  # noqa: SLF001
+            return TopicMissingError(f"there is no such topic or partition ({cause.str()})")
+        return BrokerUnavailableError(f"no broker at {self._bootstrap} answered ({cause.name()}: {cause.str()})")

@@ -1,0 +1,175 @@
+"""Entries, counts by cause, and the life of a message: what can be read is shown, what is missing is said."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Message as Record
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.clients import Clients
+from rocketshim.deadletter.entry import Entry, time_text
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.deadletter.statistics import by_cause, fingerprint
+from rocketshim.deadletter.trace import Hop, Missing, life
+from rocketshim.errors import TopicMissingError
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics import Envelope, encode
+
+Headers = list[tuple[str, bytes | None]]
+
+
+def record(
+    topic: str, offset: int, headers: Headers, *, value: bytes | None = b"body", stored_ms: int = 1_000
+) -> Record:
+    return Record(
+        topic=topic, partition=0, offset=offset, key=b"k", value=value, headers=headers, timestamp=(2, stored_ms)
+    )
+
+
+def entry(topic: str, offset: int, stored_ms: int, **fields: object) -> Entry:
+    headers = encode(Envelope(shim=1, uniq_key="m1", **fields))  # type: ignore[arg-type]
+    return Entry.of(record(topic, offset, headers, stored_ms=stored_ms))
+
+
+def test_an_entry_is_what_the_headers_say() -> None:
+    made = entry("dlq", 3, 5, fail_class="Timeout", fail_text="no", reconsume_times=17, user=(("a", b"1"), ("a", None)))
+    assert (made.id, made.at, made.cause) == ("m1", "dlq/0/3", "Timeout")
+    assert made.user_headers == [("a", b"1"), ("a", None)]
+    shown = made.as_json()
+    assert json.loads(json.dumps(shown)) == shown
+    assert (shown["reconsume_times"], shown["headers"], shown["value"]) == (17, [["a", "1"], ["a", None]], "body")
+
+
+def test_a_malformed_record_is_shown_with_its_reason_and_does_not_fail() -> None:
+    made = Entry.of(record("dlq", 0, [("RECONSUME_TIMES", b"x"), ("mine", b"1")]))
+    assert made.malformed is not None
+    assert made.id == "dlq/0/0"
+    assert made.user_headers == [("mine", b"1")]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "(no value)"),
+        (b"", ""),
+        (b"\xff\xfe", "(2 bytes, not text)"),
+        (b"a\x1b[31mb", "a�[31mb"),
+        (b"x" * 300, "x" * 199 + "…"),
+    ],
+)
+def test_a_value_is_shown_short_and_harmless(value: bytes | None, text: str) -> None:
+    assert Entry.of(record("dlq", 0, [], value=value)).value_text() == text
+
+
+@given(st.binary() | st.none())
+def test_every_value_survives_json(value: bytes | None) -> None:
+    json.dumps(Entry.of(record("dlq", 0, [("h", value)], value=value)).as_json())
+
+
+def test_times_are_utc_with_milliseconds() -> None:
+    assert time_text(1_700_000_000_123) == "2023-11-14 22:13:20.123"
+    assert time_text(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("timeout after 1500 ms", "timeout after # ms"),
+        ("order 123e4567-e89b-12d3-a456-426614174000 unknown", "order # unknown"),
+        ("no such customer", "no such customer"),
+        ("deadbeef is a word, deadbeef01 an id", "deadbeef is a word, # an id"),
+        (None, ""),
+    ],
+)
+def test_a_fingerprint_forgets_numbers_and_ids(text: str | None, expected: str) -> None:
+    assert fingerprint(text) == expected
+
+
+def test_causes_are_counted_with_their_first_and_last() -> None:
+    counts = by_cause(
+        [
+            entry("dlq", 0, 30, fail_class="Timeout", fail_text="after 1 ms"),
+            entry("dlq", 1, 10, fail_class="Timeout", fail_text="after 22 ms"),
+            entry("dlq", 2, 20, fail_class="KeyError", fail_text="'x'"),
+        ]
+    )
+    assert [(each.cause, each.count, len(each.ids)) for each in counts] == [("Timeout", 2, 1), ("KeyError", 1, 1)]
+    assert (counts[0].first_ms, counts[0].last_ms, counts[0].sample) == (10, 30, "dlq/0/0")
+
+
+def lived(entries: list[Entry], low: Callable[[str, int], int] = lambda _topic, _partition: 0) -> list[Hop | Missing]:
+    return life(entries, is_schedule="schedule".__eq__, queue_delay_ms=lambda _: 1_000, low_offset=low)
+
+
+def test_a_life_is_in_order_with_due_times_and_lateness() -> None:
+    waits = entry("schedule", 0, 100, delay_ms=500, real_topic="orders")
+    arrives = entry("orders", 7, 604, hop_id="schedule/0/0")
+    again = entry("schedule", 1, 610, hop_id="orders/0/7", real_topic="%RETRY%g", reconsume_times=1)
+    hops = lived([again, arrives, waits, arrives])
+    assert [hop.entry.at for hop in hops if isinstance(hop, Hop)] == ["schedule/0/0", "orders/0/7", "schedule/0/1"]
+    assert [(hop.due_ms, hop.late_ms) for hop in hops if isinstance(hop, Hop)] == [
+        (600, None),
+        (None, 4),
+        (1_610, None),
+    ]
+
+
+@pytest.mark.parametrize(("low", "expired"), [(1, True), (0, False)])
+def test_a_record_that_is_not_there_is_said_to_be_missing(low: int, expired: bool) -> None:
+    hops = lived([entry("orders", 7, 604, hop_id="schedule/0/0")], lambda _topic, _partition: low)
+    assert hops[0] == Missing("schedule/0/0", expired)
+    assert isinstance(hops[1], Hop)
+
+
+def reader(kafka: InMemoryKafka) -> TopicReader:
+    return TopicReader("memory:1", clients=Clients(kafka.consumer, kafka.producer))
+
+
+@pytest.fixture
+def kafka() -> InMemoryKafka:
+    cluster = InMemoryKafka(VirtualClock())
+    cluster.create_topic("dlq", 2)
+    return cluster
+
+
+def test_reading_ends_at_the_end_and_passes_holes_and_empty_values(kafka: InMemoryKafka) -> None:
+    kafka.append("dlq", b"")
+    kafka.skip_offsets("dlq", 0, count=3)
+    kafka.append("dlq", None)
+    kafka.append("dlq", b"x", partition=1)
+    kafka.skip_offsets("dlq", 1, count=1)
+    with reader(kafka) as reading:
+        found = list(reading.read(["dlq"]))
+    assert sorted((message.partition(), message.offset()) for message in found) == [(0, 0), (0, 4), (1, 0)]
+
+
+def test_reading_nothing_ends_at_once(kafka: InMemoryKafka) -> None:
+    with reader(kafka) as reading:
+        assert list(reading.read(["dlq"])) == []
+
+
+def test_reading_since_a_time_leaves_out_what_is_older(kafka: InMemoryKafka) -> None:
+    kafka.append("dlq", b"old", timestamp_ms=1_000)
+    kafka.append("dlq", b"new", timestamp_ms=2_000)
+    with reader(kafka) as reading:
+        assert [message.value() for message in reading.read(["dlq"], since_ms=1_500)] == [b"new"]
+
+
+def test_a_coordinate_is_found_or_not(kafka: InMemoryKafka) -> None:
+    kafka.append("dlq", b"a")
+    kafka.skip_offsets("dlq", 0, count=1)
+    kafka.append("dlq", b"b")
+    with reader(kafka) as reading:
+        assert [None if (found := reading.fetch("dlq", 0, at)) is None else found.value() for at in range(4)] == [
+            b"a",
+            None,
+            b"b",
+            None,
+        ]
+
+
+def test_a_topic_that_is_not_there_is_named(kafka: InMemoryKafka) -> None:
+    with reader(kafka) as reading, pytest.raises(TopicMissingError, match="nowhere"):
+        list(reading.read(["nowhere"]))
