@@ -17,6 +17,7 @@ from rocketshim.cli.letters import (
     Tags,
     Where,
     chosen,
+    console,
     find,
     show_list,
     show_one,
