@@ -197,7 +197,7 @@ class Broker:
 
     def _settle_member(self, consumer: ConsumerSide, now_ns: int) -> None:
         member = consumer.member
-        if member is None or not member.member_id:
+        if member is None or member.member_id not in self.group(consumer.group_id).members:
             return
         if consumer.silent_since_ns is not None:
             if now_ns - consumer.silent_since_ns >= consumer.session_timeout_ms * NS_PER_MS:

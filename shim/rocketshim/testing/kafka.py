@@ -168,8 +168,12 @@ class InMemoryKafka:
             partition: where to.
             headers: in order, repeats allowed.
             timestamp_ms: epoch ms; None: now. A LogAppendTime topic stamps by its leader's clock in any case.
+
+        Raises:
+            ConfigError: no such topic or partition.
         """
         with self._broker.lock:
+            self._log(topic, partition)
             record = self._broker.append(
                 self._topic(topic),
                 partition,
