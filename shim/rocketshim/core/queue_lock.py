@@ -40,7 +40,6 @@ from typing import Final, TypedDict, TypeVar
 from rocketshim.core.group_log import LOG_TIME_STEP_MAX_MS, Folded, GroupLog, Judgement
 from rocketshim.core.lease_rules import Outcome, Owner
 from rocketshim.core.queue_lock_actions import (
-    LogLoss,
     QueueLockAction,
     ReconsumeCounts,
     SendClaim,
@@ -276,11 +275,10 @@ class QueueLockHolder:
         self._forget_idle()
         return actions
 
-    def log_lost(self, loss: LogLoss, token_floor: int | None, now_ms: int) -> list[QueueLockAction]:
-        """The fold was given up; a new `GroupLog` and `begin` follow.
+    def log_lost(self, token_floor: int | None, now_ms: int) -> list[QueueLockAction]:
+        """The fold was given up (log created again, or truncated before it was read); a new one and `begin` follow.
 
         Args:
-            loss: what happened to the log.
             token_floor: of the fold that was given up.
             now_ms: monotonic time in ms.
 
@@ -290,10 +288,9 @@ class QueueLockHolder:
         actions = self._pass_time(now_ms)
         actions += self._lapse_all(StopReason.LOG_LOST)
         self._read_to = self._folded_ms = self._heartbeat_ms = None
-        if loss is LogLoss.RECREATED:
-            self._claims_from_ms = now_ms + self._settings.lock_lease_ms
-            if token_floor is not None:
-                self._floor = max(token_floor, self._floor or 0)
+        self._claims_from_ms = now_ms + self._settings.lock_lease_ms
+        if token_floor is not None:
+            self._floor = max(token_floor, self._floor or 0)
         self._forget_idle()
         return actions
 
@@ -574,7 +571,6 @@ class QueueLockHolder:
                 actions += self._lapse(queue, slot, reason)
             elif slot.state is _State.CLAIMING:
                 slot.advance(_Event.REFUSE)
-        self._in_flight.clear()
         return actions
 
     def _forget_idle(self) -> None:

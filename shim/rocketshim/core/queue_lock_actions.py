@@ -11,7 +11,6 @@ from rocketshim_topics.group_log import ClaimRecord, LeaveRecord, MemberRecord, 
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
-    "LogLoss",
     "QueueLockAction",
     "ReconsumeCounts",
     "SendClaim",
@@ -39,15 +38,6 @@ class StopReason(Enum):
     """The log says that it is not ours any more. Drain; nothing may be committed."""
     LOG_LOST = auto()
     """The log itself cannot be followed. Drain; nothing may be committed."""
-
-
-class LogLoss(Enum):
-    """Why a fold of the log had to be given up for a new one."""
-
-    TRUNCATED = auto()
-    """Records were deleted before they were read."""
-    RECREATED = auto()
-    """The topic was deleted and created again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from rocketshim.core.group_log import Continuity, Folded, GroupLog
 from rocketshim.core.lease_rules import Outcome, Owner
 from rocketshim.core.queue_lock import _NEXT, QueueLockHolder, _Event, _State
 from rocketshim.core.queue_lock_actions import (
-    LogLoss,
     QueueLockAction,
     SendClaim,
     SendLeave,
@@ -168,6 +167,36 @@ def test_the_belief_lasts_from_before_the_renewal_was_sent() -> None:
     assert bench.holder.believed_until_ms(Q) == sent_ms + RENEW + HOLD
 
 
+def test_the_belief_after_a_claim_lasts_from_before_it_was_sent() -> None:
+    bench = Bench()
+    bench.keep_back = True
+    bench.take(bench.holder.want([Q], bench.now_ms))
+    bench.tick()
+    sent_ms = bench.now_ms
+    bench.now_ms += 2_000
+    bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
+    assert bench.holder.believed_until_ms(Q) == sent_ms + HOLD
+
+
+def test_nothing_is_claimed_before_the_log_is_read_to_the_end_it_had() -> None:
+    bench = Bench()
+    fresh = QueueLockHolder(B, DEFAULT)
+    fresh.want([Q], 0)
+    fresh.begin(3, 0)
+    record = MemberRecord(client_id="x", incarnation="x", seq=1, lease_ms=LEASE)
+    fresh.observe(bench.append(record), 0)
+    assert [type(action) for action in fresh.tick(bench.log, 0)] == [SendMember]
+    fresh.observe(bench.append(record), 0)
+    assert [type(action) for action in fresh.tick(bench.log, 0)] == [SendClaim]
+
+
+def test_an_own_claim_that_arrives_once_more_ends_the_belief_in_the_token_it_replaces() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
+    assert bench.of(Stop) == [Stop(Q, token or 0, StopReason.LOST)]
+
+
 def test_a_renewal_that_is_not_confirmed_is_repeated_until_the_belief_ends() -> None:
     bench = Bench(Q)
     bench.keep_back = True
@@ -317,6 +346,8 @@ def test_a_new_owner_starts_with_the_position_and_the_counts_of_the_last_one() -
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.tick()
     assert bench.done == [Start(Q, T0 + 1_000_003, 118, ((118, 4),))]
+    bench.wait(RENEW)  # nothing has been consumed yet: nothing is forgotten either
+    assert (bench.log.lock(Q).next_offset, bench.log.lock(Q).reconsume_counts) == (118, ((118, 4),))
 
 
 def _json(fields: dict[str, object]) -> bytes:
@@ -395,6 +426,7 @@ def test_a_queue_won_but_no_longer_wanted_is_released_unused_with_its_counts() -
     bench.take(bench.holder.want([], bench.now_ms))
     bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
     assert not bench.done
+    assert not bench.holder._slots
     (release,) = bench.of(SendRelease)
     assert isinstance(release, SendRelease)
     assert bench.append(release.record).judgements[0].outcome is Outcome.RELEASED
@@ -442,7 +474,7 @@ def test_when_the_log_is_created_again_everything_stops_and_one_lease_is_waited_
     token = bench.token()
     assert token is not None
     floor = bench.log.token_floor
-    bench.take(bench.holder.log_lost(LogLoss.RECREATED, floor, bench.now_ms))
+    bench.take(bench.holder.log_lost(floor, bench.now_ms))
     assert bench.of(Stop) == [Stop(Q, token, StopReason.LOG_LOST)]
     assert bench.token() is None
     bench.take(bench.holder.drained(Q, token, bench.now_ms))
@@ -461,12 +493,31 @@ def test_when_the_log_is_created_again_everything_stops_and_one_lease_is_waited_
     assert new > token
 
 
+def test_a_survivor_waits_one_lease_also_where_the_tokens_of_both_logs_overlap() -> None:
+    bench = Bench(Q)
+    old = bench.token()
+    assert old is not None
+    floor = bench.log.token_floor
+    assert floor is not None
+    lost_ms = bench.now_ms
+    bench.take(bench.holder.log_lost(floor, bench.now_ms))
+    bench.take(bench.holder.drained(Q, old, bench.now_ms))
+    bench.log = GroupLog(0)
+    stranger = MemberRecord(client_id="new", incarnation="n", seq=1, lease_ms=LEASE)
+    bench.log.fold(0, floor - 1, stranger)
+    bench.holder.begin(1, bench.now_ms)
+    while bench.token() is None:
+        bench.wait(1_000)
+    assert bench.log.base == floor - 1  # its next token is above every old one: no raise
+    assert bench.now_ms - lost_ms == LEASE
+
+
 def test_a_survivor_whose_floor_is_above_the_new_base_raises_it() -> None:
     bench = Bench(Q)
     old = bench.token()
     assert old is not None
     floor = bench.log.token_floor
-    bench.take(bench.holder.log_lost(LogLoss.RECREATED, floor, bench.now_ms))
+    bench.take(bench.holder.log_lost(floor, bench.now_ms))
     bench.take(bench.holder.drained(Q, old, bench.now_ms))
     bench.log = GroupLog(0)
     bench.log.fold(  # a stranger came first, and the leader's clock has stepped back
@@ -523,7 +574,7 @@ def test_when_the_log_is_truncated_before_it_was_read_everything_stops() -> None
     bench = Bench(Q)
     token = bench.token()
     assert token is not None
-    bench.take(bench.holder.log_lost(LogLoss.TRUNCATED, bench.log.token_floor, bench.now_ms))
+    bench.take(bench.holder.log_lost(bench.log.token_floor, bench.now_ms))
     bench.take(bench.holder.drained(Q, token, bench.now_ms))
     base = bench.log.base
     bench.log = GroupLog(700)
@@ -698,8 +749,7 @@ class Process:
         """Read and fold up to `limit` records, noticing when the log is another one or has lost its beginning."""
         continuity = self.log.continuity(self.broker.low, self.broker.low + len(self.broker.records))
         if self.log_id != self.broker.log_id or continuity is not Continuity.CONTINUES:
-            loss = LogLoss.TRUNCATED if self.log_id == self.broker.log_id else LogLoss.RECREATED
-            self.perform(self.holder.log_lost(loss, self.log.token_floor, self.now_ms))
+            self.perform(self.holder.log_lost(self.log.token_floor, self.now_ms))
             self.follow()
         place = self.log.next_offset - self.broker.low
         for append_ms, value in self.broker.records[place : place + limit]:
@@ -860,6 +910,18 @@ def test_no_two_members_believe_in_one_queue_and_accepted_tokens_never_go_back(s
     views = {tuple((lock.queue, lock.owner, lock.token) for lock in process.log.locks) for process in cluster.processes}
     assert len(views) == 1
     assert all(lock.known and lock.owner for process in cluster.processes for lock in process.log.locks)
+    # a process that begins anywhere two leases back or earlier knows the same
+    broker = cluster.broker
+    high = broker.low + len(broker.records)
+    whole = cluster.processes[0].log.locks
+    for start in range(broker.low, high, 1 + len(broker.records) // 5):
+        later = GroupLog(start)
+        for append_ms, value in broker.records[start - broker.low :]:
+            later.fold(later.next_offset, append_ms, decode_group_record(value))
+        if later.log_ms >= 2 * LEASE:
+            assert [(lock.known, lock.owner, lock.token, lock.lease_left_ms) for lock in later.locks] == [
+                (lock.known, lock.owner, lock.token, lock.lease_left_ms) for lock in whole
+            ]
 
 
 def test_the_simulation_is_not_idle() -> None:
