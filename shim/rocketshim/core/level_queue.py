@@ -5,30 +5,37 @@ Rules of this file (design: "one queue rule"):
 * The queue is strictly first-in-first-out by **its own delay**: a record leaves when that delay has passed since its
   append, whatever its headers say; only the head is looked at. What becomes of it then (delivered, or hopped to
   another queue) is decided by whoever takes it.
-* Two clocks decide that the delay has passed. The first is a lower bound of the leader's clock (`clock_ms`): the
+* Two clocks decide that the delay has passed. The first is a lower bound of the leader's clock (`queue_clock`): the
   record leaves when it shows `append + delay`. The second is the monotonic clock since the record was first seen:
   when the whole delay (and a thousandth more, for two clocks that run at different rates) has passed on it, the delay
   has passed since the append too, since nothing is seen before it is appended. So a record stamped in the future, by a
   leader whose clock was ahead for a while, waits its delay from first sight and not for hours (RocketMQ fires such a
   record at once: differs on purpose). Both are safe; the earlier one counts.
-* While the leader's clock is unknown nothing leaves.
 * What leaves together is a *run*, in flight until the last of its hops is confirmed. The position to commit is the one
   after the longest confirmed prefix of runs and moves by confirmations only. Hops that failed are offered again by
-  `failed`: they are due at once, and their run stays open.
+  `failed`: they are due at once, lowest offset first, and their run stays open.
 * Memory is bounded: `offer` takes what it is given, and `full` / `hungry` say when to pause and when to resume
   fetching; between the two lies a gap, so that fetching does not flap.
 
 States of a record: waiting → in flight → confirmed, or in flight → failed (waiting again, and due).
+
+The loop around it: offer what was fetched (not the probes), take what is due, send a probe into this partition when
+`asks_for_probe`, name its delivery report to `probed`, and sleep until `next_ns`.
 """
 
+from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from rocketshim.core.offset_tracker import OffsetTracker, Run
+from rocketshim.core.queue_clock import QueueClock
 
 __all__ = ["Due", "LevelQueue", "QueueLimits", "ScheduleRecord"]
+
+_NS: Final = 1_000_000
+_RATE_MARGIN: Final = 1_000  # the second clock waits a thousandth longer: clocks are slewed by at most 500 ppm
 
 
 class ScheduleRecord(Protocol):
@@ -72,16 +79,25 @@ class Due(Generic[RecordT]):
 
     Attributes:
         records: at least one.
-        seen_ns: for each run of records the monotonic instant of first sight, aligned with `records`.
+        seen_ns: for each record the monotonic instant of first sight, aligned with `records`.
         run: names them when they are confirmed.
+        clock_ms: what the leader's clock showed at least when they left, epoch ms, on evidence younger than they are:
+            absolute due times are compared with it.
     """
 
     records: list[RecordT]
     seen_ns: list[int]
     run: Run
+    clock_ms: int
 
 
-_RATE_MARGIN = 1_000  # the second clock waits a thousandth longer: clocks are slewed by at most 500 ppm
+@dataclass(slots=True)
+class _Batch(Generic[RecordT]):
+    """Records that were fetched together."""
+
+    seen_ns: int
+    last_offset: int
+    records: deque[RecordT]
 
 
 class LevelQueue(Generic[RecordT]):
@@ -97,7 +113,9 @@ class LevelQueue(Generic[RecordT]):
     Source: `ScheduleMessageService#executeOnTimeUp` of RocketMQ; the second clock differs on purpose.
     """
 
-    __slots__ = ("_batches", "_bytes", "_count", "_last_offset", "_retry", "_tracker", "delay_ms", "epoch", "limits")
+    __slots__ = (
+        "_batches", "_bytes", "_clock", "_count", "_last_offset", "_retry", "_tracker", "delay_ms", "epoch", "limits",
+    )  # fmt: skip
 
     def __init__(self, delay_ms: int, limits: QueueLimits | None = None, epoch: int = 0) -> None:
         if delay_ms < 0:
@@ -105,9 +123,10 @@ class LevelQueue(Generic[RecordT]):
         self.delay_ms = delay_ms
         self.limits = limits or QueueLimits()
         self.epoch = epoch
+        self._clock = QueueClock()
         self._tracker = OffsetTracker(epoch)
-        self._batches: deque[tuple[int, deque[RecordT]]] = deque()  # (seen_ns, records), in order
-        self._retry: deque[Due[RecordT]] = deque()
+        self._batches: deque[_Batch[RecordT]] = deque()
+        self._retry: list[Due[RecordT]] = []  # lowest offset first
         self._count = 0
         self._bytes = 0
         self._last_offset = -1
@@ -133,57 +152,91 @@ class LevelQueue(Generic[RecordT]):
             last = offset
             size += len(record)
         self._last_offset = last
-        self._batches.append((seen_ns, deque(records)))
+        self._batches.append(_Batch(seen_ns, last, deque(records)))
+        self._clock.saw(last, records[-1].timestamp()[1], seen_ns)
         self._count += len(records)
         self._bytes += size
 
-    def due(self, clock_ms: int | None, now_ns: int, limit: int = 5_000) -> Due[RecordT] | None:
+    def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
+        """The delivery report of a record that we wrote into this partition (a probe, a hop) is in.
+
+        Args:
+            offset: its offset.
+            append_ms: its append time, epoch ms on the leader's clock.
+            seen_ns: monotonic instant at which the report was seen, in ns.
+        """
+        self._clock.probed(offset, append_ms, seen_ns)
+
+    def take(self, now_ns: int, limit: int = 5_000) -> Due[RecordT] | None:
         """Take what has waited long enough; it is in flight from here on.
+
+        Args:
+            now_ns: the monotonic clock, in ns.
+            limit: at most so many records, 1 or more; what failed comes again as it left.
+
+        Returns:
+            At least one record, or None.
+
+        Raises:
+            ValueError: limit below 1; nothing changed.
+        """
+        return self._leave(now_ns, limit, lambda offset: self._clock.now_ns(offset, now_ns))
+
+    def next_ns(self) -> int | None:
+        """The monotonic instant from which on there is something to do, in ns; None while nothing waits.
+
+        From then on, and not before, `take` gives something or `asks_for_probe`. It may lie in the past.
+        """
+        if self._retry:
+            return 0
+        if not self._batches:
+            return None
+        due_ns = self._head_due_ns()
+        probe_ns = self._clock.probe_instant_ns(self._head_due_clock_ns())
+        return min(due_ns, self._batches[0].seen_ns if probe_ns is None else probe_ns)
+
+    def asks_for_probe(self, now_ns: int) -> bool:
+        """Whether a probe, sent into this partition now, is worth its while; says so once a second until `probed`."""
+        if self._retry or not self._batches or self._head_due_ns() <= now_ns:
+            return False
+        probe_ns = self._clock.probe_instant_ns(self._head_due_clock_ns())
+        if probe_ns is not None and probe_ns > now_ns:
+            return False
+        self._clock.asked(now_ns)
+        return True
+
+    def due(self, clock_ms: int | None, now_ns: int, limit: int = 5_000) -> Due[RecordT] | None:
+        """As `take`, by a bound of the leader's clock that the caller knows.
 
         Args:
             clock_ms: lower bound of the leader's clock in epoch ms; None while it is unknown: nothing is due.
             now_ns: the monotonic clock, in ns.
-            limit: at most so many records.
+            limit: at most so many records, 1 or more.
 
-        Returns:
-            At least one record, or None.
+        Raises:
+            ValueError: limit below 1; nothing changed.
         """
+        if clock_ms is None:
+            return None
+        return self._leave(now_ns, limit, lambda _: clock_ms * _NS)
+
+    def wait_ns(self, clock_ms: int | None, now_ns: int) -> int | None:
+        """How long until `due` gives something, in ns; 0 when it does; None while it will not."""
+        if clock_ms is None:
+            return None
         if self._retry:
-            return self._retry.popleft()
-        if clock_ms is None or not self._batches:
+            return 0
+        if not self._batches:
             return None
-        latest_append_ms = clock_ms - self.delay_ms
-        latest_seen_ns = now_ns - self._patience_ns
-        records: list[RecordT] = []
-        seen: list[int] = []
-        while self._batches and len(records) < limit:
-            seen_ns, batch = self._batches[0]
-            room = limit - len(records)
-            if len(batch) <= room and (seen_ns <= latest_seen_ns or _all_appended_by(batch, latest_append_ms)):
-                records.extend(batch)
-                seen.extend([seen_ns] * len(batch))
-                self._batches.popleft()
-                continue
-            taken = 0
-            old = seen_ns <= latest_seen_ns
-            while batch and taken < room and (old or batch[0].timestamp()[1] <= latest_append_ms):
-                records.append(batch.popleft())
-                taken += 1
-            seen.extend([seen_ns] * taken)
-            if batch:
-                break
-            self._batches.popleft()
-        if not records:
-            return None
-        self._count -= len(records)
-        self._bytes -= sum(map(len, records))
-        return Due(records, seen, self._tracker.deliver(records))
+        by_clock = self._head_due_clock_ns() - clock_ms * _NS
+        by_sight = self._batches[0].seen_ns + self._patience_ns - now_ns
+        return max(0, min(by_clock, by_sight))
 
     def confirmed(self, run: Run) -> None:
         """Every hop of a run is stored.
 
         Raises:
-            ValueError: it was confirmed before; nothing changed.
+            ValueError: it was confirmed before, or is another queue's; nothing changed.
         """
         self._tracker.finish_all(run)
 
@@ -191,27 +244,21 @@ class LevelQueue(Generic[RecordT]):
         """Hops that did not work: these records are due again, before everything else of this queue.
 
         Args:
-            due: what `due` gave, or a part of it (the same run, fewer records), none of it confirmed.
-        """
-        self._retry.append(due)
+            due: what `take` gave, or a part of it (the same run, fewer records), none of it confirmed.
 
-    def wait_ns(self, clock_ms: int | None, now_ns: int) -> int | None:
-        """How long until something is due, in ns of the monotonic clock; 0 when it is; None when nothing waits."""
-        if self._retry:
-            return 0
-        if clock_ms is None or not self._batches:
-            return None
-        seen_ns, batch = self._batches[0]
-        by_clock = (batch[0].timestamp()[1] + self.delay_ms - clock_ms) * 1_000_000
-        by_sight = seen_ns + self._patience_ns - now_ns
-        return max(0, min(by_clock, by_sight))
+        Raises:
+            ValueError: no record, or the run was confirmed; nothing changed.
+        """
+        if not due.records or due.run.unfinished == 0:
+            raise ValueError("only records that left and were not confirmed can fail")
+        insort(self._retry, due, key=_first_offset)
 
     @property
     def head(self) -> RecordT | None:
         """The record that leaves next, or None."""
         if self._retry:
             return self._retry[0].records[0]
-        return self._batches[0][1][0] if self._batches else None
+        return self._batches[0].records[0] if self._batches else None
 
     @property
     def next_offset(self) -> int | None:
@@ -230,7 +277,7 @@ class LevelQueue(Generic[RecordT]):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight."""
+        """Whether nothing is in flight or failed."""
         return self._tracker.idle
 
     @property
@@ -244,11 +291,53 @@ class LevelQueue(Generic[RecordT]):
         share = self.limits.hungry_share
         return self._count <= self.limits.full_count * share and self._bytes <= self.limits.full_bytes * share
 
+    def _leave(self, now_ns: int, limit: int, clock_for: Callable[[int], int | None]) -> Due[RecordT] | None:
+        if limit < 1:
+            raise ValueError(f"limit={limit}: at least one record can leave")
+        if self._retry:
+            return self._retry.pop(0)
+        latest_seen_ns = now_ns - self._patience_ns
+        records: list[RecordT] = []
+        seen: list[int] = []
+        shown_ns = 0
+        while self._batches and len(records) < limit:
+            batch = self._batches[0]
+            clock_ns = clock_for(batch.last_offset)
+            if clock_ns is None:
+                break
+            old = batch.seen_ns <= latest_seen_ns
+            latest_append_ms = clock_ns // _NS - self.delay_ms
+            waiting, before = batch.records, len(records)
+            while waiting and len(records) < limit and (old or waiting[0].timestamp()[1] <= latest_append_ms):
+                records.append(waiting.popleft())
+            taken = len(records) - before
+            if taken:
+                shown_ns = clock_ns
+                seen.extend([batch.seen_ns] * taken)
+            if waiting:
+                break
+            self._batches.popleft()
+        if not records:
+            return None
+        self._count -= len(records)
+        self._bytes -= sum(map(len, records))
+        return Due(records, seen, self._tracker.deliver(records), shown_ns // _NS)
+
+    def _head_due_clock_ns(self) -> int:
+        """When the head is due on the leader's clock."""
+        return (self._batches[0].records[0].timestamp()[1] + self.delay_ms) * _NS
+
+    def _head_due_ns(self) -> int:
+        """When the head leaves, on ours."""
+        batch = self._batches[0]
+        by_sight = batch.seen_ns + self._patience_ns
+        by_clock = self._clock.instant_ns(batch.last_offset, self._head_due_clock_ns())
+        return by_sight if by_clock is None else min(by_clock, by_sight)
+
     @property
     def _patience_ns(self) -> int:
-        return self.delay_ms * (1_000_000 + 1_000_000 // _RATE_MARGIN)
+        return self.delay_ms * (_NS + _NS // _RATE_MARGIN)
 
 
-def _all_appended_by(batch: deque[RecordT], latest_append_ms: int) -> bool:
-    """Whether every record of a batch was appended by then (its last one decides nothing alone: clocks step back)."""
-    return all(record.timestamp()[1] <= latest_append_ms for record in batch)
+def _first_offset(due: Due[RecordT]) -> int:
+    return due.records[0].offset() or 0

@@ -1,0 +1,731 @@
+"""A queue of the schedule topic is first-in-first-out, never early, and moves its position by confirmations only.
+
+The second half drives queues by a simulation of brokers and a worker: leaders with clocks of their own that drift and
+step, partitions that move between leaders, fetches and probes that take their time, a worker that is restarted.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rocketshim.core.level_queue import Due, LevelQueue, QueueLimits
+
+MS = 1_000_000
+S = 1_000 * MS
+EPOCH_MS = 1_700_000_000_000
+
+
+class Record:
+    """A record with an empty value: false in a boolean context."""
+
+    def __init__(self, offset: int | None, append_ms: int = EPOCH_MS, size: int = 0) -> None:
+        self._offset = offset
+        self._append_ms = append_ms
+        self._size = size
+
+    def offset(self) -> int | None:
+        return self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, self._append_ms
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __repr__(self) -> str:
+        return f"Record({self._offset}, {self._append_ms - EPOCH_MS:+}, {self._size})"
+
+
+def records(*offsets: int, append_ms: int = EPOCH_MS) -> list[Record]:
+    return [Record(offset, append_ms) for offset in offsets]
+
+
+def offsets_of(due: Due[Record] | None) -> list[int | None]:
+    return [] if due is None else [record.offset() for record in due.records]
+
+
+def patience_ns(delay_ms: int) -> int:
+    """The delay and a thousandth more."""
+    return delay_ms * 1_001_000
+
+
+# --- one queue, step by step ------------------------------------------------------------------------------------------
+
+
+class QueueAgainstNaiveModel(RuleBasedStateMachine):
+    """Offers, probes, takes, confirmations and failures in any order agree with a model of plain lists."""
+
+    @initialize(delay_ms=st.sampled_from([0, 1, 32, 1_000]))
+    def begin(self, delay_ms: int) -> None:
+        self.queue: LevelQueue[Record] = LevelQueue(delay_ms, QueueLimits(full_count=8, full_bytes=20), epoch=5)
+        self.delay_ms = delay_ms
+        self.now_ns = 100 * S
+        self.offered: dict[int, tuple[Record, int]] = {}  # offset -> record, first sight
+        self.waiting: list[int] = []
+        self.readings: list[tuple[int, int]] = []
+        self.flights: list[Due[Record]] = []
+        self.failed: list[Due[Record]] = []
+        self.confirmed: set[int] = set()
+        self.position: int | None = None
+
+    def naive_due(self, offset: int) -> bool:
+        """Seen a patience ago, or dated by a reading of its batch's end or behind it."""
+        record, seen_ns = self.offered[offset]
+        if self.now_ns >= seen_ns + patience_ns(self.delay_ms):
+            return True
+        last = max(o for o, (_, seen) in self.offered.items() if seen == seen_ns)
+        reading = max(reading for o, reading in self.readings if o >= last)
+        clock_ns = self.now_ns - self.now_ns // 10_000 + reading
+        return (record.timestamp()[1] + self.delay_ms) * MS <= clock_ns
+
+    def note(self, offset: int, append_ms: int) -> None:
+        self.readings.append((offset, append_ms * MS - (self.now_ns - self.now_ns // 10_000)))
+
+    @rule(steps=st.lists(st.tuples(st.integers(1, 3), st.integers(-1_500, 1_500), st.integers(0, 9)), max_size=5))
+    def offer(self, steps: list[tuple[int, int, int]]) -> None:
+        self.now_ns += 1
+        offset = max(self.offered, default=-1)
+        batch = []
+        for step, shift_ms, size in steps:
+            offset += step
+            batch.append(Record(offset, EPOCH_MS + self.now_ns // MS + shift_ms, size))
+        self.queue.offer(batch, self.now_ns)
+        for record in batch:
+            self.offered[record.offset() or 0] = (record, self.now_ns)
+            self.waiting.append(record.offset() or 0)
+        if batch:
+            self.note(offset, batch[-1].timestamp()[1])
+
+    @precondition(lambda self: self.offered)
+    @rule(back=st.integers(0, 2))
+    def offer_what_does_not_rise(self, back: int) -> None:
+        highest = max(self.offered)
+        with pytest.raises(ValueError, match="does not rise"):
+            self.queue.offer(records(highest + 1, highest - back), self.now_ns)
+
+    @rule(ahead=st.integers(0, 5), shift_ms=st.integers(-1_500, 200))
+    def probe(self, ahead: int, shift_ms: int) -> None:
+        offset, append_ms = max(self.offered, default=0) + ahead, EPOCH_MS + self.now_ns // MS + shift_ms
+        self.queue.probed(offset, append_ms, self.now_ns)
+        self.note(offset, append_ms)
+
+    @rule(passed_ns=st.integers(0, 700 * MS))
+    def time_passes(self, passed_ns: int) -> None:
+        self.now_ns += passed_ns
+
+    @precondition(lambda self: self.queue.next_ns() is not None)
+    @rule()
+    def sleep_until_there_is_something_to_do(self) -> None:
+        self.now_ns = max(self.now_ns, self.queue.next_ns() or 0)
+
+    @rule(limit=st.integers(1, 6))
+    def take(self, limit: int) -> None:
+        due = self.queue.take(self.now_ns, limit)
+        if self.failed:
+            assert due is self.failed.pop(0)
+            assert due is not None
+            self.flights.append(due)
+            return
+        expected = []
+        while self.waiting and len(expected) < limit and self.naive_due(self.waiting[0]):
+            expected.append(self.waiting.pop(0))
+        assert offsets_of(due) == expected
+        if due is not None:
+            assert due.seen_ns == [self.offered[offset][1] for offset in expected]
+            self.flights.append(due)
+
+    @precondition(lambda self: self.flights)
+    @rule(data=st.data())
+    def confirm(self, data: st.DataObject) -> None:
+        due = self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1)))
+        self.queue.confirmed(due.run)
+        self.confirmed.update(record.offset() or 0 for record in due.records)
+        with pytest.raises(ValueError, match="finished before"):
+            self.queue.confirmed(due.run)
+        with pytest.raises(ValueError, match="can fail"):
+            self.queue.failed(due)
+
+    @precondition(lambda self: self.flights)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        due = self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1)))
+        self.queue.failed(due)
+        self.failed.append(due)
+        self.failed.sort(key=lambda each: each.records[0].offset() or 0)
+
+    @invariant()
+    def position_moves_by_confirmations_only(self) -> None:
+        left = [offset for offset in self.offered if offset not in self.waiting]
+        position = None
+        for offset in left:
+            if offset not in self.confirmed:
+                break
+            position = offset + 1
+        assert self.queue.next_offset == position
+        assert self.position is None or (position is not None and position >= self.position)
+        self.position = position
+        assert self.queue.idle == (not self.flights and not self.failed)
+
+    @invariant()
+    def what_waits_is_counted(self) -> None:
+        failed = [record for due in self.failed for record in due.records]
+        held = [self.offered[offset][0] for offset in self.waiting]
+        assert self.queue.waiting_count == len(held) + len(failed)
+        assert self.queue.waiting_bytes == sum(map(len, held))
+        assert self.queue.full == (len(held) >= 8 or sum(map(len, held)) >= 20)
+        assert self.queue.hungry == (len(held) <= 4 and sum(map(len, held)) <= 10)
+        expected = failed[0] if failed else (held[0] if held else None)
+        assert self.queue.head is expected
+
+    @invariant()
+    def there_is_something_to_do_from_next_ns_on_and_not_before(self) -> None:
+        """Tried on the real queue at that nanosecond and the one before: what it would do then."""
+        next_ns = self.queue.next_ns()
+        if self.failed:
+            assert next_ns is not None
+            assert next_ns <= self.now_ns
+        elif not self.waiting:
+            assert next_ns is None
+            assert self.queue.take(self.now_ns + 10**18) is None
+        else:
+            assert next_ns is not None
+            assert self._would_act(next_ns)
+            if next_ns > self.offered[self.waiting[0]][1]:  # from first sight on
+                assert not self._would_act(next_ns - 1)
+
+    def _would_act(self, at_ns: int) -> bool:
+        now_ns, self.now_ns = self.now_ns, at_ns
+        due = self.naive_due(self.waiting[0])
+        self.now_ns = now_ns
+        wanted = self.queue._clock.probe_instant_ns(
+            (self.offered[self.waiting[0]][0].timestamp()[1] + self.delay_ms) * MS
+        )
+        return due or wanted is None or wanted <= at_ns
+
+    @rule()
+    def ask(self) -> None:
+        asked = self.queue.asks_for_probe(self.now_ns)
+        if asked:
+            assert self.waiting
+            assert not self.failed
+            assert not self.naive_due(self.waiting[0])
+            assert not self.queue.asks_for_probe(self.now_ns + S - 1)
+
+
+TestQueueAgainstNaiveModel = QueueAgainstNaiveModel.TestCase
+TestQueueAgainstNaiveModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+def test_record_fetched_at_once_leaves_a_delay_after_first_sight() -> None:
+    queue: LevelQueue[Record] = LevelQueue(1_000)
+    queue.offer(records(0), 50 * S)
+    assert queue.take(51 * S - 1) is None
+    due = queue.take(51 * S + 200_000)
+    assert offsets_of(due) == [0]
+
+
+def test_nothing_is_due_by_a_clock_that_is_unknown() -> None:
+    """A record found after a restart may be a second or an hour old: it waits a delay, or for a probe to say."""
+    queue: LevelQueue[Record] = LevelQueue(1_000)
+    queue.offer(records(0), 50 * S)
+    assert queue.asks_for_probe(50 * S)
+    assert queue.take(50 * S + 900 * MS) is None
+    queue.probed(1, EPOCH_MS + 1_000, 50 * S + 901 * MS)
+    assert offsets_of(queue.take(50 * S + 901 * MS)) == [0]
+
+
+def test_shown_clock_is_that_by_evidence_younger_than_all_that_left() -> None:
+    queue: LevelQueue[Record] = LevelQueue(0)
+    queue.probed(0, EPOCH_MS + 5_000, S)
+    queue.offer(records(0), S)
+    queue.offer(records(1), S)
+    due = queue.take(S)
+    assert offsets_of(due) == [0, 1]
+    assert due is not None
+    assert due.clock_ms == EPOCH_MS
+
+
+@pytest.mark.parametrize("ahead_ms", [1, 500, 3_600_000])
+def test_head_stamped_in_the_future_leaves_one_delay_and_a_thousandth_after_first_sight(ahead_ms: int) -> None:
+    """Its leader's clock was ahead and has been set back: all that stand behind it would wait for hours."""
+    queue: LevelQueue[Record] = LevelQueue(1_000)
+    queue.probed(5, EPOCH_MS, 50 * S)
+    queue.offer([Record(0, EPOCH_MS + ahead_ms), Record(1, EPOCH_MS)], 50 * S)
+    expected = 50 * S + min(patience_ns(1_000), (1_000 + ahead_ms) * 1_000_101)
+    assert queue.take(50 * S + 1_000 * MS) is None
+    assert queue.take(expected - 1_000) is None
+    assert offsets_of(queue.take(expected)) == [0, 1]
+
+
+def test_head_that_is_not_due_holds_what_stands_behind_it() -> None:
+    queue: LevelQueue[Record] = LevelQueue(1_000)
+    queue.probed(5, EPOCH_MS, 50 * S)
+    queue.offer([Record(0, EPOCH_MS), Record(1, EPOCH_MS - 900)], 50 * S)
+    assert queue.take(50 * S + 200 * MS) is None
+
+
+def test_failed_records_are_due_again_lowest_offset_first_and_before_what_waits() -> None:
+    queue: LevelQueue[Record] = LevelQueue(0)
+    flights = []
+    for offset in range(3):
+        queue.offer(records(offset), S)
+        due = queue.take(S)
+        assert due is not None
+        flights.append(due)
+    queue.offer(records(3), S)
+    queue.failed(flights[2])
+    queue.failed(flights[0])
+    assert (queue.waiting_count, queue.next_ns(), queue.head) == (3, 0, flights[0].records[0])
+    assert [offsets_of(queue.take(S)) for _ in range(3)] == [[0], [2], [3]]
+    queue.confirmed(flights[2].run)
+    assert queue.next_offset is None
+    queue.confirmed(flights[0].run)
+    assert queue.next_offset == 1
+
+
+def test_part_of_a_run_may_fail_and_holds_the_whole_of_it() -> None:
+    queue: LevelQueue[Record] = LevelQueue(0)
+    queue.offer(records(0, 1, 2), S)
+    due = queue.take(S)
+    assert due is not None
+    queue.failed(Due(due.records[1:], due.seen_ns[1:], due.run, due.clock_ms))
+    again = queue.take(S)
+    assert offsets_of(again) == [1, 2]
+    assert queue.next_offset is None
+    queue.confirmed(due.run)
+    assert queue.next_offset == 3
+
+
+def test_nothing_cannot_fail() -> None:
+    queue: LevelQueue[Record] = LevelQueue(0)
+    queue.offer(records(0), S)
+    due = queue.take(S)
+    assert due is not None
+    with pytest.raises(ValueError, match="can fail"):
+        queue.failed(Due([], [], due.run, due.clock_ms))
+    assert queue.next_ns() is None
+
+
+@pytest.mark.parametrize("offsets", [(3,), (2,), (5, 5), (5, 4), (None,), (4, None)])
+def test_offer_of_offsets_that_do_not_rise_takes_nothing(offsets: tuple[int | None, ...]) -> None:
+    queue: LevelQueue[Record] = LevelQueue(1_000)
+    queue.offer(records(3), S)
+    with pytest.raises(ValueError, match="does not rise"):
+        queue.offer([Record(offset) for offset in offsets], S)
+    assert (queue.waiting_count, queue.waiting_bytes) == (1, 0)
+    queue.offer(records(4), S)
+
+
+def test_offer_of_nothing_is_fine() -> None:
+    queue: LevelQueue[Record] = LevelQueue(1_000)
+    queue.offer([], S)
+    assert queue.next_ns() is None
+    assert not queue.asks_for_probe(S)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_take_of_less_than_one_record_is_refused(limit: int) -> None:
+    queue: LevelQueue[Record] = LevelQueue(0)
+    queue.offer(records(0), S)
+    with pytest.raises(ValueError, match="at least one"):
+        queue.take(S, limit)
+    assert queue.waiting_count == 1
+
+
+def test_negative_delay_and_limits_without_a_gap_are_refused() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        LevelQueue(-1)
+    for bad in ({"full_count": 0}, {"full_bytes": 0}, {"hungry_share": 1.0}, {"hungry_share": -0.1}):
+        with pytest.raises(ValueError, match="need"):
+            QueueLimits(**bad)  # type: ignore[arg-type]
+
+
+@given(
+    limits=st.builds(QueueLimits, st.integers(1, 20), st.integers(1, 20), st.floats(0, 1, exclude_max=True)),
+    sizes=st.lists(st.integers(0, 8), max_size=60),
+)
+def test_fetching_pauses_and_resumes_without_flapping_and_never_for_good(limits: QueueLimits, sizes: list[int]) -> None:
+    queue: LevelQueue[Record] = LevelQueue(0, limits)
+    for offset, size in enumerate(sizes):
+        queue.offer([Record(offset, size=size)], S)
+        assert not (queue.full and queue.hungry)
+        if queue.full:
+            while not queue.hungry:
+                assert queue.take(S, 1) is not None
+            assert not queue.full
+    while queue.take(S) is not None:
+        pass
+    assert queue.hungry
+
+
+# --- by a bound the caller knows --------------------------------------------------------------------------------------
+
+
+def test_by_the_callers_clock_nothing_is_due_while_it_is_unknown_not_even_what_failed() -> None:
+    queue: LevelQueue[Record] = LevelQueue(0)
+    queue.offer(records(0), S)
+    assert queue.due(None, 9 * S) is None
+    assert queue.wait_ns(None, 9 * S) is None
+    due = queue.due(EPOCH_MS, 9 * S)
+    assert due is not None
+    queue.failed(due)
+    assert queue.due(None, 9 * S) is None
+    assert queue.due(EPOCH_MS, 9 * S) is due
+
+
+@given(delay_ms=st.integers(0, 5_000), shown_ms=st.integers(-10_000, 10_000), held_ms=st.integers(0, 10_000))
+def test_by_the_callers_clock_a_record_leaves_after_the_wait_and_not_before(
+    delay_ms: int, shown_ms: int, held_ms: int
+) -> None:
+    queue: LevelQueue[Record] = LevelQueue(delay_ms)
+    queue.offer(records(0), S)
+    now_ns, clock_ms = S + held_ms * MS, EPOCH_MS + shown_ms
+    wait_ns = queue.wait_ns(clock_ms, now_ns)
+    assert wait_ns is not None
+    due = shown_ms >= delay_ms or held_ms * MS >= patience_ns(delay_ms)
+    assert (wait_ns == 0) == due
+    if not due:
+        assert queue.due(clock_ms + (wait_ns - 1) // MS, now_ns + wait_ns - 1) is None
+        clock_ms, now_ns = clock_ms + wait_ns // MS, now_ns + wait_ns
+    assert offsets_of(queue.due(clock_ms, now_ns)) == [0]
+    assert queue.wait_ns(clock_ms, now_ns) is None
+
+
+# --- brokers, a worker, and time --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Leader:
+    """A broker's clock: true time, a skew, a drift, and steps."""
+
+    skew_ns: int
+    drift_ppm: int
+    steps: list[tuple[int, int]]  # (true time, by how much)
+
+    def clock_ns(self, t: int) -> int:
+        stepped = sum(by for at, by in self.steps if at <= t)
+        return EPOCH_MS * MS + t + t * self.drift_ppm // 1_000_000 + self.skew_ns + stepped
+
+
+class Appended(Record):
+    """A record and the true time at which it was appended; `probe` for the worker's own."""
+
+    def __init__(self, offset: int, append_ms: int, appended_ns: int, *, probe: bool) -> None:
+        super().__init__(offset, append_ms)
+        self.appended_ns = appended_ns
+        self.probe = probe
+        self.seen_ns: int | None = None  # true time of the first sight in this life of the worker
+
+
+@dataclass
+class Scenario:
+    """What happens to the cluster and to the worker, in true time."""
+
+    seed: int
+    delays_ms: list[int]
+    leaders: list[Leader]
+    moves: list[tuple[int, int]] = field(default_factory=list)  # (true time, leader of every partition from then on)
+    restarts: list[tuple[int, int]] = field(default_factory=list)  # (down at, for how long)
+    horizon_ns: int = 40 * S
+    per_second: float = 2.0
+    worker_drift_ppm: int = 0
+    longest_fetch_ns: int = 8 * MS
+    limits: QueueLimits = field(default_factory=QueueLimits)
+    fetch_count: int = 1_000
+    lost_probes: float = 0.0
+
+    def leader(self, t: int) -> Leader:
+        number = 0
+        for at, to in self.moves:
+            if at <= t:
+                number = to
+        return self.leaders[number]
+
+
+@dataclass
+class Release:
+    """A record that left its queue."""
+
+    partition: int
+    record: Appended
+    at_ns: int
+    life: int
+
+
+class Simulation:
+    """A worker's loop over simulated partitions, run event by event; nothing in it looks at a real clock."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.random = Random(scenario.seed)  # noqa: S311 - a simulation
+        self.logs: list[list[Appended]] = [[] for _ in scenario.delays_ms]
+        self.releases: list[Release] = []
+        self.probes = 0
+        self.life = 0
+        self.up = False
+        self.queues: list[LevelQueue[Appended]] = []
+        self.fetched: list[int] = []
+        self.paused: list[bool] = []
+        self.committed = [0] * len(self.logs)
+        self.unconfirmed: list[tuple[int, LevelQueue[Appended], Due[Appended]]] = []
+        self.wake_at: int | None = None
+        self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = count()
+
+    def at(self, t: int, what: Callable[..., None], *args: Any) -> None:
+        heapq.heappush(self._events, (t, next(self._number), what, args))
+
+    def mono(self, t: int) -> int:
+        """The worker's monotonic clock."""
+        return 7 * S + t + t * self.scenario.worker_drift_ppm // 1_000_000
+
+    def true_at(self, mono_ns: int) -> int:
+        """The first true time at which the worker's clock shows an instant."""
+        t = (mono_ns - 7 * S) * 1_000_000 // (1_000_000 + self.scenario.worker_drift_ppm) - 2
+        while self.mono(t) < mono_ns:
+            t += 1
+        return t
+
+    def run(self) -> "Simulation":
+        scenario = self.scenario
+        for partition in range(len(self.logs)):
+            t = 0
+            while (t := t + 1 + int(self.random.expovariate(scenario.per_second) * S)) < scenario.horizon_ns:
+                self.at(t, self.append, partition)
+        self.at(0, self.start)
+        for down_at, length in scenario.restarts:
+            self.at(down_at, self.stop)
+            self.at(down_at + length, self.start)
+        while self._events:
+            t, _, what, args = heapq.heappop(self._events)
+            what(t, *args)
+        return self
+
+    def append(self, t: int, partition: int, *, probe: bool = False) -> Appended:
+        stamp_ms = self.scenario.leader(t).clock_ns(t) // MS
+        record = Appended(len(self.logs[partition]), stamp_ms, t, probe=probe)
+        self.logs[partition].append(record)
+        if self.up:
+            self.at(t + self.latency(), self.fetch, self.life, partition)
+        return record
+
+    def latency(self) -> int:
+        return self.random.randint(MS // 2, self.scenario.longest_fetch_ns)
+
+    def start(self, t: int) -> None:
+        self.life += 1
+        self.up = True
+        self.queues = [LevelQueue(delay_ms, self.scenario.limits) for delay_ms in self.scenario.delays_ms]
+        self.fetched = list(self.committed)
+        self.paused = [False] * len(self.queues)
+        self.wake_at = None
+        for partition in range(len(self.queues)):
+            self.at(t + self.latency(), self.fetch, self.life, partition)
+
+    def stop(self, t: int) -> None:
+        """Killed: what was not confirmed is not committed."""
+        del t
+        self.up = False
+        for partition, queue in enumerate(self.queues):
+            self.committed[partition] = max(self.committed[partition], queue.next_offset or 0)
+
+    def fetch(self, t: int, life: int, partition: int) -> None:
+        if not self.up or life != self.life or self.paused[partition]:
+            return
+        queue, log = self.queues[partition], self.logs[partition]
+        while not queue.full and self.fetched[partition] < len(log):
+            first = self.fetched[partition]
+            batch = log[first : first + self.scenario.fetch_count]
+            self.fetched[partition] += len(batch)
+            for record in batch:
+                record.seen_ns = t
+            queue.offer([record for record in batch if not record.probe], self.mono(t))
+        self.paused[partition] = queue.full
+        self.work(t, life)
+
+    def work(self, t: int, life: int) -> None:
+        """A turn of the worker's loop."""
+        if not self.up or life != self.life:
+            return
+        for partition, queue in enumerate(self.queues):
+            while (due := queue.take(self.mono(t), 7)) is not None:
+                self.releases += [Release(partition, record, t, life) for record in due.records]
+                self.at(t + self.latency(), self.confirm, queue, due)
+            if self.paused[partition] and queue.hungry:
+                self.paused[partition] = False
+                self.at(t + self.latency(), self.fetch, life, partition)
+            if queue.asks_for_probe(self.mono(t)):
+                self.probes += 1
+                if self.random.random() >= self.scenario.lost_probes:
+                    self.at(t + self.random.randint(MS // 4, 3 * MS), self.probe, life, partition)
+        self.sleep(t, life)
+
+    def sleep(self, t: int, life: int) -> None:
+        instants = [instant for queue in self.queues if (instant := queue.next_ns()) is not None]
+        if instants:
+            wake_at = max(t + 1, self.true_at(min(instants)))
+            if self.wake_at is None or not t < self.wake_at <= wake_at:
+                self.wake_at = wake_at
+                self.at(wake_at, self.work, life)
+
+    def probe(self, t: int, life: int, partition: int) -> None:
+        record = self.append(t, partition, probe=True)
+        self.at(t + self.random.randint(MS // 4, 3 * MS), self.probed, life, partition, record)
+
+    def probed(self, t: int, life: int, partition: int, record: Appended) -> None:
+        if self.up and life == self.life:
+            self.queues[partition].probed(record.offset() or 0, record.timestamp()[1], self.mono(t))
+            self.work(t, life)
+
+    def confirm(self, t: int, queue: LevelQueue[Appended], due: Due[Appended]) -> None:
+        del t
+        queue.confirmed(due.run)
+
+
+def check_always(simulation: Simulation) -> None:
+    """What holds whatever the clocks do: nothing early, nothing lost, in order, and nothing held for too long."""
+    scenario = simulation.scenario
+    breaks = sorted({at for leader in scenario.leaders for at, _ in leader.steps} | {at for at, _ in scenario.moves})
+    last: dict[tuple[int, int], int] = {}
+    for release in simulation.releases:
+        record, t, delay_ns = release.record, release.at_ns, scenario.delays_ms[release.partition] * MS
+        # At some instant since the append the clock of the leader then showed a time; since then, true time passed.
+        moments = [t, *(at - 1 for at in breaks if record.appended_ns < at <= t)]
+        shown = max(scenario.leader(moment).clock_ns(moment) + (t - moment) for moment in moments)
+        passed_ns = max(shown - record.timestamp()[1] * MS, t - record.appended_ns)
+        assert passed_ns >= delay_ns - MS - delay_ns // 10_000, f"{delay_ns - passed_ns} ns early: {release}"
+        place = (release.life, release.partition)
+        assert last.get(place, -1) < (record.offset() or 0), f"out of order: {release}"
+        last[place] = record.offset() or 0
+    for partition, log in enumerate(simulation.logs):
+        released = {release.record for release in simulation.releases if release.partition == partition}
+        assert released == {record for record in log if not record.probe}, "lost"
+
+
+def check_held_no_longer_than_its_delay(simulation: Simulation) -> None:
+    """A delay and a thousandth after first sight everything has left, also what stands behind a future stamp."""
+    drift = 1 + abs(simulation.scenario.worker_drift_ppm) / 1_000_000
+    for release in simulation.releases:
+        if release.life == simulation.life:
+            seen_ns = release.record.seen_ns
+            assert seen_ns is not None
+            assert release.at_ns - seen_ns <= patience_ns(simulation.scenario.delays_ms[release.partition]) * drift + MS
+
+
+def lateness_ms(simulation: Simulation) -> list[float]:
+    delays = simulation.scenario.delays_ms
+    return sorted((r.at_ns - r.record.appended_ns) / MS - delays[r.partition] for r in simulation.releases)
+
+
+DELAYS = st.lists(st.sampled_from([0, 32, 256, 1_000, 5_000, 30_000]), min_size=1, max_size=3)
+TIMES = st.integers(1 * S, 38 * S)
+DRIFTS = st.integers(-50, 50)
+BACK = st.integers(-30 * S, -1) | st.sampled_from([-3_600 * S, -100 * MS, -2 * S])
+ANY_STEP = BACK | st.integers(1, 30 * S) | st.just(3_600 * S)
+
+
+SIMULATED = settings(max_examples=150, deadline=None)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, steps: st.SearchStrategy[int] | None, leader_count: int = 1) -> Scenario:
+    """Any cluster and worker; `steps`: how leaders' clocks step, None: they go evenly."""
+    stepping = st.just([]) if steps is None else st.lists(st.tuples(TIMES, steps), max_size=3)
+    leader = st.builds(Leader, skew_ns=st.integers(-10 * S, 10 * S), drift_ppm=DRIFTS, steps=stepping)
+    return Scenario(
+        seed=draw(st.integers(0, 2**32)),
+        delays_ms=draw(DELAYS),
+        leaders=[draw(leader) for _ in range(leader_count)],
+        moves=sorted(draw(st.lists(st.tuples(TIMES, st.integers(0, leader_count - 1)), max_size=3))),
+        restarts=draw(st.lists(st.tuples(TIMES, st.integers(MS, 5 * S)), max_size=2)),
+        worker_drift_ppm=draw(DRIFTS),
+        lost_probes=0.0 if steps is None else draw(st.sampled_from([0.0, 0.5, 1.0])),
+    )
+
+
+@SIMULATED
+@given(scenario=scenarios(ANY_STEP, leader_count=2))
+def test_nothing_is_early_or_lost_or_held_whatever_leaders_and_their_clocks_do(scenario: Scenario) -> None:
+    simulation = Simulation(scenario).run()
+    check_always(simulation)
+    check_held_no_longer_than_its_delay(simulation)
+
+
+@SIMULATED
+@given(scenario=scenarios(BACK))
+@example(Scenario(1, [1_000], [Leader(0, 0, [(21 * S, -2 * S)])]))
+@example(Scenario(2, [1_000, 5_000], [Leader(0, 0, [(21 * S, -100 * MS)])]))
+@example(Scenario(3, [5_000], [Leader(0, 0, [(20 * S, -3_600 * S)])], restarts=[(22 * S, S)]))
+def test_clock_that_only_steps_back_makes_nothing_early_by_true_time(scenario: Scenario) -> None:
+    """No step has to be noticed for that: what was seen before a record says nothing about it."""
+    simulation = Simulation(scenario).run()
+    for release in simulation.releases:
+        delay_ns = scenario.delays_ms[release.partition] * MS
+        passed_ns = release.at_ns - release.record.appended_ns
+        assert passed_ns >= delay_ns - MS - delay_ns // 10_000, f"{delay_ns - passed_ns} ns early: {release}"
+    check_always(simulation)
+
+
+@SIMULATED
+@given(scenario=scenarios(None))
+def test_while_clocks_go_evenly_nothing_is_early_by_stamps_and_little_is_late_also_after_a_restart(
+    scenario: Scenario,
+) -> None:
+    """A worker that was away finds records of unknown age: probes date them, and they do not wait anew."""
+    simulation = Simulation(scenario).run()
+    (leader,) = scenario.leaders
+    for release in simulation.releases:
+        record, delay_ms = release.record, scenario.delays_ms[release.partition]
+        assert leader.clock_ns(release.at_ns) // MS >= record.timestamp()[1] + delay_ms, f"early: {release}"
+        assert record.seen_ns is not None
+        if release.life == simulation.life:
+            due_ns = record.appended_ns + delay_ms * MS
+            assert release.at_ns - max(due_ns, record.seen_ns) <= 20 * MS + delay_ms * MS // 5_000, f"late: {release}"
+    check_always(simulation)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_more_than_fits_into_memory_passes_in_time(seed: int) -> None:
+    """Records wait in the log while the queue is full, and are dated by probes when they come late."""
+    scenario = Scenario(
+        seed, [1_000], [Leader(0, 20, [])], per_second=400, horizon_ns=10 * S, limits=QueueLimits(100), fetch_count=40
+    )
+    simulation = Simulation(scenario).run()
+    check_always(simulation)
+    late = lateness_ms(simulation)
+    assert late[len(late) // 2] <= 10
+    assert late[-1] <= 60
+    assert simulation.probes <= 60
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_busy_queue_needs_hardly_a_probe_and_an_idle_one_none(seed: int) -> None:
+    busy = Simulation(Scenario(seed, [1_000], [Leader(0, 0, [])], per_second=200, horizon_ns=10 * S)).run()
+    assert busy.probes <= 3
+    assert lateness_ms(busy)[-1] <= 12
+    idle = Simulation(Scenario(seed, [1_000], [Leader(0, 0, [])], per_second=1e-9)).run()
+    assert (idle.probes, idle.releases) == (0, [])
+
+
+def test_quiet_two_hours_are_kept_to_the_hundredth_of_a_second_across_a_restart() -> None:
+    """One record, alone in its queue: first found an hour later, by a worker whose clock is 50 ppm slow."""
+    queue: LevelQueue[Record] = LevelQueue(7_200_000)
+    hour = 3_600 * S
+    queue.offer(records(0), hour)
+    assert queue.asks_for_probe(hour)
+    queue.probed(1, EPOCH_MS + 3_600_000, hour + 2 * MS)
+    next_ns = queue.next_ns()
+    assert next_ns is not None
+    assert 2 * hour + 10 * MS <= next_ns <= 2 * hour + 13 * MS
+    assert queue.take(next_ns) is None
+    assert queue.asks_for_probe(next_ns)
+    queue.probed(2, EPOCH_MS + 7_200_000 + 12, next_ns + 2 * MS)
+    assert offsets_of(queue.take(next_ns + 2 * MS)) == [0]
