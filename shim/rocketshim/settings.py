@@ -4,7 +4,7 @@ Durations end in `_ms`, sizes in `_bytes`, counts in nothing or `_count`. Names 
 RocketMQ has the setting. Every object can be printed: secrets in `client` are hidden.
 """
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -13,8 +13,16 @@ from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
 from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import check_group
 
-__all__ = ["ConnectionSettings", "ProducerSettings", "PushConsumerSettings", "Settings", "WorkerSettings"]
+__all__ = [
+    "ConnectionSettings",
+    "ProducerSettings",
+    "PushConsumerOptions",
+    "PushConsumerSettings",
+    "Settings",
+    "WorkerSettings",
+]
 
 _DAY_MS = 86_400_000
 _MIB = 1_048_576
@@ -144,6 +152,36 @@ class WorkerSettings(ConnectionSettings):
         return self
 
 
+class PushConsumerOptions(TypedDict, total=False):
+    """The names of `PushConsumerSettings` that are keyword arguments of `PushConsumer`, for editors and type checkers.
+
+    Meaning, range and default of each stand at `PushConsumerSettings`.
+    """
+
+    namespace: str
+    delay_levels: DelayLevels | str
+    client: dict[str, Any]
+    allow_code_settings: bool
+    consume_from_where: ConsumeFromWhere
+    consume_timestamp_ms: int | None
+    consume_thread_min: int
+    consume_thread_max: int
+    consume_message_batch_max_size: int
+    max_reconsume_times: int
+    consume_timeout_ms: int
+    consume_concurrently_max_span: int
+    pull_threshold_for_queue: int
+    pull_threshold_size_for_queue_bytes: int
+    pull_threshold_for_topic: int
+    pull_threshold_size_for_topic_bytes: int
+    persist_consumer_offset_interval_ms: int
+    retry_policy: RetryPolicy
+    create_topics: bool
+    hop_timeout_ms: int
+    hop_back_off_ms: int
+    revoke_drain_ms: int
+
+
 class PushConsumerSettings(ConnectionSettings):
     """Settings of a `PushConsumer`; names and defaults as `DefaultMQPushConsumer` of RocketMQ, where it has them.
 
@@ -151,7 +189,9 @@ class PushConsumerSettings(ConnectionSettings):
         group: the consumer group.
         consume_from_where: where a group begins on a topic it has never consumed. Default: at its end.
         consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`; None: 30 minutes before the consumer is made.
-        consume_thread_count: listener threads, 1 to 1,000. Default 20 (RocketMQ: min and max, which are both 20).
+        consume_thread_min: listener threads, 1 to 1,000. Default 20.
+        consume_thread_max: no less than `consume_thread_min`, 1 to 1,000; as in RocketMQ the pool never grows past the
+            minimum by itself, so it only bounds `update_core_pool_size`. Default 1,000 (RocketMQ: 20).
         consume_message_batch_max_size: most messages one listener call gets, 1 to 1,024; above 1 it gets lists.
             Default 1.
         max_reconsume_times: failed attempts before a message becomes a dead letter; -1 (default): 16, so that a
@@ -160,7 +200,10 @@ class PushConsumerSettings(ConnectionSettings):
         consume_concurrently_max_span: widest distance in offsets between the oldest message that is not done and the
             newest, 1 to 65,535. Default 2,000.
         pull_threshold_for_queue: messages held per queue, 1 to 65,535. Default 1,000.
-        pull_threshold_size_for_queue_bytes: bytes of bodies held per queue. Default 100 MiB.
+        pull_threshold_size_for_queue_bytes: bytes of bodies held per queue, 1 to 1 GiB. Default 100 MiB.
+        pull_threshold_for_topic: messages held over all queues, 1 to 6,553,500, shared out evenly among the queues held
+            in place of `pull_threshold_for_queue`; -1 (default): off.
+        pull_threshold_size_for_topic_bytes: the same for bytes of bodies, up to 100 GiB; -1 (default): off.
         persist_consumer_offset_interval_ms: how often positions are committed, in ms. Default 5 s.
         retry_policy: how long to wait before the next attempt where the listener does not say. Default: the level
             table, from level 3 on.
@@ -173,16 +216,29 @@ class PushConsumerSettings(ConnectionSettings):
     group: str = Field(min_length=1)
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     consume_timestamp_ms: int | None = Field(default=None, ge=0)
-    consume_thread_count: int = Field(default=20, ge=1, le=1_000)
+    consume_thread_min: int = Field(default=20, ge=1, le=1_000)
+    consume_thread_max: int = Field(default=1_000, ge=1, le=1_000)
     consume_message_batch_max_size: int = Field(default=1, ge=1, le=1_024)
     max_reconsume_times: int = -1
     consume_timeout_ms: int = Field(default=900_000, ge=1)
     consume_concurrently_max_span: int = Field(default=2_000, ge=1, le=65_535)
     pull_threshold_for_queue: int = Field(default=1_000, ge=1, le=65_535)
-    pull_threshold_size_for_queue_bytes: int = Field(default=100 * _MIB, ge=1)
+    pull_threshold_size_for_queue_bytes: int = Field(default=100 * _MIB, ge=1, le=1_024 * _MIB)
+    pull_threshold_for_topic: int = Field(default=-1, ge=-1, le=6_553_500)
+    pull_threshold_size_for_topic_bytes: int = Field(default=-1, ge=-1, le=102_400 * _MIB)
     persist_consumer_offset_interval_ms: int = Field(default=5_000, ge=1)
     retry_policy: RetryPolicy = Field(default_factory=LevelTableRetryPolicy)
     create_topics: bool = True
     hop_timeout_ms: int = Field(default=30_000, ge=100)
     hop_back_off_ms: int = Field(default=5_000, ge=1)
     revoke_drain_ms: int = Field(default=3_000, ge=0, le=60_000)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_group(self.group)
+        if self.consume_thread_max < self.consume_thread_min:
+            raise ValueError(f"consume_thread_max={self.consume_thread_max} is below {self.consume_thread_min=}")
+        for name in ("pull_threshold_for_topic", "pull_threshold_size_for_topic_bytes"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"{name}=0: a queue under it would never be read; -1 means no such limit")
+        return self

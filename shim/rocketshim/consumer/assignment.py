@@ -6,6 +6,7 @@ before) is committed at once, before the first message is handed out: else a cra
 at another end of the log and lose what lay between. Owned by the poll thread.
 """
 
+import logging
 from collections import defaultdict
 from typing import Final
 
@@ -29,6 +30,7 @@ from rocketshim.core.start_position import (
 
 __all__ = ["Starts"]
 
+_LOG = logging.getLogger("rocketshim.consumer")
 _TIMEOUT_S: Final = 10.0
 
 
@@ -40,23 +42,31 @@ class Starts:
         where: for a group that has consumed nothing of a topic yet.
         timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
         digest: of the group's subscription, carried by each commit.
+        subscription: the same as text.
+
+    Attributes:
+        conflicts: topic to the subscription of a member that committed there and subscribes differently, as text. Two
+            subscriptions of one group lose messages: each skips what the other wants.
 
     Thread-safety: none; the poll thread's.
 
     Source: `RebalancePushImpl#computePullFromWhereWithException` of RocketMQ.
     """
 
-    def __init__(self, *, retry_topic: str, where: ConsumeFromWhere, timestamp_ms: int, digest: str) -> None:
+    def __init__(
+        self, *, retry_topic: str, where: ConsumeFromWhere, timestamp_ms: int, digest: str, subscription: str
+    ) -> None:
         self._retry_topic = retry_topic
         self._where = where
         self._timestamp_ms = timestamp_ms
         self._digest = digest
+        self._subscription = subscription
         self._born: dict[tuple[str, int], int] = {}
-        self.conflicts: dict[str, str] = {}  # topic -> digest of another member's subscription
+        self.conflicts: dict[str, str] = {}
 
     def metadata(self, place: tuple[str, int]) -> str:
         """What a commit of this partition carries."""
-        return encode_metadata(CommitMetadata(self._digest, self._born.get(place, 0)))
+        return encode_metadata(CommitMetadata(self._digest, self._born.get(place, 0), self._subscription))
 
     def resolve(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """The same partitions with the offsets to begin at; starts that were resolved here are committed.
@@ -70,7 +80,7 @@ class Starts:
         starts: list[TopicPartition] = []
         resolved: list[TopicPartition] = []
         for topic, numbers in by_topic.items():
-            count, found = self._found(consumer, topic)
+            count, found = self._found(consumer, topic, numbers)
             for number in numbers:
                 start, born = resolve_start(
                     number,
@@ -85,12 +95,14 @@ class Starts:
                 if not isinstance(start, StartAt):
                     resolved.append(TopicPartition(topic, number, at.offset, metadata=self.metadata((topic, number))))
         if resolved:
-            consumer.commit(offsets=resolved, asynchronous=False)
+            for item in consumer.commit(offsets=resolved, asynchronous=False):
+                if item.error is not None:
+                    raise KafkaException(item.error)
         return starts
 
-    def _found(self, consumer: ConsumerClient, topic: str) -> tuple[int, dict[int, Found]]:
-        metadata = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
-        numbers = sorted(metadata.partitions)
+    def _found(self, consumer: ConsumerClient, topic: str, assigned: list[int]) -> tuple[int, dict[int, Found]]:
+        listed = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+        numbers = sorted({*assigned, *(() if listed is None else listed.partitions)})  # a broker may be behind
         found: dict[int, Found] = {}
         for item in consumer.committed([TopicPartition(topic, number) for number in numbers], timeout=_TIMEOUT_S):
             if item.error is not None:
@@ -99,10 +111,17 @@ class Starts:
                 continue
             commit = decode_metadata(item.metadata)
             found[item.partition] = Found(item.offset, commit)
-            conflict = digest_conflict(self._digest, commit)
-            if conflict is not None and topic != self._retry_topic:
-                self.conflicts[topic] = conflict
+            if commit is not None and digest_conflict(self._digest, commit) is not None:
+                self._conflict(topic, commit)
         return len(numbers), found
+
+    def _conflict(self, topic: str, commit: CommitMetadata) -> None:
+        theirs = commit.subscription or commit.digest
+        if topic != self._retry_topic and self.conflicts.get(topic) != theirs:
+            self.conflicts[topic] = theirs
+            _LOG.error(
+                "consumer.subscriptions-differ", extra={"topic": topic, "mine": self._subscription, "theirs": theirs}
+            )
 
     def _offset(self, consumer: ConsumerClient, topic: str, number: int, start: Start) -> int:
         match start:

@@ -3,8 +3,8 @@
 Rules of this file:
 
 * User code runs here and nowhere else, under no lock, and never touches a Kafka object.
-* Every exception of user code is an outcome, also one that asks the process to end: it is recorded as the message's
-  failure, and only then goes on its way where it is no `Exception`.
+* Every exception of user code is an outcome, also `SystemExit` and its like, as RocketMQ catches every Throwable: a
+  message must not be able to end a thread, and with it the consumer, each time it is delivered again.
 * A message that the filter does not match has succeeded: nobody is called, its offset moves.
 * A record of the group's own retry topic shows the topic of its first delivery, and goes to that topic's listener. One
   that has no listener any more goes to the dead-letter topic (`NoListener`); one that breaks the wire format is parked.
@@ -12,6 +12,7 @@ Rules of this file:
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["ChunkRunner", "Listener", "Subscription", "adapt"]
+
+_LOG = logging.getLogger("rocketshim.consumer")
 
 Listener = Callable[[Any, ConsumeConcurrentlyContext], Any]
 HeaderFilter = Callable[[Any], bool]
@@ -141,15 +144,13 @@ class ChunkRunner:
                 message = take()
             except IndexError:
                 break
-            if matches is not None and not matches(message.headers()):
-                continue
             chunk.in_work = (message,)
             try:
-                status = listener(MessageView(message, trusted=False), context)
-            except BaseException as error:
+                if matches is not None and not matches(message.headers()):
+                    continue
+                status = listener(MessageView(message, False), context)  # noqa: FBT003 - a keyword costs time here
+            except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
                 outcomes = [*(outcomes or ()), self._raised(message, error, context)]
-                if not isinstance(error, Exception):
-                    raise
             else:
                 if not (status is None or status is success) or context.ack_index < 0:
                     outcomes = [*(outcomes or ()), self._refused(message, status, context)]
@@ -169,8 +170,11 @@ class ChunkRunner:
                     message = todo.popleft()
                 except IndexError:
                     break
-                if matches is None or matches(message.headers()):
-                    batch.append(message)
+                try:
+                    if matches is None or matches(message.headers()):
+                        batch.append(message)
+                except Exception as error:  # noqa: BLE001 - a record that the filter cannot read failed, and no other
+                    outcomes.append(self._raised(message, error, context))
             if not batch:
                 break
             chunk.in_work = batch
@@ -199,7 +203,7 @@ class ChunkRunner:
                 view = MessageView(message, trusted=False)
                 try:
                     selected = selects(view)
-                except Exception as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
+                except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
                     outcomes.append(self._raised(message, error, context))
                     continue
                 if selected:
@@ -221,10 +225,8 @@ class ChunkRunner:
     ) -> None:
         try:
             status = listener(views, context)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
             outcomes.extend(self._raised(message, error, context) for message in batch)
-            if not isinstance(error, Exception):
-                raise
         else:
             done = succeeded_count(status, context.ack_index, len(batch))
             outcomes.extend(self._refused(message, status, context) for message in batch[done:])
@@ -271,6 +273,8 @@ class ChunkRunner:
 
     def _raised(self, message: Any, error: BaseException, context: ConsumeConcurrentlyContext) -> Outcome:
         level, delay_ms = context.delay_level_when_next_consume, None
+        if not isinstance(error, Exception):
+            _LOG.warning("consumer.listener-raised", extra={"error": repr(error)})
         if isinstance(error, DeadLetter):
             level = DEAD_LETTER_LEVEL
         elif isinstance(error, RetryLater):

@@ -1,58 +1,64 @@
 """The poll thread: it owns the Kafka consumer, every process queue, every commit and the rebalance callbacks.
 
 A turn: take in what the listener threads are through with, take in delivery reports, commit when it is time, hand out
-what is pending, wait for messages. Rules:
+what is pending, fetch. Rules:
 
 * User code is never called here, and nothing here blocks on a listener for longer than a fraction of a second.
 * The consumer is polled at all times, so that a slow listener never costs the membership of the group. What holds too
   much is paused (`flow_control`), after the listeners were given 50 ms to catch up: a pause throws away what librdkafka
-  has fetched.
-* Commits are the positions after the longest finished prefixes, every `offset_commit_interval_ms`, at revoke and at
-  close; they never go backwards within an assignment. They carry the metadata of `start_position`.
+  has fetched. Whether it may go on is looked at each time messages leave.
+* A partition whose start cannot be found out now (coordinator away) is assigned paused, and looked at again each
+  second: nothing of it is handed out before its start is committed.
+* Commits are the positions after the longest finished prefixes, every `offset_commit_interval_ms`, at revoke, suspend
+  and close; `commits.Committer` keeps them from going backwards.
 * A rebalance callback never raises (an exception there would eat a fetched record): what goes wrong is kept and raised
   in the loop.
-* Chunks hold 64 messages, or 1 while the *minimum* time per message of the last 32 chunks is above 200 µs (the mean
-  contains waiting for the interpreter lock and takes fast listeners for slow). A chunk stuck at one message for 10 ms
-  gives the rest back.
+* Offsets that go backwards within an assignment mean that the log was cut or made anew: the queue is dropped, and a
+  new epoch begins where the log goes on. Repeats, no loss.
+* Closing: nothing new begins, what is in work may end until the deadline while the group is still served, then one
+  commit, then the group is left.
 """
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import Empty
-from typing import Any, Final
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient, ProducerClient
 from rocketshim.consumer.assignment import Starts
-from rocketshim.consumer.pool import ListenerPool, Result
+from rocketshim.consumer.commits import Committer
+from rocketshim.consumer.dispatch import Dispatch, Pool
+from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.pauses import PauseReason, Pauses, Place
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.clock import Clock
-from rocketshim.core.flow_control import FlowLimits, must_pause, should_resume
+from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
 from rocketshim.core.process_queue import Chunk, ProcessQueue
-from rocketshim.errors import ConsumerError, TopicMissingError
+from rocketshim.errors import ConsumerError, NotAuthorizedError, TopicMissingError
 
 __all__ = ["LoopSettings", "PollLoop"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
+T = TypeVar("T")
 
-_CHUNK: Final = 64
-_SLOW_NS: Final = 200_000
-_WINDOW: Final = 32
-_STUCK_MS: Final = 10
 _FETCH_COUNT: Final = 1_000
 _MAX_IN_FLIGHT: Final = 10_000
 _IDLE_S: Final = 0.1
 _BUSY_S: Final = 0.005
-_CATCH_UP_S: Final = 0.05
+_CATCH_UP_MS: Final = 50
+_RESOLVE_AGAIN_MS: Final = 1_000
+_MISSING_GRACE_MS: Final = 30_000
+_DENIED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED})
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """The figures of one poll loop; all durations in ms."""
+    """The figures of one poll loop; all durations in ms, `topic_*` -1 for none."""
 
     batch_count: int
     commit_interval_ms: int
@@ -60,6 +66,8 @@ class LoopSettings:
     sweep_interval_ms: int
     revoke_drain_ms: int
     limits: FlowLimits
+    topic_count: int = -1
+    topic_size_bytes: int = -1
 
 
 class PollLoop:
@@ -67,14 +75,14 @@ class PollLoop:
 
     Args:
         make_consumer, make_producer: called in the loop's own thread.
-        topics: physical topics and patterns to subscribe to.
+        topics: physical topics to subscribe to.
         make_send_back: makes the sender of failed messages over the producer.
-        pool: the listener threads.
+        pool: runs the listeners.
         starts: where partitions begin and what their commits carry.
         settings: the figures.
         clock: monotonic time.
 
-    Thread-safety: `run` belongs to one thread; `stop`, `suspend`, `resume` may be called from any.
+    Thread-safety: `run` belongs to one thread; `stop`, `ask` and the figures may be used from any.
     """
 
     def __init__(
@@ -84,12 +92,18 @@ class PollLoop:
         make_producer: Callable[[], ProducerClient],
         topics: list[str],
         make_send_back: Callable[[ProducerClient], SendBack],
-        pool: ListenerPool,
+        pool: Pool,
         starts: Starts,
         settings: LoopSettings,
         clock: Clock,
     ) -> None:
         self.error: BaseException | None = None
+        self.assigned = threading.Event()
+        self.opened = threading.Event()  # or failed to open
+        self.is_open = False
+        self.commits = Committer(starts.metadata)
+        self.dispatch = Dispatch(pool, settings.batch_count, self._failed, self._left)
+        self.turn_ended_ms = 0
         self._make_consumer = make_consumer
         self._make_producer = make_producer
         self._topics = topics
@@ -97,19 +111,22 @@ class PollLoop:
         self._pool = pool
         self._starts = starts
         self._settings = settings
+        self._limits = settings.limits
         self._clock = clock
         self._stop_by_ms: int | None = None
         self._stopping = threading.Event()
-        self.assigned = threading.Event()
-        self._queues: dict[tuple[str, int], ProcessQueue[Any]] = {}
-        self._committed: dict[tuple[str, int], int] = {}
-        self._many: dict[Chunk[Any], Any] = {}  # chunks of several messages, and what they were at in the last look
-        self._per_message_ns: deque[int] = deque(maxlen=_WINDOW)
-        self._in_flight = 0  # messages handed out and not reported
+        self._closing = False
+        self._suspended = False
+        self._queues: dict[Place, ProcessQueue[Any]] = {}
+        self._fresh: set[Place] = set()  # assigned since the last poll
+        self._pauses = Pauses()
+        self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._unresolved: dict[Place, TopicPartition] = {}
+        self._doubted: dict[str, int] = {}  # topics that were said to be missing, and until when that may last
         self._epoch = 0
         self._next_commit_ms = 0
         self._next_sweep_ms = 0
-        self._next_look_ms = 0
+        self._next_resolve_ms = 0
         self._consumer: ConsumerClient | None = None
         self._producer: ProducerClient | None = None
         self._send_back: SendBack | None = None
@@ -126,22 +143,58 @@ class PollLoop:
         """The process queues held now; for figures."""
         return list(self._queues.values())
 
+    @property
+    def suspended(self) -> bool:
+        """Whether nothing is read on purpose."""
+        return self._suspended
+
     def stop(self, timeout_ms: int) -> None:
-        """Ask the loop to end within a time. Safe twice, from any thread."""
-        self._stop_by_ms = self._now_ms() + timeout_ms
+        """Ask the loop to end within a time. Safe twice, from any thread; the earlier deadline counts."""
+        by_ms = self._now_ms() + timeout_ms
+        self._stop_by_ms = by_ms if self._stop_by_ms is None else min(by_ms, self._stop_by_ms)
         self._stopping.set()
+
+    def ask(self, action: Callable[[ConsumerClient], T]) -> "Future[T]":
+        """Have something done with the Kafka consumer in the loop's thread, between two turns.
+
+        The future is cancelled when the loop ends first.
+        """
+        future: Future[T] = Future()
+
+        def act() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(action(self._client()))
+            except Exception as error:  # noqa: BLE001 - whoever asked gets it
+                future.set_exception(error)
+
+        self._asked.put(act)
+        return future
 
     def run(self) -> None:
         """Consume until `stop`, or until the loop cannot go on; then `error` says why."""
         try:
-            self._open()
+            self.open()
             while not self._stopping.is_set():
                 self.turn()
         except BaseException as error:  # noqa: BLE001 - the top of a thread: kept, said, and raised by the facade
             _LOG.exception("consumer.poll-thread-failed")
-            self.error = error
+            self.error = self.error or error
         finally:
-            self._close()
+            self.opened.set()
+            self.close()
+
+    def open(self) -> None:
+        """Make the clients and subscribe; no network yet."""
+        self._producer = self._make_producer()
+        self._send_back = self._make_send_back(self._producer)
+        self._consumer = self._make_consumer()
+        self._consumer.subscribe(
+            self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+        self.is_open = True
+        self.opened.set()
 
     def turn(self) -> None:
         """One turn of the loop.
@@ -150,308 +203,352 @@ class PollLoop:
             ConsumerError: the loop cannot go on.
         """
         now_ms = self._now_ms()
-        self._take_results(now_ms)
+        self.dispatch.take_results(now_ms)
         self._settle(now_ms)
         self._keep_house(now_ms)
-        self._hand_out()
+        while self._asked.qsize():
+            self._asked.get()()
+        self.dispatch.hand_out(self._queues.values())
+        self.error = self.error or self.dispatch.died
         if self.error is not None:
             raise ConsumerError(f"the consumer cannot go on: {self.error}") from self.error
         self._fetch()
+        self.turn_ended_ms = now_ms
 
-    def _open(self) -> None:
-        self._producer = self._make_producer()
-        self._send_back = self._make_send_back(self._producer)
-        self._consumer = self._make_consumer()
-        self._consumer.subscribe(
-            self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
-        )
-
-    def _close(self) -> None:
-        """Finish what is in work within the deadline, commit, leave the group."""
+    def close(self) -> None:
+        """Finish what is in work within the deadline, commit, leave the group. Safe twice."""
         deadline_ms = self._now_ms() if self._stop_by_ms is None else self._stop_by_ms
         consumer, producer = self._consumer, self._producer
+        self._closing = True
         try:
-            if consumer is not None and self.error is None:
-                self._drain(deadline_ms, list(self._queues.values()))
-                self._commit(asynchronous=False)
+            if consumer is not None:
+                self._finish_up(consumer, deadline_ms)
         except (KafkaException, RuntimeError) as error:
             self.error = self.error or error
         finally:
-            self._pool.stop(max(0, deadline_ms - self._now_ms()) / 1_000)
-            if consumer is not None:
-                consumer.close()
             self._forget(list(self._queues))
-            self._consumer = None
+            self._pool.stop(max(0, deadline_ms - self._now_ms()) / 1_000)
+            self._leave(consumer)
+            self._consumer = self._producer = None
             if producer is not None:
                 producer.purge()
                 producer.flush(1.0)
+            while self._asked.qsize():
+                self._asked.get()()  # finds the consumer closed and says so
+
+    def _finish_up(self, consumer: ConsumerClient, deadline_ms: int) -> None:
+        """Drain and commit, polling on, so that neither rebalances nor reports wait for us."""
+        self._pauses.hold(consumer, list(self._queues), PauseReason.SUSPENDED)
+        self.dispatch.withhold(self._queues.values())
+        while self.error is None and any(not queue.settled for queue in self._queues.values()):
+            if self._now_ms() >= deadline_ms:
+                break
+            self._wait(_BUSY_S)
+            consumer.poll(0)  # what it gives is not done, so not committed: the next owner gets it
+        now_ms = self._now_ms()
+        self.commits.commit(consumer, self._queues.values(), now_ms=now_ms, asynchronous=True)
+        while self.commits.outstanding and self._now_ms() < max(deadline_ms, now_ms + 1_000):
+            before_ms = self._now_ms()
+            consumer.poll(_BUSY_S)
+            if self._now_ms() == before_ms:  # a clock that only others move
+                break
+
+    def _leave(self, consumer: ConsumerClient | None) -> None:
+        if consumer is not None:
+            try:
+                consumer.close()
+            except (KafkaException, RuntimeError) as error:
+                self.error = self.error or error
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
         consumer = self._client()
-        if self._in_flight >= _MAX_IN_FLIGHT or any(
-            not queue.paused and must_pause(queue, self._settings.limits) for queue in self._queues.values()
-        ):
+        if self.dispatch.in_flight >= _MAX_IN_FLIGHT or self._over():
             self._catch_up(consumer)
             return
-        outstanding = self._in_flight or (self._send_back is not None and self._send_back.outstanding)
-        wait_s = 0.0 if self._pool.results.qsize() else (_BUSY_S if outstanding else _IDLE_S)
+        outstanding = self.dispatch.in_flight or (self._send_back is not None and self._send_back.outstanding)
+        wait_s = 0.0 if self.dispatch.has_results else (_BUSY_S if outstanding else _IDLE_S)
         first = consumer.poll(wait_s)
         if first is None:
             return
-        batch = [first, *consumer.consume(_FETCH_COUNT - 1, 0)]
-        runs: dict[tuple[str, int], list[Any]] = {}
-        for message in batch:
-            error = message.error()
-            if error is not None:
-                self._client_error(error)
-            else:
-                runs.setdefault((message.topic(), message.partition()), []).append(message)
+        self._fresh.clear()
+        runs: dict[Place, list[Any]] = {}
+        for message in (first, *consumer.consume(_FETCH_COUNT - 1, 0)):
+            if message.error() is not None:
+                self._client_error(message)
+                continue
+            place = (message.topic(), message.partition())
+            try:
+                runs[place].append(message)
+            except KeyError:
+                runs[place] = [message]
         for place, run in runs.items():
-            queue = self._queues.get(place)
-            if queue is not None:
-                queue.put(run)
+            if place in self._fresh:  # assigned within `consume`: the run may be of the assignment before
+                consumer.seek(TopicPartition(*place, self.commits.position(place)))
+            else:
+                self._put(place, run)
+
+    def _put(self, place: Place, run: list[Any]) -> None:
+        queue = self._queues.get(place)
+        if queue is None or place in self._unresolved:
+            return  # revoked meanwhile, or read from again once its start is known
+        try:
+            queue.put(run)
+        except ValueError:
+            _LOG.warning(
+                "consumer.log-cut", extra={"partition": f"{place[0]}/{place[1]}", "first_offset": run[0].offset()}
+            )
+            self._begin(place, run[0].offset())
+            self._queues[place].put(run)
+
+    def _begin(self, place: Place, offset: int) -> None:
+        """A new epoch of a partition, from this offset on."""
+        before = self._queues.get(place)
+        if before is not None:
+            self.dispatch.withhold([before])
+            before.drop()
+        self._epoch += 1
+        self._fresh.add(place)
+        self._queues[place] = ProcessQueue(*place, self._epoch)
+        self.commits.adopt(place, offset)
+
+    def _over(self) -> list[ProcessQueue[Any]]:
+        """Queues above a threshold that are read all the same."""
+        limits = self._limits
+        return [queue for queue in self._queues.values() if not queue.paused and must_pause(queue, limits)]
 
     def _catch_up(self, consumer: ConsumerClient) -> None:
         """Give the listeners a moment; then pause what still holds too much, and keep polling."""
-        end_ms = self._now_ms() + round(_CATCH_UP_S * 1_000)
-        limits = self._settings.limits
+        end_ms = self._now_ms() + _CATCH_UP_MS
         while True:
-            over = [queue for queue in self._queues.values() if not queue.paused and must_pause(queue, limits)]
-            if not over and self._in_flight < _MAX_IN_FLIGHT:
+            over = self._over()
+            if not over and self.dispatch.in_flight < _MAX_IN_FLIGHT:
                 return
             left_ms = end_ms - self._now_ms()
             if left_ms <= 0 or self._stopping.is_set():
                 break
-            self._wait_for_result(left_ms / 1_000)
-            self._hand_out()
-        if self._in_flight >= _MAX_IN_FLIGHT:
+            self._wait(left_ms / 1_000)
+            self.dispatch.hand_out(self._queues.values())
+        if self.dispatch.in_flight >= _MAX_IN_FLIGHT:
             over = [queue for queue in self._queues.values() if not queue.paused]
-        if over:
-            consumer.pause([TopicPartition(queue.topic, queue.partition) for queue in over])
-            for queue in over:
-                queue.paused = True
+        for queue in over:
+            queue.paused = True
+        self._pauses.hold(consumer, [(queue.topic, queue.partition) for queue in over], PauseReason.FLOW)
         message = consumer.poll(0)
-        if message is not None:
-            self._late(message)
-
-    def _late(self, message: Any) -> None:
-        """A message that came although everything is paused: fetched before the pause took hold."""
-        error = message.error()
-        if error is not None:
-            self._client_error(error)
+        if message is None:
             return
-        queue = self._queues.get((message.topic(), message.partition()))
-        if queue is not None:
-            queue.put([message])
+        if message.error() is not None:
+            self._client_error(message)
+        else:  # it was fetched before the pause took hold
+            self._put((message.topic(), message.partition()), [message])
 
-    def _wait_for_result(self, timeout_s: float) -> None:
-        try:
-            result = self._pool.results.get(timeout=timeout_s)
-        except Empty:
-            pass
-        else:
-            self._take(result)
-        now_ms = self._now_ms()
-        self._take_results(now_ms)
-        self._settle(now_ms)
-        self._give_back(now_ms)
+    def _left(self, queue: ProcessQueue[Any]) -> None:
+        """Messages have left a queue: whatever was paused for their sake may go on."""
+        if queue.paused and should_resume(queue, self._limits):
+            self._go_on([queue])
 
-    def _client_error(self, error: KafkaError) -> None:
+    def _go_on(self, queues: Iterable[ProcessQueue[Any]]) -> None:
+        if self.dispatch.in_flight * 2 > _MAX_IN_FLIGHT:
+            return
+        calm = [queue for queue in queues if queue.paused and should_resume(queue, self._limits)]
+        for queue in calm:
+            queue.paused = False
+        if self._consumer is not None:
+            self._pauses.release(self._consumer, [(queue.topic, queue.partition) for queue in calm], PauseReason.FLOW)
+
+    def _client_error(self, message: Any) -> None:
+        error = message.error()
+        code = error.code()
         if error.fatal():
             self.error = KafkaException(error)
-        elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            self.error = TopicMissingError(f"a subscribed topic is not there ({error.str()}); create it first")
+        elif code in _DENIED:
+            self.error = NotAuthorizedError(
+                f"reading {message.topic() or 'in this group'} is not allowed: {error.str()}"
+            )
         else:
-            _LOG.warning("consumer.client-error", extra={"error": str(error)})
+            topic = message.topic()
+            if code == KafkaError.UNKNOWN_TOPIC_OR_PART and topic:
+                self._doubted.setdefault(topic, self._now_ms() + _MISSING_GRACE_MS)
+            _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})
 
-    # --- listeners ---------------------------------------------------------------------------------------------------
+    def _look_for_missing(self, consumer: ConsumerClient, now_ms: int) -> None:
+        """Topics that were missing half a minute ago: made meanwhile, or a reason to end."""
+        for topic in [topic for topic, until_ms in self._doubted.items() if now_ms >= until_ms]:
+            del self._doubted[topic]
+            try:
+                found = consumer.list_topics(topic, timeout=5.0).topics.get(topic)
+            except KafkaException as error:
+                _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})
+                self._doubted[topic] = now_ms + _MISSING_GRACE_MS
+                continue
+            if found is None or not found.partitions:
+                self.error = TopicMissingError(f"{topic} is subscribed and has not been there for a while; create it")
 
-    def _hand_out(self) -> None:
-        limit = self._chunk_count()
-        for queue in self._queues.values():
-            while queue.pending_count:
-                chunk = queue.take(limit)
-                if chunk is None:
-                    break
-                self._in_flight += len(chunk.messages)
-                if len(chunk.messages) > self._settings.batch_count:
-                    self._many[chunk] = None
-                self._pool.submit(chunk)
+    # --- listeners, reports ------------------------------------------------------------------------------------------
 
-    def _chunk_count(self) -> int:
-        batch = self._settings.batch_count
-        times = self._per_message_ns
-        if len(times) < _WINDOW or min(times) > _SLOW_NS:
-            return batch
-        return max(_CHUNK, batch)
+    def _failed(self, chunk: Chunk[Any], outcome: Outcome) -> None:
+        if self._send_back is not None:
+            self._send_back.send(chunk, outcome)
 
-    def _take_results(self, now_ms: int) -> None:
-        results = self._pool.results
-        while results.qsize():
-            self._take(results.get())
-        if now_ms >= self._next_look_ms:
-            self._give_back(now_ms)
-
-    def _take(self, result: Result) -> None:
-        chunk = result.chunk
-        self._many.pop(chunk, None)
-        count = len(chunk.messages)
-        self._in_flight -= count
-        if result.died is not None:
-            self.error = self.error or result.died
-            return
-        if count:
-            self._per_message_ns.append(result.elapsed_ns // count)
-        queue = chunk.queue
-        if result.outcomes is None:
-            queue.report(chunk)
-        else:
-            by_offset = {outcome.message.offset(): outcome for outcome in result.outcomes}
-            for message in queue.report(chunk, [outcome.message for outcome in result.outcomes]):
-                if self._send_back is not None:
-                    self._send_back.send(chunk, by_offset[message.offset()])
-        if queue.paused and not queue.dropped and should_resume(queue, self._settings.limits):
-            self._client().resume([TopicPartition(queue.topic, queue.partition)])
-            queue.paused = False
-
-    def _give_back(self, now_ms: int) -> None:
-        """Chunks that are at the same message as 10 ms ago give back what they have not begun."""
-        if now_ms < self._next_look_ms:
-            return
-        self._next_look_ms = now_ms + _STUCK_MS
-        for chunk, seen in list(self._many.items()):
-            at = chunk.in_work
-            if at is not None and at is seen:
-                del self._many[chunk]
-                for part in chunk.queue.split(chunk):
-                    self._pool.submit(part)
-            else:
-                self._many[chunk] = at
-
-    # --- reports, commits, sweeps ------------------------------------------------------------------------------------
+    def _wait(self, timeout_s: float) -> None:
+        """Wait for one result, then take in everything that has come."""
+        self.dispatch.wait(timeout_s)
+        now_ms = self._now_ms()
+        self.dispatch.take_results(now_ms)
+        self._settle(now_ms)
 
     def _settle(self, now_ms: int) -> None:
-        if self._send_back is not None and self._send_back.outstanding and self._producer is not None:
-            self._producer.poll(0)
-            self._send_back.settle(now_ms)
-            self._resume_calm()
-
-    def _resume_calm(self) -> None:
-        for queue in self._queues.values():
-            if queue.paused and should_resume(queue, self._settings.limits):
-                self._client().resume([TopicPartition(queue.topic, queue.partition)])
-                queue.paused = False
+        send_back, producer = self._send_back, self._producer
+        if send_back is None or producer is None or not send_back.outstanding:
+            return
+        producer.poll(0)
+        send_back.settle(now_ms)
+        if send_back.broken:
+            _LOG.error("consumer.producer-renewed", extra={"error": str(send_back.broken)})
+            producer.purge()
+            producer.flush(1.0)
+            send_back.settle(now_ms)  # what was in flight with the broken one is made again
+            self._producer = self._make_producer()
+            send_back.renew(self._producer)
 
     def _keep_house(self, now_ms: int) -> None:
+        consumer = self._client()
+        self._go_on(self._queues.values())
         if now_ms >= self._next_sweep_ms:
             self._next_sweep_ms = now_ms + self._settings.sweep_interval_ms
             self._sweep(now_ms)
         if now_ms >= self._next_commit_ms:
             self._next_commit_ms = now_ms + self._settings.commit_interval_ms
-            self._commit(asynchronous=True)
+            self.commits.commit(consumer, self._queues.values(), now_ms=now_ms, asynchronous=True)
+        if self._unresolved and now_ms >= self._next_resolve_ms:
+            self._resolve_again(consumer, now_ms)
+        if self._doubted:
+            self._look_for_missing(consumer, now_ms)
 
     def _sweep(self, now_ms: int) -> None:
         for queue in self._queues.values():
             for chunk, message in queue.expire(now_ms, self._settings.consume_timeout_ms):
-                _LOG.warning(
-                    "consumer.timed-out",
-                    extra={"record": f"{queue.topic}/{queue.partition}/{message.offset()}"},
-                )
+                record = f"{queue.topic}/{queue.partition}/{message.offset()}"
+                _LOG.warning("consumer.timed-out", extra={"record": record})
                 if self._send_back is not None:
                     self._send_back.send_timed_out(chunk, message, self._clock.wall_ms())
 
-    def _commit(self, *, asynchronous: bool, places: list[tuple[str, int]] | None = None) -> None:
-        consumer = self._consumer
-        if consumer is None:
-            return
-        offsets: list[TopicPartition] = []
-        for place in self._queues if places is None else places:
-            queue = self._queues.get(place)
-            position = None if queue is None else queue.next_offset
-            if position is not None and position > self._committed.get(place, -1):
-                offsets.append(TopicPartition(*place, position, metadata=self._starts.metadata(place)))
-        if not offsets:
-            return
-        try:
-            if asynchronous:
-                consumer.commit(offsets=offsets, asynchronous=True)
-            else:
-                consumer.commit(offsets=offsets, asynchronous=False)
-        except KafkaException as error:
-            _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
-            return
-        for item in offsets:
-            self._committed[item.topic, item.partition] = item.offset
+    # --- asked from other threads ------------------------------------------------------------------------------------
+
+    def suspend(self, consumer: ConsumerClient) -> None:
+        """Read nothing more until `resume_reading`; what was read is handled. For `ask`."""
+        self._suspended = True
+        self._pauses.hold(consumer, list(self._queues), PauseReason.SUSPENDED)
+        self.commits.commit(consumer, self._queues.values(), now_ms=self._now_ms(), asynchronous=True)
+
+    def resume_reading(self, consumer: ConsumerClient) -> None:
+        """Read again. For `ask`."""
+        self._suspended = False
+        self._pauses.release(consumer, list(self._queues), PauseReason.SUSPENDED)
+
+    # --- rebalancing: called from `poll` and `close`; none of these may raise ----------------------------------------
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """An asynchronous commit's result: what was not committed is committed again with the next one."""
-        for item in partitions:
-            if error is not None or item.error is not None:
-                place = (item.topic, item.partition)
-                if self._committed.get(place, -1) <= item.offset:
-                    self._committed[place] = item.offset - 1
-                _LOG.warning("consumer.commit-failed", extra={"error": str(error or item.error), "partition": place})
-
-    # --- rebalancing: called from `poll` and `close`; none of these may raise -----------------------------------------
+        """An asynchronous commit's answer."""
+        self.commits.answered(error, partitions, self._now_ms())
 
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        self._epoch += 1
+        places = [(item.topic, item.partition) for item in partitions]
         try:
-            starts = self._starts.resolve(consumer, partitions)
-            consumer.incremental_assign(starts)
-            if starts:
-                consumer.resume(starts)
+            try:
+                starts = [] if self._closing else self._starts.resolve(consumer, partitions)
+            except KafkaException as error:
+                _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": str(places)})
+                starts = []
+            known = {(start.topic, start.partition): start for start in starts}
+            asked = [known.get(place) or TopicPartition(*place, OFFSET_BEGINNING) for place in places]
+            consumer.incremental_assign(asked)
+            self._pauses.adopt(consumer, places)
+            for place in places:
+                self._begin(place, known[place].offset if place in known else OFFSET_BEGINNING)
+            self._unresolved.update({place: TopicPartition(*place) for place in places if place not in known})
+            self._next_resolve_ms = self._now_ms() + _RESOLVE_AGAIN_MS
+            self._pauses.hold(consumer, [p for p in places if p not in known], PauseReason.UNRESOLVED)
+            if self._suspended or self._closing:
+                self._pauses.hold(consumer, places, PauseReason.SUSPENDED)
+                if self._closing:
+                    self.dispatch.withhold([self._queues[place] for place in places])
         except (KafkaException, RuntimeError) as error:
-            self.error = error
+            self.error = self.error or error
             return
-        for start in starts:
-            place = (start.topic, start.partition)
-            self._queues[place] = ProcessQueue(*place, self._epoch)
-            self._committed[place] = start.offset
+        self._share_limits()
         self.assigned.set()
-        _LOG.info("consumer.assigned", extra={"partitions": [f"{s.topic}/{s.partition}" for s in starts]})
+        _LOG.info("consumer.assigned", extra={"partitions": [f"{topic}/{number}" for topic, number in places]})
+
+    def _resolve_again(self, consumer: ConsumerClient, now_ms: int) -> None:
+        self._next_resolve_ms = now_ms + _RESOLVE_AGAIN_MS
+        try:
+            starts = self._starts.resolve(consumer, list(self._unresolved.values()))
+            for start in starts:
+                consumer.seek(start)
+        except KafkaException as error:
+            _LOG.warning(
+                "consumer.start-unknown", extra={"error": str(error), "partitions": str(list(self._unresolved))}
+            )
+            return
+        self._unresolved.clear()
+        places = [(start.topic, start.partition) for start in starts]
+        for place, start in zip(places, starts, strict=True):
+            self._begin(place, start.offset)
+        self._pauses.release(consumer, places, PauseReason.UNRESOLVED)
 
     def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         places = [(item.topic, item.partition) for item in partitions]
         try:
-            leaving = [self._queues[place] for place in places if place in self._queues]
-            self._drain(self._now_ms() + self._settings.revoke_drain_ms, leaving)
-            self._commit(asynchronous=False, places=places)
+            if not self._closing:
+                leaving = [self._queues[place] for place in places if place in self._queues]
+                self._drain(self._now_ms() + self._settings.revoke_drain_ms, leaving)
+                self.commits.commit(consumer, leaving, now_ms=self._now_ms(), asynchronous=False)
         except (KafkaException, RuntimeError) as error:
             self.error = self.error or error
         finally:
-            self._forget(places)
-            self._unassign(consumer, partitions)
+            self._depart(consumer, partitions, places)
 
     def _on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        _LOG.warning("consumer.lost", extra={"partitions": [f"{p.topic}/{p.partition}" for p in partitions]})
-        self._forget([(item.topic, item.partition) for item in partitions])
-        self._unassign(consumer, partitions)
+        places = [(item.topic, item.partition) for item in partitions]
+        _LOG.warning("consumer.lost", extra={"partitions": [f"{topic}/{number}" for topic, number in places]})
+        self._depart(consumer, partitions, places)
 
-    def _unassign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
+    def _depart(self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[Place]) -> None:
+        self._forget(places)
+        self._share_limits()
         try:
             consumer.incremental_unassign(partitions)
         except (KafkaException, RuntimeError) as error:
             self.error = self.error or error
 
-    def _forget(self, places: list[tuple[str, int]]) -> None:
+    def _forget(self, places: list[Place]) -> None:
+        self._pauses.forget(places)
         for place in places:
             queue = self._queues.pop(place, None)
-            self._committed.pop(place, None)
+            self.commits.forget(place)
+            self._unresolved.pop(place, None)
             if queue is not None:
+                self.dispatch.withhold([queue])
                 queue.drop()
 
+    def _share_limits(self) -> None:
+        """Thresholds of a topic are shared out among all queues held."""
+        settings = self._settings
+        self._limits = per_queue_limits(
+            settings.limits, settings.topic_count, settings.topic_size_bytes, len(self._queues)
+        )
+
     def _drain(self, deadline_ms: int, queues: list[ProcessQueue[Any]]) -> None:
-        """Wait for listeners and hops of these queues, no longer than to the deadline; nothing new is begun."""
-        for queue in queues:
-            self._in_flight -= queue.withhold()
+        """Wait for listeners and hops of these queues, no longer than to the deadline; nothing new of them begins."""
+        self.dispatch.withhold(queues)
         while any(not queue.settled for queue in queues):
             left_ms = deadline_ms - self._now_ms()
             if left_ms <= 0:
                 return
-            self._wait_for_result(min(left_ms, 10) / 1_000)
+            self._wait(min(left_ms, 10) / 1_000)
+            self.dispatch.hand_out(self._queues.values())
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000

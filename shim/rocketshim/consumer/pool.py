@@ -8,33 +8,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
+from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.core.process_queue import Chunk
 
-__all__ = ["ListenerPool", "Result"]
+__all__ = ["ListenerPool"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
-
-
-@dataclass(slots=True)
-class Result:
-    """A chunk that a listener thread is through with.
-
-    Attributes:
-        chunk: as taken.
-        outcomes: the messages that did not succeed; None when all did.
-        elapsed_ns: how long the thread held the chunk.
-        died: what ended the thread, if it was not an `Exception`.
-    """
-
-    chunk: Chunk[Any]
-    outcomes: list[Outcome] | None
-    elapsed_ns: int
-    died: BaseException | None = None
 
 
 class ListenerPool:
@@ -45,7 +28,7 @@ class ListenerPool:
         size: threads, 1 or more.
         name: prefix of the threads' names.
 
-    Thread-safety: `submit`, `resize`, `stop` belong to one owner thread; `results` is read by it.
+    Thread-safety: `submit`, `resize`, `stop`, `wait` belong to one owner thread; `is_own_thread` to any.
     """
 
     def __init__(self, run: Callable[[Chunk[Any]], list[Outcome] | None], size: int, name: str) -> None:
@@ -62,11 +45,16 @@ class ListenerPool:
         """Hand a chunk to whichever thread is free first."""
         self._tasks.put(chunk)
 
+    def wait(self, timeout_s: float) -> Result:
+        """The next result; raises `queue.Empty` when none came in time."""
+        return self.results.get(timeout=timeout_s)
+
     def resize(self, size: int) -> None:
         """Have this many threads from now on; threads that are too many end after the chunk they are at.
 
         Source: `DefaultMQPushConsumer#updateCorePoolSize` of RocketMQ.
         """
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
         while self.size < size:
             self._started += 1
             thread = threading.Thread(target=self._work, name=f"{self._name}-{self._started}", daemon=True)
@@ -78,12 +66,16 @@ class ListenerPool:
             self.size -= 1
 
     def stop(self, timeout_s: float) -> bool:
-        """Let every thread end after its chunk; returns whether all did within the time."""
+        """Let every thread end after its chunk; returns whether all did within the time. Safe twice."""
         self.resize(0)
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
+
+    def is_own_thread(self) -> bool:
+        """Whether the caller is one of these threads."""
+        return threading.current_thread() in self._threads
 
     def _work(self) -> None:
         take, put, run, clock = self._tasks.get, self.results.put, self._run, time.perf_counter_ns
@@ -99,3 +91,4 @@ class ListenerPool:
                 put(Result(chunk, None, clock() - began, died=error))
                 return
             put(Result(chunk, outcomes, clock() - began))
+            del chunk, outcomes  # a thread that waits keeps no messages

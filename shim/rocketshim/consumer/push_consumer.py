@@ -8,8 +8,9 @@ import hashlib
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future  # noqa: TC003 - read as an annotation by those who look
 from types import FrameType, TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from confluent_kafka import KafkaException
 
@@ -25,7 +26,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError, TopicMissingError
 from rocketshim.filters import CallableFilter, TagFilter, compile_filter
-from rocketshim.settings import PushConsumerSettings
+from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.layout import Layout
 
@@ -36,10 +37,11 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _HALF_HOUR_MS: Final = 1_800_000
 _SWEEPS: Final = 10  # sweeps a consume timeout
 _JOIN_GRACE_S: Final = 5.0
+_ASK_TIMEOUT_S: Final = 30.0
 
 
 class PushConsumer:
-    """Consumes topics in a group and calls a listener for every message, in `consume_thread_count` threads.
+    """Consumes topics in a group and calls a listener for every message, in `consume_thread_min` threads.
 
     ::
 
@@ -57,7 +59,7 @@ class PushConsumer:
         settings: everything at once, in place of the other arguments.
         clients: where Kafka clients come from; None: confluent_kafka.
         clock: time; None: this machine's.
-        values: any other field of `PushConsumerSettings`, by name.
+        values: any other field of `PushConsumerSettings`, by name; `PushConsumerOptions` lists them.
 
     Raises:
         ConfigError: a setting that does not exist or is out of range; nothing was opened.
@@ -76,7 +78,7 @@ class PushConsumer:
         settings: PushConsumerSettings | None = None,
         clients: Clients | None = None,
         clock: Clock | None = None,
-        **values: Any,
+        **values: Unpack[PushConsumerOptions],
     ) -> None:
         if settings is None:
             settings = PushConsumerSettings.make(bootstrap=bootstrap or "", group=group or "", **values)
@@ -89,7 +91,9 @@ class PushConsumer:
         self._clock: Clock = clock or SystemClock()
         self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - _HALF_HOUR_MS
         self._subscriptions: dict[str, Subscription] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
+        self._pool: ListenerPool | None = None
+        self._stopped = False
         self._loop: PollLoop | None = None
         self._thread: threading.Thread | None = None
         self._lanes = 1
@@ -159,63 +163,95 @@ class PushConsumer:
         """Create the group's topics where they are missing, join the group, consume. Safe twice.
 
         Raises:
-            ConfigError: no listener.
+            ConfigError: no listener, or a client setting that Kafka's client refuses.
+            ConsumerError: it was stopped before: a consumer runs once.
             TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError: the cluster is not as it
-                has to be; nothing was started.
+                has to be.
+            After each of these nothing runs, and start() may be called again.
         """
         with self._lock:
+            if self._stopped:
+                raise ConsumerError("this consumer was stopped, and a consumer runs once: make a new one")
             if self._loop is not None:
                 return
             if not self._subscriptions:
                 raise ConfigError("nothing to consume: register a listener before start()")
             clients = self._clients or confluent_clients()
             self._prepare(clients)
-            settings = self.settings
-            runner = ChunkRunner(
-                settings.group,
-                self._subscriptions.get,
-                self._retry_topic,
-                settings.consume_message_batch_max_size,
-                self._clock,
-            )
-            pool = ListenerPool(runner.run, settings.consume_thread_count, f"rocketshim-{settings.group}")
-            starts = Starts(
-                retry_topic=self._retry_topic,
-                where=settings.consume_from_where,
-                timestamp_ms=self._timestamp_ms,
-                digest=self._digest(),
-            )
-            loop = PollLoop(
-                make_consumer=lambda: clients.consumer(self._consumer_config(loop)),
-                make_producer=lambda: clients.producer(self._producer_config()),
-                topics=[*self._subscriptions, self._retry_topic],
-                make_send_back=self._make_send_back,
-                pool=pool,
-                starts=starts,
-                settings=self._loop_settings(),
-                clock=self._clock,
-            )
-            self._loop = loop
-            self._thread = threading.Thread(
-                target=self._run_loop, name=f"rocketshim-poll-{settings.group}", daemon=True
-            )
-            self._thread.start()
+            loop, pool = self._make_loop(clients)
+            thread = threading.Thread(target=self._run_loop, args=(loop,), name=self._name("poll"), daemon=True)
+            self._loop, self._pool, self._thread = loop, pool, thread
+            thread.start()
+            loop.opened.wait()
+            if not loop.is_open:
+                thread.join()
+                self._loop = self._pool = self._thread = None
+                self._ended.clear()
+                raise ConfigError(f"Kafka's client refuses its settings: {loop.error}") from loop.error
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Finish what is in work within the time, commit, leave the group. Complete when it returns; safe twice.
 
         Listener calls that last longer are abandoned: their messages are delivered again to whoever comes next.
+        Before `start` it does nothing. Called by a listener it only asks and returns at once: what it would wait for
+        is that very call.
+
+        Args:
+            timeout_s: seconds for what is in work; leaving the group and the last commit may take a second or two more.
 
         Raises:
-            ConsumerError: the consumer had failed before; `__cause__` says why.
+            ConsumerError: the consumer had failed before (`__cause__` says why), or has not ended in time.
         """
         with self._lock:
-            loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
+            loop, thread, pool = self._loop, self._thread, self._pool
+        if loop is None or thread is None or pool is None:
             return
+        self._stopped = True
         loop.stop(round(timeout_s * 1_000))
+        if pool.is_own_thread() or threading.current_thread() is thread:
+            return
         thread.join(timeout_s + _JOIN_GRACE_S)
+        if thread.is_alive():
+            raise ConsumerError(f"the consumer of group {self.settings.group!r} has not ended within {timeout_s} s")
         self._raise_if_failed(loop)
+
+    def suspend(self) -> None:
+        """Read nothing more until `resume`; what was read is still handled, the membership is kept. Safe twice.
+
+        Raises:
+            ConsumerError: not running.
+
+        Source: `DefaultMQPushConsumer#suspend` of RocketMQ.
+        """
+        loop = self._running()
+        self._do(loop.ask(loop.suspend))
+
+    def resume(self) -> None:
+        """Read again after `suspend`. Safe twice.
+
+        Raises:
+            ConsumerError: not running.
+        """
+        loop = self._running()
+        self._do(loop.ask(loop.resume_reading))
+
+    def update_core_pool_size(self, size: int) -> None:
+        """Have this many listener threads from now on; calls in work are not interrupted.
+
+        Args:
+            size: 1 to `consume_thread_max`.
+
+        Raises:
+            ConfigError: out of range; nothing changed.
+            ConsumerError: not running.
+
+        Source: `DefaultMQPushConsumer#updateCorePoolSize` of RocketMQ, which ignores a size that is out of range.
+        """
+        if not 1 <= size <= self.settings.consume_thread_max:
+            raise ConfigError(f"update_core_pool_size({size}): 1 to {self.settings.consume_thread_max} are allowed")
+        loop, pool = self._running(), self._pool
+        if pool is not None:
+            self._do(loop.ask(lambda _: pool.resize(size)))
 
     def run(self) -> None:
         """Start, consume until SIGTERM, SIGINT or `stop`, then stop. Signals are handled in the main thread only.
@@ -275,11 +311,54 @@ class PushConsumer:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _run_loop(self) -> None:
-        loop = self._loop
-        if loop is not None:
-            loop.run()
+    def _name(self, role: str) -> str:
+        return f"rocketshim-{role}-{self.settings.group}"
+
+    def _make_loop(self, clients: Clients) -> tuple[PollLoop, ListenerPool]:
+        settings = self.settings
+        runner = ChunkRunner(
+            settings.group,
+            self._subscriptions.get,
+            self._retry_topic,
+            settings.consume_message_batch_max_size,
+            self._clock,
+        )
+        pool = ListenerPool(runner.run, settings.consume_thread_min, self._name("listener"))
+        loop = PollLoop(
+            make_consumer=lambda: clients.consumer(self._consumer_config(loop)),
+            make_producer=lambda: clients.producer(self._producer_config()),
+            topics=[*self._subscriptions, self._retry_topic],
+            make_send_back=self._make_send_back,
+            pool=pool,
+            starts=Starts(
+                retry_topic=self._retry_topic,
+                where=settings.consume_from_where,
+                timestamp_ms=self._timestamp_ms,
+                digest=self._digest(),
+                subscription=", ".join(
+                    sorted(f"{name}={each.expression}" for name, each in self._subscriptions.items())
+                ),
+            ),
+            settings=self._loop_settings(),
+            clock=self._clock,
+        )
+        return loop, pool
+
+    def _run_loop(self, loop: PollLoop) -> None:
+        loop.run()
         self._ended.set()
+
+    def _running(self) -> PollLoop:
+        with self._lock:
+            if self._loop is None or self._stopped:
+                raise ConsumerError("the consumer is not running")
+            return self._loop
+
+    def _do(self, asked: "Future[None]") -> None:
+        try:
+            asked.result(_ASK_TIMEOUT_S)
+        except TimeoutError as error:
+            raise ConsumerError("the poll thread did not answer in time") from error
 
     def _raise_if_failed(self, loop: PollLoop) -> None:
         error = loop.error
@@ -333,6 +412,8 @@ class PushConsumer:
             consume_timeout_ms=settings.consume_timeout_ms,
             sweep_interval_ms=max(10, min(1_000, settings.consume_timeout_ms // _SWEEPS)),
             revoke_drain_ms=settings.revoke_drain_ms,
+            topic_count=settings.pull_threshold_for_topic,
+            topic_size_bytes=settings.pull_threshold_size_for_topic_bytes,
             limits=FlowLimits(
                 settings.pull_threshold_for_queue,
                 settings.pull_threshold_size_for_queue_bytes,
@@ -343,6 +424,9 @@ class PushConsumer:
     def _digest(self) -> str:
         parts = sorted(f"{name}={each.digest}" for name, each in self._subscriptions.items())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def _subscription_text(self) -> str:
+        return ", ".join(sorted(f"{name}={each.expression}" for name, each in self._subscriptions.items()))
 
     def _connection(self, *, required: dict[str, Any], defaults: dict[str, Any] | None = None) -> dict[str, Any]:
         return merge(
@@ -357,9 +441,10 @@ class PushConsumer:
             **PROTECTED_CONSUMER,
             "group.id": self.settings.group,
             "auto.offset.reset": "earliest",  # a position that retention has overtaken: repeat, never lose
-            "partition.assignment.strategy": "cooperative-sticky",
             "on_commit": loop.on_commit,
         }
+        if self.settings.client.get("group.protocol", "classic") != "consumer":  # KIP-848 assigns on the broker
+            required["partition.assignment.strategy"] = "cooperative-sticky"
         defaults = {
             "client.id": "rocketshim",
             "queued.min.messages": 5_000,

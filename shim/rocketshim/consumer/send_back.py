@@ -19,9 +19,20 @@ from confluent_kafka import KafkaError, KafkaException
 from rocketshim.clients import ProducerClient
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.core.process_queue import Chunk
-from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, RetryPolicy, decide
+from rocketshim.core.retry_policy import (
+    AfterDelay,
+    AtLevel,
+    Dead,
+    Failed,
+    LevelTableRetryPolicy,
+    NextHop,
+    RetryPolicy,
+    decide,
+)
+from rocketshim.errors import RocketshimError
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames, lane_for
 from rocketshim_topics.hops import OutgoingRecord, dead_letter, dead_letter_by_reference, parked, retry
+from rocketshim_topics.wire import coordinates
 
 __all__ = ["SendBack", "SendBackCounts"]
 
@@ -90,6 +101,7 @@ class SendBack:
         back_off_ms: int,
     ) -> None:
         self.counts = SendBackCounts()
+        self.broken: KafkaError | None = None
         self._producer = producer
         self._names = names
         self._levels = levels
@@ -104,6 +116,11 @@ class SendBack:
         self._outstanding = 0
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._keyless_lane = 0
+
+    def renew(self, producer: ProducerClient) -> None:
+        """Go on with another producer; the old one's reports still count, and are to come before it is given up."""
+        self._producer = producer
+        self.broken = None
 
     @property
     def outstanding(self) -> int:
@@ -122,6 +139,9 @@ class SendBack:
                 self._plan(hop, outcome)
         except MalformedRecordError as error:
             self._park(hop, error.reason)
+        except RocketshimError as error:  # a hop that cannot be made of this record at all
+            _LOG.error("consumer.no-hop", extra={"record": coordinates(message), "error": str(error)})
+            self._park(hop, "no-hop")
         self._produce(hop)
 
     def send_timed_out(self, chunk: Chunk[Any], message: Any, at_ms: int) -> None:
@@ -163,7 +183,7 @@ class SendBack:
             message_limit=view.max_reconsume_times,
             unit=self._random.random(),
         )
-        match decide(failed, self._policy):
+        match self._decide(failed):
             case Dead():
                 hop.count_as = "dead"
                 hop.out = dead_letter(
@@ -178,6 +198,21 @@ class SendBack:
                 hop.out = self._retry(hop, level, None)
             case AfterDelay(delay_ms):
                 hop.out = self._retry(hop, None, delay_ms)
+
+    def _decide(self, failed: Failed) -> NextHop:
+        """What the policy says; a policy that raises or answers nonsense is said, and the level table decides."""
+        try:
+            answer = decide(failed, self._policy)
+            if (
+                isinstance(answer, Dead)
+                or (isinstance(answer, AtLevel) and answer.level >= 1)
+                or (isinstance(answer, AfterDelay) and answer.delay_ms >= 0)
+            ):
+                return answer
+            _LOG.error("consumer.retry-policy-failed", extra={"error": f"it answered {answer!r:.200}"})
+        except Exception:  # noqa: BLE001 - a policy is user code
+            _LOG.exception("consumer.retry-policy-failed")
+        return decide(failed, LevelTableRetryPolicy())
 
     def _retry(self, hop: _Hop, level: int | None, delay_ms: int | None) -> OutgoingRecord:
         lanes = self._lanes()
@@ -225,7 +260,9 @@ class SendBack:
 
     def _not_stored(self, hop: _Hop, error: KafkaError, now_ms: int) -> None:
         self.counts.not_stored += 1
-        record = f"{hop.message.topic()}/{hop.message.partition()}/{hop.message.offset()}"
+        if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
+            self.broken = error
+        record = coordinates(hop.message)
         _LOG.warning("consumer.hop-not-stored", extra={"record": record, "hop": hop.count_as, "error": error.name()})
         if error.code() in _TOO_LARGE and hop.count_as in {"retried", "dead"}:
             hop.count_as = "dead_by_reference"

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+from urllib.parse import quote, unquote
 
 __all__ = [
     "AtTimestamp",
@@ -42,6 +43,7 @@ __all__ = [
 
 _MARK: Final = "rs1"
 _MAX_DIGEST: Final = 64
+_MAX_SUBSCRIPTION: Final = 300
 
 
 class ConsumeFromWhere(Enum):
@@ -59,10 +61,12 @@ class CommitMetadata:
     Attributes:
         digest: of the member's subscription.
         born: partitions the topic had when the group began on it, 1 or more; 0: not known.
+        subscription: the subscription as text, for a person; `""` where the commit does not say.
     """
 
     digest: str
     born: int
+    subscription: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +147,21 @@ def resolve_start(
 
 
 def encode_metadata(metadata: CommitMetadata) -> str:
-    """The text a commit carries; at most 100 characters (Kafka takes 4,096)."""
-    return f"{_MARK};{metadata.digest[:_MAX_DIGEST]};{metadata.born}"
+    """The text a commit carries; at most 1,000 ASCII characters (Kafka takes 4,096)."""
+    text = quote(metadata.subscription[:_MAX_SUBSCRIPTION], safe=" =|*,.-_()<>'")[: _MAX_SUBSCRIPTION * 3]
+    return f"{_MARK};{metadata.digest[:_MAX_DIGEST]};{metadata.born};{text}"
 
 
 def decode_metadata(text: str | None) -> CommitMetadata | None:
     """What a commit carries, or None where it is not ours."""
     parts = (text or "").split(";")
-    if len(parts) != 3 or parts[0] != _MARK or not (parts[2].isascii() and parts[2].isdigit() and len(parts[2]) <= 9):
+    if (
+        len(parts) not in {3, 4}
+        or parts[0] != _MARK
+        or not (parts[2].isascii() and parts[2].isdigit() and len(parts[2]) <= 9)
+    ):
         return None
-    return CommitMetadata(parts[1], int(parts[2]))
+    return CommitMetadata(parts[1], int(parts[2]), unquote(parts[3]) if len(parts) == 4 else "")
 
 
 def digest_conflict(mine: str, found: CommitMetadata | None) -> str | None:

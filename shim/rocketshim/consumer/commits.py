@@ -1,0 +1,115 @@
+"""Committing: what may be written, what is on its way, what the group has. Owned by the poll thread.
+
+Kafka takes offsets that go backwards without a word (our measurement), so the guard is here: within an assignment a
+position is sent only if it is above everything sent before. What was sent and refused is sent again with the next
+commit. A commit is never a reason to end: the next one covers it; how long none has worked is kept for whoever watches.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.clients import ConsumerClient
+from rocketshim.consumer.pauses import Place
+from rocketshim.core.process_queue import ProcessQueue
+
+__all__ = ["Committer"]
+
+_LOG = logging.getLogger("rocketshim.consumer")
+
+
+class Committer:
+    """Commits of one consumer.
+
+    Args:
+        metadata: the text that a commit of a partition carries.
+
+    Thread-safety: none; the poll thread's.
+    """
+
+    def __init__(self, metadata: Callable[[Place], str]) -> None:
+        self._metadata = metadata
+        self._sent: dict[Place, int] = {}
+        self._stored: dict[Place, int] = {}
+        self.outstanding = 0  # asynchronous commits without an answer
+        self.failed = 0  # commits that were refused, since the start
+        self.failing_since_ms: int | None = None
+
+    def adopt(self, place: Place, start: int) -> None:
+        """A partition was assigned, to begin at `start`, which counts as committed."""
+        self._sent[place] = self._stored[place] = start
+
+    def position(self, place: Place) -> int:
+        """The position that was last sent of a partition that is held, or its start."""
+        return self._sent[place]
+
+    def forget(self, place: Place) -> None:
+        """A partition has left."""
+        self._sent.pop(place, None)
+        self._stored.pop(place, None)
+
+    def commit(
+        self, consumer: ConsumerClient, queues: Iterable[ProcessQueue[Any]], *, now_ms: int, asynchronous: bool
+    ) -> bool:
+        """Commit what is done of these queues; whether there was something to commit and it was taken (or sent)."""
+        offsets = self._due(queues)
+        if not offsets:
+            return False
+        try:
+            if asynchronous:
+                consumer.commit(offsets=offsets, asynchronous=True)
+                self.outstanding += 1
+                results: list[TopicPartition] = []
+            else:
+                results = consumer.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            self._refused(str(error), now_ms)
+            return False
+        refused = {(item.topic, item.partition): item.error for item in results if item.error is not None}
+        taken = {(item.topic, item.partition): item.offset for item in offsets}
+        taken = {place: offset for place, offset in taken.items() if place not in refused}
+        self._sent.update(taken)
+        if not asynchronous:
+            self._stored.update(taken)
+        if refused:
+            self._refused(str(refused), now_ms)
+        elif not asynchronous:
+            self.failing_since_ms = None
+        return not refused
+
+    def _due(self, queues: Iterable[ProcessQueue[Any]]) -> list[TopicPartition]:
+        due: list[TopicPartition] = []
+        for queue in queues:
+            place = (queue.topic, queue.partition)
+            position = queue.next_offset
+            sent = self._sent.get(place)
+            if position is not None and sent is not None and position > sent:
+                due.append(TopicPartition(*place, position, metadata=self._metadata(place)))
+        return due
+
+    def answered(self, error: KafkaError | None, partitions: list[TopicPartition], now_ms: int) -> None:
+        """An asynchronous commit's answer (librdkafka's `on_commit`)."""
+        self.outstanding = max(0, self.outstanding - 1)
+        refused = False
+        for item in partitions:
+            place = (item.topic, item.partition)
+            wrong = error or item.error
+            if wrong is None:
+                if place in self._stored:
+                    self._stored[place] = max(self._stored[place], item.offset)
+                continue
+            refused = True
+            if self._sent.get(place) == item.offset:  # else a later commit, or a later assignment, has taken over
+                self._sent[place] = self._stored[place]
+        if refused or error is not None:
+            self._refused(str(error or [item.error for item in partitions]), now_ms)
+        else:
+            self.failing_since_ms = None
+
+    def _refused(self, why: str, now_ms: int) -> None:
+        self.failed += 1
+        if self.failing_since_ms is None:
+            self.failing_since_ms = now_ms
+        _LOG.warning("consumer.commit-failed", extra={"error": why})

@@ -1,0 +1,184 @@
+"""Handing messages to the listener threads and taking results back. Owned by the poll thread.
+
+* Chunks hold 64 messages (or a batch, if that is more), or one batch while the *minimum* time per message of the last
+  32 chunks is above 200 µs. Never the mean: it contains waiting for the interpreter lock and takes fast listeners for
+  slow (tried: 0.86 of raw with the minimum, 0.56 with chunks of one).
+* A chunk that is at the same call as 10 ms ago gives back what it has not begun, so that one slow message does not
+  hold its neighbours.
+* What failed goes to `SendBack` as soon as its chunk is reported.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol
+
+from rocketshim.consumer.outcome import Outcome
+from rocketshim.core.process_queue import Chunk, ProcessQueue
+
+__all__ = ["Dispatch", "DispatchCounts", "Pool", "Result"]
+
+_CHUNK: Final = 64
+_SLOW_NS: Final = 200_000
+_WINDOW: Final = 32
+_STUCK_MS: Final = 10
+
+
+@dataclass(slots=True)
+class Result:
+    """A chunk that a listener thread is through with.
+
+    Attributes:
+        chunk: as taken.
+        outcomes: the messages that did not succeed; None when all did.
+        elapsed_ns: how long the thread held the chunk.
+        died: a defect of ours that ended the thread; user code cannot.
+    """
+
+    chunk: Chunk[Any]
+    outcomes: list[Outcome] | None
+    elapsed_ns: int
+    died: BaseException | None = None
+
+
+class Pool(Protocol):
+    """What runs chunks: threads (`pool.ListenerPool`) or an event loop."""
+
+    results: SimpleQueue[Result]
+
+    def submit(self, chunk: Chunk[Any]) -> None:
+        """Hand a chunk over; never blocks."""
+
+    def resize(self, size: int) -> None:
+        """Have this many workers from now on."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """Let every worker end after its chunk; whether all did within the time."""
+
+    def wait(self, timeout_s: float) -> Result:
+        """The next result; raises `queue.Empty` when none came in time."""
+
+
+@dataclass(slots=True)
+class DispatchCounts:
+    """What the listeners did; read from any thread, written by the poll thread."""
+
+    succeeded: int = 0
+    failed: int = 0
+    listener_ns: int = 0
+
+
+class Dispatch:
+    """The poll thread's side of the listener threads.
+
+    Args:
+        pool: runs the chunks.
+        batch_count: most messages of one listener call.
+        send_back: called with each message that failed.
+        left: called with a queue of which messages have left.
+
+    Thread-safety: none; the poll thread's.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        batch_count: int,
+        send_back: Callable[[Chunk[Any], Outcome], None],
+        left: Callable[[ProcessQueue[Any]], None],
+    ) -> None:
+        self.counts = DispatchCounts()
+        self.in_flight = 0  # messages handed out and not reported
+        self.died: BaseException | None = None
+        self._pool = pool
+        self._batch_count = batch_count
+        self._send_back = send_back
+        self._left = left
+        self._many: dict[Chunk[Any], Any] = {}  # chunks that can be split, and the call they were in at the last look
+        self._per_message_ns: deque[int] = deque(maxlen=_WINDOW)
+        self._next_look_ms = 0
+
+    def hand_out(self, queues: Iterable[ProcessQueue[Any]]) -> None:
+        """Hand out everything that is pending."""
+        limit = self.chunk_count
+        for queue in queues:
+            while queue.pending_count:
+                chunk = queue.take(limit)
+                if chunk is None:
+                    break
+                count = len(chunk.messages)
+                self.in_flight += count
+                if count > self._batch_count:
+                    self._many[chunk] = None
+                self._pool.submit(chunk)
+
+    @property
+    def chunk_count(self) -> int:
+        """Most messages of the next chunk."""
+        times = self._per_message_ns
+        if len(times) < _WINDOW or min(times) > _SLOW_NS:
+            return self._batch_count
+        return max(_CHUNK, self._batch_count)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a result lies there."""
+        return self._pool.results.qsize() > 0
+
+    def take_results(self, now_ms: int) -> None:
+        """Take in every result that lies there; split chunks that are stuck."""
+        results = self._pool.results
+        while results.qsize():
+            self._take(results.get())
+        if now_ms >= self._next_look_ms:
+            self._next_look_ms = now_ms + _STUCK_MS
+            self._give_back()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for one result, no longer than this."""
+        try:
+            result = self._pool.wait(timeout_s)
+        except Empty:
+            return
+        self._take(result)
+
+    def withhold(self, queues: Iterable[ProcessQueue[Any]]) -> None:
+        """Let nothing more of these queues begin."""
+        for queue in queues:
+            self.in_flight -= queue.withhold()
+
+    def _take(self, result: Result) -> None:
+        chunk = result.chunk
+        self._many.pop(chunk, None)
+        count = len(chunk.messages)
+        self.in_flight -= count
+        if result.died is not None:
+            self.died = self.died or result.died
+            return
+        if count:
+            self._per_message_ns.append(result.elapsed_ns // count)
+        self.counts.listener_ns += result.elapsed_ns
+        queue = chunk.queue
+        outcomes = result.outcomes
+        if outcomes is None:
+            queue.report(chunk)
+            self.counts.succeeded += count
+        else:
+            by_offset = {outcome.message.offset(): outcome for outcome in outcomes}
+            for message in queue.report(chunk, [outcome.message for outcome in outcomes]):
+                self._send_back(chunk, by_offset[message.offset()])
+            self.counts.succeeded += count - len(outcomes)
+            self.counts.failed += len(outcomes)
+        if not queue.dropped:
+            self._left(queue)
+
+    def _give_back(self) -> None:
+        for chunk, seen in list(self._many.items()):
+            at = chunk.in_work
+            if at is not None and at is seen:
+                del self._many[chunk]
+                for part in chunk.queue.split(chunk, self._batch_count):
+                    self._pool.submit(part)
+            else:
+                self._many[chunk] = at
