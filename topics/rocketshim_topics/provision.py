@@ -63,6 +63,7 @@ _AWAY: Final = frozenset(
 )
 _LOOK_AGAIN_S: Final = 0.05
 _GRACE_S: Final = 5.0
+_LOOK_S: Final = 10.0
 
 
 def plan(
@@ -136,7 +137,8 @@ def ensure_topics(
         admin: a client.
         specs: how the topics have to be.
         create: create what is missing.
-        timeout_s: longest wait for each step, seconds.
+        timeout_s: longest wait for each step, seconds; for the first look, which finds out that no broker is there,
+            at most 10.
 
     Returns:
         What was found before; its differences, none of them fatal, are worth a warning.
@@ -147,7 +149,7 @@ def ensure_topics(
         TopicMismatchError: a topic is there, but the shim would lose messages with it. Names settings and values.
         BrokerUnavailableError, NotAuthorizedError, ClusterError: as `plan` and `apply`.
     """
-    planned = plan(admin, specs, timeout_s=timeout_s)
+    planned = plan(admin, specs, timeout_s=min(timeout_s, _LOOK_S))
     _refuse_fatal(planned)
     if planned.missing and not create:
         raise _missing(planned)

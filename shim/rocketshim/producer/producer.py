@@ -42,6 +42,7 @@ _LOG = logging.getLogger("rocketshim.producer")
 _POLL_S: Final = 0.1
 _METADATA_TIMEOUT_S: Final = 10.0
 _METADATA_TTL_S: Final = 60.0
+_UNKNOWN_TOPIC_MS: Final = 2_000  # librdkafka waits 30 s for a topic to appear; `send` waits 3 s by default
 
 
 class SendStatus(Enum):
@@ -362,7 +363,12 @@ class Producer:
         settings = self.settings
         return merge(
             settings.client,
-            defaults={"client.id": "rocketshim", "linger.ms": settings.linger_ms, "error_cb": self._on_error},
+            defaults={
+                "client.id": "rocketshim",
+                "linger.ms": settings.linger_ms,
+                "error_cb": self._on_error,
+                "topic.metadata.propagation.max.ms": _UNKNOWN_TOPIC_MS,
+            },
             required={
                 **PROTECTED_PRODUCER,
                 "bootstrap.servers": settings.bootstrap,
