@@ -74,7 +74,7 @@ class Found:
     """What is known of one partition of the topic.
 
     Attributes:
-        committed: position committed by the group, None for none.
+        committed: position committed by the group; None, or one of Kafka's negative ones, for none.
         metadata: of that commit; None for none, or text that is not ours.
     """
 
@@ -127,15 +127,15 @@ def resolve_start(
     Returns:
         The start, and the `born` that commits of this partition carry from now on.
     """
-    own = found.get(partition)
-    known = [each.metadata.born for each in found.values() if each.metadata is not None and each.metadata.born > 0]
-    others = any(each.committed is not None for each in found.values())
-    born = min(known) if known else (0 if others else partition_count)
+    commits = {number: each for number, each in found.items() if each.committed is not None and each.committed >= 0}
+    known = [each.metadata.born for each in commits.values() if each.metadata is not None and each.metadata.born > 0]
+    born = min(known) if known else (0 if commits else partition_count)
+    own = commits.get(partition)
     if own is not None and own.committed is not None:
         return StartAt(own.committed), born
     if is_retry_topic:
         return Earliest(), born
-    if others and (not known or partition >= born):
+    if commits and (not known or partition >= born):
         return Earliest(), born
     match where:
         case ConsumeFromWhere.FIRST_OFFSET:

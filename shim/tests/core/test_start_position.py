@@ -1,0 +1,203 @@
+"""Where a group begins on a partition: nothing that was written while it consumed the topic is skipped."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rocketshim.core.start_position import (
+    AtTimestamp,
+    CommitMetadata,
+    ConsumeFromWhere,
+    Earliest,
+    Found,
+    Latest,
+    Start,
+    StartAt,
+    decode_metadata,
+    digest_conflict,
+    encode_metadata,
+    resolve_start,
+)
+
+POLICY: dict[ConsumeFromWhere, Start] = {
+    ConsumeFromWhere.FIRST_OFFSET: Earliest(),
+    ConsumeFromWhere.LAST_OFFSET: Latest(),
+    ConsumeFromWhere.TIMESTAMP: AtTimestamp(),
+}
+WHERE = st.sampled_from(list(ConsumeFromWhere))
+BORN = st.integers(0, 12)
+METADATA = st.none() | st.builds(CommitMetadata, st.sampled_from(["", "a", "b"]), BORN)
+COMMITTED = st.none() | st.integers(-1_001, -1) | st.integers(0, 2**63 - 1)
+FOUND = st.dictionaries(st.integers(0, 11), st.builds(Found, COMMITTED, METADATA), max_size=12)
+OURS = CommitMetadata("digest", 3)
+
+
+def start(
+    partition: int,
+    found: dict[int, Found] | None = None,
+    where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET,
+    *,
+    retry: bool = False,
+    count: int = 6,
+) -> Start:
+    return resolve_start(partition, found or {}, where=where, is_retry_topic=retry, partition_count=count)[0]
+
+
+def naive(partition: int, found: dict[int, Found], where: ConsumeFromWhere, *, retry: bool) -> Start:
+    """The rules as a table would have them, one after the other."""
+    commits = {number: each for number, each in found.items() if each.committed is not None and each.committed >= 0}
+    if partition in commits:
+        return StartAt(commits[partition].committed or 0)
+    if retry:
+        return Earliest()
+    if not commits:
+        return POLICY[where]
+    born = [each.metadata.born for each in commits.values() if each.metadata is not None and each.metadata.born > 0]
+    if not born or partition >= min(born):
+        return Earliest()
+    return POLICY[where]
+
+
+@given(partition=st.integers(0, 11), found=FOUND, where=WHERE, retry=st.booleans(), count=st.integers(1, 12))
+def test_start_is_that_of_the_naive_table(
+    partition: int, found: dict[int, Found], where: ConsumeFromWhere, *, retry: bool, count: int
+) -> None:
+    assert start(partition, found, where, retry=retry, count=count) == naive(partition, found, where, retry=retry)
+
+
+@given(partition=st.integers(0, 11), found=FOUND, where=WHERE, retry=st.booleans(), count=st.integers(1, 12))
+def test_what_a_resolved_start_commits_never_changes_where_the_others_begin(
+    partition: int, found: dict[int, Found], where: ConsumeFromWhere, *, retry: bool, count: int
+) -> None:
+    """The order in which members take their partitions must not matter: `born` is carried, not counted anew."""
+    kept = {number: each for number, each in found.items() if each.committed is not None and each.committed >= 0}
+    _, born = resolve_start(partition, kept, where=where, is_retry_topic=retry, partition_count=count)
+    after = {**kept, partition: Found(100, CommitMetadata("digest", born))}
+    for other in set(range(count)) - {partition} - set(kept):
+        assert start(other, after, where, retry=retry, count=count) == start(
+            other, kept, where, retry=retry, count=count
+        )
+
+
+@given(where=WHERE, grown_to=st.integers(1, 12), first_count=st.integers(1, 12), order=st.permutations(range(12)))
+def test_partition_added_after_the_group_began_is_read_from_its_start_for_ever(
+    where: ConsumeFromWhere, grown_to: int, first_count: int, order: list[int]
+) -> None:
+    """A group begins on a few partitions, in any order and one by one; then the topic grows; then it grows again."""
+    found: dict[int, Found] = {}
+    for count in (first_count, first_count + grown_to, 2 * (first_count + grown_to)):
+        for partition in [number for number in order if number < count]:
+            begin, born = resolve_start(partition, found, where=where, is_retry_topic=False, partition_count=count)
+            if partition in found:
+                assert begin == StartAt(7)
+            else:
+                assert begin == (POLICY[where] if partition < first_count else Earliest())
+            assert born == first_count
+            decoded = decode_metadata(encode_metadata(CommitMetadata("digest", born)))
+            found[partition] = Found(7, decoded)
+
+
+@pytest.mark.parametrize("where", list(ConsumeFromWhere))
+def test_committed_position_is_used_whatever_the_policy(where: ConsumeFromWhere) -> None:
+    assert start(0, {0: Found(42)}, where) == StartAt(42)
+    assert start(0, {0: Found(0)}, where, retry=True) == StartAt(0)
+
+
+@pytest.mark.parametrize("where", list(ConsumeFromWhere))
+def test_group_that_is_new_on_a_topic_follows_its_policy_and_remembers_how_many_partitions_there_were(
+    where: ConsumeFromWhere,
+) -> None:
+    begin, born = resolve_start(2, {}, where=where, is_retry_topic=False, partition_count=6)
+    assert (begin, born) == (POLICY[where], 6)
+
+
+@pytest.mark.parametrize("where", list(ConsumeFromWhere))
+def test_retry_topic_begins_at_its_earliest_record_also_with_a_timestamp(where: ConsumeFromWhere) -> None:
+    """RocketMQ begins at the end with a timestamp, and loses the retries of the first consumers."""
+    assert start(0, {}, where, retry=True) == Earliest()
+    assert start(1, {0: Found(9, OURS)}, where, retry=True) == Earliest()
+
+
+def test_partition_that_was_there_and_has_no_commit_yet_follows_the_policy() -> None:
+    """Its first holder died before it could commit; it is no older and no newer than the rest."""
+    assert start(2, {0: Found(9, OURS)}) == Latest()
+    assert start(3, {0: Found(9, OURS)}) == Earliest()
+
+
+def test_commits_of_a_plain_consumer_make_a_partition_without_one_begin_at_its_earliest() -> None:
+    begin, born = resolve_start(
+        1, {0: Found(9)}, where=ConsumeFromWhere.LAST_OFFSET, is_retry_topic=False, partition_count=6
+    )
+    assert (begin, born) == (Earliest(), 0)
+
+
+def test_metadata_without_a_known_number_of_partitions_counts_as_none() -> None:
+    assert start(1, {0: Found(9, CommitMetadata("digest", 0))}) == Earliest()
+
+
+def test_lowest_known_number_of_partitions_counts_where_commits_differ() -> None:
+    """In doubt a partition came later: repeat, never lose."""
+    found = {0: Found(9, CommitMetadata("d", 8)), 1: Found(9, CommitMetadata("d", 2))}
+    assert start(3, found) == Earliest()
+
+
+@given(
+    digest=st.text(st.characters(exclude_characters=";", codec="utf-8"), max_size=64),
+    born=st.integers(0, 999_999_999),
+)
+def test_metadata_comes_back_as_it_went(digest: str, born: int) -> None:
+    assert decode_metadata(encode_metadata(CommitMetadata(digest, born))) == CommitMetadata(digest, born)
+
+
+@given(subscription=st.text(st.characters(codec="utf-8"), max_size=70))
+def test_subscription_comes_back_as_it_went_semicolons_and_all(subscription: str) -> None:
+    metadata = CommitMetadata("digest", 3, subscription)
+    assert decode_metadata(encode_metadata(metadata)) == metadata
+
+
+@given(
+    digest=st.text("0123456789abcdef", max_size=200),
+    born=st.integers(0, 999_999_999),
+    subscription=st.text(st.characters(codec="utf-8"), max_size=2_000) | st.just("\U0001f680" * 5_000),
+)
+def test_metadata_stays_below_a_thousand_characters_and_loses_only_the_end_of_the_subscription(
+    digest: str, born: int, subscription: str
+) -> None:
+    text = encode_metadata(CommitMetadata(digest, born, subscription))
+    assert text.isascii()
+    assert len(text) <= 1_000
+    found = decode_metadata(text)
+    assert found is not None
+    assert (found.digest, found.born) == (digest[:64], born)
+    assert subscription.startswith(found.subscription.rstrip("\ufffd")[:70])
+
+
+@given(text=st.none() | st.text() | st.builds("rs1;{};{}".format, st.text(max_size=5), st.text(max_size=12)))
+@example("rs1;d;٣")
+@example("rs1;d;-3")
+@example("rs1;d;" + "9" * 10)
+@example("rs2;d;3")
+@example("rs1;d")
+@example("")
+def test_foreign_text_is_no_metadata_and_no_error(text: str | None) -> None:
+    found = decode_metadata(text)
+    if found is not None:
+        assert text is not None
+        assert text.startswith("rs1;")
+        assert 0 <= found.born <= 999_999_999
+
+
+@pytest.mark.parametrize(
+    "text", ["", "rs1;d;٣", "rs1;d;-3", "rs1;d;+3", "rs1;d;" + "9" * 10, "rs2;d;3", "rs1;d", "null"]
+)
+def test_text_that_only_looks_like_ours_is_foreign(text: str) -> None:
+    assert decode_metadata(text) is None
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "conflict"),
+    [("a", "a", None), ("a", "b", "b"), ("a", "", None), ("a", None, None)],
+)
+def test_only_another_digest_is_a_conflict(mine: str, theirs: str | None, conflict: str | None) -> None:
+    found = None if theirs is None else CommitMetadata(theirs, 3)
+    assert digest_conflict(mine, found) == conflict
