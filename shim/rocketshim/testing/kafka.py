@@ -8,6 +8,7 @@ that made the cluster never waits, since it drives the test, and every other thr
 gives `on_wait`, where it advances the clock to its next event.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from rocketshim.clients import ConsumerFactory, ProducerFactory
 
 __all__ = ["InMemoryKafka"]
+
+LOOK_INTERVAL_S = 0.01
 
 
 class InMemoryKafka:
@@ -99,6 +102,34 @@ class InMemoryKafka:
             consumer=lambda config: self._consumer(config, waiting),
             producer=lambda config: self._producer(config, waiting),
         )
+
+    def wait_until(
+        self, condition: Callable[[], bool], *, driving: Callable[[], object] | None = None, guard_s: float = 30.0
+    ) -> None:
+        """Wait, in real time, until something is so: for tests of programs with threads of their own.
+
+        The condition is looked at after each change in the cluster, and a hundred times a second in case it is about
+        something else.
+
+        Args:
+            condition: what to wait for; called without a lock in this thread.
+            driving: called before each look, to drive what has no thread (`lambda: worker.step(0)`); None: nothing.
+            guard_s: real seconds after which the test is taken for broken.
+
+        Raises:
+            TimeoutError: `guard_s` real seconds have passed first.
+        """
+        deadline_s = time.monotonic() + guard_s
+        while True:
+            with self._broker.lock:
+                version = self._broker.changes.version
+            if driving is not None:
+                driving()
+            if condition():
+                return
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError(f"not so within {guard_s} seconds")
+            self._broker.changes.await_change(version, is_over=lambda: False, real_timeout_s=LOOK_INTERVAL_S)
 
     # --- topics --------------------------------------------------------------------------------------------------
 

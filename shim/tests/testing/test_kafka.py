@@ -200,3 +200,20 @@ def test_many_threads_lose_nothing_and_see_nothing_twice() -> None:
         thread.join()
     assert sorted(seen) == sorted(b"%d-%d" % (number, count) for number in range(4) for count in range(200))
     assert sum(kafka.committed("g").values()) == 800
+
+
+def test_a_test_can_wait_for_what_other_threads_do(kafka: InMemoryKafka) -> None:
+    steps: list[int] = []
+
+    def append_and_note() -> None:
+        kafka.append("orders", b"x")
+        steps.append(0)
+
+    thread = threading.Thread(target=append_and_note)
+    thread.start()
+    kafka.wait_until(lambda: len(kafka.records("orders")) == 1)
+    thread.join()
+    kafka.wait_until(lambda: len(steps) == 3, driving=lambda: steps.append(1))
+    assert steps == [0, 1, 1]
+    with pytest.raises(TimeoutError, match="not so"):
+        kafka.wait_until(lambda: False, guard_s=0)
