@@ -115,9 +115,10 @@ class WorkerSettings(ConnectionSettings):
         replay_everything: that another group name is meant.
         create_topics: create the schedule and parking topics where they are missing.
         commit_interval_ms: how often confirmed positions are committed, in ms. Default 200.
-        probe_interval_ms: how often each leader's clock is probed, in ms. Default 5 s.
-        prefetch_count: records held per partition that wait. Default 1,000.
-        prefetch_bytes: bytes of bodies held per partition that wait. Default 1 MiB.
+        max_delay_ms: a record that is due later than this from now is parked, in ms. Default 40 days.
+        prefetch_count: records held per partition that wait; a twentieth while the next is due in more than 2 s.
+            Default 5,000.
+        prefetch_bytes: bytes of bodies held per partition that wait. Default 4 MiB.
         drain_count: most records taken from one partition in one go. Default 1,000.
         max_in_flight_count: most records sent and not confirmed. Default 20,000.
         target_patience_ms: how long a target may take to accept a record before the record is re-appended, in ms.
@@ -132,9 +133,9 @@ class WorkerSettings(ConnectionSettings):
     replay_everything: bool = False
     create_topics: bool = True
     commit_interval_ms: int = Field(default=200, ge=1)
-    probe_interval_ms: int = Field(default=5_000, ge=10)
-    prefetch_count: int = Field(default=1_000, ge=1)
-    prefetch_bytes: int = Field(default=1_048_576, ge=1)
+    max_delay_ms: int = Field(default=40 * _DAY_MS, ge=1)
+    prefetch_count: int = Field(default=5_000, ge=1)
+    prefetch_bytes: int = Field(default=4 * _MIB, ge=1)
     drain_count: int = Field(default=1_000, ge=1)
     max_in_flight_count: int = Field(default=20_000, ge=1)
     target_patience_ms: int = Field(default=2_000, ge=1)

@@ -55,10 +55,19 @@ class TargetPolicy:
         self._prefixes = tuple(prefixes)
 
     def refusal(self, real_topic: str, consumer_group: str | None) -> str | None:
-        """Why a record may not go to its target, as a short machine-readable reason; None if it may."""
+        """Why a record may not go to its target, as a short machine-readable reason; None if it may.
+
+        None also promises that `TopicNames.physical` takes the name.
+        """
         if real_topic.startswith(RETRY_PREFIX):
             group = real_topic.removeprefix(RETRY_PREFIX)
-            return None if group and group == consumer_group else "forbidden-target:retry-of-another-group"
+            if not group or group != consumer_group:
+                return "forbidden-target:retry-of-another-group"
+            try:
+                self._names.retry(group)
+            except ConfigError:
+                return "malformed:REAL_TOPIC"
+            return None
         if real_topic.startswith(DEAD_LETTER_PREFIX):
             return "forbidden-target:dead-letter"
         if real_topic == SCHEDULE_TOPIC or self._names.is_ours(real_topic):

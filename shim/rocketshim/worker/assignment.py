@@ -1,0 +1,210 @@
+"""The partitions of the schedule topic that this worker holds: where each begins, how far it is, when it is fetched.
+
+* The rebalance callbacks are called from inside `poll` and `close`; an exception out of one would destroy a record, so
+  none is let out: what goes wrong is kept in `failure` and raised by the worker's next step.
+* A partition begins at its committed position. Where there is none the earliest is committed at once, so that a later
+  start knows where to look; a position outside the log means earliest and an alarm. If positions cannot be read in
+  time, the broker's own count is used (`OFFSET_STORED`), which means the same.
+* Each assignment of a partition is a `HeldQueue` of its own; one that was given up is `gone`, and results that still
+  arrive for it are dropped. A log that begins anew below what was read (re-created topic) is a new one, too.
+* Fetching pauses where enough waits. Enough is little while the head is due in more than two seconds (memory does not
+  depend on the backlog), and more when it is near (no stall while it is drained).
+
+Not handled: who gets which partition; the group protocol (cooperative-sticky) decides.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_STORED, KafkaException, TopicPartition
+
+from rocketshim.clients import ConsumerClient
+from rocketshim.core.level_queue import LevelQueue, QueueLimits
+from rocketshim_topics.levels import DelayLevels
+
+__all__ = ["Assignment", "HeldQueue"]
+
+_LOG = logging.getLogger("rocketshim.worker")
+_TIMEOUT_S: Final = 5.0
+_FAR_NS: Final = 2_000_000_000
+_FAR_SHARE: Final = 20  # a far queue holds a twentieth of the limits
+
+
+class HeldQueue:
+    """One assignment of one partition.
+
+    Attributes:
+        number: of the partition.
+        queue: what waits in it.
+        committed: the position that is committed, or being committed.
+        paused: whether fetching is paused.
+        gone: it was given up; what arrives for it is dropped.
+        skipped_to: the position after the last probe that was read.
+        hop_prefix: first part of the coordinates of its records.
+    """
+
+    __slots__ = ("committed", "gone", "hop_prefix", "number", "paused", "queue", "skipped_to")
+
+    def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int) -> None:
+        self.number = number
+        self.queue = queue
+        self.committed = committed
+        self.paused = False
+        self.gone = False
+        self.skipped_to = -1
+        self.hop_prefix = f"{topic}/{number}/".encode()
+
+    @property
+    def position(self) -> int | None:
+        """The position to commit; None while nothing is confirmed."""
+        position = self.queue.next_offset
+        if self.skipped_to > (position or -1) and self.queue.waiting_count == 0 and self.queue.idle:
+            return self.skipped_to
+        return position
+
+
+class Assignment:
+    """What this worker holds.
+
+    Args:
+        topic: the schedule topic, physical.
+        levels: the worker's table.
+        limits: how much of one partition is held when its head is near.
+        leave: called with what is about to be given up, while it may still be committed; must be bounded in time.
+        alarm: told an event and its facts.
+
+    Thread-safety: none; the worker's thread.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        levels: DelayLevels,
+        limits: QueueLimits,
+        *,
+        leave: Callable[[list[HeldQueue]], None],
+        alarm: Callable[..., None],
+    ) -> None:
+        self.held: dict[int, HeldQueue] = {}
+        self.failure: Exception | None = None
+        self.assignments = 0
+        self._topic = topic
+        self._levels = levels
+        self._limits = limits
+        self._leave = leave
+        self._alarm = alarm
+        self._closing = False
+
+    # --- callbacks of the Kafka consumer; nothing may escape from them -----------------------------------------------
+
+    def on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
+        """Begin with these partitions."""
+        try:
+            starts = self._starts(consumer, partitions)
+            consumer.incremental_assign(starts)
+            consumer.resume(starts)
+        except (KafkaException, RuntimeError) as error:
+            self.failure = error
+            return
+        for start in starts:
+            self.held[start.partition] = self._held_queue(start.partition, max(start.offset, -1))
+        if starts:
+            _LOG.info("worker.assigned", extra={"partitions": sorted(start.partition for start in starts)})
+
+    def on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
+        """Give these partitions up in order: finish or abandon what is in flight, commit, let go."""
+        leaving = [self.held[item.partition] for item in partitions if item.partition in self.held]
+        try:
+            self._leave(leaving)
+        except (KafkaException, RuntimeError) as error:
+            self.failure = error
+        self._let_go(consumer, partitions, leaving)
+        if leaving:
+            _LOG.info("worker.revoked", extra={"partitions": sorted(held.number for held in leaving)})
+
+    def on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
+        """These partitions are somebody else's already: nothing may be committed."""
+        self._alarm("worker.partitions-lost", partitions=sorted(item.partition for item in partitions))
+        leaving = [self.held[item.partition] for item in partitions if item.partition in self.held]
+        self._let_go(consumer, partitions, leaving)
+
+    def _let_go(self, consumer: ConsumerClient, partitions: list[TopicPartition], leaving: Iterable[HeldQueue]) -> None:
+        for held in leaving:
+            held.gone = True
+            self.held.pop(held.number, None)
+        try:
+            consumer.incremental_unassign(partitions)
+        except (KafkaException, RuntimeError) as error:
+            if not self._closing:
+                self.failure = error
+
+    def closing(self) -> None:
+        """The consumer is about to be closed: what is given up from here on was drained and committed already."""
+        self._closing = True
+        self._leave = lambda _: None
+
+    def _starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        if not partitions:
+            return []
+        try:
+            return self._known_starts(consumer, partitions)
+        except KafkaException as error:
+            self._alarm("worker.positions-unknown", error=str(error))
+            return [TopicPartition(item.topic, item.partition, OFFSET_STORED) for item in partitions]
+
+    def _known_starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        starts: list[TopicPartition] = []
+        first: list[TopicPartition] = []
+        for item in consumer.committed(partitions, timeout=_TIMEOUT_S):
+            place = TopicPartition(item.topic, item.partition)
+            low, high = consumer.get_watermark_offsets(place, timeout=_TIMEOUT_S)
+            offset = item.offset
+            if offset < 0:
+                offset = low
+                first.append(TopicPartition(item.topic, item.partition, low))
+            elif not low <= offset <= high:
+                self._alarm(
+                    "worker.position-out-of-range", partition=item.partition, position=offset, low=low, high=high
+                )
+                offset = low
+            starts.append(TopicPartition(item.topic, item.partition, offset))
+        if first:
+            consumer.commit(offsets=first, asynchronous=False)
+        return starts
+
+    def _held_queue(self, number: int, committed: int) -> HeldQueue:
+        self.assignments += 1
+        delay_ms = self._levels.queue_delay_ms(number)
+        # a level of somebody's longer table: looked at after a second, and hopped on if it is not due
+        delay_ms = self._levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms
+        queue: LevelQueue[Any] = LevelQueue(delay_ms, self._limits, self.assignments)
+        return HeldQueue(self._topic, number, queue, committed)
+
+    # --- fetching ----------------------------------------------------------------------------------------------------
+
+    def restarted(self, number: int) -> HeldQueue:
+        """The log of a partition begins anew: what was held of it is given up."""
+        self.held[number].gone = True
+        self._alarm("worker.log-restarted", partition=number)
+        fresh = self.held[number] = self._held_queue(number, -1)
+        return fresh
+
+    def throttle(self, consumer: ConsumerClient, now_ns: int) -> None:
+        """Pause and resume fetching by what waits."""
+        for held in self.held.values():
+            queue = held.queue
+            if not held.paused:
+                if queue.full or (
+                    queue.waiting_count * _FAR_SHARE >= queue.limits.full_count and self._is_far(queue, now_ns)
+                ):
+                    consumer.pause([TopicPartition(self._topic, held.number)])
+                    held.paused = True
+            elif queue.hungry and (not queue.waiting_count or not self._is_far(queue, now_ns)):
+                consumer.resume([TopicPartition(self._topic, held.number)])
+                held.paused = False
+
+    @staticmethod
+    def _is_far(queue: LevelQueue[Any], now_ns: int) -> bool:
+        next_ns = queue.next_ns()
+        return next_ns is not None and next_ns - now_ns > _FAR_NS

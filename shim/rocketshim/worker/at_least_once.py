@@ -1,0 +1,491 @@
+"""At-least-once delivery: a record is done when the delivery report of its hop is in.
+
+* What left a queue together is a `_Flight`; it is confirmed when each of its records is settled.
+* Its records are sent in `_Batch`es, one for each target partition, since the reports of one partition come in the
+  order in which its records were sent (idempotent producer). So one callback object serves many records: it counts.
+  A report is looked at by its place; where an order cannot be relied on (time-outs), the whole batch is sent again.
+* A record whose hop was refused is routed again (`Router`), which parks or re-appends it, or tries again a second
+  later. A target that has not answered within `target_patience_ms`, while others have, gets its records re-appended.
+  The first copy may still be stored: a repeat, with the same identity.
+* A fatal error of the producer (a broken sequence) means a new producer; what was in flight is sent again.
+* Callbacks only count and hand over.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.clients import ConsumerClient, DeliveryCallback, ProducerClient, ProducerFactory
+from rocketshim.core.clock import Clock
+from rocketshim.core.level_queue import Due
+from rocketshim.worker.assignment import HeldQueue
+from rocketshim.worker.delivery import WorkerCounts
+from rocketshim.worker.prober import Prober
+from rocketshim.worker.router import Kind, Placement, Router, Verdict
+from rocketshim.worker.target_table import Target
+
+__all__ = ["AtLeastOnce"]
+
+_BUSY_MS: Final = 20  # while hops are in flight: how long their reports may lie unread
+_RESEND_NS: Final = 1_000_000_000
+_UNORDERED: Final = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT_QUEUE})  # noqa: SLF001
+
+
+class _Flight:
+    """A run of records that left their queue together."""
+
+    __slots__ = ("due", "held", "pending", "run", "sent_ns")
+
+    def __init__(self, held: HeldQueue, due: Due[Any], sent_ns: int) -> None:
+        self.held = held
+        self.due = due
+        self.run = due.run
+        self.pending = len(due.records)
+        self.sent_ns = sent_ns
+
+
+class _Batch:
+    """Records of one flight on their way to one partition.
+
+    Attributes:
+        places: their places in the flight, in the order in which they were sent.
+        dues_ms: when they were due; of deliveries only.
+        reports: how many reports are in.
+        errors: those that were not stored, by their place in `places`.
+        is_done: it was looked at, or replaced by other batches; reports that still come are dropped.
+        alone: each record of it was a batch of its own on the wire.
+    """
+
+    __slots__ = (
+        "alone",
+        "dues_ms",
+        "errors",
+        "flight",
+        "inbox",
+        "is_done",
+        "kind",
+        "places",
+        "reports",
+        "target",
+        "topic",
+    )
+
+    def __init__(self, flight: _Flight, kind: Kind, topic: str, target: Target | None, inbox: "deque[_Batch]") -> None:
+        self.flight = flight
+        self.kind = kind
+        self.topic = topic
+        self.target = target
+        self.inbox = inbox
+        self.places: list[int] = []
+        self.dues_ms: list[int] = []
+        self.reports = 0
+        self.errors: list[tuple[int, KafkaError]] = []
+        self.is_done = False
+        self.alone = False
+
+    def reported(self, error: KafkaError | None, message: Any) -> None:
+        """A delivery report: count it, and hand over when all are in."""
+        del message
+        if error is not None:
+            self.errors.append((self.reports, error))
+        self.reports += 1
+        if self.reports == len(self.places):
+            self.inbox.append(self)
+
+
+class AtLeastOnce:
+    """Delivery that repeats rather than loses.
+
+    Args:
+        make_producer: of `Clients`.
+        config: settings of the producer.
+        router: where records go.
+        counts: what was done.
+        clock: to wait by.
+        alarm: told an event and its facts.
+        max_in_flight: most records sent and not reported.
+        patience_ns: how long a target may take before its records are re-appended.
+        point: called with the name of a point of the protocol as it is passed; for fault tests.
+
+    Thread-safety: none; the worker's thread.
+    """
+
+    def __init__(
+        self,
+        make_producer: ProducerFactory,
+        config: dict[str, Any],
+        router: Router,
+        counts: WorkerCounts,
+        *,
+        clock: Clock,
+        prober: Prober,
+        alarm: Callable[..., None],
+        max_in_flight: int,
+        patience_ns: int,
+        point: Callable[[str], None],
+    ) -> None:
+        self._make_producer = make_producer
+        self._config = config
+        self._router = router
+        self._counts = counts
+        self._clock = clock
+        self._prober = prober
+        self._alarm = alarm
+        self._max_in_flight = max_in_flight
+        self._patience_ns = patience_ns
+        self._point = point
+        self._producer: ProducerClient | None = None
+        self._one_by_one: ProducerClient | None = None
+        self._consumer: ConsumerClient | None = None
+        self._inbox: deque[_Batch] = deque()
+        self._flying: deque[_Batch] = deque()  # deliveries, in the order in which they were begun
+        self._open_batches: set[_Batch] = set()
+        self._waiting: deque[tuple[int, _Flight, int]] = deque()  # (when, ns; flight; place)
+        self._confirmed_ns = 0
+        self._fatal: KafkaError | None = None
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def start(self, consumer: ConsumerClient) -> None:
+        """Make the producer."""
+        self._consumer = consumer
+        self._producer = self._make_producer(self._config)
+        self._prober.use(self._producer)
+
+    def room(self, now_ns: int) -> int:
+        """How many records may be sent now."""
+        del now_ns
+        return max(0, self._max_in_flight - self._outstanding())
+
+    def _outstanding(self) -> int:
+        count = 0 if self._producer is None else len(self._producer)
+        return count if self._one_by_one is None else count + len(self._one_by_one)
+
+    def relay(self, held: HeldQueue, due: Due[Any], now_ns: int) -> None:
+        """Send what left a queue."""
+        self._point("before-produce")
+        flight = _Flight(held, due, now_ns)
+        slow = self._relay_quickly(flight, now_ns)
+        for place in slow:
+            self._place(flight, place, now_ns)
+        self._point("after-produce")
+
+    def _relay_quickly(self, flight: _Flight, now_ns: int) -> list[int]:
+        """Send the plain due ones; returns the places of the others."""
+        producer = self._open()
+        due = flight.due
+        clock_ms = due.clock_ms
+        latest_append_ms = clock_ms - flight.held.queue.delay_ms
+        prefix = flight.held.hop_prefix
+        quick, produce = self._router.quick, producer.produce
+        batches: dict[tuple[int, int], tuple[_Batch, DeliveryCallback]] = {}
+        targets: set[Target] = set()
+        slow: list[int] = []
+        for place, record in enumerate(due.records):
+            append_ms = record.timestamp()[1]
+            found = None
+            if append_ms <= latest_append_ms:
+                found = quick(record, append_ms, clock_ms, now_ns, b"%b%d" % (prefix, record.offset()))
+            if found is None:
+                slow.append(place)
+                continue
+            target, partition, headers, due_ms = found
+            begun = batches.get((id(target), partition))
+            if begun is None:
+                batch = _Batch(flight, Kind.DELIVER, target.topic, target, self._inbox)
+                begun = batches[id(target), partition] = batch, batch.reported
+                targets.add(target)
+            batch, reported = begun
+            try:
+                produce(target.topic, record.value(), record.key(), partition, on_delivery=reported, headers=headers)
+            except (BufferError, KafkaException):
+                slow.append(place)  # there it is tried again, and the error looked at
+                continue
+            batch.places.append(place)
+            batch.dues_ms.append(due_ms)
+        for target in targets:
+            target.turn += 1
+        # a report of the first records cannot come before poll, so `places` is complete when it is looked at
+        sent = [batch for batch, _ in batches.values() if batch.places]
+        self._flying.extend(sent)
+        self._open_batches.update(sent)
+        return slow
+
+    def _place(self, flight: _Flight, place: int, now_ns: int) -> None:
+        """Route one record and send it."""
+        due = flight.due
+        self._send(flight, place, self._router.route_due(due, place, now_ns))
+
+    def _send(self, flight: _Flight, place: int, placement: Placement) -> None:
+        kind = placement.kind
+        if kind is Kind.SKIP:
+            self._counts.skipped += 1
+            self._settled(flight, 1)
+            return
+        batch = _Batch(flight, kind, placement.topic, placement.target, self._inbox)
+        batch.places.append(place)
+        if kind is Kind.DELIVER:
+            batch.dues_ms.append(placement.due_ms)
+            batch.alone = placement.careful
+        self._open_batches.add(batch)
+        record = flight.due.records[place]
+        producer = self._careful() if placement.careful else self._open()
+        while True:
+            try:
+                producer.produce(
+                    placement.topic,
+                    placement.value,
+                    placement.key,
+                    placement.partition,
+                    on_delivery=batch.reported,
+                    headers=placement.headers,
+                )
+            except BufferError:
+                producer.poll(_BUSY_MS / 1_000)  # reports make room
+            except KafkaException as error:
+                batch.alone = True
+                batch.errors.append((0, error.args[0]))
+                batch.reports = 1
+                self._inbox.append(batch)
+                break
+            else:
+                break
+        if kind is Kind.DELIVER:
+            self._flying.append(batch)
+        elif kind is Kind.HOP:
+            self._counts.hopped += 1
+        elif kind is Kind.RE_APPEND:
+            self._counts.re_appended += 1
+            self._alarm("worker.re-appended", record=_name(record), error=placement.reason)
+        else:
+            self._counts.was_parked(placement.reason)
+            self._alarm("worker.parked", reason=placement.reason, record=_name(record))
+
+    def end_turn(self, now_ns: int) -> None:
+        """Nothing to do: records are on their way already."""
+
+    # --- what becomes of it ------------------------------------------------------------------------------------------
+
+    def settle(self, now_ns: int) -> None:
+        """Take in reports, send again what failed, look after targets that do not answer."""
+        self._poll(0)
+        while self._inbox:
+            self._take_in(self._inbox.popleft(), now_ns)
+        if self._fatal is not None:
+            self._recycle(now_ns)
+        while self._waiting and self._waiting[0][0] <= now_ns:
+            _, flight, place = self._waiting.popleft()
+            if not flight.held.gone:
+                self._counts.resent += 1
+                self._place(flight, place, now_ns)
+        self._look_after_targets(now_ns)
+
+    def _poll(self, timeout_s: float) -> None:
+        if self._producer is not None:
+            self._producer.poll(timeout_s)
+        if self._one_by_one is not None:
+            self._one_by_one.poll(0)
+
+    def _take_in(self, batch: _Batch, now_ns: int) -> None:
+        if batch.is_done:
+            return
+        if any(error.fatal() or error.code() == KafkaError._FATAL for _, error in batch.errors):  # noqa: SLF001
+            self._fatal = batch.errors[0][1]
+            return
+        self._done(batch)
+        if batch.flight.held.gone:
+            return
+        if batch.errors:
+            self._failed(batch, now_ns)
+        else:
+            self._confirmed_ns = now_ns
+            self._stored(batch, batch.places, now_ns)
+
+    def _done(self, batch: _Batch) -> None:
+        batch.is_done = True
+        self._open_batches.discard(batch)
+
+    def _stored(self, batch: _Batch, places: list[int], now_ns: int) -> None:
+        flight = batch.flight
+        if batch.kind is Kind.DELIVER:
+            self._counts.delivered += len(places)
+            late_ms = flight.due.clock_ms + (now_ns - flight.sent_ns) // 1_000_000
+            self._counts.were_late([late_ms - due_ms for due_ms in batch.dues_ms])
+            if batch.target is not None:
+                batch.target.took()
+        if self._router.holds_blame:
+            for place in places:
+                self._router.settled(flight.due.records[place])
+        self._settled(flight, len(places))
+
+    def _settled(self, flight: _Flight, count: int) -> None:
+        flight.pending -= count
+        if flight.pending == 0 and not flight.held.gone:
+            flight.held.queue.confirmed(flight.run)
+
+    def _failed(self, batch: _Batch, now_ns: int) -> None:
+        """Some records of a batch were not stored."""
+        errors = batch.errors
+        flight = batch.flight
+        if any(error.code() in _UNORDERED for _, error in errors) and len(errors) < len(batch.places):
+            failed = dict.fromkeys(range(len(batch.places)), errors[0][1])
+        else:
+            failed = dict(errors)
+        stored = [place for at, place in enumerate(batch.places) if at not in failed]
+        if batch.dues_ms:
+            batch.dues_ms = [due_ms for at, due_ms in enumerate(batch.dues_ms) if at not in failed]
+        if stored:
+            self._stored(batch, stored, now_ns)
+        alone = batch.alone
+        for at, error in failed.items():
+            place = batch.places[at]
+            record = flight.due.records[place]
+            verdict = self._router.refused(record, batch.kind, batch.topic, error, now_ns, alone=alone)
+            if verdict is Verdict.WAIT:
+                self._alarm("worker.hop-not-stored", hop=batch.kind.value, error=error.name(), record=_name(record))
+                self._waiting.append((now_ns + _RESEND_NS, flight, place))
+            else:
+                self._counts.resent += 1
+                self._place(flight, place, now_ns)
+
+    def _look_after_targets(self, now_ns: int) -> None:
+        """Re-append what a target has not taken in time, if others took theirs meanwhile."""
+        flying = self._flying
+        while flying:
+            batch = flying[0]
+            if batch.is_done or batch.flight.held.gone:
+                self._open_batches.discard(batch)
+                flying.popleft()
+                continue
+            flight = batch.flight
+            if now_ns - flight.sent_ns < self._patience_ns or self._confirmed_ns <= flight.sent_ns:
+                return
+            flying.popleft()
+            if batch.reports == len(batch.places):
+                continue  # all reports are in, they lie in the inbox
+            self._replace(batch, now_ns)
+
+    def _replace(self, batch: _Batch, now_ns: int) -> None:
+        """A target has not answered: what is not reported goes elsewhere."""
+        due = batch.flight.due
+        if batch.target is not None:
+            self._router.target_failed(batch.target, now_ns, "no-answer")
+        for place in self._take_back(batch, now_ns):
+            placement = self._router.re_append(
+                due.records[place],
+                clock_ms=due.clock_ms,
+                seen_ns=due.seen_ns[place],
+                now_ns=now_ns,
+                reason="no-answer",
+            )
+            self._send(batch.flight, place, placement)
+
+    def _take_back(self, batch: _Batch, now_ns: int) -> list[int]:
+        """Settle what of a batch is reported stored, and give the places of the rest; the batch is done."""
+        self._done(batch)
+        failed = {at for at, _ in batch.errors}
+        stored = [at for at in range(batch.reports) if at not in failed]
+        rest = [place for at, place in enumerate(batch.places) if at >= batch.reports or at in failed]
+        if batch.dues_ms:
+            batch.dues_ms = [batch.dues_ms[at] for at in stored]
+        if stored and not batch.flight.held.gone:
+            self._stored(batch, [batch.places[at] for at in stored], now_ns)
+        return rest
+
+    # --- waiting, committing, ending ---------------------------------------------------------------------------------
+
+    def wait_ns(self, now_ns: int) -> int | None:
+        """Not long while reports are outstanding."""
+        del now_ns
+        return _BUSY_MS * 1_000_000 if self._waiting or self._outstanding() else None
+
+    def commit(self, held: list[HeldQueue], *, asynchronous: bool) -> None:
+        """Commit what is confirmed."""
+        consumer = self._consumer
+        if consumer is None:
+            return
+        moved = [(each, position) for each in held if (position := each.position) and position > each.committed]
+        if not moved:
+            return
+        offsets = [TopicPartition(self._prober.topic, each.number, position) for each, position in moved]
+        self._point("before-commit")
+        try:
+            if asynchronous:
+                consumer.commit(offsets=offsets, asynchronous=True)
+            else:
+                consumer.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            self._alarm("worker.commit-failed", error=str(error))
+            return
+        self._point("after-commit")
+        for each, position in moved:
+            each.committed = position
+
+    def drain(self, held: list[HeldQueue], longest_ns: int) -> None:
+        """Wait until nothing of these is in flight, or the time is over."""
+        end_ns = self._clock.monotonic_ns() + longest_ns
+        while any(not each.queue.idle for each in held):
+            now_ns = self._clock.monotonic_ns()
+            if now_ns >= end_ns:
+                return
+            self._poll(_BUSY_MS / 1_000)
+            self.settle(now_ns)
+
+    def probe(self, held: HeldQueue, now_ns: int) -> None:
+        """Write a probe into this partition."""
+        self._prober.probe(held, now_ns)
+
+    def close(self) -> None:
+        """Abandon what is in flight and end."""
+        for producer in (self._producer, self._one_by_one):
+            if producer is not None:
+                producer.purge()
+                producer.flush(1.0)
+        self._producer = self._one_by_one = self._consumer = None
+        self._inbox.clear()
+        self._flying.clear()
+        self._waiting.clear()
+        self._open_batches.clear()
+
+    def _recycle(self, now_ns: int) -> None:
+        """The producer cannot go on: a new one, and everything in flight once more."""
+        error, self._fatal = self._fatal, None
+        self._counts.recycled += 1
+        self._alarm("worker.producer-recycled", error=str(error))
+        for old in (self._producer, self._one_by_one):
+            if old is not None:
+                old.purge()
+                old.flush(1.0)
+        self._one_by_one = None
+        self._producer = self._make_producer(self._config)
+        self._prober.use(self._producer)
+        lost = sorted(self._open_batches, key=_began)
+        self._inbox.clear()
+        self._flying.clear()
+        for batch in lost:
+            rest = self._take_back(batch, now_ns)
+            if not batch.flight.held.gone:
+                for place in rest:
+                    self._counts.resent += 1
+                    self._place(batch.flight, place, now_ns)
+
+    def _open(self) -> ProducerClient:
+        if self._producer is None:
+            self._producer = self._make_producer(self._config)
+            self._prober.use(self._producer)
+        return self._producer
+
+    def _careful(self) -> ProducerClient:
+        if self._one_by_one is None:
+            self._one_by_one = self._make_producer({**self._config, "batch.num.messages": 1})
+        return self._one_by_one
+
+
+def _began(batch: _Batch) -> tuple[int, int]:
+    return batch.flight.run.first_offset, batch.places[0]
+
+
+def _name(record: Any) -> str:
+    return f"{record.topic()}/{record.partition()}/{record.offset()}"

@@ -1,0 +1,87 @@
+"""Probes of leaders' clocks: records of our own whose append times date what lies before them (`QueueClock`).
+
+A probe is written into the partition whose head waits for evidence; its delivery report carries the append time. It is
+never part of a transaction: an open one would keep it from being dated. One owner thread: the worker's.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
+
+from rocketshim.clients import ProducerClient
+from rocketshim.errors import TopicMismatchError
+from rocketshim.worker.assignment import HeldQueue
+from rocketshim_topics.hops import clock_probe
+from rocketshim_topics.names import TopicNames
+
+__all__ = ["Prober"]
+
+
+class Prober:
+    """Writes probes and hands their append times to the queues.
+
+    Args:
+        names: of the namespace.
+        alarm: told an event and its facts.
+
+    Attributes:
+        topic: the schedule topic, physical.
+        outstanding: probes written whose reports were not taken in.
+    """
+
+    __slots__ = ("_alarm", "_names", "_producer", "_reports", "outstanding", "topic")
+
+    def __init__(self, names: TopicNames, alarm: Callable[..., None]) -> None:
+        self.topic = names.schedule
+        self.outstanding = 0
+        self._names = names
+        self._alarm = alarm
+        self._producer: ProducerClient | None = None
+        self._reports: deque[tuple[HeldQueue, KafkaError | None, Any]] = deque()
+
+    def use(self, producer: ProducerClient) -> None:
+        """Write with this producer from now on."""
+        self._producer = producer
+        self.outstanding = 0
+
+    def probe(self, held: HeldQueue, now_ns: int) -> None:
+        """Write a probe into a partition; nothing follows from a failure but another try a second later."""
+        del now_ns
+        if self._producer is None:
+            return
+        out = clock_probe(self._names, partition=held.number)
+
+        def reported(error: KafkaError | None, message: Any) -> None:
+            self._reports.append((held, error, message))
+
+        try:
+            self._producer.produce(
+                out.topic, out.value, out.key, held.number, on_delivery=reported, headers=out.headers
+            )
+        except (BufferError, KafkaException) as error:
+            self._alarm("worker.probe-failed", partition=held.number, error=str(error))
+        else:
+            self.outstanding += 1
+
+    def settle(self, now_ns: int) -> None:
+        """Take in what has become of probes.
+
+        Raises:
+            TopicMismatchError: the schedule topic does not stamp append times.
+        """
+        while self._reports:
+            held, error, message = self._reports.popleft()
+            self.outstanding -= 1
+            if error is not None:
+                self._alarm("worker.probe-failed", partition=held.number, error=error.name())
+                continue
+            kind, append_ms = message.timestamp()
+            if kind != TIMESTAMP_LOG_APPEND_TIME:
+                raise TopicMismatchError(
+                    f"{self.topic} has message.timestamp.type=CreateTime: delays would count from clocks nobody "
+                    "checks. Set it to LogAppendTime: rocketshim doctor shows the command"
+                )
+            if not held.gone:
+                held.queue.probed(message.offset(), append_ms, now_ns)

@@ -1,0 +1,353 @@
+"""Where each due record goes now: the planner's answer, held against what is known of the targets. No produce here.
+
+`route` gives a `Placement`: topic, partition, headers, and what kind of hop it is. It is asked again for a record whose
+hop was refused; what was learnt meanwhile changes the answer:
+
+* a target that is not there parks the record; one that is avoided re-appends it (`TARGET_TRIES`), or parks it when that
+  has been done often enough;
+* a record that was itself refused (`blame`) is parked, or re-appended, or parked without its body.
+
+So at-least-once and exactly-once delivery treat failures alike: they tell the router, and route the record again.
+
+The partition is always chosen here (by key as the Java client does, keyless ones in turn), so that the reports of one
+partition come in the order of its records.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, murmur2
+
+from rocketshim.core.level_queue import Due
+from rocketshim.worker.quick import QuickHeaders
+from rocketshim.worker.relay import Deliver, Hop, Park, Planner, Skip
+from rocketshim.worker.target_table import MISSING, Target, TargetTable
+from rocketshim.worker.targets import TargetPolicy
+from rocketshim_topics.hops import OutgoingRecord
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import HOP_ID, PARK_FROM, PARK_REASON, Header
+
+__all__ = ["Kind", "Placement", "Router", "Verdict"]
+
+_REFUSED_RECORD: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.INVALID_REQUIRED_ACKS,
+        KafkaError._INVALID_ARG,  # noqa: SLF001 - librdkafka's local errors have no public spelling
+    }
+)
+"""Errors that a record brings upon the whole batch that it is in."""
+_NOTHING_SAID: Final = frozenset(
+    {
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
+        KafkaError._INVALID_DIFFERENT_RECORD,  # noqa: SLF001
+    }
+)
+"""Errors that say nothing against record or target: send it again."""
+_MOST_ROUTES: Final = 10_000
+_PARKING: Final = frozenset({HOP_ID, PARK_REASON, PARK_FROM})
+
+
+class Kind(Enum):
+    """What a placement is."""
+
+    DELIVER = "deliver"
+    HOP = "hop"
+    RE_APPEND = "re-append"
+    PARK = "park"
+    SKIP = "skip"
+
+
+class Verdict(Enum):
+    """What is to be done about a record whose hop was not stored."""
+
+    ROUTE_AGAIN = "route-again"
+    WAIT = "wait"
+
+
+class Placement:
+    """Where one record goes.
+
+    Attributes:
+        kind: what it is.
+        topic: physical; `""` for a skip.
+        partition: -1: any.
+        headers: as they are to be written.
+        value: None is a tombstone; the record's own, but for a body that was too large to be parked.
+        due_ms: when it was due, epoch ms; 0 for what is not delivered.
+        reason: why it was parked or re-appended.
+        target: for a delivery.
+        careful: it must be a batch of its own.
+    """
+
+    __slots__ = ("careful", "due_ms", "headers", "key", "kind", "partition", "reason", "target", "topic", "value")
+
+    def __init__(
+        self,
+        kind: Kind,
+        out: OutgoingRecord | None,
+        *,
+        partition: int = -1,
+        due_ms: int = 0,
+        reason: str = "",
+        target: Target | None = None,
+        careful: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.topic = "" if out is None else out.topic
+        self.headers: list[Header] = [] if out is None else out.headers
+        self.key = None if out is None else out.key
+        self.value = None if out is None else out.value
+        self.partition = partition
+        self.due_ms = due_ms
+        self.reason = reason
+        self.target = target
+        self.careful = careful
+
+
+class _Route:
+    """What a value of `REAL_TOPIC` means, as far as it does not change: allowed, and to which topic."""
+
+    __slots__ = ("group", "topic")
+
+    def __init__(self, topic: str, group: bytes | None) -> None:
+        self.topic = topic
+        self.group = group
+
+
+_SKIP: Final = Placement(Kind.SKIP, None)
+
+
+class Router:
+    """Decides where records go, by the planner's rules and what is known of the targets.
+
+    Args:
+        names: of the namespace.
+        levels: the worker's table.
+        policy: the allow-list.
+        targets: what is known of targets.
+        target_tries: how often a record is re-appended before it is parked.
+        max_delay_ms: longest delay from now.
+        alarm: told an event and its facts.
+
+    Thread-safety: none; the worker's thread.
+    """
+
+    def __init__(
+        self,
+        names: TopicNames,
+        levels: DelayLevels,
+        policy: TargetPolicy,
+        targets: TargetTable,
+        *,
+        target_tries: int,
+        max_delay_ms: int,
+        alarm: Callable[..., None],
+    ) -> None:
+        self.targets = targets
+        self._names = names
+        self._levels = levels
+        self._policy = policy
+        self._planner = Planner(names, levels, policy, max_delay_ms)
+        self._target_tries = target_tries
+        self._alarm = alarm
+        self._quick = QuickHeaders()
+        self._routes: dict[bytes, _Route | None] = {}
+        self._blamed: dict[tuple[int, int], str] = {}
+        self._bodiless: set[tuple[int, int]] = set()
+
+    # --- the quick way -----------------------------------------------------------------------------------------------
+
+    def quick(
+        self, record: Any, append_ms: int, clock_ms: int, now_ns: int, hop_id: bytes
+    ) -> tuple[Target, int, list[Header], int] | None:
+        """Target, partition, headers and due time of a plain due record; None: `route` says where it goes.
+
+        Args:
+            record: as fetched.
+            append_ms: its append time, not above `clock_ms` less the queue's delay.
+            clock_ms: lower bound of the leader's clock.
+            now_ns: monotonic now.
+            hop_id: the record's coordinates.
+        """
+        found = self._quick.cut(record.headers(), append_ms, clock_ms, hop_id)
+        if found is None or self._blamed:
+            return None
+        route = self._routes.get(found.real_topic)
+        if route is None:
+            if found.real_topic in self._routes:
+                return None
+            route = self._learn_route(found.real_topic)
+            if route is None:
+                return None
+        if route.group is not None and route.group != found.group:
+            return None
+        target = self.targets.target(route.topic, now_ns)
+        count = target.partitions
+        if not count or target.failures or now_ns < target.careful_until_ns:
+            return None
+        key = record.key()
+        return target, (target.turn % count if key is None else murmur2(key, count)), found.headers, found.due_ms
+
+    def _learn_route(self, real_topic: bytes) -> _Route | None:
+        if len(self._routes) >= _MOST_ROUTES:
+            self._routes.clear()
+        route = None
+        try:
+            name = real_topic.decode()
+        except UnicodeDecodeError:
+            name = ""
+        group = name.removeprefix("%RETRY%") if name.startswith("%RETRY%") else None
+        if name and self._policy.refusal(name, group) is None:
+            route = _Route(self._names.physical(name), None if group is None else group.encode())
+        self._routes[real_topic] = route
+        return route
+
+    # --- the way that defines what is right --------------------------------------------------------------------------
+
+    def route_due(self, due: Due[Any], at: int, now_ns: int) -> Placement:
+        """`route` for the record at place `at` of a run."""
+        return self.route(due.records[at], clock_ms=due.clock_ms, seen_ns=due.seen_ns[at], now_ns=now_ns)
+
+    def route(self, record: Any, *, clock_ms: int, seen_ns: int, now_ns: int) -> Placement:
+        """Where a record goes now.
+
+        Args:
+            record: as fetched.
+            clock_ms: lower bound of the leader's clock, epoch ms.
+            seen_ns: monotonic instant of first sight.
+            now_ns: monotonic now.
+        """
+        blame = self._blamed.get((record.partition(), record.offset())) if self._blamed else None
+        step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
+        match step:
+            case Skip():
+                return _SKIP
+            case Park(_, reason):
+                return self._park(record, blame or reason)
+            case Hop(out):
+                if blame is not None:
+                    return self._park(record, blame)
+                return Placement(Kind.HOP, out, partition=-1 if out.partition is None else out.partition)
+            case Deliver():
+                if blame is not None:
+                    return self._park(record, blame)
+                return self._deliver(record, step, now_ns)
+
+    def _deliver(self, record: Any, deliver: Deliver, now_ns: int) -> Placement:
+        out = deliver.out
+        target = self.targets.target(out.topic, now_ns)
+        if target.partitions == 0:
+            return self._park(record, f"unknown-topic:{deliver.envelope.real_topic}")
+        if target.is_avoided(now_ns):
+            return self._re_append(record, deliver, target.avoid_reason)
+        if target.partitions is None:
+            partition = -1
+        elif out.partition is not None and out.partition < target.partitions:
+            partition = out.partition
+        elif out.key is None:
+            partition = target.turn % target.partitions
+        else:
+            partition = murmur2(out.key, target.partitions)
+        return Placement(
+            Kind.DELIVER,
+            out,
+            partition=partition,
+            due_ms=deliver.due_ms,
+            target=target,
+            careful=now_ns < target.careful_until_ns,
+        )
+
+    def _re_append(self, record: Any, deliver: Deliver, reason: str) -> Placement:
+        if (deliver.envelope.target_tries or 0) >= self._target_tries:
+            return self._park(record, f"target-refused:{reason}")
+        out = self._planner.re_append(record, deliver.envelope, deliver.due_ms).out
+        return Placement(Kind.RE_APPEND, out, partition=-1 if out.partition is None else out.partition, reason=reason)
+
+    def re_append(self, record: Any, *, clock_ms: int, seen_ns: int, now_ns: int, reason: str) -> Placement:
+        """Where a record goes whose target has not answered."""
+        step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
+        if isinstance(step, Deliver):
+            return self._re_append(record, step, reason)
+        return self.route(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
+
+    def _park(self, record: Any, reason: str) -> Placement:
+        out = self._planner.park(record, reason).out
+        place = (record.partition(), record.offset())
+        if place in self._bodiless:
+            # the record stays where PARK_FROM says, until retention takes it
+            out.value = None
+            out.key = None
+            out.headers = [header for header in out.headers[:4] if header[0] in _PARKING]
+        return Placement(Kind.PARK, out, reason=reason)
+
+    # --- what was learnt ---------------------------------------------------------------------------------------------
+
+    def refused(self, record: Any, kind: Kind, topic: str, error: KafkaError, now_ns: int, *, alone: bool) -> Verdict:
+        """A hop of a record was not stored.
+
+        Args:
+            record: as fetched.
+            kind: what the hop was.
+            topic: where it went.
+            error: why it was not stored.
+            now_ns: monotonic now.
+            alone: it was a batch of its own, so that the error is about this record.
+        """
+        code = error.code()
+        place = (record.partition(), record.offset())
+        if code in _NOTHING_SAID:
+            return Verdict.ROUTE_AGAIN
+        if kind is not Kind.DELIVER:
+            return self._own_hop_refused(place, kind, code, error)
+        target = self.targets.target(topic, now_ns)
+        if code in MISSING:
+            self.targets.forget(topic)
+            # metadata decides at the next look; if it knows the topic, the broker that refused may not, for a moment
+            target.failed(now_ns, error.name())
+            return Verdict.ROUTE_AGAIN
+        if code in _REFUSED_RECORD:
+            if not alone:
+                if target.be_careful(now_ns):
+                    self._alarm("worker.target-careful", topic=topic, error=error.name())
+            else:
+                self._blamed[place] = f"target-refused:{error.name()}"
+            return Verdict.ROUTE_AGAIN
+        self.target_failed(target, now_ns, error.name())
+        return Verdict.ROUTE_AGAIN
+
+    def _own_hop_refused(self, place: tuple[int, int], kind: Kind, code: int, error: KafkaError) -> Verdict:
+        if code not in _REFUSED_RECORD:
+            return Verdict.WAIT
+        if kind is not Kind.PARK:
+            self._blamed[place] = f"hop-refused:{error.name()}"
+            return Verdict.ROUTE_AGAIN
+        if place not in self._bodiless:
+            self._bodiless.add(place)
+            self._alarm("worker.parked-without-body", partition=place[0], offset=place[1])
+            return Verdict.ROUTE_AGAIN
+        return Verdict.WAIT
+
+    def target_failed(self, target: Target, now_ns: int, reason: str) -> None:
+        """A target has refused or has not answered, for a reason that is not one record's."""
+        if target.failed(now_ns, reason):
+            self._alarm("worker.target-avoided", topic=target.topic, error=reason)
+
+    def settled(self, record: Any) -> None:
+        """A record's hop is stored: nothing more is held against it."""
+        if self._blamed or self._bodiless:
+            place = (record.partition(), record.offset())
+            self._blamed.pop(place, None)
+            self._bodiless.discard(place)
+
+    @property
+    def holds_blame(self) -> bool:
+        """Whether `settled` has anything to do."""
+        return bool(self._blamed or self._bodiless)
