@@ -1,0 +1,216 @@
+"""A poll loop on the in-memory Kafka, its listeners run by hand: nothing here runs in parallel, nothing sleeps."""
+
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pytest
+
+from rocketshim.consumer.assignment import Starts
+from rocketshim.consumer.dispatch import Result
+from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
+from rocketshim.consumer.poll_loop import LoopSettings, PollLoop
+from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.process_queue import Chunk
+from rocketshim.core.retry_policy import LevelTableRetryPolicy
+from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics import DelayLevels, TopicNames
+
+GROUP = "g"
+
+
+class HandPool:
+    """A pool whose one worker is the test: `work` runs the next chunk; `wait` lets time pass instead of waiting."""
+
+    def __init__(self, runner: ChunkRunner, clock: VirtualClock) -> None:
+        self.results: SimpleQueue[Result] = SimpleQueue()
+        self.tasks: deque[Chunk[Any]] = deque()
+        self.size = 1
+        self.stopped = False
+        self.on_wait: Callable[[], None] | None = None
+        self.took_ns = 0
+        self._runner = runner
+        self._clock = clock
+
+    def submit(self, chunk: Chunk[Any]) -> None:
+        self.tasks.append(chunk)
+
+    def work(self, count: int = 1) -> None:
+        for _ in range(count):
+            chunk = self.tasks.popleft()
+            outcomes = self._runner.run(chunk)
+            self.results.put(Result(chunk, outcomes, self.took_ns))
+
+    def work_all(self) -> None:
+        self.work(len(self.tasks))
+
+    def wait(self, timeout_s: float) -> Result:
+        if self.on_wait is not None:
+            self.on_wait()
+        if not self.results.qsize():
+            self._clock.advance(max(timeout_s * 1_000, 1))
+            raise Empty
+        return self.results.get()
+
+    def resize(self, size: int) -> None:
+        self.size = size
+
+    def stop(self, timeout_s: float) -> bool:
+        del timeout_s
+        self.stopped = True
+        return not self.tasks
+
+
+class Bench:
+    """One member of group `g` on topic `orders`, turned by hand."""
+
+    def __init__(
+        self,
+        kafka: InMemoryKafka,
+        listener: Callable[..., Any],
+        *,
+        topics: tuple[str, ...] = ("orders",),
+        limits: FlowLimits | None = None,
+        limit: int = -1,
+        batch_count: int = 1,
+        where: ConsumeFromWhere = ConsumeFromWhere.FIRST_OFFSET,
+        timestamp_ms: int = 0,
+        digest: str = "d",
+        policy: Any = None,
+        loop_settings: dict[str, Any] | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        clock = kafka.clock
+        assert isinstance(clock, VirtualClock)
+        self.kafka = kafka
+        self.clock = clock
+        self.names = TopicNames()
+        self.levels = DelayLevels.parse("1s 2s 3s 4s 5s")
+        self.subscriptions = {topic: Subscription(topic, adapt(listener)) for topic in topics}
+        runner = ChunkRunner(GROUP, self.subscriptions.get, self.names.retry(GROUP), batch_count, clock)
+        self.pool = HandPool(runner, clock)
+        self.starts = Starts(
+            retry_topic=self.names.retry(GROUP),
+            where=where,
+            timestamp_ms=timestamp_ms,
+            digest=digest,
+            subscription=f"orders={digest}",
+        )
+        self.consumers: list[Any] = []
+        self.producers: list[Any] = []
+        settings = {
+            "batch_count": batch_count,
+            "commit_interval_ms": 5_000,
+            "consume_timeout_ms": 900_000,
+            "sweep_interval_ms": 1_000,
+            "revoke_drain_ms": 3_000,
+            "limits": limits or FlowLimits(),
+            **(loop_settings or {}),
+        }
+
+        def make_consumer() -> Any:
+            made = kafka.consumer(
+                {
+                    "group.id": GROUP,
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                    "auto.offset.reset": "earliest",
+                    "partition.assignment.strategy": "cooperative-sticky",
+                    "on_commit": self.loop.on_commit,
+                    **(config or {}),
+                }
+            )
+            self.consumers.append(made)
+            return made
+
+        def make_producer() -> Any:
+            made = kafka.producer({"enable.idempotence": True, "message.max.bytes": 100_000_000})
+            self.producers.append(made)
+            return made
+
+        def make_send_back(producer: Any) -> SendBack:
+            return SendBack(
+                producer,
+                names=self.names,
+                levels=self.levels,
+                group=GROUP,
+                lanes=lambda: 1,
+                policy=policy or LevelTableRetryPolicy(),
+                limit=limit,
+                back_off_ms=5_000,
+            )
+
+        self.loop = PollLoop(
+            make_consumer=make_consumer,
+            make_producer=make_producer,
+            topics=[*topics, self.names.retry(GROUP)],
+            make_send_back=make_send_back,
+            pool=self.pool,
+            starts=self.starts,
+            settings=LoopSettings(**settings),
+            clock=clock,
+        )
+
+    @property
+    def consumer(self) -> Any:
+        return self.consumers[-1]
+
+    @property
+    def send_back(self) -> SendBack:
+        assert self.loop.send_back is not None
+        return self.loop.send_back
+
+    def open(self) -> "Bench":
+        """Open, and turn until the group has assigned the partitions."""
+        self.loop.open()
+        for _ in range(20):
+            if self.loop.assigned.is_set() and self.loop.queues:
+                break
+            self.loop.turn()
+        return self
+
+    def turn(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.loop.turn()
+
+    def run(self, turns: int = 6) -> None:
+        """Turns in which the listeners work everything off."""
+        for _ in range(turns):
+            self.pool.work_all()
+            self.loop.turn()
+
+    def commit_now(self) -> None:
+        """Let the commit interval pass."""
+        self.clock.advance(5_000)
+        self.turn(2)
+
+    def committed(self, topic: str = "orders", partition: int = 0) -> int | None:
+        return self.kafka.committed(GROUP).get((topic, partition))
+
+    def retries(self) -> list[Any]:
+        return self.kafka.records(self.names.schedule)
+
+    def dead(self) -> list[Any]:
+        return self.kafka.records(self.names.dead_letter(GROUP))
+
+
+@pytest.fixture
+def kafka() -> InMemoryKafka:
+    """A cluster with `orders` (1 partition) and everything of the shim's that group `g` needs."""
+    kafka = InMemoryKafka(VirtualClock())
+    names = TopicNames()
+    kafka.create_topic("orders")
+    kafka.create_topic(names.schedule, DelayLevels.STRIDE, config={"message.timestamp.type": "LogAppendTime"})
+    kafka.create_topic(names.retry(GROUP))
+    kafka.create_topic(names.dead_letter(GROUP))
+    kafka.create_topic(names.parked)
+    return kafka
+
+
+@pytest.fixture
+def bench(kafka: InMemoryKafka) -> Callable[..., Bench]:
+    """Make a `Bench` and open it: `bench(listener, limit=0)`."""
+    return lambda listener, **options: Bench(kafka, listener, **options).open()

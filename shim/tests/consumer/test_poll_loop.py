@@ -1,0 +1,702 @@
+"""The poll loop, turn by turn on the in-memory Kafka: what it commits, what it sends back, what it survives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, TopicPartition
+
+from rocketshim.consumer.outcome import DeadLetter, RetryLater
+from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.errors import ConsumerError, NotAuthorizedError, TopicMissingError
+from rocketshim.testing import InMemoryKafka
+
+Make = Callable[..., Any]
+
+
+def nothing(message: Any) -> None:
+    del message
+
+
+def fill(kafka: InMemoryKafka, count: int, topic: str = "orders", partition: int = 0) -> None:
+    """Every value is empty or absent: a message that is tested for truth would not be seen."""
+    for number in range(count):
+        kafka.append(topic, b"" if number % 2 else None, partition=partition, headers=[("n", str(number).encode())])
+
+
+def header(record: Any, name: str) -> str | None:
+    return next((value.decode() for key, value in record.headers() or () if key == name), None)
+
+
+# --- commits ------------------------------------------------------------------------------------------------------
+
+
+def test_messages_without_a_value_are_handled_and_committed(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 5)
+    seen: list[Any] = []
+    b = bench(seen.append)
+    b.run()
+    b.commit_now()
+    assert [message.body for message in seen] == [None, b"", None, b"", None]
+    assert b.committed() == 5
+
+
+def test_a_commit_never_passes_a_message_in_work(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 4)
+    b = bench(nothing)
+    b.turn(3)
+    assert len(b.pool.tasks) == 4
+    first = b.pool.tasks.popleft()
+    b.pool.work_all()
+    b.commit_now()
+    assert b.committed() == 0
+    b.pool.submit(first)
+    b.pool.work_all()
+    b.commit_now()
+    assert b.committed() == 4
+
+
+def test_nothing_is_committed_twice_and_nothing_backwards(kafka: InMemoryKafka, bench: Make) -> None:
+    b = bench(nothing)
+    for _ in range(4):
+        fill(kafka, 3)
+        b.run()
+        b.commit_now()
+        b.commit_now()
+    positions = [commit.next_offset for commit in kafka.commits("g") if commit.topic == "orders"]
+    assert positions == [0, 3, 6, 9, 12]
+
+
+def test_a_refused_commit_is_made_again_with_the_next(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 3)
+    b = bench(nothing)
+    b.run()
+    kafka.fail_commits(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+    b.commit_now()
+    assert b.committed() == 0
+    assert b.loop.commits.failing_since_ms is not None
+    b.commit_now()
+    assert b.committed() == 3
+    b.turn()
+    assert b.loop.commits.failing_since_ms is None
+
+
+def test_holes_in_the_log_do_not_hold_the_commit(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 1)
+    kafka.skip_offsets("orders", count=7)
+    fill(kafka, 1)
+    b = bench(nothing)
+    b.run()
+    b.commit_now()
+    assert b.committed() == 9
+
+
+# --- failures -----------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_finished_only_when_its_retry_is_stored(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 2)
+
+    def handle(message: Any) -> None:
+        if message.properties["n"] == "0":
+            raise OSError("no")
+
+    b = bench(handle)
+    kafka.hold_reports("SCHEDULE_TOPIC_XXXX")
+    b.run()
+    b.commit_now()
+    assert len(b.retries()) == 1
+    assert b.committed() == 0
+    kafka.release()
+    b.turn(2)
+    b.commit_now()
+    assert b.committed() == 2
+    assert header(b.retries()[0], "RECONSUME_TIMES") == "1"
+    assert header(b.retries()[0], "FAIL_CLASS") == "OSError"
+
+
+def test_a_retry_that_cannot_be_stored_is_made_again_after_a_pause_and_counts_as_no_attempt(
+    kafka: InMemoryKafka, bench: Make
+) -> None:
+    fill(kafka, 1)
+
+    def handle(message: Any) -> None:
+        raise OSError(message)
+
+    b = bench(handle)
+    kafka.fail_produce(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), topic="SCHEDULE_TOPIC_XXXX", count=2)
+    b.run()
+    assert b.send_back.counts.not_stored == 1
+    assert (b.committed(), len(b.retries())) == (0, 0)
+    b.clock.advance(4_000)
+    b.turn(2)
+    assert b.send_back.counts.not_stored == 1
+    for _ in range(2):
+        b.clock.advance(5_000)
+        b.turn(3)
+    assert b.send_back.counts.not_stored == 2
+    assert header(b.retries()[0], "RECONSUME_TIMES") == "1"
+    b.commit_now()
+    assert b.committed() == 1
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_message_too_large_for_its_next_hop_becomes_a_dead_letter_by_reference(
+    kafka: InMemoryKafka, bench: Make, *, synchronous: bool
+) -> None:
+    kafka.append("orders", b"x" * 100, headers=[("a", b"b")])
+
+    def handle(message: Any) -> None:
+        raise OSError(message)
+
+    kafka.fail_produce(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), topic="SCHEDULE_TOPIC_XXXX", synchronous=synchronous)
+    b = bench(handle)
+    b.run()
+    (dead,) = b.dead()
+    assert dead.value() is None
+    assert (header(dead, "FAIL_TEXT") or "").startswith("[by reference: sha256=")
+    assert header(dead, "ORIGIN_MESSAGE_ID") == "orders/0/0"
+    assert b.send_back.counts.dead_by_reference == 1
+    b.commit_now()
+    assert b.committed() == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "partition"),
+    [
+        (RetryLater(level=1), 0),
+        (RetryLater(level=99), 4),
+        (RetryLater("2s"), 1),
+        (RetryLater(), 2),
+        (SystemExit(3), 2),
+        (KeyboardInterrupt(), 2),
+    ],
+    ids=repr,
+)
+def test_where_a_failed_message_waits(kafka: InMemoryKafka, bench: Make, asked: BaseException, partition: int) -> None:
+    fill(kafka, 1)
+
+    def handle(message: Any) -> None:
+        del message
+        raise asked
+
+    b = bench(handle)
+    b.run()
+    (retry,) = b.retries()
+    assert retry.partition() == partition
+    assert b.loop.error is None
+
+
+def test_a_listener_gives_a_message_up(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 2)
+
+    def handle(message: Any, context: Any) -> None:
+        if message.properties["n"] == "0":
+            raise DeadLetter("hopeless")
+        context.delay_level_when_next_consume = -1
+        raise OSError("worse")
+
+    b = bench(handle)
+    b.run()
+    assert [header(dead, "FAIL_TEXT") for dead in b.dead()] == ["hopeless", "worse"]
+    assert b.retries() == []
+
+
+@pytest.mark.parametrize(("limit", "is_dead"), [(-1, False), (-2, True), (0, True), (1, False)])
+def test_the_limit_of_the_group(kafka: InMemoryKafka, bench: Make, limit: int, *, is_dead: bool) -> None:
+    fill(kafka, 1)
+
+    def handle(message: Any) -> None:
+        raise OSError(message)
+
+    b = bench(handle, limit=limit)
+    b.run()
+    assert (len(b.dead()), len(b.retries())) == ((1, 0) if is_dead else (0, 1))
+
+
+@pytest.mark.parametrize("answer", [OSError("a policy that raises"), "nonsense"])
+def test_a_retry_policy_that_is_broken_does_not_end_the_consumer(
+    kafka: InMemoryKafka, bench: Make, answer: Any
+) -> None:
+    fill(kafka, 1)
+
+    class Broken:
+        def next_hop(self, reconsume_times: int, unit: float) -> Any:
+            del reconsume_times, unit
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    def handle(message: Any) -> None:
+        raise OSError(message)
+
+    b = bench(handle, policy=Broken())
+    b.run()
+    assert [retry.partition() for retry in b.retries()] == [2]
+
+
+def retried(kafka: InMemoryKafka, *, topic: str | None = "orders", times: bytes = b"1") -> None:
+    headers = [("UNIQ_KEY", b"id"), ("RECONSUME_TIMES", times), ("CONSUMER_GROUP", b"g")]
+    if topic is not None:
+        headers.append(("RETRY_TOPIC", topic.encode()))
+    kafka.append("rmq.retry.g", b"body", headers=headers)
+
+
+def test_a_retried_message_shows_its_first_topic_and_count(kafka: InMemoryKafka, bench: Make) -> None:
+    retried(kafka, times=b"4")
+    seen: list[Any] = []
+    b = bench(lambda message: seen.append((message.topic, message.reconsume_times)))
+    b.run()
+    assert seen == [("orders", 4)]
+
+
+def test_a_retried_message_whose_topic_has_no_listener_any_more_is_dead(kafka: InMemoryKafka, bench: Make) -> None:
+    retried(kafka, topic="bills")
+    b = bench(nothing)
+    b.run()
+    assert [header(dead, "FAIL_CLASS") for dead in b.dead()] == ["NoListener"]
+
+
+def test_a_malformed_retry_is_parked_and_its_queue_goes_on(kafka: InMemoryKafka, bench: Make) -> None:
+    retried(kafka, times=b"many")
+    retried(kafka)
+    seen: list[Any] = []
+    b = bench(seen.append)
+    b.run()
+    assert len(seen) == 1
+    assert len(kafka.records("rmq.parked")) == 1
+    b.commit_now()
+    assert b.committed("rmq.retry.g") == 2
+
+
+def test_a_listener_of_batches_gets_retried_messages_as_lists_too(kafka: InMemoryKafka, bench: Make) -> None:
+    retried(kafka)
+    fill(kafka, 3)
+    seen: list[Any] = []
+    b = bench(lambda messages: seen.append([message.topic for message in messages]), batch_count=2)
+    b.run()
+    assert sorted(map(tuple, seen)) == [("orders",), ("orders",), ("orders", "orders")]
+
+
+def test_a_producer_that_is_broken_for_good_is_replaced(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 1)
+
+    def handle(message: Any) -> None:
+        raise OSError(message)
+
+    b = bench(handle)
+    kafka.fail_produce(KafkaError(KafkaError._FATAL, fatal=True), topic="SCHEDULE_TOPIC_XXXX")
+    b.run()
+    assert len(b.producers) == 2
+    b.clock.advance(5_000)
+    b.turn(3)
+    assert len(b.retries()) == 1
+
+
+# --- time-outs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_lasts_too_long_is_sent_back_at_level_3_once(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 2)
+    b = bench(nothing, loop_settings={"consume_timeout_ms": 10_000})
+    b.turn(3)
+    stuck = b.pool.tasks.popleft()
+    stuck.in_work = (stuck.todo.popleft(),)
+    for _ in range(14):
+        b.clock.advance(1_000)
+        b.turn()
+    (retry,) = b.retries()
+    assert (retry.partition(), header(retry, "FAIL_CLASS")) == (2, "ConsumeTimeout")
+    assert b.committed() == 0
+    b.pool.work_all()
+    b.commit_now()
+    assert b.committed() == 2  # the message counts as sent back; its listener is still in it
+    b.pool.submit(stuck)  # and at last it fails, which changes nothing
+    stuck.todo.clear()
+    b.pool.work_all()
+    b.turn(2)
+    assert len(b.retries()) == 1
+
+
+# --- flow ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_holds_too_much_is_paused_and_goes_on_at_half(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 400)
+    b = bench(nothing, limits=FlowLimits(count=50))
+    b.turn(60)
+    (queue,) = [queue for queue in b.loop.queues if queue.topic == "orders"]
+    held = queue.msg_count
+    assert queue.paused
+    b.turn(20)
+    assert queue.msg_count == held
+    while queue.msg_count > 26:
+        b.pool.work()
+        b.turn()
+        assert queue.paused
+    b.pool.work(2)
+    b.turn()
+    assert not queue.paused
+    b.run(turns=100)
+    b.commit_now()
+    assert b.committed() == 400
+
+
+def test_one_stuck_message_holds_the_commit_and_no_more_than_the_span(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 3_000)
+    b = bench(nothing, limits=FlowLimits(span=200))
+    b.turn(2)
+    stuck = b.pool.tasks.popleft()
+    for _ in range(300):
+        b.pool.work_all()
+        b.turn()
+    (queue,) = [queue for queue in b.loop.queues if queue.topic == "orders"]
+    assert queue.paused
+    assert queue.msg_count == 1
+    assert 200 < queue.span <= 1_200
+    b.commit_now()
+    assert b.committed() == 0
+    b.pool.submit(stuck)
+    for _ in range(300):
+        b.pool.work_all()
+        b.turn()
+    b.commit_now()
+    assert b.committed() == 3_000
+
+
+def test_a_queue_paused_for_the_sake_of_others_goes_on_though_it_holds_nothing(
+    kafka: InMemoryKafka, bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketshim.consumer.poll_loop._MAX_IN_FLIGHT", 40)
+    kafka.create_topic("bills")
+    fill(kafka, 100)
+    b = bench(nothing, topics=("orders", "bills"))
+    b.turn(20)
+    (idle,) = [queue for queue in b.loop.queues if queue.topic == "bills"]
+    assert idle.paused
+    b.run(turns=20)
+    assert not idle.paused
+    fill(kafka, 5, topic="bills")
+    b.run()
+    b.commit_now()
+    assert b.committed("bills") == 5
+
+
+def test_limits_of_the_topic_are_shared_out_among_the_queues_held(kafka: InMemoryKafka, bench: Make) -> None:
+    kafka.create_topic("bills", 3)
+    b = bench(nothing, topics=("orders", "bills"), loop_settings={"topic_count": 100})
+    b.turn(5)
+    assert len(b.loop.queues) == 5  # the retry topic's queue is one of them, as in RocketMQ
+    assert b.loop._limits.count == 20
+
+
+def test_suspended_it_reads_nothing_and_commits_what_is_done(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 3)
+    seen: list[Any] = []
+    b = bench(seen.append)
+    b.run()
+    asked = b.loop.ask(b.loop.suspend)
+    b.turn(2)
+    assert asked.result(0) is None
+    assert b.committed() == 3
+    fill(kafka, 2)
+    b.run()
+    assert len(seen) == 3
+    b.loop.ask(b.loop.resume_reading)
+    b.run()
+    assert len(seen) == 5
+
+
+# --- assignment ---------------------------------------------------------------------------------------------------
+
+
+def test_a_partition_that_comes_back_is_read_though_it_was_paused(kafka: InMemoryKafka, bench: Make) -> None:
+    kafka.create_topic("bills", 2)
+    fill(kafka, 100, topic="bills", partition=0)
+    fill(kafka, 100, topic="bills", partition=1)
+    b = bench(nothing, topics=("bills",), limits=FlowLimits(count=10))
+    b.turn(40)
+    assert any(queue.paused for queue in b.loop.queues)
+    rival = kafka.consumer(
+        {"group.id": "g", "partition.assignment.strategy": "cooperative-sticky", "enable.auto.commit": False}
+    )
+    rival.subscribe(["bills"])
+    for _ in range(10):
+        rival.poll(0)
+        b.run(1)
+    assert rival.assignment()
+    rival.close()
+    b.run(80)
+    b.commit_now()
+    assert [b.committed("bills", number) for number in (0, 1)] == [100, 100]
+
+
+def test_a_result_of_a_former_assignment_changes_nothing(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 3)
+
+    def handle(message: Any) -> None:
+        raise OSError(message)
+
+    b = bench(handle)
+    b.turn(3)
+    old = list(b.pool.tasks)
+    begun = old[0]
+    message = begun.todo.popleft()
+    begun.in_work = (message,)
+    kafka.evict(b.consumer)
+    b.turn(5)
+    assert all(not chunk.todo for chunk in old)  # nothing of it is begun any more
+    b.pool.work(len(old))
+    b.turn(2)
+    assert b.retries() == []
+    b.run()
+    assert len(b.retries()) == 3
+    b.commit_now()
+    assert b.committed() == 3
+
+
+def test_at_revocation_what_is_in_work_may_end_and_is_committed(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 3)
+    b = bench(nothing)
+    b.turn(3)
+    begun = b.pool.tasks[0]
+    begun.in_work = (begun.todo.popleft(),)  # the second and third chunk are not begun: they are taken back
+    waits: list[int] = []
+
+    def finish() -> None:
+        waits.append(1)
+        if len(waits) == 3:
+            b.pool.work_all()
+
+    b.pool.on_wait = finish
+    b.loop._on_revoke(b.consumer, [TopicPartition("orders", 0)])
+    assert begun.reported
+    assert b.committed() == 1
+    assert [queue.topic for queue in b.loop.queues] == ["rmq.retry.g"]
+
+
+def test_a_revocation_waits_no_longer_than_it_may(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 1)
+    b = bench(nothing)
+    b.turn(3)
+    begun = b.pool.tasks[0]
+    begun.in_work = (begun.todo.popleft(),)
+    before_ms = b.clock.monotonic_ns() // 1_000_000
+    b.loop._on_revoke(b.consumer, [TopicPartition("orders", 0)])
+    assert 3_000 <= b.clock.monotonic_ns() // 1_000_000 - before_ms < 3_100
+    assert b.committed() == 0
+
+
+def test_a_start_that_cannot_be_found_out_is_looked_for_again(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 3)
+    seen: list[Any] = []
+    b = bench(seen.append)
+    b.run()
+    b.commit_now()
+    real = b.starts.resolve
+    failed: list[int] = []
+
+    def resolve(consumer: Any, partitions: Any) -> Any:
+        if not failed:
+            failed.append(1)
+            kafka.stop_broker()
+            try:
+                return real(consumer, partitions)
+            finally:
+                kafka.start_broker()
+        return real(consumer, partitions)
+
+    b.starts.resolve = resolve
+    kafka.evict(b.consumer)
+    b.turn(5)
+    assert failed
+    fill(kafka, 2)
+    b.run()
+    assert len(seen) == 3  # nothing is handed out whose start is not known
+    b.clock.advance(1_000)
+    b.run()
+    assert len(seen) == 5
+    b.commit_now()
+    assert b.committed() == 5
+
+
+def test_a_log_that_was_made_anew_is_read_from_where_it_goes_on(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 5)
+    seen: list[Any] = []
+    b = bench(seen.append)
+    b.run()
+    b.commit_now()
+    kafka.delete_topic("orders")
+    kafka.create_topic("orders")
+    fill(kafka, 2)
+    b.consumer.seek(TopicPartition("orders", 0, 0))
+    b.run()
+    assert len(seen) == 7
+    b.commit_now()
+    assert b.committed() == 2
+
+
+@pytest.mark.parametrize(
+    ("where", "bodies"),
+    [
+        (ConsumeFromWhere.FIRST_OFFSET, [b"1", b"2", b"3", b"4"]),
+        (ConsumeFromWhere.TIMESTAMP, [b"2", b"3", b"4"]),
+        (ConsumeFromWhere.LAST_OFFSET, [b"4"]),
+    ],
+)
+def test_where_a_new_group_begins(
+    kafka: InMemoryKafka, bench: Make, where: ConsumeFromWhere, bodies: list[bytes]
+) -> None:
+    for number in (1, 2, 3):
+        kafka.append("orders", str(number).encode(), timestamp_ms=number * 1_000)
+    seen: list[Any] = []
+    b = bench(lambda message: seen.append(message.body), where=where, timestamp_ms=1_500)
+    kafka.append("orders", b"4")
+    b.run()
+    assert seen == bodies
+
+
+def test_the_start_is_committed_before_the_first_message_is_handed_out(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 7)
+    b = bench(nothing, where=ConsumeFromWhere.LAST_OFFSET)
+    assert b.committed() == 7
+    kafka.kill(b.consumer)
+    fill(kafka, 2)
+    kafka.clock.advance(60_000)
+    seen: list[Any] = []
+    second = bench(seen.append, where=ConsumeFromWhere.LAST_OFFSET)
+    second.run()
+    assert len(seen) == 2
+
+
+def test_partitions_that_came_later_are_read_from_their_start(kafka: InMemoryKafka, bench: Make) -> None:
+    first = bench(nothing, where=ConsumeFromWhere.LAST_OFFSET)
+    first.run()
+    first.loop.stop(0)
+    first.loop.close()
+    kafka.add_partitions("orders", 2)
+    fill(kafka, 3, partition=1)
+    seen: list[Any] = []
+    second = bench(seen.append, where=ConsumeFromWhere.LAST_OFFSET)
+    second.run()
+    assert len(seen) == 3
+
+
+def test_another_subscription_in_the_group_is_found_and_said(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    first = bench(nothing, digest="paid || created")
+    first.run()
+    first.loop.stop(0)
+    first.loop.close()
+    second = bench(nothing, digest="paid")
+    assert second.starts.conflicts == {"orders": "orders=paid || created"}
+    (said,) = [record for record in caplog.records if record.message == "consumer.subscriptions-differ"]
+    assert (said.mine, said.theirs) == ("orders=paid", "orders=paid || created")
+
+
+# --- errors and ends ----------------------------------------------------------------------------------------------
+
+
+def test_a_denied_topic_ends_the_consumer_with_a_typed_error(kafka: InMemoryKafka, bench: Make) -> None:
+    b = bench(nothing)
+    kafka.raise_in_poll(b.consumer, KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    with pytest.raises(ConsumerError):
+        b.turn(3)
+    assert isinstance(b.loop.error, NotAuthorizedError)
+
+
+def test_a_topic_that_is_missing_for_a_moment_is_waited_for(kafka: InMemoryKafka, bench: Make) -> None:
+    b = bench(nothing)
+    kafka.delete_topic("orders")
+    b.turn(3)
+    kafka.create_topic("orders")
+    b.clock.advance(31_000)
+    b.turn(3)
+    assert b.loop.error is None
+
+
+def test_a_topic_that_stays_missing_ends_the_consumer(bench: Make) -> None:
+    b = bench(nothing)
+    b.loop._doubted["gone"] = 0
+    with pytest.raises(ConsumerError, match="gone"):
+        b.turn(2)
+    assert isinstance(b.loop.error, TopicMissingError)
+
+
+def test_closing_lets_begun_calls_end_commits_and_leaves(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 3)
+    b = bench(nothing)
+    b.turn(3)
+    b.pool.work(2)
+    b.loop.stop(5_000)
+    b.loop.close()
+    assert b.committed() == 2  # the third was not begun
+    assert kafka.members("g") == []
+    assert b.pool.stopped
+    b.loop.close()  # safe twice
+
+
+def test_closing_gives_up_a_call_that_never_ends_at_the_deadline(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 2)
+    b = bench(nothing)
+    b.turn(3)
+    stuck = b.pool.tasks[0]
+    stuck.in_work = (stuck.todo.popleft(),)
+    began_ms = b.clock.monotonic_ns() // 1_000_000
+    b.loop.stop(2_000)
+    b.loop.close()
+    assert 2_000 <= b.clock.monotonic_ns() // 1_000_000 - began_ms < 2_100
+    assert b.committed() == 0
+    assert kafka.members("g") == []
+
+
+def test_closing_with_the_broker_away_ends_in_time(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 2)
+    b = bench(nothing)
+    b.turn(3)
+    b.pool.work_all()
+    kafka.stop_broker()
+    b.loop.stop(1_000)
+    b.loop.close()
+    assert b.loop.error is None
+
+
+def test_after_an_error_what_is_done_is_committed_all_the_same(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 2)
+    b = bench(nothing)
+    b.turn(3)
+    b.pool.work_all()
+    b.turn()
+    b.loop.error = ConsumerError("something")
+    b.loop.close()
+    assert b.committed() == 2
+
+
+def test_whoever_asks_a_closed_loop_is_told(bench: Make) -> None:
+    b = bench(nothing)
+    b.loop.stop(0)
+    asked = b.loop.ask(b.loop.suspend)
+    b.loop.close()
+    with pytest.raises(ConsumerError, match="not open"):
+        asked.result(0)
+
+
+def test_a_slow_message_gives_its_neighbours_back(kafka: InMemoryKafka, bench: Make) -> None:
+    b = bench(nothing)
+    fill(kafka, 40)
+    b.run(10)  # 32 fast chunks and more: from now on chunks are large
+    fill(kafka, 64)
+    b.turn(6)
+    large = max(b.pool.tasks, key=lambda chunk: len(chunk.messages))
+    assert len(large.messages) > 10
+    b.pool.tasks.remove(large)
+    large.in_work = (large.todo.popleft(),)
+    left = len(large.todo)
+    for _ in range(3):
+        b.clock.advance(11)
+        b.turn()
+    assert not large.todo
+    assert len([chunk for chunk in b.pool.tasks if len(chunk.messages) == 1]) >= left
+    b.run(5)
+    b.commit_now()
+    assert b.committed() == 40

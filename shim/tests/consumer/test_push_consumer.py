@@ -1,0 +1,204 @@
+"""The facade: what it refuses, how it starts and stops. The Kafka is the in-memory one on real time, waited for."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from rocketshim.clients import Clients
+from rocketshim.clock import SystemClock
+from rocketshim.consumer.push_consumer import PushConsumer
+from rocketshim.core.consume_concurrently import ConsumeStatus
+from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.errors import ConfigError, ConsumerError
+from rocketshim.settings import PushConsumerSettings
+from rocketshim.testing import InMemoryKafka
+from rocketshim_topics import DelayLevels, TopicNames
+
+GUARD_S = 20.0
+
+
+@pytest.fixture
+def live() -> InMemoryKafka:
+    kafka = InMemoryKafka(SystemClock())
+    names = TopicNames()
+    kafka.create_topic("orders")
+    kafka.create_topic(names.schedule, DelayLevels.STRIDE, config={"message.timestamp.type": "LogAppendTime"})
+    kafka.create_topic(names.retry("g"))
+    kafka.create_topic(names.dead_letter("g"))
+    return kafka
+
+
+def consumer_of(kafka: InMemoryKafka, **values: Any) -> PushConsumer:
+    return PushConsumer(
+        "memory:1",
+        group="g",
+        clients=Clients(kafka.consumer, kafka.producer),
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        **values,
+    )
+
+
+def test_it_is_set_up_by_settings_or_by_arguments_not_both() -> None:
+    settings = PushConsumerSettings.make(bootstrap="b:1", group="g")
+    assert PushConsumer(settings=settings).settings is settings
+    with pytest.raises(ConfigError, match="not both"):
+        PushConsumer("b:1", settings=settings)
+
+
+def test_a_setting_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match="consume_threads"):
+        PushConsumer("b:1", group="g", consume_threads=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("topic", ["orders", "%RETRY%g", "SCHEDULE_TOPIC_XXXX", "pay.rmq.dlq.x", "no topic"])
+def test_a_topic_that_takes_no_listener_is_refused(live: InMemoryKafka, topic: str) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", print)
+    with pytest.raises(ConfigError):
+        consumer.register_message_listener(topic, print)
+
+
+def test_a_function_that_cannot_be_called_with_a_message_is_refused(live: InMemoryKafka) -> None:
+    with pytest.raises(ConfigError, match="takes neither"):
+        consumer_of(live).register_message_listener("orders", lambda: None)
+
+
+def test_without_a_listener_it_does_not_start(live: InMemoryKafka) -> None:
+    with pytest.raises(ConfigError, match="listener"):
+        consumer_of(live).start()
+
+
+def test_client_settings_that_kafka_refuses_are_an_error_of_start_and_start_may_be_called_again(
+    live: InMemoryKafka,
+) -> None:
+    tries: list[int] = []
+
+    def factory(config: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("no such setting")
+        return live.consumer(config)
+
+    consumer = PushConsumer("memory:1", group="g", clients=Clients(factory, live.producer))
+    consumer.register_message_listener("orders", print)
+    with pytest.raises(ConfigError, match="no such setting"):
+        consumer.start()
+    consumer.start()
+    assert consumer.wait_assigned(GUARD_S)
+    consumer.stop()
+
+
+def test_it_starts_once_and_stops_twice_and_is_not_started_again(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", print)
+    consumer.stop()  # before start: nothing
+    consumer.start()
+    consumer.start()
+    assert consumer.wait_assigned(GUARD_S)
+    assert len(live.members("g")) == 1
+    consumer.stop()
+    consumer.stop()
+    assert live.members("g") == []
+    with pytest.raises(ConsumerError, match="runs once"):
+        consumer.start()
+
+
+def test_what_is_handled_is_committed_when_stop_returns(live: InMemoryKafka) -> None:
+    seen: list[bytes | None] = []
+    done = threading.Event()
+    consumer = consumer_of(live)
+
+    @consumer.listener("orders")
+    def handle(message: Any, context: Any) -> ConsumeStatus:
+        assert context.group == "g"
+        seen.append(message.body)
+        if len(seen) == 10:
+            done.set()
+        return ConsumeStatus.CONSUME_SUCCESS
+
+    for _ in range(10):
+        live.append("orders", b"")
+    with consumer:
+        assert done.wait(GUARD_S)
+    assert seen == [b""] * 10
+    assert live.committed("g")["orders", 0] == 10
+
+
+def test_a_listener_may_stop_its_consumer(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", lambda message: consumer.stop() if message.body == b"" else None)
+    live.append("orders", b"")
+    consumer.run()
+    assert live.committed("g")["orders", 0] == 1
+
+
+def test_a_listener_that_never_returns_does_not_keep_stop_past_its_time(live: InMemoryKafka) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def handle(message: Any) -> None:
+        del message
+        begun.set()
+        over.wait(GUARD_S)
+
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", handle)
+    live.append("orders", None)
+    consumer.start()
+    assert begun.wait(GUARD_S)
+    consumer.stop(timeout_s=0.2)
+    assert live.members("g") == []
+    assert live.committed("g")["orders", 0] == 0
+    over.set()
+
+
+def test_the_number_of_listener_threads_changes_while_it_runs(live: InMemoryKafka) -> None:
+    together = 5
+    barrier = threading.Barrier(together + 1)
+    consumer = consumer_of(live, consume_thread_min=1)
+
+    @consumer.listener("orders")
+    def meet(message: Any) -> None:
+        del message
+        barrier.wait(GUARD_S)
+
+    consumer.start()
+    with pytest.raises(ConfigError):
+        consumer.update_core_pool_size(0)
+    consumer.update_core_pool_size(together)
+    for _ in range(together):
+        live.append("orders", b"x")
+    barrier.wait(GUARD_S)  # all five are in their listener at the same time
+    consumer.update_core_pool_size(1)
+    consumer.stop()
+    with pytest.raises(ConsumerError, match="not running"):
+        consumer.update_core_pool_size(2)
+
+
+def test_suspend_and_resume_belong_to_a_running_consumer(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+    with pytest.raises(ConsumerError, match="not running"):
+        consumer.suspend()
+    consumer.register_message_listener("orders", print)
+    with consumer:
+        consumer.suspend()
+        consumer.suspend()
+        consumer.resume()
+
+
+def test_kip_848_gets_no_assignor_of_the_client(live: InMemoryKafka) -> None:
+    configs: list[dict[str, Any]] = []
+
+    def factory(config: Any) -> Any:
+        configs.append(dict(config))
+        known = {key: value for key, value in config.items() if key != "group.protocol"}
+        return live.consumer({**known, "partition.assignment.strategy": "cooperative-sticky"})
+
+    for protocol in ("consumer", "classic"):
+        consumer = PushConsumer(
+            "memory:1", group="g", clients=Clients(factory, live.producer), client={"group.protocol": protocol}
+        )
+        consumer.register_message_listener("orders", print)
+        with consumer:
+            pass
+    assert ["partition.assignment.strategy" in config for config in configs] == [False, True]

@@ -1,0 +1,55 @@
+"""Settings refuse what they do not know, and the names an editor offers are the names there are."""
+
+from typing import get_type_hints
+
+import pytest
+
+from rocketshim.errors import ConfigError
+from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
+
+
+def test_the_options_of_a_push_consumer_are_its_settings() -> None:
+    fields = PushConsumerSettings.model_fields
+    options = get_type_hints(PushConsumerOptions)
+    assert set(options) == set(fields) - {"bootstrap", "group"}
+    for name, kind in options.items():
+        if name != "delay_levels":  # text is taken too
+            assert fields[name].annotation == kind, name
+
+
+def test_each_setting_of_a_push_consumer_is_described() -> None:
+    documented = (PushConsumerSettings.__doc__ or "") + (PushConsumerSettings.__mro__[1].__doc__ or "")
+    assert [name for name in PushConsumerSettings.model_fields if f"        {name}: " not in documented] == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"consume_threads": 3},
+        {"consume_thread_min": 0},
+        {"consume_thread_min": 30, "consume_thread_max": 20},
+        {"consume_message_batch_max_size": 1_025},
+        {"pull_threshold_for_queue": 0},
+        {"pull_threshold_for_topic": 0},
+        {"consume_concurrently_max_span": 65_536},
+        {"group": "DEFAULT_CONSUMER"},
+        {"group": ""},
+        {"bootstrap": ""},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        PushConsumerSettings.make(**{"bootstrap": "localhost:9092", "group": "g", **values})
+
+
+def test_defaults_are_those_of_rocketmq() -> None:
+    settings = PushConsumerSettings.make(bootstrap="localhost:9092", group="g")
+    assert settings.consume_thread_min == 20
+    assert settings.consume_message_batch_max_size == 1
+    assert settings.max_reconsume_times == -1
+    assert settings.consume_timeout_ms == 900_000
+    assert settings.consume_concurrently_max_span == 2_000
+    assert settings.pull_threshold_for_queue == 1_000
+    assert settings.pull_threshold_size_for_queue_bytes == 100 * 1_048_576
+    assert settings.persist_consumer_offset_interval_ms == 5_000
