@@ -25,7 +25,7 @@ The loop around it: offer what was fetched (not the probes), take what is due, s
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -114,7 +114,8 @@ class LevelQueue(Generic[RecordT]):
     """
 
     __slots__ = (
-        "_batches", "_bytes", "_clock", "_count", "_last_offset", "_retry", "_tracker", "delay_ms", "epoch", "limits",
+        "_batches", "_bytes", "_clock", "_count", "_last_offset", "_next_ns", "_retry", "_stale", "_tracker",
+        "delay_ms", "epoch", "limits",
     )  # fmt: skip
 
     def __init__(self, delay_ms: int, limits: QueueLimits | None = None, epoch: int = 0) -> None:
@@ -130,6 +131,8 @@ class LevelQueue(Generic[RecordT]):
         self._count = 0
         self._bytes = 0
         self._last_offset = -1
+        self._next_ns: int | None = None  # what `next_ns` says, unless it is stale
+        self._stale = False
 
     def offer(self, records: Sequence[RecordT], seen_ns: int) -> None:
         """Take fetched records, in order.
@@ -156,6 +159,7 @@ class LevelQueue(Generic[RecordT]):
         self._clock.saw(last, records[-1].timestamp()[1], seen_ns)
         self._count += len(records)
         self._bytes += size
+        self._stale = True
 
     def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
         """The delivery report of a record that we wrote into this partition (a probe, a hop) is in.
@@ -166,6 +170,7 @@ class LevelQueue(Generic[RecordT]):
             seen_ns: monotonic instant at which the report was seen, in ns.
         """
         self._clock.probed(offset, append_ms, seen_ns)
+        self._stale = True
 
     def take(self, now_ns: int, limit: int = 5_000) -> Due[RecordT] | None:
         """Take what has waited long enough; it is in flight from here on.
@@ -180,57 +185,35 @@ class LevelQueue(Generic[RecordT]):
         Raises:
             ValueError: limit below 1; nothing changed.
         """
-        return self._leave(now_ns, limit, lambda offset: self._clock.now_ns(offset, now_ns))
+        if limit < 1:
+            raise ValueError(f"limit={limit}: at least one record can leave")
+        if self._nothing_to_do(now_ns):
+            return None
+        self._stale = True
+        if self._retry:
+            return self._retry.pop(0)
+        return self._leave(now_ns, limit)
 
     def next_ns(self) -> int | None:
         """The monotonic instant from which on there is something to do, in ns; None while nothing waits.
 
         From then on, and not before, `take` gives something or `asks_for_probe`. It may lie in the past.
         """
-        if self._retry:
-            return 0
-        if not self._batches:
-            return None
-        due_ns = self._head_due_ns()
-        probe_ns = self._clock.probe_instant_ns(self._head_due_clock_ns())
-        return min(due_ns, self._batches[0].seen_ns if probe_ns is None else probe_ns)
+        if self._stale:
+            self._stale = False
+            self._next_ns = self._find_next_ns()
+        return self._next_ns
 
     def asks_for_probe(self, now_ns: int) -> bool:
         """Whether a probe, sent into this partition now, is worth its while; says so once a second until `probed`."""
-        if self._retry or not self._batches or self._head_due_ns() <= now_ns:
+        if self._nothing_to_do(now_ns) or self._retry or self._head_due_ns() <= now_ns:
             return False
         probe_ns = self._clock.probe_instant_ns(self._head_due_clock_ns())
         if probe_ns is not None and probe_ns > now_ns:
             return False
         self._clock.asked(now_ns)
+        self._stale = True
         return True
-
-    def due(self, clock_ms: int | None, now_ns: int, limit: int = 5_000) -> Due[RecordT] | None:
-        """As `take`, by a bound of the leader's clock that the caller knows.
-
-        Args:
-            clock_ms: lower bound of the leader's clock in epoch ms; None while it is unknown: nothing is due.
-            now_ns: the monotonic clock, in ns.
-            limit: at most so many records, 1 or more.
-
-        Raises:
-            ValueError: limit below 1; nothing changed.
-        """
-        if clock_ms is None:
-            return None
-        return self._leave(now_ns, limit, lambda _: clock_ms * _NS)
-
-    def wait_ns(self, clock_ms: int | None, now_ns: int) -> int | None:
-        """How long until `due` gives something, in ns; 0 when it does; None while it will not."""
-        if clock_ms is None:
-            return None
-        if self._retry:
-            return 0
-        if not self._batches:
-            return None
-        by_clock = self._head_due_clock_ns() - clock_ms * _NS
-        by_sight = self._batches[0].seen_ns + self._patience_ns - now_ns
-        return max(0, min(by_clock, by_sight))
 
     def confirmed(self, run: Run) -> None:
         """Every hop of a run is stored.
@@ -252,6 +235,7 @@ class LevelQueue(Generic[RecordT]):
         if not due.records or due.run.unfinished == 0:
             raise ValueError("only records that left and were not confirmed can fail")
         insort(self._retry, due, key=_first_offset)
+        self._stale = True
 
     @property
     def head(self) -> RecordT | None:
@@ -291,19 +275,15 @@ class LevelQueue(Generic[RecordT]):
         share = self.limits.hungry_share
         return self._count <= self.limits.full_count * share and self._bytes <= self.limits.full_bytes * share
 
-    def _leave(self, now_ns: int, limit: int, clock_for: Callable[[int], int | None]) -> Due[RecordT] | None:
-        if limit < 1:
-            raise ValueError(f"limit={limit}: at least one record can leave")
-        if self._retry:
-            return self._retry.pop(0)
+    def _leave(self, now_ns: int, limit: int) -> Due[RecordT] | None:
         latest_seen_ns = now_ns - self._patience_ns
         records: list[RecordT] = []
         seen: list[int] = []
         shown_ns = 0
         while self._batches and len(records) < limit:
             batch = self._batches[0]
-            clock_ns = clock_for(batch.last_offset)
-            if clock_ns is None:
+            clock_ns = self._clock.now_ns(batch.last_offset, now_ns)
+            if clock_ns is None:  # never: what was offered is evidence itself
                 break
             old = batch.seen_ns <= latest_seen_ns
             latest_append_ms = clock_ns // _NS - self.delay_ms
@@ -322,6 +302,18 @@ class LevelQueue(Generic[RecordT]):
         self._count -= len(records)
         self._bytes -= sum(map(len, records))
         return Due(records, seen, self._tracker.deliver(records), shown_ns // _NS)
+
+    def _nothing_to_do(self, now_ns: int) -> bool:
+        next_ns = self.next_ns()
+        return next_ns is None or next_ns > now_ns
+
+    def _find_next_ns(self) -> int | None:
+        if self._retry:
+            return 0
+        if not self._batches:
+            return None
+        probe_ns = self._clock.probe_instant_ns(self._head_due_clock_ns())
+        return min(self._head_due_ns(), self._batches[0].seen_ns if probe_ns is None else probe_ns)
 
     def _head_due_clock_ns(self) -> int:
         """When the head is due on the leader's clock."""

@@ -366,39 +366,6 @@ def test_fetching_pauses_and_resumes_without_flapping_and_never_for_good(limits:
     assert queue.hungry
 
 
-# --- by a bound the caller knows --------------------------------------------------------------------------------------
-
-
-def test_by_the_callers_clock_nothing_is_due_while_it_is_unknown_not_even_what_failed() -> None:
-    queue: LevelQueue[Record] = LevelQueue(0)
-    queue.offer(records(0), S)
-    assert queue.due(None, 9 * S) is None
-    assert queue.wait_ns(None, 9 * S) is None
-    due = queue.due(EPOCH_MS, 9 * S)
-    assert due is not None
-    queue.failed(due)
-    assert queue.due(None, 9 * S) is None
-    assert queue.due(EPOCH_MS, 9 * S) is due
-
-
-@given(delay_ms=st.integers(0, 5_000), shown_ms=st.integers(-10_000, 10_000), held_ms=st.integers(0, 10_000))
-def test_by_the_callers_clock_a_record_leaves_after_the_wait_and_not_before(
-    delay_ms: int, shown_ms: int, held_ms: int
-) -> None:
-    queue: LevelQueue[Record] = LevelQueue(delay_ms)
-    queue.offer(records(0), S)
-    now_ns, clock_ms = S + held_ms * MS, EPOCH_MS + shown_ms
-    wait_ns = queue.wait_ns(clock_ms, now_ns)
-    assert wait_ns is not None
-    due = shown_ms >= delay_ms or held_ms * MS >= patience_ns(delay_ms)
-    assert (wait_ns == 0) == due
-    if not due:
-        assert queue.due(clock_ms + (wait_ns - 1) // MS, now_ns + wait_ns - 1) is None
-        clock_ms, now_ns = clock_ms + wait_ns // MS, now_ns + wait_ns
-    assert offsets_of(queue.due(clock_ms, now_ns)) == [0]
-    assert queue.wait_ns(clock_ms, now_ns) is None
-
-
 # --- brokers, a worker, and time --------------------------------------------------------------------------------------
 
 
