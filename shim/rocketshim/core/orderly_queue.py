@@ -1,0 +1,440 @@
+"""One queue consumed in order: what is handed out next, what may be committed.
+
+One listener call at a time per queue. The owner thread takes a *run* of messages and hands it to one listener thread,
+which calls the listener batch by batch and ends at the first answer that stops (`BatchAnswer.stops`); the answers come
+back together and are applied in order, by the rules of `consume_orderly`. What was not reached goes back.
+
+* A message is pending, in the run, being judged (its batch was suspended and dead letters are being stored), open, or
+  finished. The position to commit is the one after the longest finished prefix, never counted from an offset.
+* After 60 s of runs without a pause the queue yields for 10 ms.
+* Counts are kept per offset until the message is finished. They are given at construction (from the release or renewal
+  of the last owner) and read for the next, so that they survive restarts and rebalances.
+* **By key** (`key_of`): a stop holds only the messages with the keys of the failed batch, in *lanes*; others go on.
+  Within a key the order is kept. What lies behind the finished prefix is bounded by the shell's flow control, which
+  asks `msg_count`, `msg_bytes` and `span`. Without `key_of` the whole queue stops.
+
+A queue belongs to one assignment (its *epoch*). After `drop` it says nothing any more.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import islice
+from operator import lt
+from typing import Final, Generic
+
+from rocketshim.core.consume_orderly import (
+    SUSPEND_MAX_MS,
+    SUSPEND_MIN_MS,
+    BatchAnswer,
+    ConsumeOrderlyStatus,
+    DeadLetterOrderly,
+    MessageT,
+    OrderlyAction,
+    OrderlyMessage,
+    OrderlyRun,
+    StatusMisplaced,
+    Suspended,
+)
+
+__all__ = ["CONTINUOUS_RUN_MAX_MS", "OrderlyQueue"]
+
+CONTINUOUS_RUN_MAX_MS: Final = 60_000
+"""A queue that has run for longer yields, in ms. Source: `MAX_TIME_CONSUME_CONTINUOUSLY`."""
+
+_YIELD_MS: Final = 10
+_FOREVER: Final = 2**31 - 1
+
+
+class _Decision(Generic[MessageT]):
+    """A batch that was suspended and whose dead letters are being stored."""
+
+    __slots__ = ("again", "answer", "dead", "waiting")
+
+    def __init__(self, answer: BatchAnswer) -> None:
+        self.answer = answer
+        self.again: list[MessageT] = []
+        self.dead: list[MessageT] = []
+        self.waiting: dict[int, MessageT] = {}
+
+
+class _Lane(Generic[MessageT]):
+    """Messages that wait because one with their key failed."""
+
+    __slots__ = ("messages", "until_ms")
+
+    def __init__(self) -> None:
+        self.messages: deque[MessageT] = deque()
+        self.until_ms = 0
+
+
+class OrderlyQueue(Generic[MessageT]):
+    """Messages of one assignment of one partition, consumed in order.
+
+    Args:
+        epoch: number of the assignment; only carried.
+        max_reconsume_times: failed attempts after which a message is dead-lettered; -1 (default): never; other negative
+            numbers are taken literally, the first failure is the last. Source: `#getMaxReconsumeTimes`.
+        suspend_ms: wait after a stop when the listener names none, in ms. Default 1,000.
+        reconsume_counts: (offset, failed attempts) from the last owner.
+        stored_count: failed attempts that a message itself carries (retry topic); None: none does. Asked at a failure
+            only.
+        message_limit: limit of one message set by its sender, or None; the lower one counts. None: none has one.
+        key_of: what is kept in order among itself; messages with equal keys are. None (default): the whole queue.
+
+    Thread-safety: none; one owner thread. Listener threads get lists.
+
+    Source: `ProcessQueue` (`consumingMsgOrderlyTreeMap`), `ConsumeMessageOrderlyService` of RocketMQ.
+    """
+
+    __slots__ = (
+        "_counts", "_decision", "_finished", "_in_run", "_key_of", "_lanes", "_last_offset", "_message_limit",
+        "_next_offset", "_not_before_ms", "_open", "_open_dead", "_pending", "_run_since_ms", "_stored_count",
+        "_suspend_ms", "_undone", "dropped", "epoch", "max_reconsume_times", "msg_bytes", "msg_count",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        epoch: int = 0,
+        *,
+        max_reconsume_times: int = -1,
+        suspend_ms: int = 1_000,
+        reconsume_counts: Iterable[tuple[int, int]] = (),
+        stored_count: Callable[[MessageT], int] | None = None,
+        message_limit: Callable[[MessageT], int | None] | None = None,
+        key_of: Callable[[MessageT], Hashable] | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self.dropped = False
+        self.max_reconsume_times = max_reconsume_times
+        self.msg_count = 0
+        self.msg_bytes = 0
+        self._suspend_ms = suspend_ms
+        self._stored_count = stored_count
+        self._message_limit = message_limit
+        self._key_of = key_of
+        self._counts = dict(reconsume_counts)
+        self._pending: deque[MessageT] = deque()
+        self._lanes: dict[Hashable, _Lane[MessageT]] = {}
+        self._in_run: list[MessageT] | None = None
+        self._decision: _Decision[MessageT] | None = None
+        self._open: list[MessageT] = []
+        self._open_dead: set[int] = set()  # offsets among the open ones that are dead-lettered
+        self._undone: deque[int] = deque()  # offsets put and not in the finished prefix, in order
+        self._finished: set[int] = set()  # offsets finished behind the prefix
+        self._last_offset = -1
+        self._next_offset: int | None = None
+        self._not_before_ms: int | None = None
+        self._run_since_ms: int | None = None
+
+    # --- messages in and out ------------------------------------------------------------------------------------
+
+    def put(self, messages: Sequence[MessageT]) -> None:
+        """Take fetched messages, in order.
+
+        Raises:
+            ValueError: the queue was dropped, or the offsets do not rise; nothing was taken.
+        """
+        if self.dropped:
+            raise ValueError(f"the queue of epoch {self.epoch} was dropped")
+        offsets = [message.offset() or 0 for message in messages]
+        if not offsets:
+            return
+        if offsets[0] <= self._last_offset or not all(map(lt, offsets, islice(offsets, 1, None))):
+            raise ValueError(f"offsets {offsets} do not rise above {self._last_offset} and one another")
+        if self._last_offset < 0:
+            self._counts = {offset: count for offset, count in self._counts.items() if offset >= offsets[0]}
+        self._last_offset = offsets[-1]
+        self._undone.extend(offsets)
+        self._pending.extend(messages)
+        self.msg_count += len(messages)
+        self.msg_bytes += sum(map(len, messages))
+
+    def take(self, limit: int, now_ms: int) -> OrderlyRun[MessageT] | None:
+        """Messages for one listener thread, in order.
+
+        Args:
+            limit: how many at most, 1 or more.
+            now_ms: monotonic time in ms.
+
+        Returns:
+            The run; it is to be reported. None: a run is out, dead letters are being stored, the queue waits, yields or
+            was dropped, or there is nothing.
+
+        Raises:
+            ValueError: limit below 1; nothing changed.
+        """
+        if limit < 1:
+            raise ValueError(f"limit={limit}: a run holds at least one message")
+        if self.dropped or self.busy or (self._not_before_ms is not None and now_ms < self._not_before_ms):
+            return None
+        self._not_before_ms = None
+        if self._run_since_ms is not None and now_ms - self._run_since_ms > CONTINUOUS_RUN_MAX_MS:
+            self._run_since_ms = None
+            self._not_before_ms = now_ms + _YIELD_MS
+            return None
+        messages = self._from_pending(limit) if self._key_of is None else self._from_lanes(limit, now_ms)
+        if not messages:
+            self._run_since_ms = None
+            return None
+        if self._run_since_ms is None:
+            self._run_since_ms = now_ms
+        self._in_run = messages
+        return OrderlyRun(messages, self._counts)
+
+    def report(self, answers: Sequence[BatchAnswer], now_ms: int) -> list[OrderlyAction[MessageT]]:
+        """A listener thread is through with the run.
+
+        Args:
+            answers: in order; together they cover the run's beginning. What they do not cover was not begun.
+            now_ms: monotonic time in ms.
+
+        Raises:
+            ValueError: no run is out, the answers cover more than the run, an answer covers nothing, or one that stops
+                is not the last; nothing changed.
+        """
+        if self.dropped:
+            return []
+        run = self._in_run
+        if run is None:
+            raise ValueError("no run is out")
+        if any(a.msg_count < 1 for a in answers) or sum(a.msg_count for a in answers) > len(run):
+            raise ValueError(f"answers for {[a.msg_count for a in answers]} messages of a run of {len(run)}")
+        if any(answer.stops for answer in answers[:-1]):
+            raise ValueError("a listener thread ends its run at an answer that stops")
+        self._in_run = None
+        actions: list[OrderlyAction[MessageT]] = []
+        begin = 0
+        for answer in answers:
+            batch = run[begin : begin + answer.msg_count]
+            begin += answer.msg_count
+            if answer.stops:
+                self._give_back(run[begin:])
+                begin = len(run)
+            actions += self._apply(answer, batch, now_ms)
+        self._give_back(run[begin:])
+        return actions
+
+    def dead_lettered(self, offset: int, *, stored: bool, now_ms: int) -> list[OrderlyAction[MessageT]]:
+        """A dead letter of the last batch is stored, or could not be. Ignored for a dropped queue.
+
+        Args:
+            offset: of the message.
+            stored: False counts as one more failure, and the message goes again.
+            now_ms: monotonic time in ms.
+
+        Raises:
+            ValueError: no dead letter of that message is under way; nothing changed.
+        """
+        if self.dropped:
+            return []
+        decision = self._decision
+        if decision is None or offset not in decision.waiting:
+            raise ValueError(f"no dead letter of offset {offset} is under way")
+        message = decision.waiting.pop(offset)
+        if stored:
+            decision.dead.append(message)
+        else:
+            self._counts[offset] = self.reconsume_times(message) + 1
+            decision.again.append(message)
+        return [] if decision.waiting else self._conclude(now_ms)
+
+    def drop(self) -> None:
+        """The partition is no longer ours: forget everything, ignore what comes. Safe twice."""
+        self.dropped = True
+        self._pending.clear()
+        self._lanes.clear()
+        self._counts = {}
+        self._open.clear()
+        self._undone.clear()
+        self._in_run = self._decision = self._next_offset = None
+        self.msg_count = self.msg_bytes = 0
+
+    # --- state out ----------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a run is out or dead letters are being stored. A stopped queue that is not busy is drained."""
+        return self._in_run is not None or self._decision is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was put is committed."""
+        return not self._undone
+
+    @property
+    def next_offset(self) -> int | None:
+        """The position to commit; None while nothing of this assignment is committed, and after `drop`."""
+        return self._next_offset
+
+    @property
+    def reconsume_counts(self) -> tuple[tuple[int, int], ...]:
+        """(offset, failed attempts) of what is not committed, ascending: for renewals and the release."""
+        first = self._next_offset or 0
+        return tuple(sorted(item for item in self._counts.items() if item[0] >= first))
+
+    @property
+    def span(self) -> int:
+        """Distance in offsets from the oldest message that is not finished to the newest one put; 0 for none."""
+        return self._last_offset - self._undone[0] if self._undone else 0
+
+    @property
+    def next_wakeup_ms(self) -> int | None:
+        """When `take` may give something: 0 for now, None for not before a put or a report."""
+        if self.busy or self.dropped or not (self._pending or self._lanes):
+            return None
+        if self._not_before_ms is not None:
+            return self._not_before_ms
+        return 0 if self._pending else min(lane.until_ms for lane in self._lanes.values())
+
+    def reconsume_times(self, message: MessageT) -> int:
+        """Failed attempts of a message so far: counted here or by the last owner, else what it carries itself."""
+        count = self._counts.get(message.offset() or 0)
+        if count is None:
+            count = 0 if self._stored_count is None else self._stored_count(message)
+        return count
+
+    def limit_of(self, message: MessageT) -> int:
+        """Failed attempts after which a message is dead-lettered: the queue's limit or its own, the lower one."""
+        limit = _FOREVER if self.max_reconsume_times == -1 else self.max_reconsume_times
+        own = None if self._message_limit is None else self._message_limit(message)
+        return limit if own is None else min(limit, own)
+
+    # --- answers ------------------------------------------------------------------------------------------------
+
+    def _apply(self, answer: BatchAnswer, batch: list[MessageT], now_ms: int) -> Iterable[OrderlyAction[MessageT]]:
+        match answer.status:
+            case ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT:
+                return self._suspend(answer, batch, now_ms)
+            case ConsumeOrderlyStatus.ROLLBACK if not answer.auto_commit:
+                back = [m for m in self._open if m.offset() not in self._open_dead] + batch
+                self._open = [m for m in self._open if m.offset() in self._open_dead]
+                return [self._stop(answer, back, now_ms)]
+            case ConsumeOrderlyStatus.SUCCESS if not answer.auto_commit:
+                self._open += batch
+                return []
+        self._commit(batch)
+        misplaced = answer.auto_commit and answer.status is not ConsumeOrderlyStatus.SUCCESS
+        return [StatusMisplaced(answer.status)] if misplaced else []
+
+    def _suspend(self, answer: BatchAnswer, batch: list[MessageT], now_ms: int) -> list[OrderlyAction[MessageT]]:
+        decision: _Decision[MessageT] = _Decision(answer)
+        actions: list[OrderlyAction[MessageT]] = []
+        for message in batch:
+            count, offset = self.reconsume_times(message), message.offset() or 0
+            if answer.dead_letter or count >= self.limit_of(message):
+                decision.waiting[offset] = message
+                actions.append(DeadLetterOrderly(message, count, answer.dead_letter))
+            else:
+                self._counts[offset] = count + 1
+                decision.again.append(message)
+        self._decision = decision
+        return actions or self._conclude(now_ms)
+
+    def _conclude(self, now_ms: int) -> list[OrderlyAction[MessageT]]:
+        """Every dead letter of the batch is stored or not: go on, or stop."""
+        decision, self._decision = self._decision, None
+        if decision is None:
+            return []
+        if not decision.answer.auto_commit:
+            self._open += decision.dead
+            self._open_dead.update(message.offset() or 0 for message in decision.dead)
+        elif decision.again:
+            self._finish(decision.dead)
+        else:
+            self._commit(sorted(decision.dead, key=_offset))
+        if not decision.again:
+            return []
+        decision.again.sort(key=_offset)
+        return [self._stop(decision.answer, decision.again, now_ms)]
+
+    def _stop(self, answer: BatchAnswer, back: list[MessageT], now_ms: int) -> Suspended[MessageT]:
+        """Put messages back in front and let their lane wait."""
+        asked_ms = self._suspend_ms if answer.suspend_ms < 0 else answer.suspend_ms
+        until_ms = now_ms + min(max(asked_ms, SUSPEND_MIN_MS), SUSPEND_MAX_MS)
+        if self._key_of is None:
+            self._pending.extendleft(reversed(back))
+            self._not_before_ms, self._run_since_ms = until_ms, None
+        else:
+            by_key: dict[Hashable, list[MessageT]] = {}
+            for message in sorted(back, key=_offset):
+                by_key.setdefault(self._key_of(message), []).append(message)
+            for key, messages in by_key.items():
+                lane = self._lanes.setdefault(key, _Lane())
+                lane.messages.extendleft(reversed(messages))
+                lane.until_ms = until_ms
+        first = back[0]
+        return Suspended(until_ms, first, self.reconsume_times(first), self.limit_of(first) == _FOREVER)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _from_pending(self, limit: int) -> list[MessageT]:
+        if len(self._pending) <= limit:
+            messages = list(self._pending)
+            self._pending.clear()
+            return messages
+        return [self._pending.popleft() for _ in range(limit)]
+
+    def _from_lanes(self, limit: int, now_ms: int) -> list[MessageT]:
+        """First the lanes whose wait is over, of one whose head has failed only the head; then what has no lane."""
+        key_of = self._key_of
+        messages: list[MessageT] = []
+        for key, lane in list(self._lanes.items()):
+            if lane.until_ms > now_ms:
+                continue
+            count = 1 if lane.messages[0].offset() in self._counts else limit - len(messages)
+            while lane.messages and count and len(messages) < limit:
+                messages.append(lane.messages.popleft())
+                count -= 1
+            if not lane.messages:
+                del self._lanes[key]
+        while key_of is not None and self._pending and len(messages) < limit:
+            message = self._pending.popleft()
+            lane_of = self._lanes.get(key_of(message)) if self._lanes else None
+            (messages if lane_of is None else lane_of.messages).append(message)
+        return messages
+
+    def _give_back(self, messages: list[MessageT]) -> None:
+        """What was taken and not begun goes where it came from, in front of what follows it."""
+        if self._key_of is None or not self._lanes:
+            self._pending.extendleft(reversed(messages))
+            return
+        for message in reversed(messages):
+            lane = self._lanes.get(self._key_of(message))
+            (self._pending if lane is None else lane.messages).appendleft(message)
+
+    def _commit(self, batch: list[MessageT]) -> None:
+        """The batch is finished, and all that is open."""
+        rising = bool(batch) and self._key_of is None and not self._finished
+        if self._open:
+            batch, rising = self._open + batch, False
+            self._open = []
+            self._open_dead.clear()
+        self._finish(batch, rising=rising)
+
+    def _finish(self, messages: list[MessageT], *, rising: bool = False) -> None:
+        self.msg_count -= len(messages)
+        self.msg_bytes -= sum(map(len, messages))
+        undone, finished, counts = self._undone, self._finished, self._counts
+        if rising and not counts and messages[-1].offset() == undone[len(messages) - 1]:
+            # n that rise and end at the n-th: they are the n first
+            self._next_offset = undone[len(messages) - 1] + 1
+            for _ in messages:
+                undone.popleft()
+            return
+        for message in messages:
+            offset = message.offset() or 0
+            if counts:
+                counts.pop(offset, None)
+            if offset != undone[0]:
+                finished.add(offset)
+                continue
+            undone.popleft()
+            while finished and undone and undone[0] in finished:
+                offset = undone.popleft()
+                finished.discard(offset)
+            self._next_offset = offset + 1
+
+
+def _offset(message: OrderlyMessage) -> int:
+    """Offset of a message that was read."""
+    return message.offset() or 0

@@ -1,0 +1,41 @@
+"""Facts about `rocketshim.core.consume_orderly`: what answers mean before any queue sees them."""
+
+import pytest
+
+from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+
+
+def test_a_listener_that_says_nothing_has_succeeded() -> None:
+    assert orderly_status(None) is SUCCESS
+
+
+@pytest.mark.parametrize("status", list(ConsumeOrderlyStatus))
+def test_a_status_is_itself(status: ConsumeOrderlyStatus) -> None:
+    assert orderly_status(status) is status
+
+
+@pytest.mark.parametrize("answer", [0, 3, True, False, "SUCCESS", b"", object()])
+def test_any_other_value_is_a_failure(answer: object) -> None:
+    assert orderly_status(answer) is SUSPEND
+
+
+@pytest.mark.parametrize(
+    ("status", "auto_commit", "stops"),
+    [
+        (SUCCESS, True, False),
+        (SUCCESS, False, False),
+        (ConsumeOrderlyStatus.COMMIT, True, False),
+        (ConsumeOrderlyStatus.COMMIT, False, False),
+        (ConsumeOrderlyStatus.ROLLBACK, True, False),
+        (ConsumeOrderlyStatus.ROLLBACK, False, True),
+        (SUSPEND, True, True),
+        (SUSPEND, False, True),
+    ],
+)
+def test_a_run_ends_at_suspend_and_at_a_rollback_that_is_one(
+    status: ConsumeOrderlyStatus, auto_commit: bool, stops: bool
+) -> None:
+    assert BatchAnswer(1, status, auto_commit=auto_commit).stops is stops

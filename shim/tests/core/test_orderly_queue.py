@@ -1,0 +1,680 @@
+"""Facts about `rocketshim.core.orderly_queue`: the table of answers, the limit, lanes, and naive models of both."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketshim.core.consume_orderly import (
+    BatchAnswer,
+    ConsumeOrderlyStatus,
+    DeadLetterOrderly,
+    OrderlyAction,
+    StatusMisplaced,
+    Suspended,
+)
+from rocketshim.core.orderly_queue import CONTINUOUS_RUN_MAX_MS, OrderlyQueue
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+COMMIT = ConsumeOrderlyStatus.COMMIT
+ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+
+
+class Msg:
+    """A message whose value is empty: false in a boolean context, as confluent_kafka's are."""
+
+    def __init__(self, offset: int, key: str = "", size_bytes: int = 0) -> None:
+        self._offset = offset
+        self.key = key
+        self.size_bytes = size_bytes
+
+    def offset(self) -> int | None:
+        return self._offset
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+    def __repr__(self) -> str:
+        return f"Msg({self._offset})"
+
+
+def messages(*offsets: int) -> list[Msg]:
+    return [Msg(offset) for offset in offsets]
+
+
+def queue(*offsets: int, **settings: Any) -> OrderlyQueue[Msg]:
+    made: OrderlyQueue[Msg] = OrderlyQueue(**settings)
+    made.put(messages(*offsets))
+    return made
+
+
+def taken(made: OrderlyQueue[Msg], limit: int = 64, now_ms: int = 0) -> list[int]:
+    run = made.take(limit, now_ms)
+    return [] if run is None else [message.offset() or 0 for message in run.messages]
+
+
+def answer(
+    made: OrderlyQueue[Msg], *answers: BatchAnswer, now_ms: int = 0, stored: bool | None = True
+) -> list[OrderlyAction[Msg]]:
+    """Report, and let every dead letter be stored (or not; None: leave them under way)."""
+    actions = list(made.report(answers, now_ms))
+    for action in list(actions):
+        if isinstance(action, DeadLetterOrderly) and stored is not None:
+            actions += made.dead_lettered(action.message.offset() or 0, stored=stored, now_ms=now_ms)
+    return actions
+
+
+def dead(actions: Iterable[OrderlyAction[Msg]]) -> list[tuple[int, int]]:
+    return [(a.message.offset() or 0, a.reconsume_times) for a in actions if isinstance(a, DeadLetterOrderly)]
+
+
+def suspended(actions: Iterable[OrderlyAction[Msg]]) -> list[Suspended[Msg]]:
+    return [a for a in actions if isinstance(a, Suspended)]
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+
+def test_success_commits_the_batch_and_goes_on() -> None:
+    made = queue(3, 7, 9)
+    assert taken(made, 2) == [3, 7]
+    assert answer(made, BatchAnswer(2)) == []
+    assert made.next_offset == 8
+    assert taken(made) == [9]
+
+
+@pytest.mark.parametrize("status", [COMMIT, ROLLBACK])
+def test_commit_and_rollback_under_auto_commit_are_success_and_said(status: ConsumeOrderlyStatus) -> None:
+    made = queue(3, 7)
+    taken(made, 1)
+    assert answer(made, BatchAnswer(1, status)) == [StatusMisplaced(status)]
+    assert made.next_offset == 4
+
+
+def test_suspend_puts_the_batch_back_and_waits() -> None:
+    made = queue(3, 7, 9)
+    taken(made, 2)
+    actions = answer(made, BatchAnswer(2, SUSPEND), now_ms=500)
+    (said,) = suspended(actions)
+    assert (said.until_ms, said.message.offset(), said.reconsume_times, said.forever) == (1_500, 3, 1, True)
+    assert made.next_offset is None
+    assert made.next_wakeup_ms == 1_500
+    assert taken(made, now_ms=1_499) == []
+    assert taken(made, now_ms=1_500) == [3, 7, 9]
+
+
+def test_without_auto_commit_success_leaves_the_batch_open_until_commit() -> None:
+    made = queue(3, 7, 9)
+    for _ in range(2):
+        taken(made, 1)
+        answer(made, BatchAnswer(1, auto_commit=False))
+    assert made.next_offset is None
+    taken(made, 1)
+    answer(made, BatchAnswer(1, COMMIT, auto_commit=False))
+    assert made.next_offset == 10
+    assert made.idle
+
+
+def test_rollback_puts_everything_since_the_last_commit_back_with_its_counts() -> None:
+    made = queue(3, 7, 9, reconsume_counts=[(7, 2)])
+    taken(made, 1)
+    answer(made, BatchAnswer(1, COMMIT, auto_commit=False))
+    taken(made, 1)
+    answer(made, BatchAnswer(1, auto_commit=False))
+    taken(made, 1)
+    (said,) = suspended(answer(made, BatchAnswer(1, ROLLBACK, auto_commit=False)))
+    assert said.message.offset() == 7
+    assert made.reconsume_counts == ((7, 2),)
+    assert taken(made, now_ms=1_000) == [7, 9]
+    assert made.next_offset == 4
+
+
+def test_without_auto_commit_suspend_puts_only_the_current_batch_back() -> None:
+    made = queue(3, 7, 9)
+    taken(made, 1)
+    answer(made, BatchAnswer(1, auto_commit=False))
+    taken(made, 1)
+    answer(made, BatchAnswer(1, SUSPEND, auto_commit=False))
+    assert taken(made, now_ms=1_000) == [7, 9]
+    answer(made, BatchAnswer(2, COMMIT, auto_commit=False))
+    assert made.next_offset == 10
+
+
+def test_a_switch_to_auto_commit_commits_what_was_open() -> None:
+    made = queue(3, 7)
+    taken(made, 1)
+    answer(made, BatchAnswer(1, auto_commit=False))
+    taken(made, 1)
+    answer(made, BatchAnswer(1))
+    assert made.next_offset == 8
+
+
+# --- the limit ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "deliveries"), [(0, 1), (1, 2), (16, 17), (-2, 1)])
+def test_deliveries_are_the_limit_plus_one_then_it_is_dead_lettered(limit: int, deliveries: int) -> None:
+    made = queue(3, 7, max_reconsume_times=limit)
+    now_ms = 0
+    for attempt in range(deliveries):
+        assert taken(made, 1, now_ms) == [3]
+        actions = answer(made, BatchAnswer(1, SUSPEND), now_ms=now_ms)
+        assert dead(actions) == ([(3, deliveries - 1)] if attempt == deliveries - 1 else [])
+        now_ms += 1_000
+    assert made.next_offset == 4
+    assert taken(made, 1, now_ms) == [7]
+
+
+def test_without_a_limit_a_message_stands_for_ever_and_is_named() -> None:
+    made = queue(3, max_reconsume_times=-1)
+    for attempt in range(1, 40):
+        taken(made, now_ms=attempt * 1_000)
+        (said,) = suspended(answer(made, BatchAnswer(1, SUSPEND), now_ms=attempt * 1_000))
+        assert (said.reconsume_times, said.forever) == (attempt, True)
+
+
+def test_the_lower_of_the_queues_and_the_messages_limit_counts() -> None:
+    limits = {3: 0, 7: 99, 9: None}
+    made = queue(3, 7, 9, max_reconsume_times=1, message_limit=lambda m: limits[m.offset() or 0])
+    assert [made.limit_of(m) for m in messages(3, 7, 9)] == [0, 1, 1]
+    unlimited = queue(max_reconsume_times=-1, message_limit=lambda m: limits[m.offset() or 0])
+    assert [unlimited.limit_of(m) for m in messages(3, 7, 9)] == [0, 99, 2**31 - 1]
+
+
+def test_counts_go_on_from_what_a_message_carries_and_from_the_last_owner() -> None:
+    made = queue(3, 7, reconsume_counts=[(2, 9), (3, 4)], stored_count=lambda _: 2)
+    assert [made.reconsume_times(m) for m in messages(3, 7)] == [4, 2]
+    run = made.take(2, 0)
+    assert run is not None
+    assert dict(run.reconsume_counts) == {3: 4}
+    answer(made, BatchAnswer(2, SUSPEND))
+    assert made.reconsume_counts == ((3, 5), (7, 3))
+
+
+def test_counts_survive_a_hand_over_until_their_message_is_finished() -> None:
+    made = queue(3, 7, 9)
+    taken(made)
+    answer(made, BatchAnswer(1), BatchAnswer(1, SUSPEND))
+    assert (made.next_offset, made.reconsume_counts) == (4, ((7, 1),))
+    after = queue(7, 9, reconsume_counts=made.reconsume_counts)
+    taken(after)
+    answer(after, BatchAnswer(1))
+    assert (after.next_offset, after.reconsume_counts) == (8, ())
+
+
+def test_a_listener_may_ask_for_the_dead_letter_topic() -> None:
+    made = queue(3, 7)
+    taken(made)
+    actions = answer(made, BatchAnswer(1, SUSPEND, dead_letter=True))
+    assert actions == [DeadLetterOrderly(actions[0].message, 0, asked=True)]  # type: ignore[union-attr]
+    assert made.next_offset == 4
+    assert taken(made) == [7]
+
+
+def test_nothing_is_handed_out_before_a_dead_letter_is_stored() -> None:
+    made = queue(3, 7, max_reconsume_times=0)
+    taken(made, 1)
+    answer(made, BatchAnswer(1, SUSPEND), stored=None)
+    assert made.busy
+    assert (taken(made), made.next_offset, made.next_wakeup_ms) == ([], None, None)
+    assert made.dead_lettered(3, stored=True, now_ms=0) == []
+    assert not made.busy
+    assert made.next_offset == 4
+
+
+def test_a_dead_letter_that_could_not_be_stored_is_a_failure_and_the_message_goes_again() -> None:
+    made = queue(3, max_reconsume_times=0)
+    taken(made)
+    (letter, said) = answer(made, BatchAnswer(1, SUSPEND), stored=False, now_ms=50)
+    assert isinstance(letter, DeadLetterOrderly)
+    assert isinstance(said, Suspended)
+    assert (said.until_ms, said.reconsume_times) == (1_050, 1)
+    assert taken(made, now_ms=1_050) == [3]
+    assert dead(answer(made, BatchAnswer(1, SUSPEND))) == [(3, 1)]
+
+
+def test_a_message_of_a_mixed_batch_is_dead_lettered_once() -> None:
+    made = queue(3, 7, max_reconsume_times=2, reconsume_counts=[(3, 2)])
+    taken(made)
+    assert dead(answer(made, BatchAnswer(2, SUSPEND))) == [(3, 2)]
+    assert made.next_offset == 4  # it is finished, whatever becomes of its neighbour
+    assert taken(made, now_ms=1_000) == [7]
+
+
+def test_without_auto_commit_a_dead_letter_waits_for_the_commit_and_is_not_rolled_back() -> None:
+    made = queue(3, 7, max_reconsume_times=0)
+    taken(made, 1)
+    assert dead(answer(made, BatchAnswer(1, SUSPEND, auto_commit=False))) == [(3, 0)]
+    assert made.next_offset is None
+    taken(made, 1)
+    answer(made, BatchAnswer(1, ROLLBACK, auto_commit=False))
+    assert taken(made, now_ms=1_000) == [7]
+    answer(made, BatchAnswer(1, COMMIT, auto_commit=False))
+    assert made.next_offset == 8
+
+
+# --- waiting, yielding, flow control ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked_ms", "wait_ms"), [(-1, 1_000), (0, 10), (9, 10), (250, 250), (30_001, 30_000), (10**9, 30_000)]
+)
+def test_the_wait_is_the_listeners_or_the_consumers_clamped(asked_ms: int, wait_ms: int) -> None:
+    made = queue(3)
+    taken(made)
+    (said,) = suspended(answer(made, BatchAnswer(1, SUSPEND, suspend_ms=asked_ms)))
+    assert said.until_ms == wait_ms
+
+
+def test_the_consumers_wait_is_clamped_too() -> None:
+    made = queue(3, suspend_ms=1)
+    taken(made)
+    (said,) = suspended(answer(made, BatchAnswer(1, SUSPEND)))
+    assert said.until_ms == 10
+
+
+def test_after_a_minute_of_runs_the_queue_yields_for_a_moment() -> None:
+    made = queue(*range(10))
+    assert taken(made, 1, 0) == [0]
+    answer(made, BatchAnswer(1))
+    assert taken(made, 1, CONTINUOUS_RUN_MAX_MS) == [1]
+    answer(made, BatchAnswer(1))
+    assert taken(made, 1, CONTINUOUS_RUN_MAX_MS + 1) == []
+    assert made.next_wakeup_ms == CONTINUOUS_RUN_MAX_MS + 11
+    assert taken(made, 1, CONTINUOUS_RUN_MAX_MS + 10) == []
+    assert taken(made, 1, CONTINUOUS_RUN_MAX_MS + 11) == [2]
+
+
+@pytest.mark.parametrize("pause", ["empty", "suspended"])
+def test_a_pause_begins_the_minute_anew(pause: str) -> None:
+    made = queue(0, 1) if pause == "suspended" else queue(0)
+    taken(made, 1, 0)
+    answer(made, BatchAnswer(1, SUSPEND if pause == "suspended" else SUCCESS))
+    assert taken(made, 1, 30_000) == ([0] if pause == "suspended" else [])
+    if pause == "suspended":
+        answer(made, BatchAnswer(1), now_ms=30_000)
+    made.put(messages(*range(2, 9)))
+    begun = 30_000 if pause == "suspended" else 31_000
+    assert len(taken(made, 1, 31_000)) == 1
+    answer(made, BatchAnswer(1))
+    assert len(taken(made, 1, begun + CONTINUOUS_RUN_MAX_MS)) == 1
+    answer(made, BatchAnswer(1))
+    assert taken(made, 1, begun + CONTINUOUS_RUN_MAX_MS + 1) == []
+
+
+def test_counts_bytes_and_span_cover_what_is_not_finished() -> None:
+    made: OrderlyQueue[Msg] = OrderlyQueue()
+    made.put([Msg(3, size_bytes=10), Msg(9, size_bytes=5)])
+    assert (made.msg_count, made.msg_bytes, made.span, made.idle) == (2, 15, 6, False)
+    taken(made, 1)
+    answer(made, BatchAnswer(1, auto_commit=False))
+    assert (made.msg_count, made.msg_bytes, made.span) == (2, 15, 6)
+    taken(made, 1)
+    answer(made, BatchAnswer(1, COMMIT, auto_commit=False))
+    assert (made.msg_count, made.msg_bytes, made.span, made.idle) == (0, 0, 0, True)
+
+
+def test_what_was_not_begun_goes_back_in_order() -> None:
+    made = queue(1, 2, 3, 4)
+    assert taken(made, 3) == [1, 2, 3]
+    answer(made, BatchAnswer(1))
+    assert taken(made) == [2, 3, 4]
+    answer(made)
+    assert taken(made) == [2, 3, 4]
+    answer(made, BatchAnswer(1), BatchAnswer(1, SUSPEND))
+    assert taken(made, now_ms=1_000) == [3, 4]
+
+
+# --- illegal calls ------------------------------------------------------------------------------------------------
+
+
+def snapshot(made: OrderlyQueue[Msg]) -> tuple[object, ...]:
+    return (
+        made.msg_count,
+        made.next_offset,
+        made.reconsume_counts,
+        made.busy,
+        list(made._pending),
+        made._in_run and list(made._in_run),
+        list(made._undone),
+    )
+
+
+ILLEGAL: list[Callable[[OrderlyQueue[Msg]], object]] = [
+    lambda q: q.take(0, 0),
+    lambda q: q.put(messages(9)),
+    lambda q: q.put([*messages(10), *messages(10)]),
+    lambda q: q.dead_lettered(1, stored=True, now_ms=0),
+    lambda q: q.report([BatchAnswer(3)], 0),
+    lambda q: q.report([BatchAnswer(0)], 0),
+    lambda q: q.report([BatchAnswer(1, SUSPEND), BatchAnswer(1)], 0),
+]
+
+
+@pytest.mark.parametrize("call", ILLEGAL)
+def test_an_illegal_call_is_an_error_and_changes_nothing(call: Callable[[OrderlyQueue[Msg]], object]) -> None:
+    made = queue(1, 2, 9)
+    taken(made, 2)
+    before = snapshot(made)
+    with pytest.raises(ValueError):  # noqa: PT011 - each names its own rule
+        call(made)
+    assert snapshot(made) == before
+
+
+def test_a_report_without_a_run_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no run"):
+        queue(1).report([BatchAnswer(1)], 0)
+
+
+def test_a_dropped_queue_says_nothing() -> None:
+    made = queue(1, 2, max_reconsume_times=0)
+    taken(made, 1)
+    made.report([BatchAnswer(1, SUSPEND)], 0)
+    made.drop()
+    made.drop()
+    assert made.dead_lettered(1, stored=True, now_ms=0) == []
+    assert made.report([BatchAnswer(1)], 0) == []
+    assert (taken(made), made.next_offset, made.reconsume_counts, made.next_wakeup_ms) == ([], None, (), None)
+    assert (made.msg_count, made.msg_bytes, made.busy) == (0, 0, False)
+    with pytest.raises(ValueError, match="dropped"):
+        made.put(messages(3))
+
+
+# --- lanes --------------------------------------------------------------------------------------------------------
+
+
+def keyed(keys: str, **settings: Any) -> OrderlyQueue[Msg]:
+    made: OrderlyQueue[Msg] = OrderlyQueue(key_of=lambda m: m.key, **settings)
+    made.put([Msg(offset, key) for offset, key in enumerate(keys)])
+    return made
+
+
+def test_a_failing_key_waits_and_the_others_go_on() -> None:
+    made = keyed("abaca")
+    assert taken(made) == [0, 1, 2, 3, 4]
+    answer(made, BatchAnswer(1, SUSPEND))
+    assert taken(made) == [1, 3]
+    answer(made, BatchAnswer(2))
+    assert (made.next_offset, made.msg_count, made.span) == (None, 3, 4)
+    assert made.next_wakeup_ms == 1_000
+    assert taken(made, now_ms=999) == []
+    assert taken(made, now_ms=1_000) == [0]  # only the head: it has failed before
+    answer(made, BatchAnswer(1), now_ms=1_000)
+    assert made.next_offset == 2
+    assert taken(made, now_ms=1_000) == [2, 4]
+    answer(made, BatchAnswer(2))
+    assert made.next_offset == 5
+
+
+def test_what_was_not_begun_of_a_key_stays_behind_what_failed() -> None:
+    made = keyed("aaaab")
+    taken(made)
+    answer(made, BatchAnswer(1, SUSPEND))
+    assert taken(made) == [4]
+    answer(made, BatchAnswer(1))
+    assert taken(made, now_ms=1_000) == [0]
+    answer(made, BatchAnswer(1), now_ms=1_000)
+    assert taken(made, 2, now_ms=1_000) == [1, 2]
+    answer(made, BatchAnswer(1, SUSPEND), now_ms=1_000)
+    assert taken(made, now_ms=2_000) == [1]
+    answer(made, BatchAnswer(1), now_ms=2_000)
+    assert taken(made, now_ms=2_000) == [2, 3]
+
+
+def test_a_failing_key_is_dead_lettered_at_the_limit_and_its_lane_goes_on() -> None:
+    made = keyed("aba", max_reconsume_times=1)
+    taken(made)
+    answer(made, BatchAnswer(1, SUSPEND))
+    taken(made)
+    answer(made, BatchAnswer(1))
+    taken(made, now_ms=1_000)
+    assert dead(answer(made, BatchAnswer(1, SUSPEND), now_ms=1_000)) == [(0, 1)]
+    assert made.next_offset == 2
+    assert taken(made, now_ms=1_000) == [2]
+
+
+def test_a_batch_of_several_keys_that_fails_holds_all_of_them() -> None:
+    made = keyed("abcab")
+    taken(made, 2)
+    answer(made, BatchAnswer(2, SUSPEND))
+    assert taken(made) == [2]
+
+
+def test_a_rollback_holds_every_key_since_the_last_commit() -> None:
+    made = keyed("abcab")
+    taken(made, 1)
+    answer(made, BatchAnswer(1, auto_commit=False))
+    taken(made, 1)
+    answer(made, BatchAnswer(1, ROLLBACK, auto_commit=False))
+    assert taken(made) == [2]
+    answer(made, BatchAnswer(1))
+    assert taken(made, now_ms=1_000) == [0, 3, 1, 4]
+
+
+# --- against naive models -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Model:
+    """RocketMQ's two maps, literally, for one queue as a whole; dead letters are not handed out again."""
+
+    limit: int
+    offsets: list[int] = field(default_factory=list)
+    waiting: set[int] = field(default_factory=set)
+    consuming: set[int] = field(default_factory=set)
+    dead: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    counts: dict[int, int] = field(default_factory=dict)
+    letters: list[tuple[int, int]] = field(default_factory=list)
+    not_before_ms: int = 0
+
+    def put(self, offsets: Iterable[int]) -> None:
+        self.offsets += offsets
+        self.waiting.update(offsets)
+
+    def deliver(self, count: int) -> list[int]:
+        batch = sorted(self.waiting)[:count]
+        self.waiting.difference_update(batch)
+        self.consuming.update(batch)
+        return batch
+
+    def commit(self) -> None:
+        self.done |= self.consuming
+        self.consuming.clear()
+
+    def stop(self, back: set[int], said: BatchAnswer, now_ms: int) -> None:
+        self.consuming -= back
+        self.waiting |= back
+        self.not_before_ms = now_ms + max(10, min(30_000, 1_000 if said.suspend_ms < 0 else said.suspend_ms))
+
+    def fail(self, batch: list[int], said: BatchAnswer, stored: bool) -> set[int]:
+        """What goes again."""
+        again: set[int] = set()
+        for offset in batch:
+            count = self.counts.get(offset, 0)
+            if said.dead_letter or count >= self.limit:
+                self.letters.append((offset, count))
+                if stored:
+                    self.dead.add(offset)
+                    continue
+            self.counts[offset] = count + 1
+            again.add(offset)
+        return again
+
+    def apply(self, batch: list[int], said: BatchAnswer, stored: bool, now_ms: int) -> None:
+        if said.status is SUSPEND:
+            again = self.fail(batch, said, stored)
+            if again:
+                self.stop(again, said, now_ms)
+                if said.auto_commit:  # what is dead-lettered is done
+                    self.done |= set(batch) - again
+                    self.consuming -= set(batch)
+            elif said.auto_commit:
+                self.commit()
+        elif said.status is ROLLBACK and not said.auto_commit:
+            self.stop(self.consuming - self.dead, said, now_ms)
+        elif said.auto_commit or said.status is COMMIT:
+            self.commit()
+
+    @property
+    def next_offset(self) -> int | None:
+        prefix = None
+        for offset in self.offsets:
+            if offset not in self.done:
+                break
+            prefix = offset + 1
+        return prefix
+
+    @property
+    def open_counts(self) -> tuple[tuple[int, int], ...]:
+        return tuple(sorted((o, c) for o, c in self.counts.items() if c and o not in self.done))
+
+
+statuses = st.sampled_from([SUCCESS, SUCCESS, COMMIT, ROLLBACK, SUSPEND, SUSPEND])
+answers_drawn = st.builds(
+    BatchAnswer,
+    msg_count=st.just(1),
+    status=statuses,
+    auto_commit=st.booleans(),
+    suspend_ms=st.sampled_from([-1, 0, 50, 40_000]),
+)
+scripts = st.lists(st.tuples(answers_drawn, st.booleans(), st.sampled_from([True, True, False])), max_size=60)
+
+
+@settings(max_examples=300)
+@given(
+    script=scripts,
+    gaps=st.lists(st.integers(1, 3), min_size=1, max_size=25),
+    limit=st.sampled_from([0, 1, 2, -1]),
+    run_limit=st.integers(1, 9),
+    batch_limit=st.integers(1, 4),
+    by_key=st.booleans(),
+)
+def test_any_sequence_of_answers_does_what_rocketmqs_maps_do(
+    *,
+    script: list[tuple[BatchAnswer, bool, bool]],
+    gaps: list[int],
+    limit: int,
+    run_limit: int,
+    batch_limit: int,
+    by_key: bool,
+) -> None:
+    """Also by key, if all keys are equal and batches hold one message."""
+    batch_limit = 1 if by_key else batch_limit
+    model = Model(2**31 - 1 if limit == -1 else limit)
+    made: OrderlyQueue[Msg] = OrderlyQueue(max_reconsume_times=limit, key_of=(lambda _: "same") if by_key else None)
+    offsets = [sum(gaps[: i + 1]) for i in range(len(gaps))]
+    now_ms = 0
+    put = 0
+    letters: list[tuple[int, int]] = []
+    while script:
+        fresh = offsets[put : put + 3]
+        put += len(fresh)
+        made.put(messages(*fresh))
+        model.put(fresh)
+        run = made.take(run_limit, now_ms)
+        if run is None:
+            wakeup_ms = made.next_wakeup_ms
+            if wakeup_ms is None and put == len(offsets):
+                break
+            assert wakeup_ms is None or not model.waiting or wakeup_ms == model.not_before_ms
+            now_ms = wakeup_ms or now_ms
+            continue
+        assert now_ms >= model.not_before_ms
+        reported: list[BatchAnswer] = []
+        judged: list[tuple[list[int], BatchAnswer, bool]] = []
+        begin = 0
+        while begin < len(run.messages) and script:
+            drawn, dead_letter, stored = script.pop()
+            batch = [m.offset() or 0 for m in run.messages[begin : begin + batch_limit]]
+            begin += len(batch)
+            said = BatchAnswer(
+                len(batch), drawn.status, drawn.auto_commit, drawn.suspend_ms, dead_letter and drawn.status is SUSPEND
+            )
+            reported.append(said)
+            judged.append((batch, said, stored))
+            if said.stops:
+                break
+        actions = list(made.report(reported, now_ms))
+        for action in list(actions):
+            if isinstance(action, DeadLetterOrderly):
+                letters.append((action.message.offset() or 0, action.reconsume_times))
+                actions += made.dead_lettered(action.message.offset() or 0, stored=judged[-1][2], now_ms=now_ms)
+        for batch, said, stored in judged:
+            assert model.deliver(len(batch)) == batch
+            model.apply(batch, said, stored, now_ms)
+        assert letters == model.letters
+        assert made.next_offset == model.next_offset
+        assert made.reconsume_counts == model.open_counts
+        assert made.msg_count == len(model.offsets) - len(model.done)
+        assert made.idle == (len(model.offsets) == len(model.done))
+        assert [s.until_ms for s in suspended(actions)] in ([], [model.not_before_ms])
+
+
+@settings(max_examples=300)
+@given(
+    keys=st.text("abc", min_size=1, max_size=25),
+    failures=st.dictionaries(st.integers(0, 24), st.integers(1, 4)),
+    limit=st.sampled_from([-1, 1, 3]),
+    run_limit=st.integers(1, 9),
+    waits=st.lists(st.sampled_from([0, 20, 1_000]), min_size=1, max_size=8),
+)
+def test_by_key_every_message_is_through_once_in_the_order_of_its_key(
+    keys: str, failures: dict[int, int], limit: int, run_limit: int, waits: list[int]
+) -> None:
+    made: OrderlyQueue[Msg] = OrderlyQueue(key_of=lambda m: m.key, max_reconsume_times=limit)
+    through: list[int] = []
+    letters: list[int] = []
+    failed: dict[int, int] = {}
+    now_ms = put = turn = 0
+    while len(through) + len(letters) < len(keys):
+        made.put([Msg(o, keys[o]) for o in range(put, min(put + 4, len(keys)))])
+        put = min(put + 4, len(keys))
+        turn += 1
+        now_ms += waits[turn % len(waits)]
+        run = made.take(run_limit, now_ms)
+        if run is None:
+            now_ms = made.next_wakeup_ms or now_ms
+            continue
+        answers: list[BatchAnswer] = []
+        for message in run.messages:
+            offset = message.offset() or 0
+            earlier = {o for o in range(offset) if keys[o] == keys[offset]}
+            assert earlier <= {*through, *letters}, "an earlier message of the key is not through"
+            assert offset not in {*through, *letters}, "it was through"
+            if failed.get(offset, 0) < failures.get(offset, 0):
+                failed[offset] = failed.get(offset, 0) + 1
+                answers.append(BatchAnswer(1, SUSPEND))
+                break
+            answers.append(BatchAnswer(1))
+            through.append(offset)
+        letters += [offset for offset, _ in dead(answer(made, *answers, now_ms=now_ms))]
+        prefix = next((o for o in range(put) if o not in {*through, *letters}), put)
+        assert made.next_offset == (prefix or None)
+    assert made.idle
+    assert sorted(letters) == sorted(o for o, count in failures.items() if o < len(keys) and 0 <= limit < count)
+
+
+@given(st.text("abcd", min_size=1, max_size=40), st.integers(1, 9))
+def test_a_key_that_never_succeeds_holds_no_other(keys: str, run_limit: int) -> None:
+    made = keyed(keys)
+    through: list[int] = []
+    now_ms = 0
+    for _ in range(3 * len(keys)):
+        run = made.take(run_limit, now_ms)
+        if run is None:
+            break
+        answers: list[BatchAnswer] = []
+        for message in run.messages:
+            if message.key == "a":
+                answers.append(BatchAnswer(1, SUSPEND, suspend_ms=30_000))
+                break
+            answers.append(BatchAnswer(1))
+            through.append(message.offset() or 0)
+        answer(made, *answers, now_ms=now_ms)
+    assert through == [o for o, key in enumerate(keys) if key != "a"]
+    assert (made.next_offset or 0) == (keys.index("a") if "a" in keys else len(keys))
