@@ -63,6 +63,12 @@ class HeldQueue:
             return self.skipped_to
         return position
 
+    @property
+    def has_uncommitted(self) -> bool:
+        """Whether more is confirmed than is committed."""
+        position = self.position
+        return position is not None and position > self.committed
+
 
 class Assignment:
     """What this worker holds.

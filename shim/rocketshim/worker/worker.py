@@ -222,6 +222,8 @@ class DelayWorker:
                 next_ns = held.queue.next_ns()
                 if next_ns is not None and next_ns < until_ns:
                     until_ns = next_ns
+        if until_ns > self._commit_ns and any(held.has_uncommitted for held in self._assignment.held.values()):
+            until_ns = self._commit_ns
         return max(0, until_ns - now_ns)
 
     def _fetch(self, consumer: ConsumerClient, wait_ns: int) -> None:

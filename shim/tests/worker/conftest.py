@@ -1,0 +1,117 @@
+"""One worker on the in-memory Kafka; time passes only where the worker waits."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+
+from rocketshim.clients import Clients
+from rocketshim.settings import WorkerSettings
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim.worker.worker import DelayWorker
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+
+LEVELS = DelayLevels.parse("1s 2s 3s 10s")
+NAMES = TopicNames("")
+SCHEDULE, PARKED = NAMES.schedule, NAMES.parked
+
+
+class Simulation:
+    """A cluster, its clock, and workers that are driven step by step."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock(auto_advance=True)
+        self.kafka = InMemoryKafka(self.clock, on_wait=self._wait)
+        stamped = {"message.timestamp.type": "LogAppendTime"}
+        self.kafka.create_topic(SCHEDULE, 32, config=stamped)
+        self.kafka.create_topic(PARKED, 1)
+        self.kafka.create_topic("orders", 3, config=stamped)
+        self.workers: list[DelayWorker] = []
+
+    def _wait(self, seconds: float) -> None:
+        self.clock.advance(seconds * 1_000 if seconds >= 0 else 100)
+
+    def worker(self, *, start: bool = True, **settings: Any) -> DelayWorker:
+        values = {"bootstrap": "memory", "allow": ("orders", "audit*"), "delay_levels": LEVELS, **settings}
+        worker = DelayWorker(
+            WorkerSettings.make(**values),
+            clients=Clients(consumer=self.kafka.consumer, producer=self.kafka.producer),
+            clock=self.clock,
+            sleep=self.clock.sleep,
+        )
+        self.workers.append(worker)
+        if start:
+            worker.start()
+        return worker
+
+    def run(self, worker: DelayWorker, ms: float) -> None:
+        """Let the worker work for so many milliseconds of virtual time."""
+        until_ns = self.clock.monotonic_ns() + round(ms * 1e6)
+        while (left_ns := until_ns - self.clock.monotonic_ns()) > 0:
+            before_ns = self.clock.monotonic_ns()
+            worker.step(max(1, left_ns // 1_000_000))
+            if self.clock.monotonic_ns() == before_ns:
+                self.clock.advance(0.01)  # work takes time, too
+
+    def until(self, worker: DelayWorker, fact: Callable[[], bool], longest_ms: float = 120_000) -> None:
+        """Let the worker work until a fact holds."""
+        until_ns = self.clock.monotonic_ns() + round(longest_ms * 1e6)
+        while not fact():
+            assert self.clock.monotonic_ns() < until_ns, "it did not come true in time"
+            self.run(worker, 5)
+
+    def schedule(
+        self,
+        *,
+        topic: str | None = "orders",
+        level: int = 1,
+        partition: int | None = None,
+        value: bytes | None = b"body",
+        key: bytes | None = None,
+        headers: list[tuple[str, bytes | None]] | None = None,
+        uniq: bytes | None = b"u",
+        relative: bool = True,
+    ) -> Message:
+        """Put a record into the schedule topic, as a sender at this level does."""
+        own: list[tuple[str, bytes | None]] = []
+        if topic is not None:
+            own.append(("REAL_TOPIC", topic.encode()))
+        if relative:
+            own.append(("DELAY_MS", b"%d" % LEVELS.delay_ms(level)))
+        if uniq is not None:
+            own.append(("UNIQ_KEY", uniq))
+        return self.kafka.append(
+            SCHEDULE,
+            value,
+            key=key,
+            partition=LEVELS.partition(level) if partition is None else partition,
+            headers=[*own, *(headers or [])],
+        )
+
+    def delivered(self, topic: str = "orders") -> list[Message]:
+        return self.kafka.records(topic)
+
+    def parked(self) -> list[tuple[str, str]]:
+        """Reason and origin of each parked record."""
+        return [
+            (header(record, "PARK_REASON") or "", header(record, "PARK_FROM") or "")
+            for record in self.kafka.records(PARKED)
+        ]
+
+    def position(self, partition: int = 0) -> int | None:
+        return self.kafka.committed(NAMES.worker_group).get((SCHEDULE, partition))
+
+
+def header(record: Message, name: str) -> str | None:
+    value = dict(record.headers() or []).get(name)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+@pytest.fixture
+def sim() -> Iterator[Simulation]:
+    simulation = Simulation()
+    yield simulation
+    for worker in simulation.workers:
+        worker.close()

@@ -1,0 +1,492 @@
+"""The worker's promises, in virtual time on the in-memory Kafka."""
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Message, TopicPartition
+
+from rocketshim.errors import TopicMismatchError, WorkerError
+from rocketshim_topics.levels import DelayLevels
+
+LEVELS = DelayLevels.parse("1s 2s 3s 10s")
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+
+
+def header(record: Message, name: str) -> str | None:
+    value = dict(record.headers() or []).get(name)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_is_delivered_when_its_level_is_over_and_not_before(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 100)
+    sent = sim.schedule(level=2, value=b"v", key=b"k", headers=[("a", b"1"), ("a", None)])
+    sim.run(worker, 1_990)
+    assert sim.delivered() == []
+    sim.run(worker, 60)
+    [record] = sim.delivered()
+    assert record.timestamp()[1] >= sent.timestamp()[1] + 2_000
+    assert (record.key(), record.value()) == (b"k", b"v")
+    assert record.headers()[-2:] == [("a", b"1"), ("a", None)]
+    assert header(record, "HOP_ID") == f"{SCHEDULE}/1/{sent.offset()}"
+    assert header(record, "REAL_TOPIC") is None
+
+
+def test_any_delay_hops_through_the_queues_and_is_never_early(sim: Any) -> None:
+    worker = sim.worker()
+    sent = sim.schedule(relative=False, headers=[("DELAY_MS", b"4700")], level=3)
+    sim.until(worker, lambda: bool(sim.delivered()))
+    [record] = sim.delivered()
+    late_ms = record.timestamp()[1] - sent.timestamp()[1] - 4_700
+    assert 0 <= late_ms <= 60
+    assert worker.counts.hopped >= 2
+
+
+@pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
+def test_a_wall_clock_that_steps_by_an_hour_changes_nothing(sim: Any, step_ms: int) -> None:
+    worker = sim.worker()
+    sent = sim.schedule(level=2)
+    sim.run(worker, 100)
+    # the worker's wall clock is the broker's here: hold the leader where it was, so that only the worker's steps
+    sim.clock.step_wall(step_ms)
+    sim.kafka.set_leader_clock(-step_ms)
+    sim.until(worker, lambda: bool(sim.delivered()))
+    [record] = sim.delivered()
+    assert 2_000 <= record.timestamp()[1] - sent.timestamp()[1] <= 2_050
+
+
+def test_a_leader_that_steps_back_makes_nothing_early(sim: Any) -> None:
+    worker = sim.worker()
+    for _ in range(3):
+        sim.schedule(level=1)
+        sim.run(worker, 300)
+    sim.kafka.set_leader_clock(-5_000)
+    sent = sim.schedule(level=1, value=b"after")
+    sent_ns = sim.clock.monotonic_ns()
+    sim.until(worker, lambda: any(record.value() == b"after" for record in sim.delivered()))
+    assert sim.clock.monotonic_ns() - sent_ns >= 1_000 * 1_000_000
+    last = sim.delivered()[-1]
+    assert last.timestamp()[1] - sent.timestamp()[1] >= 1_000
+
+
+def test_a_record_stamped_in_the_future_counts_from_first_sight(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 10)
+    sim.kafka.set_leader_clock(+7_200_000)
+    sim.schedule(level=1)
+    sim.kafka.set_leader_clock(0)
+    sim.until(worker, lambda: bool(sim.delivered()), 3_000)
+
+
+def test_what_is_due_already_goes_at_once_after_a_restart(sim: Any) -> None:
+    first = sim.worker()
+    sim.run(first, 10)
+    first.close()
+    for number in range(20):
+        sim.schedule(level=1, value=b"%d" % number)
+    sim.clock.advance(3_600_000)
+    second = sim.worker()
+    sim.until(second, lambda: len(sim.delivered()) == 20, 200)
+
+
+def test_a_table_with_other_levels_hops_on_what_leaves_too_soon(sim: Any) -> None:
+    worker = sim.worker()
+    # the sender's level 1 is 5 s, the worker's 1 s; and a level 20 the worker does not have
+    first = sim.schedule(relative=False, headers=[("DELAY_MS", b"5000")], partition=0)
+    second = sim.schedule(relative=False, headers=[("DELAY_MS", b"4000")], partition=19, value=b"long")
+    sim.until(worker, lambda: len(sim.delivered()) == 2)
+    for record in sim.delivered():
+        sent, delay = (first, 5_000) if record.value() == b"body" else (second, 4_000)
+        assert 0 <= record.timestamp()[1] - sent.timestamp()[1] - delay <= 80
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_position_moves_only_when_the_report_is_in(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.kafka.hold_reports("orders")
+    sim.run(worker, 1_900)
+    assert len(sim.delivered()) == 1
+    assert sim.position() == 0
+    sim.kafka.release()
+    sim.run(worker, 400)
+    assert sim.position() >= 1
+
+
+def test_the_first_start_commits_a_position_for_every_partition(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 10)
+    assert {sim.position(number) for number in range(32)} == {0}
+
+
+def test_a_position_that_retention_has_overtaken_means_earliest_and_an_alarm(sim: Any) -> None:
+    first = sim.worker()
+    sim.run(first, 10)
+    first.close()
+    for number in range(5):
+        sim.schedule(value=b"%d" % number)
+    sim.kafka.truncate(SCHEDULE, 0, before_offset=3)
+    second = sim.worker()
+    sim.until(second, lambda: len(sim.delivered()) == 2)
+    assert [record.value() for record in sim.delivered()] == [b"3", b"4"]
+    assert second.counts.alarms >= 1
+
+
+def test_holes_in_the_log_do_not_hold_the_position(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.kafka.skip_offsets(SCHEDULE, 0, count=3)
+    sim.schedule()
+    sim.run(worker, 1_500)
+    assert len(sim.delivered()) == 2
+    assert sim.position() >= 5
+
+
+def test_a_position_passes_the_probes_of_a_partition_that_is_done(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.run(worker, 3_000)
+    end = sim.kafka.records(SCHEDULE, 0)[-1].offset() + 1
+    assert sim.position() == end
+
+
+def test_a_failed_commit_is_made_up_for_by_the_next(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 300)
+    sim.kafka.fail_commits(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+    sim.schedule()
+    sim.run(worker, 3_000)
+    assert sim.position() >= 1
+
+
+@pytest.mark.parametrize("value", [None, b""])
+def test_records_without_a_value_are_records(sim: Any, value: bytes | None) -> None:
+    worker = sim.worker()
+    for _ in range(3):
+        sim.schedule(value=value, key=None)
+    sim.until(worker, lambda: len(sim.delivered()) == 3)
+    assert {record.value() for record in sim.delivered()} == {value}
+
+
+def test_what_was_in_flight_when_a_worker_died_is_delivered_by_the_next(sim: Any) -> None:
+    worker = sim.worker()
+    for number in range(50):
+        sim.schedule(value=b"%d" % number, uniq=None)
+    sim.kafka.hold_reports("orders")
+    sim.run(worker, 1_100)
+    consumer, delivery = worker._consumer, worker._delivery
+    sim.kafka.kill(consumer)
+    sim.kafka.kill(delivery._producer)
+    worker._consumer = None  # the process is gone
+    sim.kafka.release()
+    sim.clock.advance(60_000)
+    second = sim.worker()
+    sim.run(second, 3_000)
+    assert {record.value() for record in sim.delivered()} == {b"%d" % number for number in range(50)}
+    identities: dict[bytes, set[tuple[str | None, str | None]]] = {}
+    for record in sim.delivered():
+        identities.setdefault(record.value(), set()).add((header(record, "UNIQ_KEY"), header(record, "HOP_ID")))
+    assert all(len(found) == 1 for found in identities.values())
+    assert len(sim.delivered()) > 50  # some were repeated: and so recognisable
+
+
+# --- what goes wrong with targets ------------------------------------------------------------------------------------
+
+
+def test_a_hop_that_is_not_stored_holds_the_position_and_is_made_again(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule(relative=False, headers=[("DELAY_MS", b"2500")], level=2)
+    sim.kafka.fail_produce(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), topic=SCHEDULE, partition=27, count=2)
+    sim.run(worker, 3_100)
+    assert (sim.delivered(), sim.position(1)) == ([], 0)
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    assert worker.counts.resent >= 2
+
+
+def test_a_target_that_refuses_gets_its_records_later_with_their_tries_counted(sim: Any) -> None:
+    worker = sim.worker()
+    sim.kafka.fail_produce(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), topic="orders")
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    assert worker.counts.re_appended == 1
+    [again] = [record for record in sim.kafka.records(SCHEDULE) if header(record, "TARGET_TRIES")]
+    assert header(again, "TARGET_TRIES") == "1"
+    assert header(sim.delivered()[0], "TARGET_TRIES") is None
+
+
+def test_a_denied_target_is_parked_after_its_tries_and_the_others_go_on(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1)
+    sim.kafka.deny("audit", read=False)
+    worker = sim.worker(target_tries=2)
+    sim.schedule(topic="audit", value=b"denied")
+    for number in range(10):
+        sim.schedule(value=b"%d" % number)
+    sim.until(worker, lambda: len(sim.delivered()) == 10, 1_200)
+    sim.until(worker, lambda: bool(sim.parked()))
+    assert sim.parked()[0][0] == "target-refused:TOPIC_AUTHORIZATION_FAILED"
+    assert worker.counts.re_appended == 2
+
+
+def test_a_target_that_does_not_answer_does_not_hold_up_its_level(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1)
+    sim.kafka.hold_sends("audit")
+    worker = sim.worker()
+    sim.schedule(topic="audit", value=b"held")
+    sim.schedule(value=b"first")
+    sim.run(worker, 3_500)
+    sim.schedule(value=b"second")
+    sim.run(worker, 2_000)
+    assert [record.value() for record in sim.delivered()] == [b"first", b"second"]
+    assert worker.counts.re_appended >= 1
+    assert sim.position() >= 3
+    sim.kafka.release()
+    sim.until(worker, lambda: bool(sim.delivered("audit")))
+    assert {record.value() for record in sim.delivered("audit")} == {b"held"}
+
+
+def test_an_unknown_target_is_parked(sim: Any) -> None:
+    worker = sim.worker()
+    sent = sim.schedule(topic="audit.gone")
+    sim.until(worker, lambda: bool(sim.parked()))
+    assert sim.parked() == [("unknown-topic:audit.gone", f"{SCHEDULE}/0/{sent.offset()}")]
+    assert worker.counts.parked == {"unknown-topic": 1}
+
+
+def test_a_target_that_is_deleted_meanwhile_ends_parked(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1)
+    worker = sim.worker()
+    sim.schedule(topic="audit")
+    sim.until(worker, lambda: len(sim.delivered("audit")) == 1)
+    sim.schedule(topic="audit")
+    sim.kafka.delete_topic("audit")
+    sim.until(worker, lambda: bool(sim.parked()))
+    assert sim.parked()[0][0] == "unknown-topic:audit"
+
+
+def test_a_partition_that_is_not_there_any_more_gives_way_to_the_key(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule(key=b"k", headers=[("REAL_QID", b"2")], value=b"there")
+    sim.schedule(key=b"k", headers=[("REAL_QID", b"9")], value=b"gone")
+    sim.until(worker, lambda: len(sim.delivered()) == 2)
+    by_value = {record.value(): record.partition() for record in sim.delivered()}
+    assert by_value[b"there"] == 2
+    assert by_value[b"gone"] in {0, 1, 2}
+
+
+def test_a_record_too_large_for_its_target_is_parked(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1, config={"max.message.bytes": "2000"})
+    worker = sim.worker()
+    sim.schedule(topic="audit", value=b"x" * 5_000)
+    sim.schedule(topic="audit", value=b"small")
+    sim.until(worker, lambda: bool(sim.parked()) and bool(sim.delivered("audit")))
+    assert sim.parked()[0][0] == "target-refused:MSG_SIZE_TOO_LARGE"
+    assert [record.value() for record in sim.delivered("audit")] == [b"small"]
+
+
+def test_a_record_too_large_to_be_parked_is_parked_without_its_body(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1, config={"max.message.bytes": "2000"})
+    sim.kafka.delete_topic("rmq.parked")
+    sim.kafka.create_topic("rmq.parked", 1, config={"max.message.bytes": "3000"})
+    worker = sim.worker()
+    sent = sim.schedule(topic="audit", value=b"x" * 5_000, headers=[("big", b"h" * 5_000)])
+    sim.until(worker, lambda: bool(sim.parked()))
+    [record] = sim.kafka.records("rmq.parked")
+    assert record.value() is None
+    assert header(record, "PARK_FROM") == f"{SCHEDULE}/0/{sent.offset()}"
+
+
+def test_a_keyless_record_for_a_compacted_target_is_parked_alone(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1, config={"cleanup.policy": "compact"})
+    worker = sim.worker()
+    sim.schedule(topic="audit", key=b"k", value=b"keyed")
+    sim.schedule(topic="audit", key=None, value=b"keyless")
+    sim.until(worker, lambda: bool(sim.parked()))
+    assert sim.parked()[0][0] == "target-refused:INVALID_RECORD"
+    assert {record.value() for record in sim.delivered("audit")} == {b"keyed"}
+
+
+# --- what must not be delivered --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topic", "headers", "reason"),
+    [
+        ("payments", [], "forbidden-target:not-allowed"),
+        ("__consumer_offsets", [], "forbidden-target:internal"),
+        ("SCHEDULE_TOPIC_XXXX", [], "forbidden-target:shim-topic"),
+        ("rmq.parked", [], "forbidden-target:shim-topic"),
+        ("rmq.retry.g", [("CONSUMER_GROUP", b"g")], "forbidden-target:shim-topic"),
+        ("%DLQ%g", [("CONSUMER_GROUP", b"g")], "forbidden-target:dead-letter"),
+        ("%RETRY%g", [("CONSUMER_GROUP", b"h")], "forbidden-target:retry-of-another-group"),
+        ("%RETRY%", [("CONSUMER_GROUP", b"")], "forbidden-target:retry-of-another-group"),
+        ("%RETRY%" + "g" * 300, [("CONSUMER_GROUP", b"g" * 300)], "malformed:REAL_TOPIC"),
+        ("a/../b", [], "malformed:REAL_TOPIC"),
+        (None, [], "missing-header:REAL_TOPIC"),
+        ("orders", [("DELAY_MS", b"1000")], "duplicate-header:DELAY_MS"),
+        ("orders", [("DELIVER_AT_MS", b"1")], "two-due-times"),
+        ("orders", [("SHIM", b"2")], "unknown-version"),
+        ("orders", [("REAL_QID", b"-1")], "bad-number:REAL_QID"),
+        ("orders", [("TAGS", None)], "null-header:TAGS"),
+    ],
+)
+def test_forbidden_and_malformed_records_are_parked_with_their_reason(
+    sim: Any, topic: str | None, headers: list[tuple[str, bytes | None]], reason: str
+) -> None:
+    sim.kafka.create_topic("payments", 1)
+    worker = sim.worker()
+    sent = sim.schedule(topic=topic, headers=headers, value=b"bad")
+    sim.schedule(value=b"good")
+    sim.until(worker, lambda: bool(sim.parked()) and bool(sim.delivered()))
+    assert sim.parked() == [(reason, f"{SCHEDULE}/0/{sent.offset()}")]
+    assert [record.value() for record in sim.kafka.records("rmq.parked")] == [b"bad"]
+    assert [record.value() for record in sim.delivered()] == [b"good"]
+
+
+@pytest.mark.parametrize("name", ["DELAY_MS", "DELIVER_AT_MS"])
+def test_a_record_due_in_ages_is_parked(sim: Any, name: str) -> None:
+    worker = sim.worker()
+    sim.schedule(relative=False, headers=[(name, b"9223372036854775807")])
+    sim.until(worker, lambda: bool(sim.parked()))
+    assert sim.parked()[0][0] == "due-too-late"
+
+
+def test_a_retry_reaches_its_group_with_all_that_is_known_of_it(sim: Any) -> None:
+    sim.kafka.create_topic("rmq.retry.g", 1)
+    worker = sim.worker()
+    known = [("RETRY_TOPIC", b"orders"), ("RECONSUME_TIMES", b"2"), ("CONSUMER_GROUP", b"g"), ("FAIL_CLASS", b"E")]
+    sim.schedule(topic="%RETRY%g", headers=[*known, ("mine", b"1")])
+    sim.until(worker, lambda: bool(sim.delivered("rmq.retry.g")))
+    [record] = sim.delivered("rmq.retry.g")
+    assert [pair for pair in record.headers() if pair in known or pair[0] == "mine"] == [*known, ("mine", b"1")]
+    assert header(record, "SHIM") == "1"
+
+
+# --- groups and ends -------------------------------------------------------------------------------------------------
+
+
+def test_partitions_move_to_a_second_worker_without_loss(sim: Any) -> None:
+    first = sim.worker()
+    sim.run(first, 50)
+    for level in (1, 2, 3, 4):
+        for number in range(20):
+            sim.schedule(level=level, value=b"%d-%d" % (level, number))
+    second = sim.worker()
+    for _ in range(3_000):
+        sim.run(first, 5)
+        sim.run(second, 5)
+        if len(sim.delivered()) >= 80:
+            break
+    assert sorted(record.value() for record in sim.delivered()) == sorted(
+        b"%d-%d" % (level, number) for level in (1, 2, 3, 4) for number in range(20)
+    )
+    assert first._assignment.held
+    assert second._assignment.held
+    assert not set(first._assignment.held) & set(second._assignment.held)
+
+
+def test_lost_partitions_are_not_committed(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.run(worker, 900)
+    sim.kafka.hold_reports("orders")
+    sim.run(worker, 300)
+    sim.kafka.evict(worker._consumer)
+    sim.run(worker, 10)
+    sim.kafka.release()
+    before = len(sim.kafka.commits("rmq.sched"))
+    held = worker._assignment.held.get(0)
+    assert held is None or held.queue.next_offset is None
+    sim.until(worker, lambda: (sim.position() or 0) >= 1)
+    assert len(sim.kafka.commits("rmq.sched")) > before
+
+
+def test_close_waits_for_what_is_in_flight_but_not_for_ever(sim: Any) -> None:
+    worker = sim.worker(stop_timeout_ms=500)
+    sim.schedule()
+    sim.kafka.hold_reports("orders")
+    sim.run(worker, 1_100)
+    before_ns = sim.clock.monotonic_ns()
+    worker.close()
+    assert 400 <= (sim.clock.monotonic_ns() - before_ns) / 1e6 <= 2_500
+    assert sim.position() == 0
+    worker.close()
+
+
+def test_close_commits_what_was_confirmed(sim: Any) -> None:
+    worker = sim.worker(commit_interval_ms=60_000)
+    sim.schedule()
+    sim.run(worker, 1_200)
+    worker.close()
+    assert sim.position() >= 1
+
+
+def test_steps_before_the_start_are_refused(sim: Any) -> None:
+    with pytest.raises(WorkerError, match="not started"):
+        sim.worker(start=False).step()
+
+
+def test_a_schedule_topic_that_does_not_stamp_ends_the_worker(sim: Any) -> None:
+    sim.kafka.delete_topic(SCHEDULE)
+    sim.kafka.create_topic(SCHEDULE, 32)
+    worker = sim.worker()
+    sim.schedule()
+    with pytest.raises((WorkerError, TopicMismatchError), match="CreateTime"):
+        sim.run(worker, 2_000)
+
+
+def test_a_topic_that_begins_anew_is_read_from_its_beginning(sim: Any) -> None:
+    worker = sim.worker()
+    for _ in range(5):
+        sim.schedule()
+    sim.run(worker, 1_500)
+    held = worker._assignment.held[0]
+    records = sim.kafka.records(SCHEDULE, 0)[:1]
+    worker._offer(held, records, sim.clock.monotonic_ns())
+    assert held.gone
+    assert worker._assignment.held[0].queue.waiting_count == 1
+
+
+def test_a_producer_that_cannot_go_on_is_made_anew_and_nothing_is_lost(sim: Any) -> None:
+    worker = sim.worker()
+    for number in range(5):
+        sim.schedule(value=b"%d" % number)
+    sim.kafka.fail_produce(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "x", fatal=True), topic="orders")
+    sim.until(worker, lambda: len({record.value() for record in sim.delivered()}) == 5)
+    assert worker.counts.recycled == 1
+    sim.until(worker, lambda: (sim.position() or 0) >= 5, 3_000)
+
+
+def test_a_far_queue_holds_little_and_a_near_one_enough(sim: Any) -> None:
+    worker = sim.worker(prefetch_count=1_000)
+    for _ in range(3_000):
+        sim.schedule(level=4, value=b"far")
+    sim.run(worker, 500)
+    held = worker._assignment.held[3]
+    assert held.paused
+    assert held.queue.waiting_count <= 1_100
+    sim.until(worker, lambda: len(sim.delivered()) == 3_000, 20_000)
+
+
+def test_the_broker_away_for_a_while_loses_nothing(sim: Any) -> None:
+    worker = sim.worker()
+    for number in range(20):
+        sim.schedule(value=b"%d" % number)
+    sim.run(worker, 500)
+    sim.kafka.stop_broker()
+    sim.run(worker, 5_000)
+    sim.kafka.start_broker()
+    sim.until(worker, lambda: len({record.value() for record in sim.delivered()}) == 20, 60_000)
+    sim.until(worker, lambda: (sim.position() or 0) >= 20, 60_000)
+
+
+def test_a_second_start_changes_nothing(sim: Any) -> None:
+    worker = sim.worker()
+    consumer = worker._consumer
+    worker.start()
+    assert worker._consumer is consumer
+    assert isinstance(TopicPartition("t", 0), TopicPartition)
