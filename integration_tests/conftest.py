@@ -4,6 +4,7 @@ The broker is started once per session by the order of choice of `rocketshim.loc
 started the tests fail; they are never skipped, since a suite that tests nothing must not look green.
 """
 
+import time
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -46,6 +47,7 @@ def topic(admin: AdminClient) -> Iterator[Callable[..., str]]:
         futures = admin.create_topics([NewTopic(unique, num_partitions=partitions, config=config or {})])
         futures[unique].result(_DEADLINE_S)
         made.append(unique)
+        await_led(admin, unique, partitions)
         return unique
 
     yield make
@@ -64,6 +66,17 @@ def namespace(admin: AdminClient) -> Iterator[str]:
     unique = f"ns{uuid.uuid4().hex[:10]}"
     yield unique
     delete_topics(admin, [name for name in admin.list_topics(timeout=_DEADLINE_S).topics if name.startswith(unique)])
+
+
+def await_led(admin: AdminClient, name: str, partitions: int) -> None:
+    """Wait until the broker knows a topic that it has just confirmed, with a leader for each partition."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < deadline:
+        found = admin.list_topics(name, timeout=_DEADLINE_S).topics[name]
+        led = [part for part in found.partitions.values() if part.leader >= 0 and part.error is None]
+        if found.error is None and len(led) == partitions:
+            return
+    raise TimeoutError(f"{name} has no leaders after {_DEADLINE_S} s")
 
 
 def delete_topics(admin: AdminClient, names: list[str]) -> None:

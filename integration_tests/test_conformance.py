@@ -3,6 +3,7 @@
 Topics are not deleted one by one: names are unique to the run, and the session's broker goes when the session does.
 """
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -45,7 +46,18 @@ class RealBackend:
         name = self.new_name()
         self._admin.create_topics([NewTopic(name, partitions, config=dict(config or {}))])[name].result(DEADLINE_S)
         self._topics.append(name)
+        self._await_led(name, partitions)
         return name
+
+    def _await_led(self, name: str, partitions: int) -> None:
+        """A topic that was confirmed is known to the broker a little later."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            found = self._admin.list_topics(name, timeout=DEADLINE_S).topics[name]
+            led = [part for part in found.partitions.values() if part.leader >= 0 and part.error is None]
+            if found.error is None and len(led) == partitions:
+                return
+        raise TimeoutError(f"{name} has no leaders after {DEADLINE_S} s")
 
     def new_name(self) -> str:
         return f"conf-{uuid.uuid4().hex}"
