@@ -1,0 +1,304 @@
+"""The worker as a process of its own against a real broker, at least once.
+
+What was sent and when is judged by the broker's own stamps: schedule topic and targets have LogAppendTime. Each
+delivered record names by `HOP_ID` the schedule record it was made from, so every hop can be followed back.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Producer as PlainProducer
+from confluent_kafka.admin import AdminClient
+
+from rocketshim.local import Broker
+from rocketshim.producer.producer import Producer
+from rocketshim_topics import Message as Outgoing
+from rocketshim_topics import provision
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+
+LEVELS = "1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 3s 1s"
+STAMPED = {"message.timestamp.type": "LogAppendTime"}
+DEADLINE_S = 40.0
+
+
+@dataclass
+class Stage:
+    """One namespace with its topics, and the workers that run in it."""
+
+    bootstrap: str
+    names: TopicNames
+    logs: Path
+    admin: AdminClient
+    topic: Callable[..., str]
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def worker(self, *options: str) -> subprocess.Popen[bytes]:
+        with (self.logs / f"worker-{len(self.processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "rocketshim", "worker", "--bootstrap", self.bootstrap,
+                    "--namespace", self.names.namespace, "--delay-levels", LEVELS, "--log-format", "json", *options,
+                ],
+                stdout=log,
+                stderr=log,
+            )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    @contextmanager
+    def sender(self) -> Iterator[Producer]:
+        with Producer(self.bootstrap, namespace=self.names.namespace, delay_levels=LEVELS) as producer:
+            yield producer
+
+    def read(self, topic: str) -> list[Message]:
+        """Everything that lies in a topic now, as `read_committed` readers see it."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False,
+                "enable.partition.eof": True, "auto.offset.reset": "earliest",
+            }
+        )  # fmt: skip
+        try:
+            count = len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
+            consumer.assign([TopicPartition(topic, number, 0) for number in range(count)])
+            found, ended = [], 0
+            while ended < count:
+                message = consumer.poll(5.0)
+                assert message is not None, f"no end of {topic} within 5 s"
+                if message.error() is not None:
+                    ended += 1
+                else:
+                    found.append(message)
+            return found
+        finally:
+            consumer.close()
+
+    def read_until(self, topic: str, count: int) -> list[Message]:
+        """What lies in a topic once it holds so many records."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            found = self.read(topic)
+            if len(found) >= count:
+                return found
+            assert time.monotonic() < end, f"{len(found)} of {count} records in {topic}; logs in {self.logs}"
+            time.sleep(0.1)
+
+
+def header(record: Message, name: str) -> str | None:
+    value = dict(record.headers() or []).get(name)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def schedule_records(stage: Stage) -> dict[str, Message]:
+    return {
+        f"{record.topic()}/{record.partition()}/{record.offset()}": record
+        for record in stage.read(stage.names.schedule)
+    }
+
+
+def first_of(record: Message, schedule: dict[str, Message]) -> tuple[Message, int]:
+    """The schedule record a message began as, and how many hops it took to be delivered."""
+    hops = 0
+    while (origin := schedule.get(header(record, "HOP_ID") or "")) is not None:
+        record = origin
+        hops += 1
+    return record, hops
+
+
+@pytest.fixture
+def stage(
+    broker: Broker, admin: AdminClient, topic: Callable[..., str], namespace: str, tmp_path: Path
+) -> Iterator[Stage]:
+    names = TopicNames(namespace)
+    provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
+    made = Stage(broker.bootstrap, names, tmp_path, admin, topic)
+    yield made
+    for process in made.processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait(30)
+
+
+def test_every_level_any_delay_and_what_is_due_are_delivered_never_early(stage: Stage) -> None:
+    target = stage.topic(3, STAMPED)
+    levels = DelayLevels.parse(LEVELS)
+    process = stage.worker("--allow", target)
+    asked: dict[bytes, int] = {}
+    with stage.sender() as sender:
+        for level in range(1, 19):
+            body = b"level %d" % level
+            result = sender.send(Outgoing(target, body, key=b"k%d" % level, delay_level=level))
+            assert result.offset_msg_id.split("/")[1] == str(level - 1)
+            asked[body] = levels.delay_ms(level)
+        sender.send(Outgoing(target, b"above", delay_level=99))
+        asked[b"above"] = levels.delay_ms(18)
+        for delay_ms in (1, 40, 333, 1_500, 2_770, 4_100):
+            body = b"delay %d" % delay_ms
+            sender.send(Outgoing(target, body, delay=delay_ms / 1_000))
+            asked[body] = delay_ms
+        at_ms = time.time_ns() // 1_000_000 + 2_345
+        sender.send(Outgoing(target, b"at", deliver_at=at_ms))
+        sender.send(Outgoing(target, b"past", deliver_at=1_000_000))
+        sender.send(Outgoing(target, None, key=b"tombstone", delay=0.1))
+        sender.send(Outgoing(target, b"", key=b"empty", delay=0.1))
+    found = stage.read_until(target, len(asked) + 4)
+    schedule = schedule_records(stage)
+    assert len(found) == len(asked) + 4
+    for record in found:
+        first, hops = first_of(record, schedule)
+        waited_ms = record.timestamp()[1] - first.timestamp()[1]
+        if record.key() in {b"tombstone", b"empty"}:
+            assert record.value() == (None if record.key() == b"tombstone" else b"")
+            assert waited_ms >= 100
+        elif record.value() == b"at":
+            assert record.timestamp()[1] >= at_ms
+        elif record.value() == b"past":
+            assert waited_ms < 5_000
+        else:
+            assert waited_ms >= asked[record.value()], record.value()
+            if record.value().startswith(b"level"):
+                assert hops == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(15) == 0
+
+
+def test_a_worker_killed_in_mid_stream_loses_nothing_and_repeats_are_recognisable(stage: Stage) -> None:
+    target = stage.topic(2, STAMPED)
+    count = 3_000
+    plain = PlainProducer({"bootstrap.servers": stage.bootstrap})
+    process = stage.worker("--allow", target)
+    with stage.sender() as sender:
+        for number in range(count):
+            if number % 2:
+                sender.send_async(Outgoing(target, b"%d" % number, delay=0.3 + number % 7 / 10))
+            else:  # a plain producer, with no header but the target: level 1
+                plain.produce(
+                    stage.names.schedule, b"%d" % number, partition=0, headers=[("REAL_TOPIC", target.encode())]
+                )
+            if number % 500 == 499:
+                plain.flush()
+                sender.flush()
+                time.sleep(0.25)
+            if number in {1_499, 2_499}:
+                process.kill()
+                process.wait(10)
+                process = stage.worker("--allow", target)
+    end = time.monotonic() + DEADLINE_S
+    while len(bodies := {record.value() for record in stage.read(target)}) < count:
+        assert time.monotonic() < end, f"{len(bodies)} of {count}"
+        time.sleep(0.3)
+    schedule = schedule_records(stage)
+    first_of_body: dict[bytes, set[str]] = {}
+    keys: dict[bytes, set[str | None]] = {}
+    for record in stage.read(target):
+        first, _ = first_of(record, schedule)
+        first_of_body.setdefault(record.value(), set()).add(f"{first.partition()}/{first.offset()}")
+        keys.setdefault(record.value(), set()).add(header(record, "UNIQ_KEY"))
+        due_ms = first.timestamp()[1] + int(header(first, "DELAY_MS") or 1_000)
+        assert record.timestamp()[1] >= due_ms
+        origin = schedule[header(record, "HOP_ID") or ""]
+        assert origin.value() == record.value()
+    assert set(keys) == {b"%d" % number for number in range(count)}
+    assert all(len(found) == 1 for found in keys.values())
+    assert all(len(found) == 1 for found in first_of_body.values())
+
+
+def test_bad_records_are_parked_and_hold_up_nobody(stage: Stage) -> None:
+    target, gone, small = stage.topic(2, STAMPED), stage.topic(1), stage.topic(1, {"max.message.bytes": "20000"})
+    compacted = stage.topic(1, {"cleanup.policy": "compact"})
+    allowed = [text for name in (target, gone, small, compacted, "nowhere*") for text in ("--allow", name)]
+    plain = PlainProducer({"bootstrap.servers": stage.bootstrap})
+
+    def schedule(
+        topic: str | None, value: bytes, headers: list[tuple[str, Any]] | None = None, key: bytes | None = b"k"
+    ) -> None:
+        to = [] if topic is None else [("REAL_TOPIC", topic.encode())]
+        plain.produce(stage.names.schedule, value, key, partition=0, headers=[*to, *(headers or [])])
+
+    stage.admin.delete_topics([gone])[gone].result(20)
+    schedule(None, b"no target")
+    schedule(target, b"twice", [("DELAY_MS", b"1"), ("DELAY_MS", b"1")])
+    schedule(target, b"no number", [("DELAY_MS", "١٢".encode())])
+    schedule("rmq.dlq.g", b"ours")
+    schedule("__consumer_offsets", b"internal")
+    schedule("payments", b"not allowed")
+    schedule("nowhere-1", b"unknown")
+    schedule(gone, b"deleted")
+    schedule("%RETRY%g", b"other group", [("CONSUMER_GROUP", b"h")])
+    schedule(target, b"beyond", [("REAL_QID", b"77")])
+    schedule(compacted, b"keyless", key=None)
+    for number in range(60):
+        schedule(small, b"%04d" % number + b"x" * 1_000)
+        schedule(compacted, b"%04d" % number)
+    schedule(small, b"y" * 30_000)
+    for number in range(50):
+        schedule(target, b"%d" % number)
+    assert plain.flush(20) == 0
+    stage.worker(*allowed)
+    found = stage.read_until(target, 51)
+    assert {record.value() for record in found} == {b"beyond"} | {b"%d" % number for number in range(50)}
+    stage.read_until(small, 60)
+    assert len({record.value() for record in stage.read_until(compacted, 60)}) == 60
+    parked = {
+        (record.value() or b"")[:20]: header(record, "PARK_REASON")
+        for record in stage.read_until(stage.names.parked, 11)
+    }
+    assert parked == {
+        b"no target": "missing-header:REAL_TOPIC",
+        b"twice": "duplicate-header:DELAY_MS",
+        b"no number": "bad-number:DELAY_MS",
+        b"ours": "forbidden-target:shim-topic",
+        b"internal": "forbidden-target:internal",
+        b"not allowed": "forbidden-target:not-allowed",
+        b"unknown": "unknown-topic:nowhere-1",
+        b"deleted": f"unknown-topic:{gone}",
+        b"other group": "forbidden-target:retry-of-another-group",
+        b"keyless": "target-refused:INVALID_RECORD",
+        b"y" * 20: "target-refused:MSG_SIZE_TOO_LARGE",
+    }
+    assert "nowhere-1" not in stage.admin.list_topics(timeout=10).topics
+
+
+def test_a_target_deleted_in_mid_stream_ends_parked_and_the_level_goes_on(stage: Stage) -> None:
+    target, gone = stage.topic(1, STAMPED), stage.topic(1)
+    stage.worker("--allow", target, "--allow", gone)
+    with stage.sender() as sender:
+        sender.send(Outgoing(gone, b"before", delay_level=1))
+        stage.read_until(gone, 1)
+        for number in range(20):
+            sender.send_async(Outgoing(gone if number % 2 else target, b"%d" % number, delay_level=1))
+        sender.flush()
+    stage.admin.delete_topics([gone])[gone].result(20)
+    assert len(stage.read_until(target, 10)) == 10
+    assert len(stage.read_until(stage.names.parked, 10)) == 10
+
+
+def test_a_worker_may_not_write_anywhere_by_default(stage: Stage) -> None:
+    process = stage.worker()
+    assert process.wait(20) == 1
+    assert "--allow" in (stage.logs / "worker-0.log").read_text()
+
+
+def test_another_group_must_be_meant(stage: Stage) -> None:
+    process = stage.worker("--allow", "x", "--group", "other")
+    assert process.wait(20) == 1
+    assert "replay_everything" in (stage.logs / "worker-0.log").read_text()
+
+
+def test_no_broker_is_said_within_its_deadline(stage: Stage) -> None:
+    stage.bootstrap = "127.0.0.1:1"
+    process = stage.worker("--allow", "x")
+    assert process.wait(60) == 1
+    assert "worker.cannot-go-on" in (stage.logs / "worker-0.log").read_text()
