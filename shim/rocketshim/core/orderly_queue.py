@@ -341,7 +341,7 @@ class OrderlyQueue(Generic[MessageT]):
         elif decision.again:
             self._finish(decision.dead)
         else:
-            self._commit(sorted(decision.dead, key=_offset))
+            self._commit(decision.dead)
         if not decision.again:
             return []
         decision.again.sort(key=_offset)
@@ -404,19 +404,18 @@ class OrderlyQueue(Generic[MessageT]):
 
     def _commit(self, batch: list[MessageT]) -> None:
         """The batch is finished, and all that is open."""
-        rising = bool(batch) and self._key_of is None and not self._finished
         if self._open:
-            batch, rising = self._open + batch, False
+            batch = self._open + batch
             self._open = []
             self._open_dead.clear()
-        self._finish(batch, rising=rising)
+        self._finish(batch)
 
-    def _finish(self, messages: list[MessageT], *, rising: bool = False) -> None:
+    def _finish(self, messages: list[MessageT]) -> None:
         self.msg_count -= len(messages)
         self.msg_bytes -= sum(map(len, messages))
         undone, finished, counts = self._undone, self._finished, self._counts
-        if rising and not counts and messages[-1].offset() == undone[len(messages) - 1]:
-            # n that rise and end at the n-th: they are the n first
+        if messages and self._key_of is None and not counts and messages[-1].offset() == undone[len(messages) - 1]:
+            # The usual case. Without lanes and failures nothing before the last of n is waiting: they are the n first.
             self._next_offset = undone[len(messages) - 1] + 1
             for _ in messages:
                 undone.popleft()

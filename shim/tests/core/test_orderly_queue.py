@@ -257,6 +257,13 @@ def test_without_auto_commit_a_dead_letter_waits_for_the_commit_and_is_not_rolle
     assert made.next_offset == 8
 
 
+def test_counts_of_messages_that_are_gone_are_not_carried_on() -> None:
+    made = queue(4, 6, reconsume_counts=[(5, 2), (6, 1)])  # 5 was compacted away meanwhile
+    taken(made)
+    answer(made, BatchAnswer(2))
+    assert (made.next_offset, made.reconsume_counts) == (7, ())
+
+
 # --- waiting, yielding, flow control ------------------------------------------------------------------------------
 
 
@@ -600,10 +607,10 @@ def test_any_sequence_of_answers_does_what_rocketmqs_maps_do(
             if said.stops:
                 break
         actions = list(made.report(reported, now_ms))
-        for action in list(actions):
-            if isinstance(action, DeadLetterOrderly):
-                letters.append((action.message.offset() or 0, action.reconsume_times))
-                actions += made.dead_lettered(action.message.offset() or 0, stored=judged[-1][2], now_ms=now_ms)
+        asked = dead(actions)
+        letters += asked
+        for offset, _ in reversed(asked):  # reports come in any order
+            actions += made.dead_lettered(offset, stored=judged[-1][2], now_ms=now_ms)
         for batch, said, stored in judged:
             assert model.deliver(len(batch)) == batch
             model.apply(batch, said, stored, now_ms)
@@ -612,6 +619,8 @@ def test_any_sequence_of_answers_does_what_rocketmqs_maps_do(
         assert made.reconsume_counts == model.open_counts
         assert made.msg_count == len(model.offsets) - len(model.done)
         assert made.idle == (len(model.offsets) == len(model.done))
+        assert made._counts.keys() <= set(made._undone), "counts of what is finished are forgotten"
+        assert made._open_dead <= {message.offset() for message in made._open}
         assert [s.until_ms for s in suspended(actions)] in ([], [model.not_before_ms])
 
 
