@@ -520,9 +520,7 @@ class QueueLockHolder:
                     if sent_ms is not None:
                         slot.confirmed_ms = max(slot.confirmed_ms, sent_ms)
                 return []
-            case Outcome.RELEASED:
-                return []
-            case Outcome.REFUSED | Outcome.VOID | Outcome.UNKNOWN:
+            case Outcome.REFUSED | Outcome.VOID | Outcome.UNKNOWN | Outcome.RELEASED:
                 if slot is None:
                     return []
                 if slot.state is _State.CLAIMING and slot.claim_seq == seq:

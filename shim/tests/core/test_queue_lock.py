@@ -389,6 +389,17 @@ def test_a_void_renewal_stops_at_once() -> None:
     assert [a.reason for a in bench.of(Stop) if isinstance(a, Stop)] == [StopReason.LOST]
 
 
+def test_a_release_written_in_our_name_stops_at_once() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    entry = {"topic": "orders", "queue_id": 0, "token": token, "confirmed_offset": 1}
+    fields = {"v": 1, "kind": "release", "client_id": "a", "incarnation": "i1", "seq": 2**40, "lease_ms": LEASE}
+    folded = bench.append(decode_group_record(_json(fields | {"base": bench.log.base, "queues": [entry]})))
+    assert folded.judgements[0].outcome is Outcome.RELEASED
+    assert bench.of(Stop) == [Stop(Q, token, StopReason.LOST)]
+
+
 def test_a_refused_claim_is_made_again_when_the_lease_should_have_run_out() -> None:
     bench = Bench(owner=B)
     fields = {"v": 1, "kind": "claim", "client_id": "a", "incarnation": "i1", "seq": 1, "lease_ms": 12_000}
