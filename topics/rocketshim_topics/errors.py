@@ -8,6 +8,7 @@ Split by who can do something about it::
     │   ├── ReservedHeaderError    a property name that belongs to the wire format
     │   └── MessageTooLargeError   larger than a hop that is still to come will take
     ├── MalformedRecordError       a record on a topic that breaks the wire format: park it  (also a ValueError)
+    ├── UnknownVersionError        a group-log record of a newer version: stop holding (`rocketshim_topics.group_log`)
     └── ClusterError               what lies on the cluster: mend it there
         ├── TopicMissingError      a topic that has to be there is not, and may not be created
         ├── TopicMismatchError     a topic is there, but not as the layout needs it
