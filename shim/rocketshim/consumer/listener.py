@@ -152,36 +152,55 @@ class ChunkRunner:
             except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
                 outcomes = [*(outcomes or ()), self._raised(message, error, context)]
             else:
-                if not (status is None or status is success) or context.ack_index < 0:
+                succeeded = status is None or status is success
+                if succeeded and context.ack_index == ALL and not context.delay_level_when_next_consume:
+                    continue  # nearly always
+                if not succeeded or context.ack_index < 0:
                     outcomes = [*(outcomes or ()), self._refused(message, status, context)]
-            if context.delay_level_when_next_consume or context.ack_index != ALL:
-                context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
+            context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
         return outcomes
 
     def _in_batches(
         self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
     ) -> list[Outcome] | None:
         outcomes: list[Outcome] = []
-        matches, todo = subscription.matches, chunk.todo
+        matches, take = subscription.matches, chunk.todo.popleft
+        wanted = range(self._batch_count)
         while True:
             batch: list[Any] = []
-            while len(batch) < self._batch_count:
-                try:
-                    message = todo.popleft()
-                except IndexError:
-                    break
-                try:
-                    if matches is None or matches(message.headers()):
-                        batch.append(message)
-                except Exception as error:  # noqa: BLE001 - a record that the filter cannot read failed, and no other
-                    outcomes.append(self._raised(message, error, context))
+            append = batch.append
+            try:
+                if matches is None:
+                    for _ in wanted:
+                        append(take())
+                else:
+                    self._fill(batch, take, matches, context, outcomes)
+            except IndexError:  # no more; the owner may have taken some back meanwhile
+                pass
             if not batch:
                 break
             chunk.in_work = batch
-            views = [MessageView(message, trusted=False) for message in batch]
+            views = [MessageView(message, False) for message in batch]  # noqa: FBT003 - as above
             self._call(subscription.listener, views, batch, context, outcomes)
             context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
         return outcomes or None
+
+    def _fill(
+        self,
+        batch: list[Any],
+        take: Callable[[], Any],
+        matches: HeaderFilter,
+        context: ConsumeConcurrentlyContext,
+        outcomes: list[Outcome],
+    ) -> None:
+        """Take messages that match, until the batch is full; raises IndexError when there are no more."""
+        while len(batch) < self._batch_count:
+            message = take()
+            try:
+                if matches(message.headers()):
+                    batch.append(message)
+            except Exception as error:  # noqa: BLE001 - a record that the filter cannot read failed, and no other
+                outcomes.append(self._raised(message, error, context))
 
     def _selected(
         self,
