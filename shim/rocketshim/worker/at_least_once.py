@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient, DeliveryCallback, ProducerClient, ProducerFactory
+from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
@@ -180,8 +180,7 @@ class AtLeastOnce:
         latest_append_ms = clock_ms - flight.held.queue.delay_ms
         prefix = flight.held.hop_prefix
         quick, produce = self._router.quick, producer.produce
-        batches: dict[tuple[int, int], tuple[_Batch, DeliveryCallback]] = {}
-        targets: set[Target] = set()
+        targets: list[Target] = []
         slow: list[int] = []
         for place, record in enumerate(due.records):
             append_ms = record.timestamp()[1]
@@ -192,25 +191,27 @@ class AtLeastOnce:
                 slow.append(place)
                 continue
             target, partition, headers, due_ms = found
-            begun = batches.get((id(target), partition))
+            begun = target.begun.get(partition)
             if begun is None:
                 batch = _Batch(flight, Kind.DELIVER, target.topic, target, self._inbox)
-                begun = batches[id(target), partition] = batch, batch.reported
-                targets.add(target)
-            batch, reported = begun
+                if not target.begun:
+                    targets.append(target)
+                begun = target.begun[partition] = batch, batch.reported, batch.places.append, batch.dues_ms.append
+            _, reported, add_place, add_due = begun
             try:
                 produce(target.topic, record.value(), record.key(), partition, on_delivery=reported, headers=headers)
             except (BufferError, KafkaException):
                 slow.append(place)  # there it is tried again, and the error looked at
                 continue
-            batch.places.append(place)
-            batch.dues_ms.append(due_ms)
+            add_place(place)
+            add_due(due_ms)
+        # a report of the first records cannot come before poll, so `places` is complete when it is looked at
         for target in targets:
             target.turn += 1
-        # a report of the first records cannot come before poll, so `places` is complete when it is looked at
-        sent = [batch for batch, _ in batches.values() if batch.places]
-        self._flying.extend(sent)
-        self._open_batches.update(sent)
+            sent = [begun[0] for begun in target.begun.values() if begun[0].places]
+            target.begun.clear()
+            self._flying.extend(sent)
+            self._open_batches.update(sent)
         return slow
 
     def _place(self, flight: _Flight, place: int, now_ns: int) -> None:

@@ -12,7 +12,7 @@ Bounded: 512 shapes and 4,096 numbers are remembered; both tables begin anew whe
 """
 
 import itertools
-from typing import Any, Final
+from typing import Final
 
 from rocketshim_topics import wire
 from rocketshim_topics.names import RETRY_PREFIX
@@ -22,7 +22,7 @@ __all__ = ["QuickDelivery", "QuickHeaders"]
 
 _PLACE: Final = {name: place for place, name in enumerate(HEADER_ORDER)}
 _INT_NAMES: Final = frozenset({wire.DELAY, wire.RECONSUME_TIMES, wire.MAX_RECONSUME_TIMES, wire.REPLAY_COUNT})
-_LONG_NAMES: Final = frozenset({wire.BORN_TIMESTAMP, wire.FAIL_AT_MS})
+_LONG_NAMES: Final = frozenset({wire.DELAY_MS, wire.DELIVER_AT_MS, wire.BORN_TIMESTAMP, wire.FAIL_AT_MS})
 _UNUSUAL: Final = frozenset(
     {wire.REAL_QID, wire.TARGET_TRIES, wire.PARK_REASON, wire.PARK_FROM, wire.CLOCK, wire.REPLAY_ID, wire.REPLAY_COUNT}
 )
@@ -39,13 +39,16 @@ _SHIM_HEADER: Final[Header] = (wire.SHIM, _VERSION)
 _SHORT_DIGITS: Final = 9  # below 2^31
 _LONG_DIGITS: Final = 18  # below 2^63
 _MOST_SHAPES: Final = 512
-_MOST_NUMBERS: Final = 4_096
+_MANY_NUMBERS: Final = 4_000  # a record has a handful, so 4,096 are never exceeded
+_ZERO: Final = ord("0")
 
 
 class _Shape:
     """What can be said of headers by their names."""
 
-    __slots__ = ("due", "first", "group", "hop", "is_absolute", "is_failure", "longs", "real", "rest", "shim", "shorts")
+    __slots__ = (
+        "due", "first", "group", "hop", "is_absolute", "is_failure", "longs", "ours", "real", "rest", "shim", "shorts",
+    )  # fmt: skip
 
     def __init__(self, names: tuple[str, ...], ours: int) -> None:
         place = {name: at for at, name in enumerate(names[:ours])}
@@ -56,6 +59,7 @@ class _Shape:
         self.first = place[wire.UNIQ_KEY]
         self.shorts = tuple(at for name, at in place.items() if name in _INT_NAMES)
         self.longs = tuple(at for name, at in place.items() if name in _LONG_NAMES)
+        self.ours = ours
         self.is_failure = any(name in _OF_A_FAILURE for name in place)
         self.group = place.get(wire.CONSUMER_GROUP, -1)
         self.hop = next((at for at, name in enumerate(names[:ours]) if _PLACE[name] >= _HOP_PLACE), ours)
@@ -81,23 +85,9 @@ def _shape(names: tuple[str, ...]) -> _Shape | None:
     return _Shape(names, ours)
 
 
-class QuickDelivery:
-    """What the quick way says of one record: it is due, and these are its headers at the target.
-
-    Attributes:
-        real_topic: value of `REAL_TOPIC`, as bytes.
-        group: value of `CONSUMER_GROUP`, as bytes; None: not there.
-        headers: for the target, whichever of source topic and retry topic `real_topic` is.
-        due_ms: when it was due, epoch ms.
-    """
-
-    __slots__ = ("due_ms", "group", "headers", "real_topic")
-
-    def __init__(self, real_topic: bytes, group: bytes | None, headers: list[Header], due_ms: int) -> None:
-        self.real_topic = real_topic
-        self.group = group
-        self.headers = headers
-        self.due_ms = due_ms
+QuickDelivery = tuple[bytes, bytes | None, list[Header], int]
+"""What the quick way says of one record that is due: `REAL_TOPIC`, `CONSUMER_GROUP` (None: not there), the headers at
+the target (source topic or retry topic, whichever it is), and when it was due in epoch ms. A tuple, for speed."""
 
 
 class QuickHeaders:
@@ -106,13 +96,16 @@ class QuickHeaders:
     Thread-safety: none; one owner thread.
     """
 
-    __slots__ = ("_numbers", "_shapes")
+    __slots__ = ("_last_names", "_last_shape", "_longs", "_shapes", "_shorts")
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, ...], _Shape | None] = {}
-        self._numbers: dict[bytes, int] = {}
+        self._last_names: tuple[str, ...] = ()
+        self._last_shape: _Shape | None = None
+        self._longs: dict[bytes | None, int] = {}
+        self._shorts: dict[bytes | None, int] = {}
 
-    def cut(  # noqa: C901, PLR0912 - one pass, each line of it counts
+    def cut(  # noqa: C901, PLR0912 - one pass over one record, of which every line is paid for
         self, headers: list[Header] | None, append_ms: int, clock_ms: int, hop_id: bytes
     ) -> QuickDelivery | None:
         """The delivered headers of a record that is due.
@@ -128,64 +121,57 @@ class QuickHeaders:
         """
         if not headers:
             return None
-        names = tuple([header[0] for header in headers])
-        shapes = self._shapes
-        shape = shapes.get(names)
+        names, values = zip(*headers)  # noqa: B905 - each header is a pair
+        if names == self._last_names:  # cheaper than to hash the names, and mostly so
+            shape = self._last_shape
+        else:
+            shape = self._last_shape = self._learn(names)
+            self._last_names = names
         if shape is None:
-            if names in shapes:
-                return None
-            if len(shapes) >= _MOST_SHAPES:
-                shapes.clear()
-            shape = shapes[names] = _shape(names)
-            if shape is None:
-                return None
-        if shape.shim >= 0 and headers[shape.shim][1] != _VERSION:
             return None
-        numbers = self._numbers
-        value = headers[shape.due][1]
-        due_ms = self._number(value, _LONG_DIGITS) if value not in numbers else numbers[value]
-        if due_ms < 0:
+        if shape.shim >= 0 and values[shape.shim] != _VERSION:
             return None
+        longs = self._longs
+        if len(longs) > _MANY_NUMBERS:
+            longs.clear()
+        for at in shape.longs:
+            if values[at] not in longs and not _remember(values[at], _LONG_DIGITS, longs):
+                return None
+        shorts = self._shorts
+        if len(shorts) > _MANY_NUMBERS:
+            shorts.clear()
+        for at in shape.shorts:
+            if values[at] not in shorts and not _remember(values[at], _SHORT_DIGITS, shorts):
+                return None
+        due_ms = longs[values[shape.due]]
         if not shape.is_absolute:
             due_ms += append_ms
-        if due_ms > clock_ms:
+        if due_ms > clock_ms or not values[shape.first] or None in values[shape.first : shape.ours]:
             return None
-        for at in shape.longs:
-            value = headers[at][1]
-            if value not in numbers and self._number(value, _LONG_DIGITS) < 0:
-                return None
-        for at in shape.shorts:
-            value = headers[at][1]
-            if (
-                value is None
-                or len(value) > _SHORT_DIGITS
-                or (value not in numbers and self._number(value, _SHORT_DIGITS) < 0)
-            ):
-                return None
-        real_topic = headers[shape.real][1]
-        if not real_topic or not headers[shape.first][1]:
+        real_topic = values[shape.real]
+        if not real_topic:
             return None
-        kept = headers[shape.first : shape.hop]
-        for header in kept:
-            if header[1] is None:
-                return None
-        is_retry = real_topic.startswith(_RETRY)
-        if is_retry:
-            delivered = [_SHIM_HEADER, *kept, (wire.HOP_ID, hop_id), *headers[shape.rest :]]
+        delivered = headers[shape.first : shape.hop]
+        delivered.append((wire.HOP_ID, hop_id))
+        delivered += headers[shape.rest :]
+        if real_topic.startswith(_RETRY):
+            delivered.insert(0, _SHIM_HEADER)
         elif shape.is_failure:
             return None
-        else:
-            delivered = [*kept, (wire.HOP_ID, hop_id), *headers[shape.rest :]]
-        if shape.rest != shape.hop and headers[shape.hop][1] is None:
-            return None
-        group = headers[shape.group][1] if shape.group >= 0 else None
-        return QuickDelivery(real_topic, group, delivered, due_ms)
+        return real_topic, (values[shape.group] if shape.group >= 0 else None), delivered, due_ms
 
-    def _number(self, value: Any, most_digits: int) -> int:
-        """A number in the one form in which we write it; -1 for everything else."""
-        if value is None or not value.isdigit() or len(value) > most_digits or (value[0] == 48 and len(value) > 1):
-            return -1
-        if len(self._numbers) >= _MOST_NUMBERS:
-            self._numbers.clear()
-        number = self._numbers[value] = int(value)
-        return number
+    def _learn(self, names: tuple[str, ...]) -> _Shape | None:
+        shapes = self._shapes
+        if names not in shapes:
+            if len(shapes) >= _MOST_SHAPES:
+                shapes.clear()
+            shapes[names] = _shape(names)
+        return shapes[names]
+
+
+def _remember(value: bytes | None, most_digits: int, numbers: dict[bytes | None, int]) -> bool:
+    """Whether a value is a number in the one form in which we write it; then it is kept."""
+    if value is None or not value.isdigit() or len(value) > most_digits or (value[0] == _ZERO and len(value) > 1):
+        return False
+    numbers[value] = int(value)
+    return True

@@ -115,11 +115,12 @@ class Placement:
 class _Route:
     """What a value of `REAL_TOPIC` means, as far as it does not change: allowed, and to which topic."""
 
-    __slots__ = ("group", "topic")
+    __slots__ = ("group", "target", "topic")
 
     def __init__(self, topic: str, group: bytes | None) -> None:
         self.topic = topic
         self.group = group
+        self.target: Target | None = None
 
 
 _SKIP: Final = Placement(Kind.SKIP, None)
@@ -180,21 +181,24 @@ class Router:
         found = self._quick.cut(record.headers(), append_ms, clock_ms, hop_id)
         if found is None or self._blamed:
             return None
-        route = self._routes.get(found.real_topic)
+        real_topic, group, headers, due_ms = found
+        route = self._routes.get(real_topic)
         if route is None:
-            if found.real_topic in self._routes:
+            if real_topic in self._routes:
                 return None
-            route = self._learn_route(found.real_topic)
+            route = self._learn_route(real_topic)
             if route is None:
                 return None
-        if route.group is not None and route.group != found.group:
+        if route.group is not None and route.group != group:
             return None
-        target = self.targets.target(route.topic, now_ns)
+        target = route.target
+        if target is None or now_ns >= target.known_until_ns:
+            target = route.target = self.targets.target(route.topic, now_ns)
         count = target.partitions
         if not count or target.failures or now_ns < target.careful_until_ns:
             return None
         key = record.key()
-        return target, (target.turn % count if key is None else murmur2(key, count)), found.headers, found.due_ms
+        return target, (target.turn % count if key is None else murmur2(key, count)), headers, due_ms
 
     def _learn_route(self, real_topic: bytes) -> _Route | None:
         if len(self._routes) >= _MOST_ROUTES:

@@ -55,11 +55,12 @@ class Target:
         careful_until_ns: until when its records go one a batch.
         turn: the partition that keyless records go to next.
         trying: a record was sent after the avoidance, its report is not in.
+        begun: for the delivery's own use: what it has begun for each partition.
     """
 
     __slots__ = (
-        "avoid_reason", "avoid_until_ns", "careful_until_ns", "failures", "known_until_ns", "partitions", "topic",
-        "trying", "turn",
+        "avoid_reason", "avoid_until_ns", "begun", "careful_until_ns", "failures", "known_until_ns", "partitions",
+        "topic", "trying", "turn",
     )  # fmt: skip
 
     def __init__(self, topic: str) -> None:
@@ -72,6 +73,7 @@ class Target:
         self.failures = 0
         self.trying = False
         self.turn = 0
+        self.begun: dict[int, Any] = {}
 
     def is_avoided(self, now_ns: int) -> bool:
         """Whether records for it are to be re-appended untried; after the time is over one of them is let through."""

@@ -369,7 +369,7 @@ class DelayWorker:
     def _producer_config(self) -> dict[str, Any]:
         defaults = {
             "client.id": "rocketshim-worker",
-            "linger.ms": 0,
+            "linger.ms": 1,
             "message.max.bytes": 100_000_000,
             "topic.metadata.propagation.max.ms": self.settings.target_patience_ms,
         }

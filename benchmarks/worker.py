@@ -1,0 +1,241 @@
+"""The worker's figures on a real broker: relay throughput, lateness, idle cost. `python -m benchmarks.worker --help`.
+
+Relay throughput: the same schedule records (1 KiB, the shim's six headers as a sender writes them and six of the
+user's, four partitions, all due) are moved to a topic of four partitions
+
+* by plain loops, the fastest kinds that Python allows: `consume(1000)`, `produce` with the record's headers as they
+  are, positions committed ten times a second and only after the reports; with a counting callback, and with no callback
+  and a `flush` before each commit;
+* by the worker, in each of its modes.
+
+Each side is a process of its own with the same client settings and the same garbage collector; rounds are interleaved
+and begin with another side each time; the first round is dropped. The clock runs from the first record in hand to the
+last report. Printed are medians with their spread, CPU per record, and the ratio to the faster plain loop *of the same
+round*.
+"""
+
+import argparse
+import gc
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from rocketshim.local import any_broker
+from rocketshim.settings import WorkerSettings
+from rocketshim.worker.worker import DelayWorker
+from rocketshim_topics import provision
+from rocketshim_topics.hops import delayed_record
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.message import Message
+from rocketshim_topics.names import TopicNames
+
+LEVELS = "1s 1s 1s 1s"
+USER_HEADERS = {f"header-{number}": b"value of this header" for number in range(6)}
+PARTITIONS = 4
+
+
+def tune() -> None:
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1_000)
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def report(count: int, began: float, cpu_began: float) -> None:
+    print(json.dumps({"count": count, "seconds": time.monotonic() - began, "cpu_s": cpu_s() - cpu_began}))
+
+
+def fill(bootstrap: str, names: TopicNames, target: str, count: int) -> None:
+    """Write the schedule records, as a sender does."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
+    levels = DelayLevels.parse(LEVELS)
+    body = os.urandom(1_024)
+    for number in range(count):
+        message = Message(target, body, key=b"key-%d" % number, delay_level=number % PARTITIONS + 1, properties=USER_HEADERS)
+        now_ms = time.time_ns() // 1_000_000
+        out = delayed_record(
+            message, names, levels, uniq_key=f"{number:032X}", born_ms=now_ms, now_ms=now_ms, lane=0
+        )
+        producer.produce(out.topic, out.value, out.key, out.partition or 0, headers=out.headers)
+        if number % 1_000 == 999:
+            producer.poll(0)
+            while len(producer) > 50_000:
+                producer.poll(0.05)
+    producer.flush(60)
+
+
+# --- the sides, each in a process of its own -------------------------------------------------------------------------
+
+
+def plain(bootstrap: str, source: str, target: str, count: int, *, callback: bool) -> None:
+    """The fastest plain loops: with a counting callback, or with a flush before each commit."""
+    tune()
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap, "group.id": f"bench-{uuid.uuid4().hex}", "enable.auto.commit": False,
+            "auto.offset.reset": "earliest", "queued.min.messages": 5_000, "queued.max.messages.kbytes": 16_384,
+            "fetch.queue.backoff.ms": 10,
+        }
+    )  # fmt: skip
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "partitioner": "murmur2_random",
+            "topic.metadata.refresh.interval.ms": 300_000,
+        }
+    )  # fmt: skip
+    producer.list_topics(target, timeout=10)
+    consumer.assign([TopicPartition(source, number, 0) for number in range(PARTITIONS)])
+    acked = 0
+
+    def reported(error: Any, message: Any) -> None:
+        nonlocal acked
+        acked += 1
+
+    on_delivery = reported if callback else None
+    sent, began, cpu_began = 0, 0.0, 0.0
+    positions: dict[int, int] = {}
+    marks: list[tuple[int, dict[int, int]]] = []
+    commit_at = 0.0
+    while sent < count or acked < sent:
+        batch = consumer.consume(1_000, 0.05 if sent == 0 else 0.001)
+        if not began and batch:
+            began, cpu_began = time.monotonic(), cpu_s()
+        for message in batch:
+            while True:
+                try:
+                    producer.produce(
+                        target, message.value(), message.key(), on_delivery=on_delivery, headers=message.headers()
+                    )
+                except BufferError:
+                    producer.poll(0.05)
+                else:
+                    break
+            positions[message.partition()] = message.offset() + 1
+        sent += len(batch)
+        producer.poll(0)
+        now = time.monotonic()
+        if callback:
+            marks.append((sent, dict(positions)))
+        if now >= commit_at or sent == count:
+            commit_at = now + 0.1
+            if callback:
+                done = None
+                while marks and marks[0][0] <= acked:
+                    done = marks.pop(0)[1]
+            else:
+                producer.flush()
+                acked, done = sent, positions
+            if done:
+                consumer.commit(
+                    offsets=[TopicPartition(source, number, at) for number, at in done.items()], asynchronous=True
+                )
+    report(count, began, cpu_began)
+    consumer.close()
+
+
+def worker(bootstrap: str, namespace: str, target: str, count: int, *, exactly_once: bool) -> None:
+    """The worker itself, until it has delivered everything."""
+    tune()
+    began, cpu_began = 0.0, 0.0
+
+    def point(name: str) -> None:
+        nonlocal began, cpu_began
+        if not began and name == "before-produce":
+            began, cpu_began = time.monotonic(), cpu_s()
+
+    process = DelayWorker(
+        WorkerSettings.make(
+            bootstrap=bootstrap, namespace=namespace, allow=(target,), delay_levels=LEVELS,
+            group=f"bench-{uuid.uuid4().hex}", replay_everything=True, create_topics=False,
+            **({"exactly_once": True} if exactly_once else {}),
+        ),
+        on_point=point,
+    )  # fmt: skip
+    process.start()
+    while process.counts.delivered < count:
+        process.step()
+    report(count, began, cpu_began)
+    process.close()
+
+
+SIDES: dict[str, Callable[..., None]] = {
+    "plain, callback": lambda *a: plain(a[0], TopicNames(a[1]).schedule, a[2], a[3], callback=True),
+    "plain, flush": lambda *a: plain(a[0], TopicNames(a[1]).schedule, a[2], a[3], callback=False),
+    "worker, at least once": lambda *a: worker(*a, exactly_once=False),
+    "worker, exactly once": lambda *a: worker(*a, exactly_once=True),
+}
+
+
+def run_side(side: str, *arguments: object) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.worker", "--side", side, *map(str, arguments)],
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=300,
+    )
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def throughput(bootstrap: str, *, count: int, rounds: int, sides: list[str]) -> None:
+    names = TopicNames(f"bench{uuid.uuid4().hex[:6]}")
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
+    target = f"{names.namespace}.target"
+    admin.create_topics([NewTopic(target, PARTITIONS)])[target].result(30)
+    fill(bootstrap, names, target, count)
+    time.sleep(2)
+    rates: dict[str, list[float]] = {side: [] for side in sides}
+    cpu_us: dict[str, list[float]] = {side: [] for side in sides}
+    for number in range(rounds + 1):
+        turn = number % len(sides)
+        for side in sides[turn:] + sides[:turn]:
+            found = run_side(side, bootstrap, names.namespace, target, count)
+            if number:
+                rates[side].append(count / found["seconds"] / 1_000)
+                cpu_us[side].append(found["cpu_s"] / count * 1e6)
+    for future in admin.delete_topics([names.schedule, names.parked, target]).values():
+        future.result(30)
+    best_plain = [max(pair) for pair in zip(*(rates[side] for side in sides if side.startswith("plain")), strict=True)]
+    print(f"\nrelay, {count} records of 1 KiB and 6 + 6 headers, {rounds} rounds; load {os.getloadavg()[0]:.1f}")
+    print(f"{'side':24} {'k/s median':>10} {'spread':>13} {'CPU us':>7} {'ratio median':>12} {'spread':>11}")
+    for side in sides:
+        ratios = [rate / best for rate, best in zip(rates[side], best_plain, strict=True)]
+        spread = f"{min(rates[side]):.0f} - {max(rates[side]):.0f}"
+        of_ratio = f"{min(ratios):.2f} - {max(ratios):.2f}"
+        print(
+            f"{side:24} {statistics.median(rates[side]):10.1f} {spread:>13} {statistics.median(cpu_us[side]):7.1f} "
+            f"{statistics.median(ratios):12.2f} {of_ratio:>11}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=120_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sides", nargs="*", default=list(SIDES))
+    parser.add_argument("--side", nargs=5, metavar=("SIDE", "BOOTSTRAP", "NAMESPACE", "TARGET", "COUNT"))
+    chosen = parser.parse_args()
+    if chosen.side:
+        side, bootstrap, namespace, target, count = chosen.side
+        SIDES[side](bootstrap, namespace, target, int(count))
+        return
+    with any_broker() as broker:
+        throughput(broker.bootstrap, count=chosen.count, rounds=chosen.rounds, sides=chosen.sides)
+
+
+if __name__ == "__main__":
+    main()
