@@ -131,21 +131,35 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         self.works.append(Work(chunk, list(expected)))
 
     @precondition(lambda self: self.works)
-    @rule(data=st.data())
-    def split(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), limit=st.integers(1, 3))
+    def split(self, data: st.DataObject, limit: int) -> None:
         work = data.draw(st.sampled_from(self.works))
-        chunks = self.queue.split(work.chunk)
+        chunks = self.queue.split(work.chunk, limit)
         if self.queue.dropped or work.reported:
             assert chunks == []
             return
-        assert [[message.offset() for message in chunk.messages] for chunk in chunks] == [[o] for o in work.todo]
-        self.works += [Work(chunk, [offset]) for chunk, offset in zip(chunks, work.todo, strict=True)]
+        parts = [work.todo[at : at + limit] for at in range(0, len(work.todo), limit)]
+        assert [[message.offset() for message in chunk.messages] for chunk in chunks] == parts
+        self.works += [Work(chunk, list(part)) for chunk, part in zip(chunks, parts, strict=True)]
         work.todo = []
 
     @precondition(lambda self: self.works)
     @rule(data=st.data())
     def report(self, data: st.DataObject) -> None:
-        work = data.draw(st.sampled_from(self.works))
+        self._report(data.draw(st.sampled_from(self.works)), data)
+
+    @precondition(lambda self: any(not work.reported for work in self.works))
+    @rule(data=st.data(), sweeps=st.sampled_from([0, 1, 2]))
+    def work_off_and_report(self, data: st.DataObject, sweeps: int) -> None:
+        """A listener thread goes through all that is left of its chunk; the last call may last very long."""
+        work = data.draw(st.sampled_from([work for work in self.works if not work.reported]))
+        while work.todo and work.chunk.todo:
+            self._begin(work, min(len(work.todo), 2))
+        for _ in range(sweeps):
+            self._sweep(TIMEOUT_MS)
+        self._report(work, data)
+
+    def _report(self, work: Work, data: st.DataObject) -> None:
         refused = data.draw(st.sets(st.sampled_from(work.begun))) if work.begun else set()
         failed = [self.put[offset] for offset in sorted(refused, reverse=True)]
         if work.reported or (work.todo and not self.queue.dropped):
@@ -183,8 +197,12 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="not waiting"):
                 self.queue.stored(work.chunk, self.put[offset])
 
-    @rule(passed_ms=st.integers(0, 150))
-    def expire(self, passed_ms: int) -> None:
+    @rule(sweeps=st.lists(st.sampled_from([0, 40, TIMEOUT_MS - 1, TIMEOUT_MS]), min_size=1, max_size=2))
+    def expire(self, sweeps: list[int]) -> None:
+        for passed_ms in sweeps:
+            self._sweep(passed_ms)
+
+    def _sweep(self, passed_ms: int) -> None:
         self.now_ms += passed_ms
         named = self.queue.expire(self.now_ms, TIMEOUT_MS)
         expected: list[tuple[Chunk[Record], Record]] = []
@@ -201,20 +219,6 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
                 expected += [(work.chunk, self.put[offset]) for offset in late]
         assert named == expected
 
-    @rule(chance=st.integers(0, 9))
-    def withhold(self, chance: int) -> None:
-        if chance == 0 and not self.queue.dropped:
-            unbegun = [offset for work in self.works if not work.reported for offset in work.todo]
-            self.withheld = [*(self.withheld or ()), *unbegun]
-            for work in self.works:
-                work.todo = []
-            assert self.queue.withhold() == len(unbegun)
-
-    @rule(chance=st.integers(0, 9))
-    def drop(self, chance: int) -> None:
-        if chance == 0:
-            self.queue.drop()
-
     # --- listener threads
 
     @precondition(lambda self: self.works)
@@ -223,10 +227,13 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         work = data.draw(st.sampled_from(self.works))
         count = min(count, len(work.todo))
         if count and not work.reported and len(work.chunk.todo) >= count:
-            begin(work.chunk, count)
-            work.call, work.todo = work.todo[:count], work.todo[count:]
-            work.begun += work.call
-            work.seen_ms = None
+            self._begin(work, count)
+
+    def _begin(self, work: Work, count: int) -> None:
+        begin(work.chunk, count)
+        work.call, work.todo = work.todo[:count], work.todo[count:]
+        work.begun += work.call
+        work.seen_ms = None
 
     @precondition(lambda self: self.works)
     @rule(data=st.data())
@@ -296,8 +303,28 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         assert len(self.sent) == len(set(self.sent))
 
 
+class QueueThatIsGivenUp(QueueAgainstNaiveModel):
+    """The same, with the end of the assignment at any moment."""
+
+    @precondition(lambda self: self.put and not self.queue.dropped)
+    @rule()
+    def withhold(self) -> None:
+        unbegun = [offset for work in self.works if not work.reported for offset in work.todo]
+        self.withheld = [*(self.withheld or ()), *unbegun]
+        for work in self.works:
+            work.todo = []
+        assert self.queue.withhold() == len(unbegun)
+
+    @precondition(lambda self: len(self.put) > 3)
+    @rule()
+    def drop(self) -> None:
+        self.queue.drop()
+
+
 TestQueueAgainstNaiveModel = QueueAgainstNaiveModel.TestCase
 TestQueueAgainstNaiveModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestQueueThatIsGivenUp = QueueThatIsGivenUp.TestCase
+TestQueueThatIsGivenUp.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 class TakenMeanwhile(deque[Record]):
