@@ -1,0 +1,444 @@
+"""The filters of the runtime as Spark columns, with the same outcome for every record.
+
+A subscription's expression selects the same messages in a job as it did in a consumer, or it is refused: there is no
+third way. An SQL92 tree becomes two columns, because Spark's expressions know no evaluation that stops half-way:
+
+* `value` is the truth value as far as it can be known (true, false or null for unknown), null where a conversion fails;
+* `failed` says that RocketMQ's evaluation, from left to right and with its short circuit, would have met that failure.
+
+A record is selected if `value` is true and `failed` is not. For `A AND B`, B's failure counts unless A is false; for
+`A OR B`, unless A is true. Chains are paired up as a balanced tree: the operators are associative, failures included,
+and Spark's analyzer is recursive, so that a thousand alternatives must not be a thousand levels.
+
+Conversions are spelled out, because Spark's casts accept other texts than Java's `Integer.valueOf` and
+`Double.valueOf` do (blanks around integers, `5.0` as an integer, `nan` and `inf` in any case): the shape is checked by
+the same patterns as in the runtime, then `try_cast` reads the number. Doubles are ordered alike in Spark and Java but
+for −0.0, which Java puts before 0.0; this shows between two properties only, and there the sign is compared too.
+
+What is refused (`FilterNotTranslatedError` names the part): comparisons of truth values (`(a = 1) = TRUE`), text tests
+of truth values, and a minus before anything but a number. RocketMQ defines them; nobody means them. Conditions of one's
+own (`CallableFilter`) are refused too: nothing of ours runs in Spark's executors.
+
+Texts are compared as the session's default collation has it, which has to be `UTF8_BINARY`, Spark's default.
+"""
+
+import functools
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
+
+from rocketshim.errors import FilterError, FilterEvaluationError
+from rocketshim.filters import MessageFilter, SqlFilter, TagFilter
+from rocketshim.filters.java_text import (
+    DECIMAL_PATTERN,
+    HEXADECIMAL_PATTERN,
+    INT32_MAX,
+    INT32_MIN,
+    TRIMMED_CHARACTERS,
+)
+from rocketshim.filters.sql_ast import (
+    And,
+    Between,
+    Compare,
+    Expression,
+    In,
+    IsNull,
+    Literal,
+    LiteralType,
+    Negate,
+    Not,
+    Operator,
+    Or,
+    Property,
+    TextOperation,
+    TextTest,
+    Truth,
+    is_boolean,
+    property_names,
+    walk,
+)
+from rocketshim.filters.sql_evaluator import compile_test
+from rocketshim.filters.tag import TAG_HEADER
+from rocketshim_topics.wire import RESERVED, USER_PREFIX
+
+__all__ = ["FilterNotTranslatedError", "Outcome", "PropertyColumn", "header_property", "selects", "sql_outcome"]
+
+_MOST_TERMS: Final = 64
+"""Spark generates one method for a condition; a thousand terms of ours overflow its stack (measured with 4.0.0)."""
+
+PropertyColumn = Callable[[str], Column]
+"""Gives the text of a property by its name, as a string column; null or `""` where a record has none."""
+
+
+class FilterNotTranslatedError(FilterError):
+    """A filter has no translation into a Spark column. Use another expression, or filter outside of Spark.
+
+    Attributes:
+        part: the part of the expression that has none.
+    """
+
+    def __init__(self, part: str, reason: str) -> None:
+        super().__init__(f"no Spark column selects what this filter selects: {part!r:.200} {reason}")
+        self.part = part
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What evaluating a condition gives for each record.
+
+    Attributes:
+        value: boolean column, null for unknown; of no meaning where `failed` is true.
+        failed: boolean column, never null: RocketMQ's evaluation fails. None: it cannot.
+    """
+
+    value: Column
+    failed: Column | None = None
+
+    @property
+    def selected(self) -> Column:
+        """Boolean column, never null: the record is selected."""
+        matched = F.coalesce(self.value, F.lit(False))  # noqa: FBT003  # a literal of Spark
+        return matched if self.failed is None else matched & ~self.failed
+
+
+def selects(message_filter: MessageFilter, property_column: PropertyColumn) -> Column:
+    """The condition under which a record is selected, for `DataFrame.where`.
+
+    Args:
+        message_filter: a `TagFilter` or `SqlFilter`.
+        property_column: gives a property's column, for example
+            `lambda name: header_property(F.col("headers"), name)`. Called once for each property that the filter names
+            (`TAGS` for a tag filter). With many uses of one property, put it into a column of its own first.
+
+    Returns:
+        A boolean column, never null, equal to `message_filter.matches` for every record.
+
+    Raises:
+        FilterNotTranslatedError: there is no such column.
+
+    Thread-safety: any thread with an active Spark session.
+    """
+    if isinstance(message_filter, TagFilter):
+        if message_filter.matches_all:
+            return F.lit(True)  # noqa: FBT003  # a literal of Spark
+        return F.coalesce(property_column(TAG_HEADER).isin(sorted(message_filter.tags)), F.lit(False))  # noqa: FBT003
+    if isinstance(message_filter, SqlFilter):
+        return sql_outcome(message_filter, property_column).selected
+    raise FilterNotTranslatedError(str(message_filter), "is code of its own, and none runs in executors")
+
+
+def sql_outcome(sql_filter: SqlFilter, property_column: PropertyColumn) -> Outcome:
+    """What evaluating an SQL92 condition gives for each record, failures apart: to count what a consumer would lose.
+
+    Args:
+        sql_filter: the condition.
+        property_column: as for `selects`.
+
+    Raises:
+        FilterNotTranslatedError: a part has no translation.
+    """
+    terms = sum(isinstance(node, Compare | Between) for node in walk(sql_filter.tree))
+    if terms > _MOST_TERMS:
+        reason = f"has {terms} comparisons, and Spark compiles {_MOST_TERMS} at most: use IN, or split the filter"
+        raise FilterNotTranslatedError(sql_filter.expression, reason)
+    columns = {name: _text(property_column(name)) for name in sorted(sql_filter.properties)}
+    return _Translation(sql_filter.expression, columns).outcome(sql_filter.tree)
+
+
+def header_property(headers: Column, name: str) -> Column:
+    """The text of a property, from the headers of a record as Spark's Kafka source gives them.
+
+    By the rules of the runtime: the first header of that name counts; an empty value is a missing property; a reserved
+    name that was the user's own is found under `USER.`; bytes that are not UTF-8 become U+FFFD.
+
+    Args:
+        headers: column of `array<struct<key: string, value: binary>>` (option `includeHeaders`), null without headers.
+        name: the property's name.
+
+    Returns:
+        A string column, null where the record has no such property.
+    """
+    value = _first_value(headers, name)
+    if name in RESERVED:
+        own = USER_PREFIX + name
+        has_own = F.exists(headers, lambda header: header["key"] == own)
+        value = F.when(has_own, _first_value(headers, own)).otherwise(value)
+    return _text(F.make_valid_utf8(value.cast("string")))
+
+
+def _first_value(headers: Column, name: str) -> Column:
+    named = F.filter(headers, lambda header: header["key"] == name)
+    return F.try_element_at(named, F.lit(1))["value"]
+
+
+def _text(column: Column) -> Column:
+    return F.when(column != "", column)
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    type: LiteralType
+    value: Any
+
+
+class _Translation:
+    """One walk down a tree. Methods return the outcome of a node."""
+
+    def __init__(self, source: str, columns: dict[str, Column]) -> None:
+        self._source = source
+        self._columns = columns
+
+    def outcome(self, node: Expression) -> Outcome:
+        if not property_names(node):
+            return self._constant_outcome(node)
+        match node:
+            case And(terms=terms):
+                return _chain([self.outcome(term) for term in terms], _and)
+            case Or(terms=terms):
+                return _chain([self.outcome(term) for term in terms], _or)
+            case Not(operand=operand):
+                inner = self.outcome(operand)
+                return Outcome(~inner.value, inner.failed)
+            case Truth(operand=Property(name=name)):
+                return Outcome(F.when(self._columns[name].isNotNull(), F.lit(False)))  # noqa: FBT003
+            case Compare(operator=operator, left=left, right=right):
+                return self._compare(operator, left, right, node)
+            case Between():
+                return self._between(node)
+            case _:
+                return self._test(node)
+
+    def _test(self, node: Expression) -> Outcome:
+        match node:
+            case In(operand=Property(name=name), values=values, negated=negated):
+                found = self._columns[name].isin(*map(self._string, values))
+                return Outcome(~found if negated else found)
+            case TextTest():
+                return self._text_test(node)
+            case IsNull(operand=operand, negated=negated):
+                return self._is_null(operand, negated)
+            case _:
+                raise self._refusal(node, "is no condition")
+
+    def _constant_outcome(self, node: Expression) -> Outcome:
+        try:
+            value = compile_test(node, self._source)(lambda _name: None)
+        except FilterEvaluationError:
+            return Outcome(_unknown(), F.lit(True))  # noqa: FBT003
+        return Outcome(F.lit(value).cast("boolean"))
+
+    def _is_null(self, operand: Expression, negated: bool) -> Outcome:
+        if isinstance(operand, Property):
+            inner = Outcome(self._columns[operand.name])
+        elif is_boolean(operand):
+            inner = self.outcome(operand)
+        else:
+            raise self._refusal(operand, "is never there")
+        return Outcome(inner.value.isNotNull() if negated else inner.value.isNull(), inner.failed)
+
+    def _text_test(self, node: TextTest) -> Outcome:
+        if not node.search:
+            return Outcome(F.lit(False))  # noqa: FBT003
+        if not isinstance(node.operand, Property):
+            raise self._refusal(node.operand, "is no text to search in")
+        text, search = self._columns[node.operand.name], self._string(node.search)
+        found = {
+            TextOperation.CONTAINS: text.contains,
+            TextOperation.STARTSWITH: text.startswith,
+            TextOperation.ENDSWITH: text.endswith,
+        }[node.operation](F.lit(search))
+        return Outcome(F.coalesce(~found if node.negated else found, F.lit(False)))  # noqa: FBT003
+
+    # --- comparisons ---------------------------------------------------------------------------------------------
+
+    def _between(self, node: Between) -> Outcome:
+        above, below = (
+            (Operator.LESS, Operator.GREATER) if node.negated else (Operator.GREATER_OR_EQUAL, Operator.LESS_OR_EQUAL)
+        )
+        halves = [
+            self._compare(above, node.operand, node.low, node),
+            self._compare(below, node.operand, node.high, node),
+        ]
+        return _chain(halves, _or if node.negated else _and)
+
+    def _compare(self, operator: Operator, left: Expression, right: Expression, whole: Expression) -> Outcome:
+        lhs, rhs = self._operand(left), self._operand(right)
+        if isinstance(lhs, Column):
+            if isinstance(rhs, Column):
+                return _ordered_texts(operator, lhs, rhs) if operator.is_ordering else _equal_texts(operator, lhs, rhs)
+            return self._against(operator, lhs, rhs, None)
+        if isinstance(rhs, Column):
+            if lhs.type is LiteralType.BOOLEAN:
+                # a truth value on the left takes no text: fails where there is one
+                return Outcome(F.lit(operator is Operator.NOT_EQUAL), rhs.isNotNull())
+            missing = None if operator.is_ordering else operator is Operator.NOT_EQUAL
+            return self._against(_MIRRORED.get(operator, operator), rhs, lhs, missing)
+        # two constants, as one half of a BETWEEN whose other half has a property
+        folded = Compare(operator, left, right, start=whole.start, end=whole.end)
+        return self._constant_outcome(folded)
+
+    def _operand(self, node: Expression) -> Column | _Constant:
+        match node:
+            case Property(name=name):
+                return self._columns[name]
+            case Literal(value=value, type=kind):
+                return _Constant(kind, value)
+            case Negate(operand=operand):
+                inner = self._operand(operand)
+                if isinstance(inner, _Constant) and inner.type in _NUMBERS:
+                    return _Constant(inner.type, -inner.value)
+                raise self._refusal(node, "is a minus before something that is no number")
+            case _:
+                raise self._refusal(node, "is a truth value that is compared")
+
+    def _against(self, operator: Operator, text: Column, constant: _Constant, missing: bool | None) -> Outcome:
+        """A text compared with a constant; `missing` is the value where there is no text."""
+        if constant.type is LiteralType.STRING:
+            return Outcome(_where_text(text, _compared(operator, text, F.lit(self._string(constant.value))), missing))
+        if constant.type is LiteralType.BOOLEAN:
+            return Outcome(_where_text(text, _compared(operator, text.rlike(_TRUE), F.lit(constant.value)), missing))
+        number = _PARSED[constant.type](text)
+        value = _compared(operator, number, _number_literal(constant))
+        return Outcome(_where_text(text, value, missing), text.isNotNull() & number.isNull())
+
+    # --- refusals ------------------------------------------------------------------------------------------------
+
+    def _string(self, value: str) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise FilterNotTranslatedError(value, "has half of a surrogate pair, which no column can hold") from error
+        return value
+
+    def _refusal(self, node: Expression, reason: str) -> FilterNotTranslatedError:
+        return FilterNotTranslatedError(self._source[node.start : node.end], reason)
+
+
+_NUMBERS = (LiteralType.INTEGER, LiteralType.LONG, LiteralType.DOUBLE)
+_MIRRORED = {
+    Operator.GREATER: Operator.LESS,
+    Operator.GREATER_OR_EQUAL: Operator.LESS_OR_EQUAL,
+    Operator.LESS: Operator.GREATER,
+    Operator.LESS_OR_EQUAL: Operator.GREATER_OR_EQUAL,
+}
+_TRUE = r"\A(?i:true)\z"
+_INTEGER = r"\A[+-]?[0-9]+\z"
+_DOUBLE = rf"\A(?:{DECIMAL_PATTERN}|{HEXADECIMAL_PATTERN}|[+-]?(?:NaN|Infinity))\z"
+
+
+def _unknown() -> Column:
+    return F.lit(None).cast("boolean")
+
+
+# --- logic --------------------------------------------------------------------------------------------------------
+
+
+def _chain(outcomes: Sequence[Outcome], join: Callable[[Outcome, Outcome], Outcome]) -> Outcome:
+    """The terms of a chain joined as a balanced tree, in their order."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    middle = len(outcomes) // 2
+    return join(_chain(outcomes[:middle], join), _chain(outcomes[middle:], join))
+
+
+def _and(left: Outcome, right: Outcome) -> Outcome:
+    goes_on = F.coalesce(left.value, F.lit(True))  # noqa: FBT003
+    return Outcome(left.value & right.value, _failed_in_turn(left.failed, goes_on, right.failed))
+
+
+def _or(left: Outcome, right: Outcome) -> Outcome:
+    goes_on = ~F.coalesce(left.value, F.lit(False))  # noqa: FBT003
+    return Outcome(left.value | right.value, _failed_in_turn(left.failed, goes_on, right.failed))
+
+
+def _failed_in_turn(left: Column | None, goes_on: Column, right: Column | None) -> Column | None:
+    if right is None:
+        return left
+    return goes_on & right if left is None else left | (goes_on & right)
+
+
+# --- comparisons --------------------------------------------------------------------------------------------------
+
+
+def _compared(operator: Operator, left: Column, right: Column) -> Column:
+    match operator:
+        case Operator.EQUAL:
+            return left == right
+        case Operator.NOT_EQUAL:
+            return left != right
+        case Operator.GREATER:
+            return left > right
+        case Operator.GREATER_OR_EQUAL:
+            return left >= right
+        case Operator.LESS:
+            return left < right
+        case Operator.LESS_OR_EQUAL:
+            return left <= right
+
+
+def _where_text(text: Column, value: Column, missing: bool | None) -> Column:
+    if missing is None:
+        return value  # null where the text is
+    return F.when(text.isNull(), F.lit(missing)).otherwise(value)
+
+
+def _equal_texts(operator: Operator, left: Column, right: Column) -> Outcome:
+    """Lopsided: both missing is equal, only the left one unknown, only the right one unequal."""
+    equal = F.when(right.isNull(), left.isNull()).otherwise(left == right)
+    equal = F.when(left.isNull() & right.isNotNull(), _unknown()).otherwise(equal)
+    return Outcome(equal if operator is Operator.EQUAL else ~equal)
+
+
+def _ordered_texts(operator: Operator, left: Column, right: Column) -> Outcome:
+    """Two texts are ordered as doubles, −0.0 before 0.0; missing ones are not looked at."""
+    both = left.isNotNull() & right.isNotNull()
+    lhs, rhs = _double(left), _double(right)
+    value = _compared(operator, _java_order(left, lhs), _java_order(right, rhs))
+    return Outcome(F.when(lhs.isNotNull() & rhs.isNotNull(), value), both & (lhs.isNull() | rhs.isNull()))
+
+
+def _java_order(text: Column, number: Column) -> Column:
+    negative_zero = (number == 0) & F.btrim(text, F.lit(TRIMMED_CHARACTERS)).startswith("-")
+    return F.struct(number.alias("number"), F.when(negative_zero, 0).otherwise(1).alias("sign"))
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------
+
+
+def _number_literal(constant: _Constant) -> Column:
+    return F.lit(constant.value).cast("double" if constant.type is LiteralType.DOUBLE else "bigint")
+
+
+def _int32(text: Column) -> Column:
+    number = _int64(text)
+    return F.when(number.between(INT32_MIN, INT32_MAX), number)
+
+
+def _int64(text: Column) -> Column:
+    """Java takes the digits of every script that its `char` can hold; null where there is no such number."""
+    scripts, ascii_digits = _digits_of_all_scripts()
+    plain = F.when(text.rlike(_INTEGER), text).otherwise(F.translate(text, scripts, ascii_digits))
+    return F.when(plain.rlike(_INTEGER), plain.try_cast("bigint"))
+
+
+def _double(text: Column) -> Column:
+    trimmed = F.btrim(text, F.lit(TRIMMED_CHARACTERS))
+    return F.when(trimmed.rlike(_DOUBLE), trimmed.try_cast("double"))
+
+
+_PARSED: dict[LiteralType, Callable[[Column], Column]] = {
+    LiteralType.INTEGER: _int32,
+    LiteralType.LONG: _int64,
+    LiteralType.DOUBLE: _double,
+}
+
+
+@functools.cache
+def _digits_of_all_scripts() -> tuple[str, str]:
+    """The decimal digits of the Basic Multilingual Plane but ASCII's, and the ASCII digit of each."""
+    digits = [character for character in map(chr, range(0x80, 0x10000)) if character.isdecimal()]
+    return "".join(digits), "".join(str(unicodedata.decimal(digit)) for digit in digits)
