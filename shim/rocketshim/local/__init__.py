@@ -5,6 +5,7 @@ from rocketshim.local.cache import cache_dir
 from rocketshim.local.cluster import LocalCluster
 from rocketshim.local.jars import KAFKA_VERSION, cached_jars, fetch_jars
 from rocketshim.local.java import JavaRuntime, find_java
+from rocketshim.local.prepare import prepare
 
 __all__ = [
     "KAFKA_VERSION",
@@ -16,4 +17,5 @@ __all__ = [
     "cached_jars",
     "fetch_jars",
     "find_java",
+    "prepare",
 ]
