@@ -1,7 +1,8 @@
 """Handing messages to the listener threads and taking results back. Owned by the poll thread.
 
 * Chunks hold 64 messages (or a batch, if that is more), or one batch while the *minimum* time per message of the last
-  32 chunks is above 200 µs. Never the mean: it contains waiting for the interpreter lock and takes fast listeners for
+  32 chunks is above 200 µs, or 256 while it is below 10 µs, where waking threads would cost more than the listener.
+  Never the mean: it contains waiting for the interpreter lock and takes fast listeners for
   slow (tried: 0.86 of raw with the minimum, 0.56 with chunks of one).
 * A chunk that is at the same call as 10 ms ago gives back what it has not begun, so that one slow message does not
   hold its neighbours.
@@ -20,6 +21,8 @@ from rocketshim.core.process_queue import Chunk, ProcessQueue
 __all__ = ["Dispatch", "DispatchCounts", "Pool", "Result"]
 
 _CHUNK: Final = 64
+_LARGE_CHUNK: Final = 256
+_FAST_NS: Final = 10_000
 _SLOW_NS: Final = 200_000
 _WINDOW: Final = 32
 _STUCK_MS: Final = 10
@@ -46,6 +49,7 @@ class Pool(Protocol):
     """What runs chunks: threads (`pool.ListenerPool`) or an event loop."""
 
     results: SimpleQueue[Result]
+    size: int
 
     def submit(self, chunk: Chunk[Any]) -> None:
         """Hand a chunk over; never blocks."""
@@ -57,7 +61,7 @@ class Pool(Protocol):
         """Let every worker end after its chunk; whether all did within the time."""
 
     def wait(self, timeout_s: float) -> Result:
-        """The next result; raises `queue.Empty` when none came in time."""
+        """The next result; raises `queue.Empty` when none came in time. It may wait a moment for others to gather."""
 
 
 @dataclass(slots=True)
@@ -117,9 +121,12 @@ class Dispatch:
     def chunk_count(self) -> int:
         """Most messages of the next chunk."""
         times = self._per_message_ns
-        if len(times) < _WINDOW or min(times) > _SLOW_NS:
+        if len(times) < _WINDOW:
             return self._batch_count
-        return max(_CHUNK, self._batch_count)
+        quickest = min(times)
+        if quickest > _SLOW_NS:
+            return self._batch_count
+        return max(_CHUNK if quickest > _FAST_NS else _LARGE_CHUNK, self._batch_count)
 
     @property
     def has_results(self) -> bool:

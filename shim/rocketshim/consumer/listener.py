@@ -15,7 +15,8 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, ConsumeConcurrentlyContext, DeadLetter, Outcome, RetryLater
 from rocketshim.core.clock import Clock
@@ -28,6 +29,8 @@ from rocketshim_topics.message_queue import MessageQueue
 __all__ = ["ChunkRunner", "Listener", "Subscription", "adapt"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
+
+_NEVER: Final = object()
 
 Listener = Callable[[Any, ConsumeConcurrentlyContext], Any]
 HeaderFilter = Callable[[Any], bool]
@@ -165,14 +168,12 @@ class ChunkRunner:
     ) -> list[Outcome] | None:
         outcomes: list[Outcome] = []
         matches, take = subscription.matches, chunk.todo.popleft
-        wanted = range(self._batch_count)
+        wanted, forever = self._batch_count, iter(take, _NEVER)
         while True:
             batch: list[Any] = []
-            append = batch.append
             try:
                 if matches is None:
-                    for _ in wanted:
-                        append(take())
+                    batch.extend(islice(forever, wanted))  # in C; what was taken stays where it ends by IndexError
                 else:
                     self._fill(batch, take, matches, context, outcomes)
             except IndexError:  # no more; the owner may have taken some back meanwhile
@@ -180,7 +181,7 @@ class ChunkRunner:
             if not batch:
                 break
             chunk.in_work = batch
-            views = [MessageView(message, False) for message in batch]  # noqa: FBT003 - as above
+            views = [MessageView(message, False) for message in batch]  # noqa: FBT003 - a keyword costs time here
             self._call(subscription.listener, views, batch, context, outcomes)
             context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
         return outcomes or None

@@ -4,9 +4,10 @@ A turn: take in what the listener threads are through with, take in delivery rep
 what is pending, fetch. Rules:
 
 * User code is never called here, and nothing here blocks on a listener for longer than a fraction of a second.
-* The consumer is polled at all times, so that a slow listener never costs the membership of the group. What holds too
-  much is paused (`flow_control`), after the listeners were given 50 ms to catch up: a pause throws away what librdkafka
-  has fetched. Whether it may go on is looked at each time messages leave.
+* The consumer is polled at least twice a second, so that a slow listener never costs the membership of the group. What
+  holds too much is paused (`flow_control`), after the listeners were given 50 ms to catch up, or half a second while
+  all of them have work: a pause throws away what librdkafka has fetched. Whether it may go on is looked at each time
+  messages leave.
 * A partition whose start cannot be found out now (coordinator away) is assigned paused, and looked at again each
   second: nothing of it is handed out before its start is committed.
 * Commits are the positions after the longest finished prefixes, every `offset_commit_interval_ms`, at revoke, suspend
@@ -54,7 +55,9 @@ _FETCH_COUNT: Final = 1_000
 _MAX_IN_FLIGHT: Final = 10_000
 _IDLE_S: Final = 0.1
 _BUSY_S: Final = 0.005
+_GATHER_S: Final = 0.001  # results are accounts, nobody waits for them: a turn for each would cost more than they
 _CATCH_UP_MS: Final = 50
+_SATURATED_MS: Final = 500
 _RESOLVE_AGAIN_MS: Final = 1_000
 _MISSING_GRACE_MS: Final = 30_000
 _DENIED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED})
@@ -294,7 +297,7 @@ class PollLoop:
             self._catch_up(consumer)
             return
         outstanding = self.dispatch.in_flight or (self._send_back is not None and self._send_back.outstanding)
-        wait_s = 0.0 if self.dispatch.has_results else (_BUSY_S if outstanding else _IDLE_S)
+        wait_s = _GATHER_S if self.dispatch.has_results else (_BUSY_S if outstanding else _IDLE_S)
         first = consumer.poll(wait_s)
         if first is None:
             return
@@ -342,16 +345,21 @@ class PollLoop:
         return [queue for queue in self._queues.values() if not queue.paused and must_pause(queue, limits)]
 
     def _catch_up(self, consumer: ConsumerClient) -> None:
-        """Give the listeners a moment; then pause what still holds too much, and keep polling."""
-        end_ms = self._now_ms() + _CATCH_UP_MS
+        """Give the listeners a moment; then pause what still holds too much, and keep polling.
+
+        A longer moment while all of them have work: nothing else could be begun meanwhile, and to pause, with 20
+        threads that take 1 ms, meant to fetch each message ten times.
+        """
+        began_ms = self._now_ms()
         while True:
             over = self._over()
             if not over and self.dispatch.in_flight < _MAX_IN_FLIGHT:
                 return
-            left_ms = end_ms - self._now_ms()
+            longest_ms = _SATURATED_MS if self.dispatch.in_flight >= 2 * self._pool.size else _CATCH_UP_MS
+            left_ms = began_ms + longest_ms - self._now_ms()
             if left_ms <= 0 or self._stopping.is_set():
                 break
-            self._wait(left_ms / 1_000)
+            self._wait(min(left_ms, _CATCH_UP_MS) / 1_000)
             self.dispatch.hand_out(self._queues.values())
         if self.dispatch.in_flight >= _MAX_IN_FLIGHT:
             over = [queue for queue in self._queues.values() if not queue.paused]

@@ -17,8 +17,15 @@ _MIB = 1_048_576
 class FlowCounts(Protocol):
     """What is counted of one queue (`ProcessQueue` has it)."""
 
-    msg_count: int
-    msg_bytes: int
+    @property
+    def msg_count(self) -> int:
+        """Messages that are not done."""
+        ...
+
+    @property
+    def msg_bytes(self) -> int:
+        """Bytes of their values."""
+        ...
 
     @property
     def span(self) -> int:

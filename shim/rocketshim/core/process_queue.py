@@ -53,12 +53,16 @@ class Chunk(Generic[MessageT]):
     """
 
     __slots__ = (
-        "expired", "in_work", "messages", "owed", "queue", "reported", "run", "seen_in_work", "seen_ms", "todo",
+        "expired", "in_work", "messages", "owed", "queue", "reported", "run", "seen_in_work", "seen_ms", "size_bytes",
+        "todo",
     )  # fmt: skip
 
-    def __init__(self, queue: "ProcessQueue[MessageT]", messages: Sequence[MessageT], run: Run) -> None:
+    def __init__(
+        self, queue: "ProcessQueue[MessageT]", messages: Sequence[MessageT], run: Run, size_bytes: int
+    ) -> None:
         self.queue = queue
         self.messages = messages
+        self.size_bytes = size_bytes
         self.todo = deque(messages)
         self.in_work: Sequence[MessageT] | None = None
         self.reported = False
@@ -83,8 +87,8 @@ class ProcessQueue(Generic[MessageT]):
     """
 
     __slots__ = (
-        "_chunks", "_owed_count", "_pending", "_tracker", "_withheld", "dropped", "epoch", "msg_bytes", "msg_count",
-        "partition", "paused", "topic",
+        "_begun", "_chunks", "_newest", "_owed_count", "_pending", "_pending_count", "_taken_bytes", "_tracker",
+        "_withheld", "dropped", "epoch", "msg_count", "partition", "paused", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, epoch: int = 0) -> None:
@@ -94,8 +98,11 @@ class ProcessQueue(Generic[MessageT]):
         self.dropped = False
         self.paused = False
         self.msg_count = 0
-        self.msg_bytes = 0
-        self._pending: deque[MessageT] = deque()
+        self._taken_bytes = 0  # of messages in flight; those that wait are counted when somebody asks
+        self._pending: deque[Sequence[MessageT]] = deque()  # runs as they were put
+        self._begun = 0  # how many messages of the first of them are taken
+        self._pending_count = 0
+        self._newest = -1
         self._chunks: dict[Chunk[MessageT], None] = {}
         self._owed_count = 0
         self._withheld = False
@@ -106,7 +113,7 @@ class ProcessQueue(Generic[MessageT]):
 
         Args:
             messages: offsets strictly rising, above all that was put before. For speed only the first and the last are
-                looked at: Kafka keeps the order within.
+                looked at: Kafka keeps the order within. Kept as it is: not to be changed afterwards.
 
         After `withhold` nothing is taken and nothing said.
 
@@ -118,12 +125,14 @@ class ProcessQueue(Generic[MessageT]):
             return
         first = messages[0].offset()
         last = messages[-1].offset()
-        newest = self._pending[-1].offset() if self._pending else self._tracker.last_offset
-        if first is None or last is None or newest is None or first <= newest or last - first < len(messages) - 1:
-            raise ValueError(f"offsets {first} to {last} of {self.topic}/{self.partition} do not rise above {newest}")
-        self._pending.extend(messages)
+        if first is None or last is None or first <= self._newest or last - first < len(messages) - 1:
+            raise ValueError(
+                f"offsets {first} to {last} of {self.topic}/{self.partition} do not rise above {self._newest}"
+            )
+        self._newest = last
+        self._pending.append(messages)
+        self._pending_count += len(messages)
         self.msg_count += len(messages)
-        self.msg_bytes += sum(map(len, messages))
 
     def take(self, limit: int) -> Chunk[MessageT] | None:
         """Move up to `limit` pending messages into flight, in order; None when none is pending or may be begun.
@@ -133,17 +142,35 @@ class ProcessQueue(Generic[MessageT]):
         """
         if limit < 1:
             raise ValueError(f"limit={limit}: a chunk holds at least one message")
-        pending = self._pending
-        if self.dropped or self._withheld or not pending:
+        if self.dropped or self._withheld or not self._pending_count:
             return None
-        if len(pending) <= limit:
-            messages = list(pending)
-            pending.clear()
-        else:
-            messages = [pending.popleft() for _ in range(limit)]
-        chunk = Chunk(self, messages, self._tracker.deliver(messages))
+        messages = self._next_pending(limit)
+        self._pending_count -= len(messages)
+        size_bytes = sum(map(len, messages))
+        self._taken_bytes += size_bytes
+        chunk = Chunk(self, messages, self._tracker.deliver(messages), size_bytes)
         self._chunks[chunk] = None
         return chunk
+
+    def _next_pending(self, limit: int) -> list[MessageT]:
+        """Take up to `limit` messages from the runs that wait; slices, since most runs are longer than a chunk."""
+        run = self._pending[0]
+        end = self._begun + limit
+        if end < len(run):  # nearly always
+            messages = list(run[self._begun : end])
+            self._begun = end
+            return messages
+        messages = []
+        while self._pending and len(messages) < limit:
+            run = self._pending[0]
+            end = self._begun + limit - len(messages)
+            messages += run[self._begun : end]
+            if end >= len(run):
+                self._pending.popleft()
+                self._begun = 0
+            else:
+                self._begun = end
+        return messages
 
     def split(self, chunk: Chunk[MessageT], limit: int = 1) -> list[Chunk[MessageT]]:
         """Take back what the listener thread has not begun, as new chunks of up to `limit` messages.
@@ -170,7 +197,9 @@ class ProcessQueue(Generic[MessageT]):
             return []
         chunk.messages = chunk.messages[: len(chunk.messages) - len(back)]
         back.reverse()
-        chunks = [Chunk(self, back[at : at + limit], chunk.run) for at in range(0, len(back), limit)]
+        parts = [back[at : at + limit] for at in range(0, len(back), limit)]
+        chunks = [Chunk(self, part, chunk.run, sum(map(len, part))) for part in parts]
+        chunk.size_bytes -= sum(part.size_bytes for part in chunks)
         self._chunks.update(dict.fromkeys(chunks))
         return chunks
 
@@ -207,7 +236,7 @@ class ProcessQueue(Generic[MessageT]):
         if not refused and chunk.expired is None and chunk.run.unfinished == len(messages) > 0:
             self._tracker.finish_all(chunk.run)
             self.msg_count -= len(messages)
-            self.msg_bytes -= sum(map(len, messages))
+            self._taken_bytes -= chunk.size_bytes
             return []
         sent_before = chunk.expired or ()
         to_send: list[MessageT] = []
@@ -311,13 +340,22 @@ class ProcessQueue(Generic[MessageT]):
         self._chunks.clear()
         self._owed_count = 0
         self._tracker = OffsetTracker(self.epoch)  # the old one would keep messages as long as a thread keeps a chunk
+        self._pending_count = self._begun = 0
         self.msg_count = 0
-        self.msg_bytes = 0
+        self._taken_bytes = 0
+
+    @property
+    def msg_bytes(self) -> int:
+        """Bytes of the values of all messages that are not done."""
+        if not self._pending_count:
+            return self._taken_bytes
+        waiting = sum(sum(map(len, run)) for run in self._pending)
+        return self._taken_bytes + waiting - sum(map(len, self._pending[0][: self._begun]))
 
     @property
     def pending_count(self) -> int:
         """Messages put and not taken."""
-        return len(self._pending)
+        return self._pending_count
 
     @property
     def in_flight(self) -> Sequence[Chunk[MessageT]]:
@@ -333,15 +371,14 @@ class ProcessQueue(Generic[MessageT]):
     def span(self) -> int:
         """Distance in offsets from the oldest message that is not done to the newest one put; 0 when none is open."""
         lowest = self._tracker.lowest_unfinished
-        if self._pending:
-            newest = self._pending[-1].offset() or 0
-            return newest - (lowest if lowest is not None else self._pending[0].offset() or 0)
+        if self._pending_count:
+            return self._newest - (lowest if lowest is not None else self._pending[0][self._begun].offset() or 0)
         return self._tracker.span
 
     @property
     def idle(self) -> bool:
         """Whether nothing is pending or in flight."""
-        return not self._pending and self._tracker.idle
+        return not self._pending_count and self._tracker.idle
 
     def _owe(self, chunk: Chunk[MessageT], messages: Sequence[MessageT]) -> None:
         if messages:
@@ -354,7 +391,7 @@ class ProcessQueue(Generic[MessageT]):
             raise ValueError("a message without an offset cannot be done")
         self._tracker.finish(chunk.run, offset)
         self.msg_count -= 1
-        self.msg_bytes -= len(message)
+        self._taken_bytes -= len(message)
 
     def _alive(self) -> None:
         if self.dropped:
