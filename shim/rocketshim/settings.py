@@ -125,6 +125,11 @@ class WorkerSettings(ConnectionSettings):
             Default 2 s.
         target_tries: how many times a record is re-appended before it is parked. Default 5.
         hop_timeout_ms: how long librdkafka tries to store a hop, in ms. Default 30 s.
+        exactly_once: consume and produce in Kafka transactions. Default: at least once.
+        instance: part of the `transactional.id` that tells workers of one group apart; stable names let a restarted
+            worker end at once what it left open. None: host name and a random part. Only for `exactly_once`.
+        transaction_timeout_ms: after which the broker aborts a transaction, in ms; longer than a broker takes to fence
+            a dead one (9 s by default), since two thirds of it are the time of each transactional call. Default 15 s.
         stop_timeout_ms: how long a stop waits for hops in flight, in ms. Default 10 s.
     """
 
@@ -141,6 +146,9 @@ class WorkerSettings(ConnectionSettings):
     target_patience_ms: int = Field(default=2_000, ge=1)
     target_tries: int = Field(default=5, ge=0)
     hop_timeout_ms: int = Field(default=30_000, ge=100)
+    exactly_once: bool = False
+    instance: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,120}$")
+    transaction_timeout_ms: int = Field(default=15_000, ge=1_000)
     stop_timeout_ms: int = Field(default=10_000, ge=0)
 
     @model_validator(mode="after")

@@ -46,6 +46,12 @@ def worker(
     replay_everything: Annotated[
         bool, typer.Option("--replay-everything", help="Deliver all that the schedule topic holds once more.")
     ] = False,
+    exactly_once: Annotated[
+        bool, typer.Option("--exactly-once", help="Consume and produce in Kafka transactions.")
+    ] = False,
+    instance: Annotated[
+        str | None, typer.Option(help="Name of this worker among its group, for --exactly-once; keep it over restarts.")
+    ] = None,
     no_create_topics: Annotated[
         bool, typer.Option("--no-create-topics", help="End with an error where the worker's topics are missing.")
     ] = False,
@@ -68,6 +74,8 @@ def worker(
         **({} if delay_levels is None else {"delay_levels": delay_levels}),
         group=group,
         replay_everything=replay_everything,
+        exactly_once=exactly_once,
+        instance=instance,
         create_topics=not no_create_topics,
         stop_timeout_ms=round(stop_timeout * 1_000),
         client=dict(_pair(text) for text in client or []),

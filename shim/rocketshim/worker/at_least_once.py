@@ -21,7 +21,7 @@ from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
-from rocketshim.worker.delivery import WorkerCounts
+from rocketshim.worker.delivery import WorkerCounts, discard, serve
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.router import Kind, Placement, Router, Verdict
 from rocketshim.worker.target_table import Target
@@ -244,7 +244,7 @@ class AtLeastOnce:
                     headers=placement.headers,
                 )
             except BufferError:
-                producer.poll(_BUSY_MS / 1_000)  # reports make room
+                self._fatal = serve(producer, _BUSY_MS / 1_000) or self._fatal  # reports make room
             except KafkaException as error:
                 batch.alone = True
                 batch.errors.append((0, error.args[0]))
@@ -284,10 +284,9 @@ class AtLeastOnce:
         self._look_after_targets(now_ns)
 
     def _poll(self, timeout_s: float) -> None:
-        if self._producer is not None:
-            self._producer.poll(timeout_s)
-        if self._one_by_one is not None:
-            self._one_by_one.poll(0)
+        for producer, wait_s in ((self._producer, timeout_s), (self._one_by_one, 0.0)):
+            if producer is not None:
+                self._fatal = serve(producer, wait_s) or self._fatal
 
     def _take_in(self, batch: _Batch, now_ns: int) -> None:
         if batch.is_done:
@@ -442,8 +441,7 @@ class AtLeastOnce:
         """Abandon what is in flight and end."""
         for producer in (self._producer, self._one_by_one):
             if producer is not None:
-                producer.purge()
-                producer.flush(1.0)
+                discard(producer, 1.0)
         self._producer = self._one_by_one = self._consumer = None
         self._inbox.clear()
         self._flying.clear()
@@ -457,8 +455,7 @@ class AtLeastOnce:
         self._alarm("worker.producer-recycled", error=str(error))
         for old in (self._producer, self._one_by_one):
             if old is not None:
-                old.purge()
-                old.flush(1.0)
+                discard(old, 1.0)
         self._one_by_one = None
         self._producer = self._make_producer(self._config)
         self._prober.use(self._producer)

@@ -12,6 +12,7 @@ Bounded: 512 shapes and 4,096 numbers are remembered; both tables begin anew whe
 """
 
 import itertools
+from operator import itemgetter
 from typing import Final
 
 from rocketshim_topics import wire
@@ -32,6 +33,8 @@ _OF_A_FAILURE: Final = frozenset(
         wire.FAIL_TEXT, wire.FAIL_AT_MS,
     }
 )  # fmt: skip
+_NAME: Final = itemgetter(0)
+_HOP_NAME: Final = wire.HOP_ID
 _HOP_PLACE: Final = _PLACE[wire.HOP_ID]
 _RETRY: Final = RETRY_PREFIX.encode()
 _VERSION: Final = b"%d" % wire.WIRE_VERSION
@@ -39,31 +42,38 @@ _SHIM_HEADER: Final[Header] = (wire.SHIM, _VERSION)
 _SHORT_DIGITS: Final = 9  # below 2^31
 _LONG_DIGITS: Final = 18  # below 2^63
 _MOST_SHAPES: Final = 512
-_MANY_NUMBERS: Final = 4_000  # a record has a handful, so 4,096 are never exceeded
+_MANY_NUMBERS: Final = 4_000
+_MOST_NUMBERS: Final = 4_096  # a record has a handful, so a table that is cut at 4,000 has room for all of them
 _ZERO: Final = ord("0")
 
 
 class _Shape:
-    """What can be said of headers by their names."""
+    """What can be said of headers by their names. Places count from the first header, `rest_…` from `UNIQ_KEY`."""
 
     __slots__ = (
-        "due", "first", "group", "hop", "is_absolute", "is_failure", "longs", "ours", "real", "rest", "shim", "shorts",
+        "due", "first", "group", "has_hop", "hop", "is_absolute", "is_failure", "longs", "ours", "real", "rest_hop",
+        "rest_longs", "rest_shorts", "rest_texts", "shim", "shorts",
     )  # fmt: skip
 
     def __init__(self, names: tuple[str, ...], ours: int) -> None:
         place = {name: at for at, name in enumerate(names[:ours])}
+        self.ours = ours
         self.shim = place.get(wire.SHIM, -1)
         self.real = place[wire.REAL_TOPIC]
         self.is_absolute = wire.DELIVER_AT_MS in place
         self.due = place[wire.DELIVER_AT_MS if self.is_absolute else wire.DELAY_MS]
-        self.first = place[wire.UNIQ_KEY]
+        first = self.first = place[wire.UNIQ_KEY]
         self.shorts = tuple(at for name, at in place.items() if name in _INT_NAMES)
         self.longs = tuple(at for name, at in place.items() if name in _LONG_NAMES)
-        self.ours = ours
         self.is_failure = any(name in _OF_A_FAILURE for name in place)
         self.group = place.get(wire.CONSUMER_GROUP, -1)
+        self.has_hop = wire.HOP_ID in place
         self.hop = next((at for at, name in enumerate(names[:ours]) if _PLACE[name] >= _HOP_PLACE), ours)
-        self.rest = self.hop + 1 if wire.HOP_ID in place else self.hop
+        self.rest_hop = self.hop - first
+        self.rest_longs = tuple(at - first for at in self.longs if at >= first)
+        self.rest_shorts = tuple(at - first for at in self.shorts if at >= first)
+        numbers = {*self.longs, *self.shorts}
+        self.rest_texts = tuple(at - first for at in range(first + 1, ours) if at not in numbers)
 
 
 def _shape(names: tuple[str, ...]) -> _Shape | None:
@@ -96,14 +106,21 @@ class QuickHeaders:
     Thread-safety: none; one owner thread.
     """
 
-    __slots__ = ("_last_names", "_last_shape", "_longs", "_shapes", "_shorts")
+    __slots__ = (
+        "_delay_ms", "_head", "_head_length", "_longs", "_real_topic", "_rest_names", "_shape", "_shapes", "_shorts",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, ...], _Shape | None] = {}
-        self._last_names: tuple[str, ...] = ()
-        self._last_shape: _Shape | None = None
         self._longs: dict[bytes | None, int] = {}
         self._shorts: dict[bytes | None, int] = {}
+        # of the last record that went the quick way with a relative delay: most records are like the one before
+        self._head: list[Header] | None = None
+        self._head_length = 0
+        self._rest_names: tuple[str, ...] = ()
+        self._shape: _Shape | None = None
+        self._delay_ms = 0
+        self._real_topic = b""
 
     def cut(  # noqa: C901, PLR0912 - one pass over one record, of which every line is paid for
         self, headers: list[Header] | None, append_ms: int, clock_ms: int, hop_id: bytes
@@ -121,44 +138,76 @@ class QuickHeaders:
         """
         if not headers:
             return None
-        names, values = zip(*headers)  # noqa: B905 - each header is a pair
-        if names == self._last_names:  # cheaper than to hash the names, and mostly so
-            shape = self._last_shape
+        length = self._head_length
+        if headers[:length] != self._head:
+            return self._cut_unlike(headers, append_ms, clock_ms, hop_id)
+        rest = headers[length:]
+        shape = self._shape
+        if shape is None or tuple(map(_NAME, rest)) != self._rest_names:
+            return self._cut_unlike(headers, append_ms, clock_ms, hop_id)
+        due_ms = append_ms + self._delay_ms
+        if due_ms > clock_ms or not rest[0][1]:
+            return None
+        known = self._longs
+        for at in shape.rest_longs:
+            if rest[at][1] not in known and not _remember(rest[at][1], _LONG_DIGITS, known):
+                return None
+        known = self._shorts
+        for at in shape.rest_shorts:
+            if rest[at][1] not in known and not _remember(rest[at][1], _SHORT_DIGITS, known):
+                return None
+        for at in shape.rest_texts:
+            if rest[at][1] is None:
+                return None
+        if shape.has_hop:
+            if rest[shape.rest_hop][1] is None:
+                return None
+            rest[shape.rest_hop] = (_HOP_NAME, hop_id)
         else:
-            shape = self._last_shape = self._learn(names)
-            self._last_names = names
-        if shape is None:
+            rest.insert(shape.rest_hop, (_HOP_NAME, hop_id))
+        group = rest[shape.group - length][1] if shape.group >= 0 else None
+        if shape.is_failure:  # only towards a retry topic, or `_cut_unlike` had not learnt it
+            rest.insert(0, _SHIM_HEADER)
+        return self._real_topic, group, rest, due_ms
+
+    def _cut_unlike(self, headers: list[Header], append_ms: int, clock_ms: int, hop_id: bytes) -> QuickDelivery | None:
+        """`cut` of a record that is not like the one before."""
+        names, values = zip(*headers, strict=True)
+        shape = self._learn(names)
+        if shape is None or not self._numbers_are_plain(values, shape):
             return None
-        if shape.shim >= 0 and values[shape.shim] != _VERSION:
+        if (shape.shim >= 0 and values[shape.shim] != _VERSION) or None in values[: shape.ours]:
             return None
-        longs = self._longs
-        if len(longs) > _MANY_NUMBERS:
-            longs.clear()
-        for at in shape.longs:
-            if values[at] not in longs and not _remember(values[at], _LONG_DIGITS, longs):
-                return None
-        shorts = self._shorts
-        if len(shorts) > _MANY_NUMBERS:
-            shorts.clear()
-        for at in shape.shorts:
-            if values[at] not in shorts and not _remember(values[at], _SHORT_DIGITS, shorts):
-                return None
-        due_ms = longs[values[shape.due]]
+        real_topic, first = values[shape.real], shape.first
+        if not real_topic or not values[first]:
+            return None
+        is_retry = real_topic.startswith(_RETRY)
+        if is_retry != shape.is_failure:
+            return None
+        delay_ms = self._longs[values[shape.due]]
+        due_ms = delay_ms if shape.is_absolute else append_ms + delay_ms
+        if due_ms > clock_ms:
+            return None
+        delivered = [_SHIM_HEADER] if is_retry else []
+        delivered += headers[first : shape.hop]
+        delivered.append((_HOP_NAME, hop_id))
+        delivered += headers[shape.hop + 1 if shape.has_hop else shape.hop :]
         if not shape.is_absolute:
-            due_ms += append_ms
-        if due_ms > clock_ms or not values[shape.first] or None in values[shape.first : shape.ours]:
-            return None
-        real_topic = values[shape.real]
-        if not real_topic:
-            return None
-        delivered = headers[shape.first : shape.hop]
-        delivered.append((wire.HOP_ID, hop_id))
-        delivered += headers[shape.rest :]
-        if real_topic.startswith(_RETRY):
-            delivered.insert(0, _SHIM_HEADER)
-        elif shape.is_failure:
-            return None
+            self._head, self._head_length = headers[:first], first
+            self._rest_names = names[first:]
+            self._shape, self._delay_ms, self._real_topic = shape, delay_ms, real_topic
         return real_topic, (values[shape.group] if shape.group >= 0 else None), delivered, due_ms
+
+    def _numbers_are_plain(self, values: tuple[bytes | None, ...], shape: _Shape) -> bool:
+        if len(self._longs) > _MANY_NUMBERS:
+            self._longs.clear()
+        if len(self._shorts) > _MANY_NUMBERS:
+            self._shorts.clear()
+        return all(
+            values[at] in self._longs or _remember(values[at], _LONG_DIGITS, self._longs) for at in shape.longs
+        ) and all(
+            values[at] in self._shorts or _remember(values[at], _SHORT_DIGITS, self._shorts) for at in shape.shorts
+        )
 
     def _learn(self, names: tuple[str, ...]) -> _Shape | None:
         shapes = self._shapes
@@ -170,8 +219,11 @@ class QuickHeaders:
 
 
 def _remember(value: bytes | None, most_digits: int, numbers: dict[bytes | None, int]) -> bool:
-    """Whether a value is a number in the one form in which we write it; then it is kept."""
+    """Whether a value is a number in the one form in which we write it; then it is kept, unless there are many."""
     if value is None or not value.isdigit() or len(value) > most_digits or (value[0] == _ZERO and len(value) > 1):
         return False
-    numbers[value] = int(value)
-    return True
+    if len(numbers) < _MOST_NUMBERS:
+        numbers[value] = int(value)
+        return True
+    numbers.clear()  # the record in hand goes the slow way
+    return False

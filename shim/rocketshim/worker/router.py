@@ -161,6 +161,8 @@ class Router:
         self._alarm = alarm
         self._quick = QuickHeaders()
         self._routes: dict[bytes, _Route | None] = {}
+        self._last_real_topic = b""
+        self._last_route: _Route | None = None
         self._blamed: dict[tuple[int, int], str] = {}
         self._bodiless: set[tuple[int, int]] = set()
 
@@ -182,13 +184,13 @@ class Router:
         if found is None or self._blamed:
             return None
         real_topic, group, headers, due_ms = found
-        route = self._routes.get(real_topic)
+        if real_topic is self._last_real_topic:
+            route = self._last_route
+        else:
+            route = self._last_route = self._known_route(real_topic)
+            self._last_real_topic = real_topic
         if route is None:
-            if real_topic in self._routes:
-                return None
-            route = self._learn_route(real_topic)
-            if route is None:
-                return None
+            return None
         if route.group is not None and route.group != group:
             return None
         target = route.target
@@ -200,7 +202,9 @@ class Router:
         key = record.key()
         return target, (target.turn % count if key is None else murmur2(key, count)), headers, due_ms
 
-    def _learn_route(self, real_topic: bytes) -> _Route | None:
+    def _known_route(self, real_topic: bytes) -> _Route | None:
+        if real_topic in self._routes:
+            return self._routes[real_topic]
         if len(self._routes) >= _MOST_ROUTES:
             self._routes.clear()
         route = None
@@ -326,6 +330,21 @@ class Router:
             return Verdict.ROUTE_AGAIN
         self.target_failed(target, now_ns, error.name())
         return Verdict.ROUTE_AGAIN
+
+    def batch_refused(self, topic: str, error: KafkaError, now_ns: int) -> bool:
+        """A record of a batch was not stored, and it is not known which; True if that has to be found out."""
+        code = error.code()
+        if code in _NOTHING_SAID:
+            return False
+        target = self.targets.target(topic, now_ns)
+        if code in MISSING:
+            self.targets.forget(topic)
+        if code in _REFUSED_RECORD:
+            if target.be_careful(now_ns):
+                self._alarm("worker.target-careful", topic=topic, error=error.name())
+            return True
+        self.target_failed(target, now_ns, error.name())
+        return False
 
     def _own_hop_refused(self, place: tuple[int, int], kind: Kind, code: int, error: KafkaError) -> Verdict:
         if code not in _REFUSED_RECORD:

@@ -54,13 +54,14 @@ class Target:
         avoid_until_ns: until when it is not tried.
         careful_until_ns: until when its records go one a batch.
         turn: the partition that keyless records go to next.
-        trying: a record was sent after the avoidance, its report is not in.
+        failures: in a row.
+        last_failure_ns: when the last of them was.
         begun: for the delivery's own use: what it has begun for each partition.
     """
 
     __slots__ = (
-        "avoid_reason", "avoid_until_ns", "begun", "careful_until_ns", "failures", "known_until_ns", "partitions",
-        "topic", "trying", "turn",
+        "avoid_reason", "avoid_until_ns", "begun", "careful_until_ns", "failures", "known_until_ns",
+        "last_failure_ns", "partitions", "topic", "turn",
     )  # fmt: skip
 
     def __init__(self, topic: str) -> None:
@@ -71,7 +72,7 @@ class Target:
         self.avoid_reason = ""
         self.careful_until_ns = 0
         self.failures = 0
-        self.trying = False
+        self.last_failure_ns = -_AVOID_MOST_NS
         self.turn = 0
         self.begun: dict[int, Any] = {}
 
@@ -79,25 +80,23 @@ class Target:
         """Whether records for it are to be re-appended untried; after the time is over one of them is let through."""
         if not self.failures:
             return False
-        if now_ns < self.avoid_until_ns or self.trying:
+        if now_ns < self.avoid_until_ns:
             return True
-        self.trying = True
+        self.avoid_until_ns = now_ns + _AVOID_NS  # by then it is known what has become of the one let through
         return False
 
     def took(self) -> None:
         """It has stored something."""
-        if self.failures:
-            self.failures = 0
-            self.trying = False
+        self.failures = 0
 
     def failed(self, now_ns: int, reason: str) -> bool:
         """It has refused a record for a reason of its own, or has not answered; True if that is news."""
-        if self.failures and now_ns < self.avoid_until_ns:
+        if now_ns < self.last_failure_ns + _AVOID_NS:
             return False
+        self.last_failure_ns = now_ns
         self.avoid_until_ns = now_ns + min(_AVOID_NS << min(self.failures, 8), _AVOID_MOST_NS)
         self.avoid_reason = reason
         self.failures += 1
-        self.trying = False
         return True
 
     def be_careful(self, now_ns: int) -> bool:

@@ -21,7 +21,8 @@ SCHEDULE, PARKED = NAMES.schedule, NAMES.parked
 class Simulation:
     """A cluster, its clock, and workers that are driven step by step."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, exactly_once: bool = False) -> None:
+        self.exactly_once = exactly_once
         self.clock = VirtualClock(auto_advance=True)
         self.kafka = InMemoryKafka(self.clock, on_wait=self._wait)
         stamped = {"message.timestamp.type": "LogAppendTime"}
@@ -34,7 +35,13 @@ class Simulation:
         self.clock.advance(seconds * 1_000 if seconds >= 0 else 100)
 
     def worker(self, *, start: bool = True, **settings: Any) -> DelayWorker:
-        values = {"bootstrap": "memory", "allow": ("orders", "audit*"), "delay_levels": LEVELS, **settings}
+        values = {
+            "bootstrap": "memory",
+            "allow": ("orders", "audit*"),
+            "delay_levels": LEVELS,
+            "exactly_once": self.exactly_once,
+            **settings,
+        }
         worker = DelayWorker(
             WorkerSettings.make(**values),
             clients=Clients(consumer=self.kafka.consumer, producer=self.kafka.producer),
@@ -109,9 +116,17 @@ def header(record: Message, name: str) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-@pytest.fixture
-def sim() -> Iterator[Simulation]:
-    simulation = Simulation()
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "only(mode): about one way to deliver")
+
+
+@pytest.fixture(params=["at-least-once", "exactly-once"])
+def sim(request: pytest.FixtureRequest) -> Iterator[Simulation]:
+    """Both ways to deliver keep the same promises; a test of only one of them says so by `only`."""
+    only = request.node.get_closest_marker("only")
+    if only is not None and request.param != only.args[0]:
+        pytest.skip(f"about {only.args[0]} delivery")
+    simulation = Simulation(exactly_once=request.param == "exactly-once")
     yield simulation
     for worker in simulation.workers:
         worker.close()

@@ -1,0 +1,112 @@
+"""What becomes of transactions that end in doubt, in virtual time."""
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from rocketshim.errors import WorkerError
+
+pytestmark = pytest.mark.only("exactly-once")
+GROUP = "rmq.sched"
+
+
+def values(sim: Any, topic: str = "orders") -> list[bytes]:
+    return [record.value() for record in sim.delivered(topic)]
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [
+        KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True),
+        KafkaError(KafkaError._FENCED, "fenced", fatal=True),
+        KafkaError(KafkaError._TRANSPORT, "gone", retriable=True),
+    ],
+)
+def test_a_commit_in_doubt_delivers_each_record_once(sim: Any, error: KafkaError, applied: bool) -> None:
+    worker = sim.worker()
+    for number in range(30):
+        sim.schedule(value=b"%d" % number, level=1 + number % 3)
+    sim.kafka.fail_transaction(error, applied=applied)
+    sim.until(worker, lambda: len(values(sim)) >= 30, 20_000)
+    sim.run(worker, 3_000)
+    assert sorted(values(sim)) == sorted(b"%d" % number for number in range(30))
+    assert worker.counts.recycled == 1
+    assert sim.position(0) >= 10
+
+
+@pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
+def test_an_abort_delivers_each_record_once(sim: Any, call: str) -> None:
+    worker = sim.worker()
+    for number in range(30):
+        sim.schedule(value=b"%d" % number)
+    sim.kafka.fail_transaction(
+        KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS, "wait", txn_requires_abort=True), call=call
+    )
+    sim.until(worker, lambda: len(values(sim)) >= 30, 20_000)
+    sim.run(worker, 2_000)
+    assert values(sim) == [b"%d" % number for number in range(30)]
+    assert worker.counts.aborted == 1
+
+
+def test_an_abort_that_fails_is_a_doubt(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.kafka.fail_transaction(KafkaError(KafkaError._INCONSISTENT, "x", txn_requires_abort=True))
+    sim.kafka.fail_transaction(KafkaError(KafkaError._FENCED, "x", fatal=True), call="abort_transaction")
+    sim.until(worker, lambda: len(values(sim)) == 1, 20_000)
+    assert worker.counts.recycled == 1
+
+
+def test_a_twin_with_the_same_instance_ends_one_of_them(sim: Any) -> None:
+    worker = sim.worker(instance="a")
+
+    def fence_again_and_again() -> None:
+        for _ in range(4):
+            sim.schedule()
+            sim.run(worker, 1_200)
+            sim.kafka.producer({"transactional.id": "rmq.sched.a"}).init_transactions()
+
+    with pytest.raises(WorkerError, match="--instance"):
+        fence_again_and_again()
+
+
+def test_a_worker_that_dies_in_a_transaction_leaves_it_to_the_next(sim: Any) -> None:
+    worker = sim.worker(instance="a")
+    for number in range(10):
+        sim.schedule(value=b"%d" % number)
+    sim.run(worker, 900)
+
+    class Dead(Exception):  # noqa: N818 - it stands for SIGKILL
+        pass
+
+    def die(point: str) -> None:
+        if point == "before-commit":
+            raise Dead
+
+    worker._delivery._point = die
+    with pytest.raises(Dead):
+        sim.run(worker, 500)
+    sim.kafka.kill(worker._consumer)
+    sim.kafka.kill(worker._delivery._producer)
+    worker._consumer = None
+    second = sim.worker(instance="a")
+    sim.clock.advance(15_000)
+    sim.until(second, lambda: len(values(sim)) >= 10, 20_000)
+    sim.run(second, 2_000)
+    assert sorted(values(sim)) == [b"%d" % number for number in range(10)]
+
+
+def test_one_transaction_takes_what_is_due_in_all_queues(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 10)
+    for level in (1, 2, 3):
+        for number in range(5):
+            sim.schedule(level=level, value=b"%d" % number)
+    worker.close()
+    sim.clock.advance(60_000)
+    again = sim.worker()
+    sim.until(again, lambda: len(values(sim)) == 15, 5_000)
+    commits = {commit.monotonic_ns for commit in sim.kafka.commits(GROUP) if commit.next_offset > 0}
+    assert len(commits) <= 3
