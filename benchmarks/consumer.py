@@ -256,7 +256,7 @@ def fill(bootstrap: str, count: int) -> str:
     return topic
 
 
-def main(wanted: list[str]) -> None:
+def main(wanted: list[str] | None = None) -> None:
     rows = {name: row for name, row in ROWS.items() if not wanted or any(word in name for word in wanted)}
     with any_broker(report=print) as broker:
         topic = fill(broker.bootstrap, max(row[2] for row in rows.values()))
