@@ -56,6 +56,10 @@ def worker(
         bool, typer.Option("--no-create-topics", help="End with an error where the worker's topics are missing.")
     ] = False,
     stop_timeout: Annotated[float, typer.Option(min=0, help="Seconds a stop waits for what is in flight.")] = 10.0,
+    health: Annotated[
+        str | None,
+        typer.Option(metavar="[HOST:]PORT", help="Serve /live, /ready, /state and /metrics here; HOST: 127.0.0.1."),
+    ] = None,
     client: Annotated[
         list[str] | None,
         typer.Option("--client", metavar="NAME=VALUE", help="A librdkafka setting (TLS, SASL …); repeatable."),
@@ -63,7 +67,9 @@ def worker(
     log_format: Annotated[_LogFormat, typer.Option(help="How log lines look on standard error.")] = _LogFormat.TEXT,
 ) -> None:
     """Deliver delayed and retried messages when they are due; until SIGTERM. Exit code 1 if it cannot go on."""
-    from rocketshim.settings import WorkerSettings  # noqa: PLC0415 - `--help` does without
+    from rocketshim.clock import SystemClock  # noqa: PLC0415 - `--help` does without
+    from rocketshim.settings import WorkerSettings  # noqa: PLC0415
+    from rocketshim.worker.health import HealthServer  # noqa: PLC0415
     from rocketshim.worker.log_format import configure  # noqa: PLC0415
     from rocketshim.worker.worker import DelayWorker  # noqa: PLC0415
 
@@ -83,6 +89,15 @@ def worker(
     configure("json" if log_format is _LogFormat.JSON else "text")
     process = DelayWorker(settings)
     _stop_on_signals(process, stop_timeout + _GRACE_S)
+    server = None
+    if health is not None:
+        host, port = _address(health)
+        server = HealthServer(host, port, lambda: process.state, SystemClock())
+        try:
+            server.start()
+        except OSError as error:
+            raise ConfigError(f"--health {health!r}: cannot listen there ({error})") from error
+        _LOG.info("health.listening", extra={"host": host, "port": server.port})
     gc.freeze()
     gc.set_threshold(50_000, 50, 1_000)
     try:
@@ -90,6 +105,16 @@ def worker(
     except RocketshimError as error:
         _LOG.critical("worker.cannot-go-on", extra={"error": str(error)})
         raise
+    finally:
+        if server is not None:
+            server.stop()
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError(f"--health {text!r}: write PORT or HOST:PORT, for example 127.0.0.1:8080")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _pair(text: str) -> tuple[str, str]:

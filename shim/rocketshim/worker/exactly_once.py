@@ -336,7 +336,7 @@ class ExactlyOnce:
         serve(producer)
         reason = str(cause) if cause is not None else f"{len(self._failures)} records were not stored"
         self._alarm("worker.transaction-aborted", error=reason, records=self._records)
-        careful = self._learn_from_failures(now_ns)
+        careful, was_silent = self._learn_from_failures(now_ns), self._is_silent
         for taken in reversed(self._taken):
             if not taken.held.gone:
                 taken.held.queue.failed(taken.due)
@@ -344,8 +344,9 @@ class ExactlyOnce:
         self._not_before_ns = now_ns + _BACK_OFF_NS
         if careful:
             self._careful_until_ns = now_ns + _CAREFUL_NS
-            if not self._is_careful:
-                self._renew()
+        if cause is not None or was_silent or (careful and not self._is_careful):
+            # a producer whose broker was away may hang for ever in a later call (seen after a broker's restart)
+            self._renew()
 
     def _learn_from_failures(self, now_ns: int) -> bool:
         """Tell the router what was not stored; True if the culprit is one record of a batch, and not known."""
@@ -391,7 +392,6 @@ class ExactlyOnce:
         old, self._producer = self._producer, None
         if old is not None:
             discard(old, 0)
-        self._not_before_ns = 0
 
     def settle(self, now_ns: int) -> None:
         """Make the producer ready where there is none, and find out what has become of doubtful transactions."""

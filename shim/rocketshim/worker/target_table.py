@@ -124,6 +124,14 @@ class TargetTable:
         """Ask this client for metadata from now on."""
         self._metadata = metadata
 
+    def avoided(self, now_ns: int) -> dict[str, str]:
+        """Targets that are not tried now, and why."""
+        return {
+            target.topic: target.avoid_reason
+            for target in self._targets.values()
+            if target.failures and now_ns < target.avoid_until_ns
+        }
+
     def forget(self, topic: str) -> None:
         """Ask the cluster about this topic again, at its next record."""
         target = self._targets.get(topic)

@@ -28,6 +28,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
@@ -43,6 +44,7 @@ from rocketshim.worker.assignment import Assignment, HeldQueue
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.delivery import Delivery, WorkerCounts
 from rocketshim.worker.exactly_once import ExactlyOnce
+from rocketshim.worker.health import QueueState, WorkerState
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.relay import is_probe
 from rocketshim.worker.router import Router
@@ -59,6 +61,8 @@ _NS: Final = 1_000_000
 _IDLE_MS: Final = 1_000
 _PROBED_NS: Final = 1_000_000  # while a probe is on its way: its report decides what is due
 _FETCH_COUNT: Final = 1_000
+_SHOW_NS: Final = 1_000_000_000
+_MOST_LINES: Final = 20
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
 
 
@@ -122,7 +126,11 @@ class DelayWorker:
             alarm=self._alarm,
         )
         self._prober = Prober(self.names, self._alarm)
+        self._alarmed: dict[str, tuple[int, int, int]] = {}  # event -> (second, lines in it, lines left out)
         self._client_errors: deque[KafkaError] = deque(maxlen=100)
+        self._state: WorkerState | None = None
+        self._state_ns = 0
+        self._commits_fail_since_ns: int | None = None
         self._commit_ns = 0
         self._fatal: Exception | None = None
         self._consumer: ConsumerClient | None = None
@@ -203,8 +211,10 @@ class DelayWorker:
         failure = self._fatal or self._assignment.failure
         if failure is not None:
             raise WorkerError(f"the worker cannot go on: {failure}") from failure
-        while self._client_errors:
-            self._alarm("worker.client-error", error=str(self._client_errors.popleft()))
+        if self._client_errors:
+            count, last = len(self._client_errors), self._client_errors[-1]
+            self._client_errors.clear()
+            self._alarm("worker.client-error", error=str(last), count=count)
         self._fetch(consumer, self._wait_ns(delivery, max_wait_ms * _NS))
         self._relay_due(delivery)
         now_ns = self._clock.monotonic_ns()
@@ -217,6 +227,8 @@ class DelayWorker:
         if now_ns >= self._commit_ns:
             self._commit_ns = now_ns + self.settings.commit_interval_ms * _NS
             delivery.commit(list(self._assignment.held.values()), asynchronous=True)
+        if now_ns >= self._state_ns:
+            self._show(consumer, now_ns)
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
@@ -308,6 +320,47 @@ class DelayWorker:
                 delivery.settle(self._clock.monotonic_ns())
         delivery.end_turn(self._clock.monotonic_ns())
 
+    # --- what it shows of itself -------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> WorkerState | None:
+        """What it was doing a second ago at most; None before the first step. From any thread."""
+        return self._state
+
+    def _show(self, consumer: ConsumerClient, now_ns: int) -> None:
+        self._state_ns = now_ns + _SHOW_NS
+        held = sorted(self._assignment.held.values(), key=lambda each: each.number)
+        counts = self.counts
+        self._state = WorkerState(
+            at_ns=now_ns,
+            mode="exactly-once" if self.settings.exactly_once else "at-least-once",
+            group=self.group,
+            topic=self.names.schedule,
+            is_member=self._assignment.assignments > 0,
+            commits_fail_since_ns=self._commits_fail_since_ns,
+            avoided=self._targets.avoided(now_ns),
+            queues=tuple(self._queue_state(consumer, each, now_ns) for each in held),
+            counts=replace(counts, parked=dict(counts.parked), lateness=list(counts.lateness)),
+        )
+
+    def _queue_state(self, consumer: ConsumerClient, held: HeldQueue, now_ns: int) -> QueueState:
+        place = TopicPartition(self.names.schedule, held.number)
+        position, next_ns = held.position, held.queue.next_ns()
+        try:
+            _, high = consumer.get_watermark_offsets(place, cached=True)
+        except (KafkaException, TypeError):
+            high = -1
+        done = held.committed if position is None else position
+        return QueueState(
+            partition=held.number,
+            delay_ms=held.queue.delay_ms,
+            position=position,
+            committed=held.committed,
+            backlog=max(0, high - done) if high >= 0 and done >= 0 else None,
+            held=held.queue.waiting_count,
+            next_due_in_ms=None if next_ns is None else (next_ns - now_ns) // _NS,
+        )
+
     def _leave(self, leaving: list[HeldQueue]) -> None:
         delivery = self._delivery
         if delivery is not None:
@@ -316,6 +369,11 @@ class DelayWorker:
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """An asynchronous commit's result: what was not committed is committed again with the next one."""
+        if error is None and all(item.error is None for item in partitions):
+            self._commits_fail_since_ns = None
+            return
+        if self._commits_fail_since_ns is None:
+            self._commits_fail_since_ns = self._clock.monotonic_ns()
         for item in partitions:
             if error is not None or item.error is not None:
                 held = self._assignment.held.get(item.partition)
@@ -419,5 +477,17 @@ class DelayWorker:
         return self._consumer, self._delivery
 
     def _alarm(self, event: str, **facts: object) -> None:
+        """Log an alarm; of one event at most 20 lines a second, each is counted."""
         self.counts.alarms += 1
-        _LOG.warning(event, extra=facts)
+        second = self._clock.monotonic_ns() // 1_000_000_000
+        since, lines, left_out = self._alarmed.get(event, (second, 0, 0))
+        if since != second:
+            if left_out:
+                facts["left_out_before"] = left_out
+            since, lines, left_out = second, 0, 0
+        if lines < _MOST_LINES:
+            _LOG.warning(event, extra=facts)
+            lines += 1
+        else:
+            left_out += 1
+        self._alarmed[event] = since, lines, left_out

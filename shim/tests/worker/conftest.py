@@ -58,7 +58,7 @@ class Simulation:
         until_ns = self.clock.monotonic_ns() + round(ms * 1e6)
         while (left_ns := until_ns - self.clock.monotonic_ns()) > 0:
             before_ns = self.clock.monotonic_ns()
-            worker.step(max(1, left_ns // 1_000_000))
+            worker.step(min(1_000, max(1, left_ns // 1_000_000)))
             if self.clock.monotonic_ns() == before_ns:
                 self.clock.advance(0.01)  # work takes time, too
 

@@ -1,0 +1,81 @@
+"""What the worker shows of itself."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rocketshim.worker.health import HealthServer, metrics_text
+
+
+def get(server: HealthServer, path: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_state_and_metrics_say_what_waits_and_what_was_done(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.schedule(topic="payments")
+    sim.schedule(level=4)
+    sim.run(worker, 2_100)
+    state = worker.state
+    assert state is not None
+    queue = next(queue for queue in state.queues if queue.partition == 3)
+    assert (queue.delay_ms, queue.held) == (10_000, 1)
+    assert 6_000 < (queue.next_due_in_ms or 0) <= 10_000
+    assert queue.backlog is not None
+    assert queue.backlog >= 1
+    assert state.oldest_due_ms == 0
+    families = {family.name: family for family in text_string_to_metric_families(metrics_text(state))}
+    assert families["rocketshim_worker_delivered"].samples[0].value == 1
+    parked = families["rocketshim_worker_parked"].samples[0]
+    assert (parked.labels, parked.value) == ({"reason": "forbidden-target"}, 1)
+    lateness = families["rocketshim_worker_lateness_seconds"]
+    assert next(s.value for s in lateness.samples if s.name.endswith("_count")) == 1
+
+
+def test_the_server_answers_and_tells_a_loop_that_stands_still(sim: Any) -> None:
+    worker = sim.worker()
+    server = HealthServer("127.0.0.1", 0, lambda: worker.state, sim.clock)
+    server.start()
+    try:
+        assert get(server, "/ready")[0] == 503
+        assert get(server, "/state")[0] == 503
+        sim.run(worker, 1_500)
+        assert get(server, "/live") == (200, b"yes\n")
+        assert get(server, "/ready")[0] == 200
+        shown = json.loads(get(server, "/state")[1])
+        assert (shown["ready"], len(shown["queues"])) == (True, 32)
+        assert get(server, "/metrics")[1].startswith(b"# HELP")
+        assert get(server, "/etc/passwd")[0] == 404
+        sim.clock.advance(31_000)
+        assert get(server, "/live")[0] == 503
+        assert get(server, "/ready")[0] == 503
+    finally:
+        server.stop()
+        server.stop()
+
+
+@pytest.mark.only("at-least-once")
+def test_positions_that_cannot_be_committed_make_it_unready(sim: Any) -> None:
+    from confluent_kafka import KafkaError
+
+    worker = sim.worker()
+    sim.run(worker, 500)
+    sim.kafka.fail_commits(KafkaError(KafkaError.NOT_COORDINATOR), count=10_000)
+    sim.schedule()
+    sim.run(worker, 5_000)
+    state = worker.state
+    assert state is not None
+    assert state.is_ready(sim.clock.monotonic_ns())
+    sim.run(worker, 60_000)
+    assert not worker.state.is_ready(sim.clock.monotonic_ns())
+    assert worker.state.is_live(sim.clock.monotonic_ns())
