@@ -65,11 +65,10 @@ def fill(bootstrap: str, names: TopicNames, target: str, count: int) -> None:
     levels = DelayLevels.parse(LEVELS)
     body = os.urandom(1_024)
     for number in range(count):
-        message = Message(target, body, key=b"key-%d" % number, delay_level=number % PARTITIONS + 1, properties=USER_HEADERS)
+        level = number % PARTITIONS + 1
+        message = Message(target, body, key=b"key-%d" % number, delay_level=level, properties=USER_HEADERS)
         now_ms = time.time_ns() // 1_000_000
-        out = delayed_record(
-            message, names, levels, uniq_key=f"{number:032X}", born_ms=now_ms, now_ms=now_ms, lane=0
-        )
+        out = delayed_record(message, names, levels, uniq_key=f"{number:032X}", born_ms=now_ms, now_ms=now_ms, lane=0)
         producer.produce(out.topic, out.value, out.key, out.partition or 0, headers=out.headers)
         if number % 1_000 == 999:
             producer.poll(0)
@@ -81,7 +80,7 @@ def fill(bootstrap: str, names: TopicNames, target: str, count: int) -> None:
 # --- the sides, each in a process of its own -------------------------------------------------------------------------
 
 
-def plain(bootstrap: str, source: str, target: str, count: int, *, callback: bool) -> None:
+def plain(bootstrap: str, source: str, target: str, count: int, *, callback: bool) -> None:  # noqa: C901 - one loop
     """The fastest plain loops: with a counting callback, or with a flush before each commit."""
     tune()
     consumer = Consumer(
@@ -103,6 +102,7 @@ def plain(bootstrap: str, source: str, target: str, count: int, *, callback: boo
 
     def reported(error: Any, message: Any) -> None:
         nonlocal acked
+        del error, message
         acked += 1
 
     on_delivery = reported if callback else None
