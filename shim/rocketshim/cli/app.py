@@ -38,6 +38,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("rocketshim.cli.init", "Create the topics the shim needs, or say what would be created."),
     "send": ("rocketshim.cli.send", "Send one message, now or later."),
     "worker": ("rocketshim.cli.worker", "Deliver delayed and retried messages when they are due."),
+    "delayed": ("rocketshim.cli.delayed", "See what waits in the delay queues, and until when."),
+    "parked": ("rocketshim.cli.parked", "See what the worker could not deliver, and send it again."),
     "dlq": ("rocketshim.cli.dlq", "Dead letters: what is dead, and why."),
     "retry": ("rocketshim.cli.retry", "Retries: what came back to a group."),
     "trace": ("rocketshim.cli.trace", "One message through its whole life."),

@@ -1,0 +1,98 @@
+"""What waits and what was parked, seen and sent again from the command line."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from rocketshim.local import Broker
+from rocketshim.producer.producer import Producer
+from rocketshim_topics import DelayLevels, Message, provision
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.names import TopicNames
+
+DEADLINE_S = 40.0
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rocketshim", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_waiting_and_parked_records_are_listed_shown_and_sent_again(
+    broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str]
+) -> None:
+    names, levels = TopicNames(namespace), "1s 2s 60s"
+    provision.ensure_topics(admin, Layout(names, DelayLevels.parse(levels)).shared())
+    target = topic(1)
+    there = ["--bootstrap", broker.bootstrap, "--namespace", namespace]
+    tables = [*there, "--delay-levels", levels]
+    with Producer(broker.bootstrap, namespace=namespace, delay_levels=levels) as producer:
+        producer.send(Message(target, b"soon", delay_level=1))
+        producer.send(Message(target, b"late", delay_level=3))
+        producer.send(Message("elsewhere", b"other", delay_level=3))
+
+    stats = cli("delayed", "stats", *tables, "--json")
+    found = {queue["partition"]: queue for queue in json.loads(stats.stdout)}
+    assert (found[0]["waiting"], found[2]["waiting"]) == (1, 2)
+    assert found[2]["head"]["target"] == target
+    listed = [
+        json.loads(line) for line in cli("delayed", "ls", *tables, "--topic", target, "--json").stdout.splitlines()
+    ]
+    assert [entry["place"] for entry in listed] == ["0/0", "2/0"]
+    assert listed[1]["due_ms"] - listed[1]["appended_ms"] == 60_000
+    shown = cli("delayed", "show", "2/0", *tables)
+    assert "b'late'" in shown.stdout
+    assert cli("delayed", "show", "2/99", *tables).returncode == 2
+
+    def worker(allow: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "rocketshim",
+                "worker",
+                *tables,
+                "--allow",
+                allow,
+                "--client",
+                "session.timeout.ms=6000",
+            ],
+            stderr=subprocess.DEVNULL,
+        )
+
+    def parked() -> list[dict[str, str]]:
+        return [json.loads(line) for line in cli("parked", "ls", *there, "--json").stdout.splitlines()]
+
+    narrow = worker("nothing-but-this")
+    end = time.monotonic() + DEADLINE_S
+    while not (entries := parked()):
+        assert time.monotonic() < end
+    narrow.terminate()
+    assert narrow.wait(20) == 0
+    assert [(entry["reason"], entry["target"]) for entry in entries] == [("forbidden-target:not-allowed", target)]
+    assert "b'soon'" in cli("parked", "show", entries[0]["place"], *there).stdout
+    dry = cli("parked", "redrive", *there, "--topic", target, "--dry-run")
+    assert dry.stdout.endswith("1 would be sent, 0 not\n")
+    assert cli("parked", "redrive", *there).returncode == 1
+    assert cli("parked", "redrive", entries[0]["place"], *there).stdout.endswith("1 sent, 0 not\n")
+
+    wide = worker(target)
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": f"{namespace}-read"})
+    consumer.assign([TopicPartition(target, 0, 0)])
+    message = None
+    while message is None or message.error() is not None:
+        message = consumer.poll(1.0)
+        assert time.monotonic() < end
+    consumer.close()
+    assert message.value() == b"soon"
+    headers = dict(message.headers())
+    assert headers["HOP_ID"].startswith(names.schedule.encode())
+    assert "PARK_REASON" not in headers
+    wide.terminate()
+    assert wide.wait(20) == 0

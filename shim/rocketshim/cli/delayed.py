@@ -1,0 +1,138 @@
+"""`rocketshim delayed ls | show | stats`: what waits in the delay queues, and until when."""
+
+import json
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from rocketshim.cli.app import FINDING
+from rocketshim.cli.letters import Limit, console
+from rocketshim.cli.options import Bootstrap, DelayLevelsText, Json, Namespace
+from rocketshim.deadletter.entry import time_text
+from rocketshim.errors import ConfigError
+from rocketshim.worker.delayed import DelayedReader, WaitingRecord, waiting_record
+from rocketshim_topics import DelayLevels, TopicNames
+
+app = typer.Typer(
+    help="Delayed and retried messages that wait: read without touching the worker.",
+    epilog="Example: rocketshim delayed stats --bootstrap localhost:9092",
+    no_args_is_help=True,
+)
+
+
+def _reader(bootstrap: str, namespace: str, delay_levels: str | None) -> tuple[DelayedReader, DelayLevels]:
+    levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
+    return DelayedReader(bootstrap, TopicNames(namespace), levels), levels
+
+
+@app.command(epilog="Example: rocketshim delayed ls --topic orders --limit 20")
+def ls(
+    *,
+    bootstrap: Bootstrap,
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+    topic: Annotated[str | None, typer.Option(help="Only what goes to this logical topic.")] = None,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> None:
+    """List messages that wait, queue by queue in the order in which they leave."""
+    reader, levels = _reader(bootstrap, namespace, delay_levels)
+    shown: list[WaitingRecord] = []
+    with reader:
+        for message in reader.records():
+            entry = waiting_record(message, levels)
+            if topic is None or entry.target == topic:
+                shown.append(entry)
+                if len(shown) == limit:
+                    break
+    shown.sort(key=_by_due)
+    if as_json:
+        for entry in shown:
+            typer.echo(json.dumps(asdict(entry)))
+        return
+    table = Table("place", "due", "target", "id", "group", "attempts", "trouble")
+    for entry in shown:
+        table.add_row(
+            entry.place,
+            "" if entry.due_ms is None else time_text(entry.due_ms),
+            entry.target or "",
+            entry.uniq_key or "",
+            entry.group or "",
+            "" if entry.reconsume_times is None else str(entry.reconsume_times),
+            entry.trouble or "",
+        )
+    console().print(table)
+
+
+def _by_due(entry: WaitingRecord) -> int:
+    return entry.due_ms or 0
+
+
+@app.command(epilog="Example: rocketshim delayed show 2/17")
+def show(
+    *,
+    place: Annotated[str, typer.Argument(metavar="PARTITION/OFFSET", help="A place that `ls` has shown.")],
+    bootstrap: Bootstrap,
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+) -> None:
+    """Show one record of the schedule topic: headers and body. Exit code 2 if it is not there (any more)."""
+    partition, _, offset = place.partition("/")
+    if not partition.isdecimal() or not offset.isdecimal():
+        raise ConfigError(f"{place!r}: write PARTITION/OFFSET, as `rocketshim delayed ls` shows it")
+    reader, levels = _reader(bootstrap, namespace, delay_levels)
+    with reader:
+        message = reader.fetch(int(partition), int(offset))
+    if message is None:
+        typer.echo(f"{place} is not there (any more)", err=True)
+        raise typer.Exit(FINDING)
+    for name, value in asdict(waiting_record(message, levels)).items():
+        typer.echo(f"{name:16} {value}")
+    typer.echo(f"{'key':16} {message.key()!r}")
+    for name, value in message.headers() or ():
+        typer.echo(f"  {name:20} {value!r}")
+    typer.echo(f"{'body':16} {message.value()!r:.2000}")
+
+
+@app.command(epilog="Example: rocketshim delayed stats --json")
+def stats(
+    *, bootstrap: Bootstrap, namespace: Namespace = "", delay_levels: DelayLevelsText = None, as_json: Json = False
+) -> None:
+    """Count what waits in each queue, and say what leaves next. Exit code 2 if something is due for over a minute."""
+    reader, levels = _reader(bootstrap, namespace, delay_levels)
+    with reader:
+        summaries = reader.summaries()
+    now_ms = time.time_ns() // 1_000_000
+    late_ms = 0
+    table = Table("partition", "queue", "waiting", "next leaves", "next is due", "next goes to")
+    for summary in summaries:
+        head = summary.head
+        if head is None:
+            continue
+        leaves_ms = head.appended_ms + (summary.delay_ms or 0)
+        late_ms = max(late_ms, now_ms - leaves_ms)
+        table.add_row(
+            str(summary.partition),
+            _queue(summary.partition, summary.delay_ms, levels),
+            str(summary.waiting),
+            time_text(leaves_ms),
+            "" if head.due_ms is None else time_text(head.due_ms),
+            head.target or "",
+        )
+    if as_json:
+        typer.echo(json.dumps([asdict(summary) for summary in summaries], indent=1))
+    else:
+        console().print(table)
+    if late_ms > 60_000:
+        typer.echo(f"the oldest should have left {late_ms / 1_000:.0f} s ago: does a worker run?", err=True)
+        raise typer.Exit(FINDING)
+
+
+def _queue(partition: int, delay_ms: int | None, levels: DelayLevels) -> str:
+    if delay_ms is None:
+        return "unknown level"
+    kind = f"level {partition % levels.STRIDE + 1}" if levels.is_level(partition) else "fine"
+    return f"{kind}, {delay_ms / 1_000:g} s"

@@ -1,0 +1,211 @@
+"""What waits in the delay queues, read without touching the worker: from its committed positions to the end.
+
+Reads with the worker's group id, to learn its positions, but never joins the group and never commits. A record that is
+being delivered at this moment may still be shown. Probes are left out.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.client_config import merge
+from rocketshim.clients import Clients, ConsumerClient, confluent_clients
+from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, TopicMissingError
+from rocketshim.worker.relay import is_probe
+from rocketshim_topics.hops import due_ms
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import decode
+
+__all__ = ["DelayedReader", "QueueSummary", "WaitingRecord", "waiting_record"]
+
+_TIMEOUT_S: Final = 10.0
+_POLL_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRecord:
+    """What is shown of a record that waits.
+
+    Attributes:
+        place: `partition/offset` in the schedule topic.
+        appended_ms: epoch ms on the broker's clock.
+        due_ms: when it is due, epoch ms on the broker's clock; None: it is malformed, and will be parked.
+        target: where it goes; None: it does not say.
+        uniq_key: its id, if it has one yet.
+        group: the group it goes back to; None: it is no retry.
+        reconsume_times: failed attempts so far; None: it is no retry.
+        trouble: why it will be parked; None: nothing is wrong with it.
+    """
+
+    place: str
+    appended_ms: int
+    due_ms: int | None
+    target: str | None
+    uniq_key: str | None
+    group: str | None
+    reconsume_times: int | None
+    trouble: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSummary:
+    """What waits in one queue.
+
+    Attributes:
+        partition: its number.
+        delay_ms: the queue's delay; None: the table has no such level.
+        waiting: offsets between position and end; probes and markers are among them.
+        head: what leaves next; None: nothing waits.
+    """
+
+    partition: int
+    delay_ms: int | None
+    waiting: int
+    head: WaitingRecord | None
+
+
+def waiting_record(record: Any, levels: DelayLevels) -> WaitingRecord:
+    """What is shown of a schedule record."""
+    appended_ms = record.timestamp()[1]
+    place = f"{record.partition()}/{record.offset()}"
+    try:
+        envelope = decode(record.headers(), trusted=True)
+    except MalformedRecordError as error:
+        return WaitingRecord(place, appended_ms, None, None, None, None, None, error.reason)
+    queue_ms = levels.queue_delay_ms(record.partition())
+    at_ms = due_ms(envelope, appended_ms, levels.UNKNOWN_LEVEL_MS if queue_ms is None else queue_ms)
+    return WaitingRecord(
+        place,
+        appended_ms,
+        at_ms,
+        envelope.real_topic,
+        envelope.uniq_key,
+        envelope.consumer_group,
+        envelope.reconsume_times,
+        None if envelope.real_topic else "missing-header:REAL_TOPIC",
+    )
+
+
+class DelayedReader:
+    """Reads what waits.
+
+    Args:
+        bootstrap: addresses of the brokers.
+        names: of the namespace.
+        levels: the worker's level table.
+        client: further librdkafka settings.
+        clients: where the consumer comes from; None: confluent_kafka.
+
+    Raises:
+        BrokerUnavailableError: from the methods; no broker answered.
+        TopicMissingError: from the methods; there is no schedule topic.
+
+    Thread-safety: none; one owner thread. A context manager.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        names: TopicNames,
+        levels: DelayLevels,
+        *,
+        client: Mapping[str, Any] | None = None,
+        clients: Clients | None = None,
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._topic = names.schedule
+        self._levels = levels
+        required = {
+            "bootstrap.servers": bootstrap,
+            "group.id": names.worker_group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+        self._consumer: ConsumerClient = (clients or confluent_clients()).consumer(
+            merge(client or {}, defaults={"client.id": "rocketshim-read"}, required=required)
+        )
+
+    def summaries(self) -> list[QueueSummary]:
+        """Each queue that something waits in, by partition."""
+        found = []
+        for number, (start, end) in sorted(self._spans().items()):
+            head = next(self._read({number: (start, end)}), None)
+            if head is not None:
+                found.append(
+                    QueueSummary(
+                        number,
+                        self._levels.queue_delay_ms(number),
+                        end - (head.offset() or 0),
+                        waiting_record(head, self._levels),
+                    )
+                )
+        return found
+
+    def records(self) -> Iterator[Any]:
+        """Every record that waits, as Kafka messages; in order within a queue."""
+        yield from self._read(self._spans())
+
+    def fetch(self, partition: int, offset: int) -> Any | None:
+        """The record at a place, waiting or not; None: there is none (any more)."""
+        for message in self._read({partition: (offset, offset + 1)}):
+            return message if message.offset() == offset else None
+        return None
+
+    def close(self) -> None:
+        """End."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _spans(self) -> dict[int, tuple[int, int]]:
+        """Position and end of each partition that is not read to its end."""
+        try:
+            topic = self._consumer.list_topics(timeout=_TIMEOUT_S).topics.get(self._topic)
+            if topic is None or not topic.partitions:
+                raise TopicMissingError(f"the topic {self._topic} is not there; create it with: rocketshim init")
+            places = [TopicPartition(self._topic, number) for number in topic.partitions]
+            spans = {}
+            for item in self._consumer.committed(places, timeout=_TIMEOUT_S):
+                low, high = self._consumer.get_watermark_offsets(
+                    TopicPartition(self._topic, item.partition), timeout=_TIMEOUT_S
+                )
+                start = max(low, item.offset)
+                if start < high:
+                    spans[item.partition] = (start, high)
+        except KafkaException as error:
+            raise BrokerUnavailableError(
+                f"no answer from {self._bootstrap} ({error.args[0].name()}): is the bootstrap address right?"
+            ) from error
+        return spans
+
+    def _read(self, spans: Mapping[int, tuple[int, int]]) -> Iterator[Any]:
+        ends = {number: end for number, (_, end) in spans.items()}
+        self._consumer.assign([TopicPartition(self._topic, number, start) for number, (start, _) in spans.items()])
+        try:
+            while ends:
+                for message in self._consumer.consume(1_000, _POLL_S):
+                    number = message.partition()
+                    if message.error() is not None:
+                        if message.error().code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - no public spelling
+                            ends.pop(number, None)
+                        continue
+                    if number not in ends:
+                        continue
+                    if message.offset() + 1 >= ends[number]:
+                        end = ends.pop(number)
+                        if message.offset() >= end:
+                            continue
+                    if not is_probe(message):
+                        yield message
+        finally:
+            self._consumer.unassign()
