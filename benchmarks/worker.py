@@ -28,7 +28,8 @@ from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from rocketshim.local import any_broker
 from rocketshim.settings import WorkerSettings
@@ -69,7 +70,8 @@ def fill(bootstrap: str, names: TopicNames, target: str, count: int) -> None:
         message = Message(target, body, key=b"key-%d" % number, delay_level=level, properties=USER_HEADERS)
         now_ms = time.time_ns() // 1_000_000
         out = delayed_record(message, names, levels, uniq_key=f"{number:032X}", born_ms=now_ms, now_ms=now_ms, lane=0)
-        producer.produce(out.topic, out.value, out.key, out.partition or 0, headers=out.headers)
+        headers: Any = out.headers
+        producer.produce(out.topic, out.value, out.key, out.partition or 0, headers=headers)
         if number % 1_000 == 999:
             producer.poll(0)
             while len(producer) > 50_000:
@@ -124,7 +126,7 @@ def plain(bootstrap: str, source: str, target: str, count: int, *, callback: boo
                     producer.poll(0.05)
                 else:
                     break
-            positions[message.partition()] = message.offset() + 1
+            positions[message.partition() or 0] = (message.offset() or 0) + 1
         sent += len(batch)
         producer.poll(0)
         now = time.monotonic()
