@@ -6,6 +6,10 @@ Added here::
     ├── SendError                  a send that did not end in a delivery report of success
     │   ├── SendTimeoutError       no report in time: the message may or may not be stored
     │   └── ClosedError            the object is closed; nothing was done
+    ├── ConfigError                (of the contract's tree)
+    │   └── FeatureNotEnabledError a setting that switches the feature on is not set; nothing was done
+    ├── NotSupportedError          a call that has no meaning here, by design; the message says what to do instead
+    ├── StaleMessageError          a message of an assignment that is over; nothing was sent
     ├── ConsumerError              the consumer cannot go on
     ├── WorkerError                the worker cannot go on
     ├── LocalBrokerError           the local broker cannot be prepared or started
@@ -34,6 +38,7 @@ __all__ = [
     "ClusterError",
     "ConfigError",
     "ConsumerError",
+    "FeatureNotEnabledError",
     "FilterError",
     "FilterEvaluationError",
     "FilterSyntaxError",
@@ -42,10 +47,12 @@ __all__ = [
     "MessageError",
     "MessageTooLargeError",
     "NotAuthorizedError",
+    "NotSupportedError",
     "ReservedHeaderError",
     "RocketshimError",
     "SendError",
     "SendTimeoutError",
+    "StaleMessageError",
     "TopicMismatchError",
     "TopicMissingError",
     "WorkerError",
@@ -62,6 +69,18 @@ class SendTimeoutError(SendError):
 
 class ClosedError(SendError):
     """The object is closed. Nothing was done."""
+
+
+class FeatureNotEnabledError(ConfigError):
+    """A feature was called whose setting is not switched on; the message names the setting. Nothing was done."""
+
+
+class NotSupportedError(RocketshimError):
+    """A call that cannot mean here what it means elsewhere; the message says what to do instead. Nothing was done."""
+
+
+class StaleMessageError(RocketshimError):
+    """A message of an assignment that is over: somebody else gets it again. Nothing was sent."""
 
 
 class ConsumerError(RocketshimError):
