@@ -8,17 +8,29 @@ Rules of this file:
 * A message that the filter does not match has succeeded: nobody is called, its offset moves.
 * A record of the group's own retry topic shows the topic of its first delivery, and goes to that topic's listener. One
   that has no listener any more goes to the dead-letter topic (`NoListener`); one that breaks the wire format is parked.
+* What user code left behind (an exception, a context, a status) is user code too: its `str()` may raise, its
+  `ack_index` may be a text. It is read with care (`outcome.shown`, `outcome.whole`), and what cannot be read is a
+  failure of the message, said in its `FAIL_TEXT` or in the log.
 * Nothing is looked up per message that can be looked up per chunk: the hot path is `_one_by_one`.
 """
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, ConsumeConcurrentlyContext, DeadLetter, Outcome, RetryLater
+from rocketshim.consumer.outcome import (
+    DEAD_LETTER_LEVEL,
+    NOT_ASKED,
+    ConsumeConcurrentlyContext,
+    DeadLetter,
+    Outcome,
+    RetryLater,
+    shown,
+    whole,
+)
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import ALL, ConsumeStatus, succeeded_count
 from rocketshim.core.process_queue import Chunk
@@ -152,14 +164,12 @@ class ChunkRunner:
                 if matches is not None and not matches(message.headers()):
                     continue
                 status = listener(MessageView(message, False), context)  # noqa: FBT003 - a keyword costs time here
+                succeeded = status is None or status is success
+                if succeeded and context.ack_index is ALL and context.delay_level_when_next_consume is NOT_ASKED:
+                    continue  # nearly always: the context is untouched
+                outcomes = [*(outcomes or ()), *self._answered((message,), status, context)]
             except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
                 outcomes = [*(outcomes or ()), self._raised(message, error, context)]
-            else:
-                succeeded = status is None or status is success
-                if succeeded and context.ack_index == ALL and not context.delay_level_when_next_consume:
-                    continue  # nearly always
-                if not succeeded or context.ack_index < 0:
-                    outcomes = [*(outcomes or ()), self._refused(message, status, context)]
             context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
         return outcomes
 
@@ -244,12 +254,9 @@ class ChunkRunner:
         outcomes: list[Outcome],
     ) -> None:
         try:
-            status = listener(views, context)
+            outcomes.extend(self._answered(batch, listener(views, context), context))
         except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
             outcomes.extend(self._raised(message, error, context) for message in batch)
-        else:
-            done = succeeded_count(status, context.ack_index, len(batch))
-            outcomes.extend(self._refused(message, status, context) for message in batch[done:])
 
     def _retried(self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext) -> list[Outcome] | None:
         """Messages of the retry topic, one by one: each goes to the listener of the topic it first came from."""
@@ -289,21 +296,45 @@ class ChunkRunner:
         return Outcome(message, failure, asked_level=DEAD_LETTER_LEVEL)
 
     def _failure(self, error: BaseException) -> Failure:
-        return Failure(type(error).__qualname__, str(error), self._clock.wall_ms())
+        return Failure(shown(type(error).__qualname__), shown(error), self._clock.wall_ms())
 
     def _raised(self, message: Any, error: BaseException, context: ConsumeConcurrentlyContext) -> Outcome:
-        level, delay_ms = context.delay_level_when_next_consume, None
+        level, delay_ms = self._asked_level(getattr(context, "delay_level_when_next_consume", NOT_ASKED)), None
         if not isinstance(error, Exception):
-            _LOG.warning("consumer.listener-raised", extra={"error": repr(error)})
+            _LOG.warning("consumer.listener-raised", extra={"error": shown(error, repr)})
         if isinstance(error, DeadLetter):
             level = DEAD_LETTER_LEVEL
         elif isinstance(error, RetryLater):
-            level, delay_ms = error.level or level, error.delay_ms
+            level = self._asked_level(getattr(error, "level", NOT_ASKED)) or level
+            delay_ms = whole(getattr(error, "delay_ms", None))
         return Outcome(message, self._failure(error), asked_level=level, asked_delay_ms=delay_ms)
 
-    def _refused(self, message: Any, status: object, context: ConsumeConcurrentlyContext) -> Outcome:
-        if status is ConsumeStatus.RECONSUME_LATER or status is None or status is ConsumeStatus.CONSUME_SUCCESS:
-            failure = Failure("ReconsumeLater", "the listener asked for it", self._clock.wall_ms())
+    def _answered(self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext) -> Iterable[Outcome]:
+        """What did not succeed of a call that returned."""
+        ack_index = whole(context.ack_index)
+        done = succeeded_count(status, ALL if ack_index is None else ack_index, len(batch))
+        if done == 0 and status is not None and status is not ConsumeStatus.CONSUME_SUCCESS:
+            asked = status is ConsumeStatus.RECONSUME_LATER
+            name = "ReconsumeLater" if asked else "ReturnedNoStatus"
+            text = "the listener asked for it" if asked else f"the listener returned {shown(status, repr):.200}"
+        elif ack_index is None:
+            done = 0
+            name = "AckIndexError"
+            text = f"the listener set ack_index={shown(context.ack_index, repr):.200}: it is a whole number"
+        elif done == len(batch):
+            return ()
         else:
-            failure = Failure("ReturnedNoStatus", f"the listener returned {status!r:.200}", self._clock.wall_ms())
-        return Outcome(message, failure, asked_level=context.delay_level_when_next_consume)
+            name, text = "ReconsumeLater", "the listener asked for it"
+        failure = Failure(name, text, self._clock.wall_ms())
+        level = self._asked_level(context.delay_level_when_next_consume)
+        return [Outcome(message, failure, asked_level=level) for message in batch[done:]]
+
+    @staticmethod
+    def _asked_level(asked: object) -> int:
+        """The level that user code asked for; what is no level is said, and counts as not asked."""
+        if asked is None:
+            return NOT_ASKED
+        level = whole(asked)
+        if level is None:
+            _LOG.error("consumer.level-ignored", extra={"asked": shown(asked, repr)})
+        return level or NOT_ASKED

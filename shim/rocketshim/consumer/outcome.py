@@ -4,7 +4,9 @@
 any other. What a listener sets on its context counts only for the call it was given to.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Final
 
 from rocketshim.core.consume_concurrently import ALL
@@ -12,9 +14,31 @@ from rocketshim.errors import ConfigError
 from rocketshim_topics import Duration, Failure, parse_duration_ms
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["ConsumeConcurrentlyContext", "DeadLetter", "Outcome", "RetryLater"]
+__all__ = ["ConsumeConcurrentlyContext", "DeadLetter", "Outcome", "RetryLater", "shown", "whole"]
 
 DEAD_LETTER_LEVEL: Final = -1
+NOT_ASKED: Final = 0
+
+
+def shown(value: object, how: Callable[[Any], str] = str) -> str:
+    """An object of user code as text, whatever its `str` or `repr` does.
+
+    Args:
+        value: anything.
+        how: `str` or `repr`.
+    """
+    try:
+        return str(how(value))
+    except BaseException as error:  # noqa: BLE001 - user code; nothing is lost, the text says it
+        return f"({how.__name__}() of a {type(value).__name__} raised {type(error).__name__})"
+
+
+def whole(value: object) -> int | None:
+    """A whole number that user code set, also one of numpy's; None: it is none."""
+    try:
+        return index(value)  # type: ignore[arg-type]  # what it is not for raises
+    except BaseException:  # noqa: BLE001 - `__index__` is user code
+        return None
 
 
 class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it asks for something, nothing is wrong
@@ -72,7 +96,7 @@ class ConsumeConcurrentlyContext:
         self.message_queue = message_queue
         self.epoch = epoch
         self.fencing_token: int | None = None
-        self.delay_level_when_next_consume = 0
+        self.delay_level_when_next_consume = NOT_ASKED
         self.ack_index = ALL
 
 

@@ -11,13 +11,13 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.clients import ProducerClient
-from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.outcome import Outcome, shown
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.retry_policy import (
     AfterDelay,
@@ -38,6 +38,8 @@ __all__ = ["SendBack", "SendBackCounts"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
 TIMED_OUT_LEVEL: Final = 3
+_FALLBACK: Final = LevelTableRetryPolicy()
+_LONG_MAX: Final = 2**63 - 1
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 
 
@@ -50,6 +52,18 @@ class SendBackCounts:
     dead_by_reference: int = 0
     parked: int = 0
     not_stored: int = 0
+
+
+def _is_hop(answer: object) -> TypeGuard[NextHop]:
+    match answer:
+        case Dead():
+            return True
+        case AtLevel(int(level)):
+            return level >= 1
+        case AfterDelay(int(delay_ms)):
+            return 0 <= delay_ms <= _LONG_MAX
+        case _:
+            return False
 
 
 class _Hop:
@@ -203,16 +217,12 @@ class SendBack:
         """What the policy says; a policy that raises or answers nonsense is said, and the level table decides."""
         try:
             answer = decide(failed, self._policy)
-            if (
-                isinstance(answer, Dead)
-                or (isinstance(answer, AtLevel) and answer.level >= 1)
-                or (isinstance(answer, AfterDelay) and answer.delay_ms >= 0)
-            ):
+            if _is_hop(answer):
                 return answer
-            _LOG.error("consumer.retry-policy-failed", extra={"error": f"it answered {answer!r:.200}"})
-        except Exception:  # noqa: BLE001 - a policy is user code
-            _LOG.exception("consumer.retry-policy-failed")
-        return decide(failed, LevelTableRetryPolicy())
+            _LOG.error("consumer.retry-policy-failed", extra={"error": f"it answered {shown(answer, repr):.200}"})
+        except BaseException as error:  # noqa: BLE001 - a policy is user code
+            _LOG.error("consumer.retry-policy-failed", extra={"error": shown(error, repr)})
+        return decide(replace(failed, asked_level=0, asked_delay_ms=None), _FALLBACK)
 
     def _retry(self, hop: _Hop, level: int | None, delay_ms: int | None) -> OutgoingRecord:
         lanes = self._lanes()

@@ -1,0 +1,193 @@
+"""Calling user code: whatever it returns, raises or leaves in its context is an outcome, never an end."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+
+from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
+from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, DeadLetter, Outcome, RetryLater, shown, whole
+from rocketshim.core.consume_concurrently import ConsumeStatus
+from rocketshim.core.process_queue import Chunk, ProcessQueue
+from rocketshim.testing import VirtualClock
+
+
+def run(listener: Callable[..., Any], count: int = 3, batch_count: int = 1, **subscription: Any) -> list[Outcome]:
+    """Run one chunk through a listener; what did not succeed."""
+    queue: ProcessQueue[Any] = ProcessQueue("orders", 0, 7)
+    queue.put([Message("orders", 0, offset, value=b"%d" % offset) for offset in range(count)])
+    chunk: Chunk[Any] | None = queue.take(count)
+    assert chunk is not None
+    mine = Subscription("orders", adapt(listener), **subscription)
+    runner = ChunkRunner("g", {"orders": mine}.get, "rmq.retry.g", batch_count, VirtualClock())
+    outcomes = runner.run(chunk) or []
+    queue.report(chunk, [outcome.message for outcome in outcomes])
+    return outcomes
+
+
+class Mute(Exception):  # noqa: N818
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise OSError("no text")
+
+    __repr__ = __str__
+
+
+class Odd:
+    """A value none of whose methods works."""
+
+    def __bool__(self) -> bool:
+        raise OSError
+
+    def __repr__(self) -> str:
+        raise OSError
+
+    def __lt__(self, other: object) -> bool:
+        raise OSError
+
+    def __eq__(self, other: object) -> bool:
+        raise OSError
+
+    def __hash__(self) -> int:
+        raise OSError
+
+    def __index__(self) -> int:
+        raise OSError
+
+
+@pytest.mark.parametrize("batch_count", [1, 3])
+@pytest.mark.parametrize("error", [Mute(), OSError("\ud800"), OSError("x" * 100_000), GeneratorExit(), SystemExit(3)])
+def test_whatever_a_listener_raises_its_messages_failed(error: BaseException, batch_count: int) -> None:
+    def handle(message: Any) -> None:
+        del message
+        raise error
+
+    outcomes = run(handle, batch_count=batch_count)
+    assert [outcome.failure.exception_class for outcome in outcomes] == [type(error).__name__] * 3
+    assert {outcome.asked_level for outcome in outcomes} == {0}
+
+
+def test_an_error_that_cannot_be_shown_says_so() -> None:
+    def handle(message: Any) -> None:
+        del message
+        raise Mute
+
+    assert run(handle, 1)[0].failure.text == "(str() of a Mute raised OSError)"
+
+
+@pytest.mark.parametrize("answer", [True, 0, 1, "SUCCESS", Odd(), float("nan"), [None]])
+@pytest.mark.parametrize("batch_count", [1, 3])
+def test_a_value_that_is_no_status_is_a_failure(answer: object, batch_count: int) -> None:
+    outcomes = run(lambda message: answer, batch_count=batch_count)  # noqa: ARG005
+    assert [outcome.failure.exception_class for outcome in outcomes] == ["ReturnedNoStatus"] * 3
+
+
+@pytest.mark.parametrize("ack_index", ["1", None, 1.5, Odd(), [1]])
+@pytest.mark.parametrize("batch_count", [1, 3])
+def test_an_ack_index_that_is_no_whole_number_fails_the_call(ack_index: Any, batch_count: int) -> None:
+    def handle(message: Any, context: Any) -> None:
+        del message
+        context.ack_index = ack_index
+
+    outcomes = run(handle, batch_count=batch_count)
+    assert [outcome.failure.exception_class for outcome in outcomes] == ["AckIndexError"] * 3
+
+
+def test_an_ack_index_that_was_deleted_fails_the_call() -> None:
+    def handle(message: Any, context: Any) -> None:
+        del message, context.ack_index, context.delay_level_when_next_consume
+
+    assert len(run(handle)) == 3
+
+
+@pytest.mark.parametrize(
+    ("ack_index", "failed"), [(-1, [0, 1, 2]), (0, [1, 2]), (True, [2]), (2, []), (99, []), (-(10**30), [0, 1, 2])]
+)
+def test_messages_behind_the_ack_index_failed(ack_index: int, failed: list[int]) -> None:
+    def handle(messages: Any, context: Any) -> None:
+        del messages
+        context.ack_index = ack_index
+
+    assert [outcome.message.offset() for outcome in run(handle, batch_count=3)] == failed
+
+
+def test_an_ack_index_says_nothing_about_a_call_that_failed() -> None:
+    def handle(messages: Any, context: Any) -> ConsumeStatus:
+        del messages
+        context.ack_index = "nonsense"
+        return ConsumeStatus.RECONSUME_LATER
+
+    assert {outcome.failure.exception_class for outcome in run(handle, batch_count=3)} == {"ReconsumeLater"}
+
+
+@pytest.mark.parametrize(("asked", "level"), [("3", 0), (None, 0), (2.0, 0), (Odd(), 0), (5, 5), (-1, -1), (True, 1)])
+def test_a_level_that_is_none_was_not_asked_for(asked: Any, level: int) -> None:
+    def raises(message: Any, context: Any) -> None:
+        context.delay_level_when_next_consume = asked
+        raise OSError(message)
+
+    def answers(message: Any, context: Any) -> ConsumeStatus:
+        del message
+        context.delay_level_when_next_consume = asked
+        return ConsumeStatus.RECONSUME_LATER
+
+    for listener in (raises, answers):
+        assert [outcome.asked_level for outcome in run(listener)] == [level] * 3
+
+
+def test_a_level_that_is_none_changes_nothing_when_the_call_succeeds() -> None:
+    def handle(message: Any, context: Any) -> None:
+        del message
+        context.delay_level_when_next_consume = "text"
+
+    assert run(handle) == []
+
+
+def test_what_a_listener_sets_counts_for_its_call_only() -> None:
+    def handle(message: Any, context: Any) -> ConsumeStatus:
+        if message.queue_offset == 0:
+            context.delay_level_when_next_consume = 9
+        return ConsumeStatus.RECONSUME_LATER
+
+    assert [outcome.asked_level for outcome in run(handle)] == [9, 0, 0]
+
+
+def test_a_retry_that_was_spoiled_after_it_was_made_is_retried_as_the_policy_says() -> None:
+    def handle(message: Any) -> None:
+        del message
+        later = RetryLater("3s")
+        later.delay_ms = later.level = "soon"  # type: ignore[assignment]
+        raise later
+
+    assert [(one.asked_level, one.asked_delay_ms) for one in run(handle)] == [(0, None)] * 3
+
+
+def test_the_words_of_a_listener() -> None:
+    asked = {0: RetryLater("3s"), 1: RetryLater(level=4), 2: DeadLetter("why")}
+
+    def handle(message: Any) -> None:
+        raise asked[message.queue_offset]
+
+    outcomes = run(handle)
+    assert [(one.asked_level, one.asked_delay_ms) for one in outcomes] == [
+        (0, 3_000), (4, None), (DEAD_LETTER_LEVEL, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("batch_count", [1, 3])
+def test_a_filter_that_raises_fails_its_message_and_no_other(batch_count: int) -> None:
+    def selects(view: Any) -> bool:
+        if view.queue_offset == 1:
+            raise Mute
+        return True
+
+    outcomes = run(lambda message: None, batch_count=batch_count, selects=selects)  # noqa: ARG005
+    assert [outcome.message.offset() for outcome in outcomes] == [1]
+
+
+def test_shown_and_whole_never_raise() -> None:
+    assert shown("text") == "text"
+    assert shown(Odd(), repr) == "(repr() of a Odd raised OSError)"
+    assert [whole(value) for value in (3, True, "3", 3.0, None, Odd())] == [3, 1, None, None, None, None]

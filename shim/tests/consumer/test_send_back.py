@@ -1,0 +1,95 @@
+"""The next hop of a failed message: whatever the policy, the listener and the producer do, it is stored or owed."""
+
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+
+from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.process_queue import Chunk, ProcessQueue
+from rocketshim.core.retry_policy import AfterDelay, AtLevel, LevelTableRetryPolicy
+from rocketshim.testing import InMemoryKafka
+from rocketshim_topics import DelayLevels, Failure, TopicNames
+
+LEVELS = DelayLevels.parse("1s 2s 3s 4s 5s")
+
+
+class Fixed:
+    """A policy with one answer."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def next_hop(self, reconsume_times: int, unit: float) -> Any:
+        del reconsume_times, unit
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+class Mute(BaseException):
+    def __str__(self) -> str:
+        raise OSError("no text")
+
+    __repr__ = __str__
+
+
+def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any, SendBack, ProcessQueue[Any]]:
+    """Send one message back; its schedule record, or None."""
+    producer = kafka.producer({"enable.idempotence": True})
+    send_back = SendBack(
+        producer,
+        names=TopicNames(),
+        levels=LEVELS,
+        group="g",
+        lanes=lambda: 1,
+        policy=policy or LevelTableRetryPolicy(),
+        limit=-1,
+        back_off_ms=5_000,
+    )
+    queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
+    queue.put([Message("orders", 0, 4, value=b"body", timestamp=(1, 1_000))])
+    chunk: Chunk[Any] | None = queue.take(1)
+    assert chunk is not None
+    chunk.todo.clear()
+    (message,) = queue.report(chunk, chunk.messages)
+    send_back.send(chunk, Outcome(message, Failure("OSError", asked.pop("text", "no"), 5), **asked))
+    producer.poll(0)
+    send_back.settle(0)
+    records = kafka.records("SCHEDULE_TOPIC_XXXX")
+    return (records[0] if records else None), send_back, queue
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OSError("a policy that raises"), SystemExit(1), Mute(), "nonsense", None, AtLevel(0), AtLevel("3"),
+        AtLevel(2.5), AfterDelay(-1), AfterDelay(1.5), AfterDelay(10**30), AfterDelay(None),
+    ],
+    ids=lambda answer: type(answer).__name__,
+)  # fmt: skip
+def test_a_policy_that_answers_nonsense_is_not_asked_twice(kafka: InMemoryKafka, answer: Any) -> None:
+    record, send_back, queue = failed(kafka, Fixed(answer))
+    assert record.partition() == LEVELS.partition(3, 0)
+    assert send_back.counts.retried == 1
+    assert queue.next_offset == 5
+
+
+@pytest.mark.parametrize(("answer", "partition"), [(AtLevel(99), 4), (AtLevel(1), 0), (AfterDelay(2_000), 1)])
+def test_a_policy_decides(kafka: InMemoryKafka, answer: Any, partition: int) -> None:
+    assert failed(kafka, Fixed(answer))[0].partition() == partition
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\x00b", "é" * 3_000, ""])
+def test_any_text_of_a_failure_can_be_stored(kafka: InMemoryKafka, text: str) -> None:
+    record, _, _ = failed(kafka, text=text)
+    (stored,) = [value for name, value in record.headers() if name == "FAIL_TEXT"]
+    assert len(stored) <= 1_024
+
+
+@pytest.mark.parametrize(("level", "delay_ms"), [(10**30, None), (0, 10**30)])
+def test_what_was_asked_out_of_all_range_is_not_lost(kafka: InMemoryKafka, level: int, delay_ms: int | None) -> None:
+    _, send_back, queue = failed(kafka, asked_level=level, asked_delay_ms=delay_ms)
+    assert send_back.counts.retried == 1
+    assert queue.next_offset == 5
