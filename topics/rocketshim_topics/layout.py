@@ -60,6 +60,7 @@ class TopicSpec:
         partition_step: the number of partitions is a multiple of this (32 for the schedule topic).
         replication_factor: None: the cluster's default.
         init_command: the command that creates it.
+        grows: partitions may be added where there are too few, when that is asked for.
     """
 
     name: str
@@ -69,6 +70,7 @@ class TopicSpec:
     partition_step: int = 1
     replication_factor: int | None = None
     init_command: str = "rocketshim init"
+    grows: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +327,7 @@ def _partition_differences(spec: TopicSpec, is_now: int, *, grow: bool) -> list[
         return []
     wanted = max(spec.partitions, -(-is_now // spec.partition_step) * spec.partition_step)
     fatal = not whole or is_now < spec.partition_step
-    return [Difference(spec.name, "partitions", str(is_now), str(wanted), fatal, grow)]
+    return [Difference(spec.name, "partitions", str(is_now), str(wanted), fatal, grow and spec.grows)]
 
 
 def _is_fine(setting: str, is_now: str, wanted: str) -> bool:

@@ -6,11 +6,12 @@ import typer
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, DelayLevelsText, DryRun, Namespace
+from rocketshim.errors import ConfigError
 
 app = typer.Typer()
 
 
-@app.command(epilog="Example: rocketshim init --bootstrap localhost:9092 --group payments --dry-run")
+@app.command(epilog="Example: rocketshim init --bootstrap localhost:9092 --topic orders --group payments")
 def init(
     *,
     bootstrap: Bootstrap,
@@ -23,6 +24,13 @@ def init(
         bool,
         typer.Option("--with-log", help="Also the group log, for orderly listeners and allocation strategies."),
     ] = False,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", help="Also this topic of yours, if it is missing; repeatable. Never changed later."),
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="Partitions of a topic that --topic creates. Default 1.")
+    ] = None,
     lanes: Annotated[
         int | None, typer.Option(min=1, help="Lanes of the schedule topic; one that has fewer grows. Default 1.")
     ] = None,
@@ -35,17 +43,21 @@ def init(
     mend: Annotated[bool, typer.Option("--mend", help="Also correct settings of topics that exist.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Create the shim's topics that are missing. What exists is left as it is unless --lanes or --mend says otherwise.
+    """Create topics that are missing. What exists is left as it is unless --lanes or --mend says otherwise.
 
     Exit code 2 if a topic that exists is not as it should be.
     """
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` does without
 
     from rocketshim_topics import DelayLevels, TopicNames, provision  # noqa: PLC0415
-    from rocketshim_topics.layout import Layout  # noqa: PLC0415
+    from rocketshim_topics.layout import Layout, TopicSpec  # noqa: PLC0415
+    from rocketshim_topics.names import check_topic  # noqa: PLC0415
 
+    if partitions is not None and not topic:
+        raise ConfigError("--partitions is for the topics that --topic names; lanes of the delay queues: --lanes")
+    names = TopicNames(namespace)
     layout = Layout(
-        TopicNames(namespace),
+        names,
         DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels),
         lanes=lanes or 1,
         max_message_bytes=max_message_bytes,
@@ -54,6 +66,12 @@ def init(
     specs = list(layout.shared())
     for each in group or []:
         specs.extend(layout.for_group(each, with_log=with_log))
+    for each in topic or []:
+        if names.is_ours(check_topic(each)):
+            raise ConfigError(f"--topic {each!r}: the shim makes its own topics by itself, and with --group")
+        specs.append(
+            TopicSpec(each, partitions or 1, purpose="yours", replication_factor=replication_factor, grows=False)
+        )
     admin = AdminClient({"bootstrap.servers": bootstrap})
     planned = provision.plan(admin, specs, grow=lanes is not None, mend=mend)
     for line in planned.lines():

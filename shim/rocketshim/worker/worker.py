@@ -458,6 +458,7 @@ class DelayWorker:
             "fetch.queue.backoff.ms": 10,
             "session.timeout.ms": 10_000,
             "heartbeat.interval.ms": 2_000,
+            "topic.metadata.refresh.interval.ms": 5_000,  # how soon new lanes and re-created topics are noticed
         }
         return self._connection(required, defaults)
 

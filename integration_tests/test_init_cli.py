@@ -1,0 +1,116 @@
+"""`rocketshim init` on a real broker: what a newcomer types first, and what is typed on a running system."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from rocketshim import DelayWorker, Message, Producer, WorkerSettings
+from rocketshim.cli import main
+from rocketshim.local import Broker
+from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.provision import read_topics
+
+LEVELS = "1s 2s"
+
+
+def test_a_newcomers_topic_is_created_once_and_never_changed(
+    broker: Broker, admin: AdminClient, namespace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, names = f"{namespace}.orders", TopicNames(namespace)
+    command = ["init", "--bootstrap", broker.bootstrap, "--namespace", namespace, "--topic", name]
+    assert main([*command, "--partitions", "3", "--group", "payments", "--dry-run"]) == 0
+    assert f"create  {name} (yours): 3 partitions" in capsys.readouterr().out
+    assert read_topics(admin, [name]) == {}
+
+    assert main([*command, "--partitions", "3", "--group", "payments"]) == 0
+    found = read_topics(admin, [name, names.schedule, names.retry("payments"), names.dead_letter("payments")])
+    assert {topic: state.partitions for topic, state in found.items()} == {
+        name: 3,
+        names.schedule: 32,
+        names.retry("payments"): 1,
+        names.dead_letter("payments"): 1,
+    }
+    capsys.readouterr()
+    assert main([*command, "--lanes", "1"]) == 0, "three are enough for who asks for no number"
+    assert "nothing to do" in capsys.readouterr().out
+    assert main([*command, "--partitions", "5", "--lanes", "2", "--mend"]) == 2
+    assert f"differs  {name}: partitions is 3, should be 5" in capsys.readouterr().out
+    found = read_topics(admin, [name, names.schedule])
+    assert (found[name].partitions, found[names.schedule].partitions) == (3, 64)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--topic", "%RETRY%payments"], "no topic name"),
+        (["--topic", "rmq.dlq.payments"], "the shim makes its own topics"),
+        (["--topic", "SCHEDULE_TOPIC_XXXX"], "the shim makes its own topics"),
+        (["--partitions", "2"], "--partitions is for the topics that --topic names"),
+    ],
+)
+def test_a_topic_that_is_not_the_users_is_refused(
+    broker: Broker, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", "--bootstrap", broker.bootstrap, *words]) == 1
+    assert told in capsys.readouterr().err
+
+
+@contextmanager
+def running(worker: DelayWorker) -> Iterator[None]:
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join()
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_lanes_grow_under_a_running_worker(
+    broker: Broker,
+    namespace: str,
+    topic: Callable[..., str],
+    exactly_once: bool,
+) -> None:
+    """The worker takes up partitions that are added while it runs, and both old and new lanes deliver."""
+    target, names = topic(1), TopicNames(namespace)
+    command = ["init", "--bootstrap", broker.bootstrap, "--namespace", namespace, "--delay-levels", LEVELS]
+    assert main(command) == 0
+    worker = DelayWorker(
+        WorkerSettings.make(
+            bootstrap=broker.bootstrap,
+            namespace=namespace,
+            delay_levels=LEVELS,
+            allow=(target,),
+            exactly_once=exactly_once,
+            instance=namespace,
+        )
+    )
+    reader = Consumer(
+        {"bootstrap.servers": broker.bootstrap, "group.id": namespace, "isolation.level": "read_committed"}
+    )
+    reader.assign([TopicPartition(target, 0, 0)])
+
+    def received(count: int) -> set[bytes]:
+        return {message.value() for message in reader.consume(count, timeout=90)}
+
+    with running(worker):
+        with Producer(broker.bootstrap, namespace=namespace, delay_levels=LEVELS) as producer:
+            producer.send(Message(target, b"before", delay_level=1), timeout_s=30)
+        assert received(1) == {b"before"}, "the worker runs"
+        assert main([*command, "--lanes", "3"]) == 0
+        with Producer(broker.bootstrap, namespace=namespace, delay_levels=LEVELS) as producer:
+            sent = [
+                producer.send(Message(target, str(number).encode(), delay_level=1), timeout_s=30) for number in range(6)
+            ]
+        stored_in = {int(each.offset_msg_id.split("/")[1]) for each in sent}
+        levels = DelayLevels.parse(LEVELS)
+        assert stored_in == {levels.partition(1, lane) for lane in range(3)}
+        assert received(6) == {str(number).encode() for number in range(6)}
+    reader.close()
+    assert names.schedule in sent[0].offset_msg_id
