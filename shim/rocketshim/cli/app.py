@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dlq": ("rocketshim.cli.dlq", "Dead letters: what is dead, and why."),
     "retry": ("rocketshim.cli.retry", "Retries: what came back to a group."),
     "trace": ("rocketshim.cli.trace", "One message through its whole life."),
+    "group": ("rocketshim.cli.group", "A consumer group: how far it is, what its members subscribe to."),
     "broker": ("rocketshim.cli.broker", "A real Kafka on this machine; neither Docker nor an installed Java needed."),
 }
 """Command name to (module, its line in `rocketshim --help`), in the order of the help."""

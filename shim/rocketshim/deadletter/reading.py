@@ -92,6 +92,19 @@ class TopicReader:
         yield from self._until(ends, follow=follow)
         self._consumer.unassign()
 
+    def read_spans(self, spans: Mapping[tuple[str, int], tuple[int, int]]) -> Iterator[Any]:
+        """Every record between two offsets of each `(topic, partition)`: from the first up to, without, the second."""
+        places = {place: span for place, span in spans.items() if span[0] < span[1]}
+        self._consumer.assign([TopicPartition(*place, start) for place, (start, _) in places.items()])
+        yield from self._until({place: end for place, (_, end) in places.items()}, follow=False)
+        self._consumer.unassign()
+
+    def first_time_ms(self, topic: str, partition: int, offset: int) -> int | None:
+        """The time of the first record at or after an offset, epoch ms; None: there is none."""
+        low, high = self._bounds(topic, partition)
+        first = next(self.read_spans({(topic, partition): (max(low, offset), high)}), None)
+        return None if first is None else first.timestamp()[1]
+
     def fetch(self, topic: str, partition: int, offset: int) -> Any | None:
         """The record at a coordinate, or None where there is none (any more)."""
         low, high = self._bounds(topic, partition)

@@ -1,0 +1,130 @@
+"""`rocketshim group lag | subscriptions`: where a consumer group stands, and whether its members want the same."""
+
+import json
+import time
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from rocketshim.cli.app import FINDING
+from rocketshim.cli.letters import console
+from rocketshim.cli.options import Bootstrap, Json, Namespace
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.operations.group_standing import GroupStanding, conflicts, count, read_group
+from rocketshim_topics import TopicNames
+
+app = typer.Typer(
+    help="A consumer group: how far it is, and what its members subscribe to.",
+    epilog="Example: rocketshim group lag payments --bootstrap localhost:9092",
+    no_args_is_help=True,
+)
+
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+
+
+def _read(bootstrap: str, group: str) -> GroupStanding:
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` does without
+
+    standing = read_group(AdminClient({"bootstrap.servers": bootstrap}), group)
+    if not standing.partitions:
+        typer.echo(f"group {group} has committed nothing here (state {standing.state})", err=True)
+        raise typer.Exit(FINDING)
+    return standing
+
+
+@app.command(epilog="Example: rocketshim group lag payments --count")
+def lag(
+    *,
+    group: GroupName,
+    bootstrap: Bootstrap,
+    exact: Annotated[
+        bool, typer.Option("--count", help="Read what waits and count records; offsets have holes.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show how far a group is behind in each partition, its own retries among them.
+
+    Exit code 2 if it has committed nothing, or if retention took records that it had not read.
+    """
+    standing = _read(bootstrap, group)
+    waiting = [each for each in standing.partitions if each.behind > 0]
+    with TopicReader(bootstrap) as reader:
+        records = count(reader, waiting) if exact else None
+        oldest = {(each.topic, each.partition): reader.first_time_ms(each.topic, each.partition, each.position)
+                  for each in waiting}  # fmt: skip
+    now_ms = time.time_ns() // 1_000_000
+    rows = [
+        {
+            "topic": each.topic,
+            "partition": each.partition,
+            "position": each.position,
+            "end": each.end,
+            "behind": each.behind,
+            "records": None if records is None else records[each.topic, each.partition],
+            "oldest_ms": oldest.get((each.topic, each.partition)),
+            "lost": each.lost,
+            "member": each.member,
+        }
+        for each in standing.partitions
+    ]
+    lost = sum(each.lost for each in standing.partitions)
+    if as_json:
+        typer.echo(json.dumps({"group": group, "state": standing.state, "members": standing.members, "lag": rows}))
+    else:
+        typer.echo(f"group {group}: {standing.state.lower()}, {len(standing.members)} members")
+        table = Table(box=None, pad_edge=False)
+        for column in ("topic", "partition", "position", "end", "behind" if records is None else "records"):
+            table.add_column(column, justify="left" if column == "topic" else "right")
+        table.add_column("oldest waits for", justify="right")
+        table.add_column("member")
+        for row in rows:
+            since = row["oldest_ms"]
+            table.add_row(
+                str(row["topic"]),
+                str(row["partition"]),
+                str(row["position"]),
+                "gone" if row["end"] is None else str(row["end"]),
+                str(row["behind" if records is None else "records"]),
+                "" if not isinstance(since, int) else _age(now_ms - since),
+                str(row["member"] or ""),
+            )
+        console().print(table)
+    if lost:
+        typer.echo(f"retention took {lost} offsets before the group had read them", err=True)
+        raise typer.Exit(FINDING)
+
+
+@app.command(epilog="Example: rocketshim group subscriptions payments")
+def subscriptions(*, group: GroupName, bootstrap: Bootstrap, namespace: Namespace = "", as_json: Json = False) -> None:
+    """Show what the members that committed subscribe to. Two subscriptions in one group lose messages: exit code 2.
+
+    A partition shows its last commit: while nothing is committed after a change it still shows the former one.
+    """
+    standing = _read(bootstrap, group)
+    found = conflicts(standing, retry_topic=TopicNames(namespace).retry(group))
+    if as_json:
+        rows = [
+            {"topic": each.topic, "partition": each.partition, "digest": each.digest, "subscription": each.subscription}
+            for each in standing.partitions
+        ]
+        conflicting = [{"topic": each.topic, "subscriptions": each.partitions} for each in found]
+        typer.echo(json.dumps({"group": group, "subscriptions": rows, "conflicts": conflicting}))
+    else:
+        table = Table("topic", "partition", "subscription", box=None, pad_edge=False)
+        for each in standing.partitions:
+            table.add_row(each.topic, str(each.partition), each.subscription or "(not committed by rocketshim)")
+        console().print(table)
+    for conflict in found:
+        wants = "; ".join(f"{text} (partitions {', '.join(map(str, on))})" for text, on in conflict.partitions.items())
+        typer.echo(f"{conflict.topic}: {len(conflict.partitions)} subscriptions in one group: {wants}", err=True)
+    if found:
+        raise typer.Exit(FINDING)
+
+
+def _age(age_ms: int) -> str:
+    seconds = max(0, age_ms) // 1_000
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"

@@ -1,0 +1,45 @@
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.operations.group_standing import GroupStanding, PartitionStanding, conflicts
+
+
+def standing(partition: int = 0, topic: str = "t", **changes: Any) -> PartitionStanding:
+    values: dict[str, Any] = {"position": 5, "low": 0, "end": 9, "member": None, "digest": "d", "subscription": "t=*"}
+    return PartitionStanding(topic, partition, **(values | changes))
+
+
+def group(*partitions: PartitionStanding) -> GroupStanding:
+    return GroupStanding("g", "STABLE", (), partitions)
+
+
+@given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
+def test_what_is_left_and_what_is_lost_are_counted_by_hand(position: int, low: int, length: int) -> None:
+    one = standing(position=position, low=low, end=low + length)
+    assert one.behind == len([offset for offset in range(low, low + length) if offset >= position])
+    assert one.lost == len(range(position, low))
+
+
+def test_a_partition_that_is_gone_leaves_nothing_to_read() -> None:
+    gone = standing(low=None, end=None)
+    assert (gone.behind, gone.lost) == (0, 0)
+
+
+def test_one_subscription_is_no_conflict() -> None:
+    assert conflicts(group(standing(0), standing(1), standing(0, "u", digest="e"))) == []
+
+
+def test_two_subscriptions_of_a_topic_are_one_with_the_partitions_of_each() -> None:
+    [found] = conflicts(group(standing(0, digest="e", subscription="t=b"), standing(1), standing(2)))
+    assert found.topic == "t"
+    assert list(found.partitions.items()) == [("t=*", (1, 2)), ("t=b", (0,))]
+
+
+def test_commits_of_other_programs_and_of_the_retry_topic_are_none() -> None:
+    others = standing(0, digest=None, subscription=None), standing(1)
+    assert conflicts(group(*others)) == []
+    retries = standing(0, "rmq.retry.g", digest="e"), standing(1, "rmq.retry.g")
+    assert conflicts(group(*retries), retry_topic="rmq.retry.g") == []
+    assert conflicts(group(*retries)) != []
