@@ -62,11 +62,13 @@ class CommitMetadata:
         digest: of the member's subscription.
         born: partitions the topic had when the group began on it, 1 or more; 0: not known.
         subscription: the subscription as text, for a person; `""` where the commit does not say.
+        token: fencing token of the queue lock under which it was made; None: under none (concurrent mode).
     """
 
     digest: str
     born: int
     subscription: str = ""
+    token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +151,26 @@ def resolve_start(
 def encode_metadata(metadata: CommitMetadata) -> str:
     """The text a commit carries; at most 1,000 ASCII characters (Kafka takes 4,096)."""
     text = quote(metadata.subscription[:_MAX_SUBSCRIPTION], safe=" =|*,.-_()<>'")[: _MAX_SUBSCRIPTION * 3]
-    return f"{_MARK};{metadata.digest[:_MAX_DIGEST]};{metadata.born};{text}"
+    token = "" if metadata.token is None else f";{metadata.token}"
+    return f"{_MARK};{metadata.digest[:_MAX_DIGEST]};{metadata.born};{text}{token}"
 
 
 def decode_metadata(text: str | None) -> CommitMetadata | None:
     """What a commit carries, or None where it is not ours."""
     parts = (text or "").split(";")
     if (
-        len(parts) not in {3, 4}
+        len(parts) not in {3, 4, 5}
         or parts[0] != _MARK
-        or not (parts[2].isascii() and parts[2].isdigit() and len(parts[2]) <= 9)
+        or not _is_number(parts[2], digits=9)
+        or not all(_is_number(token, digits=19) for token in parts[4:])
     ):
         return None
-    return CommitMetadata(parts[1], int(parts[2]), unquote(parts[3]) if len(parts) == 4 else "")
+    text, token = parts[3] if len(parts) > 3 else "", int(parts[4]) if len(parts) == 5 else None
+    return CommitMetadata(parts[1], int(parts[2]), unquote(text), token)
+
+
+def _is_number(text: str, *, digits: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= digits
 
 
 def digest_conflict(mine: str, found: CommitMetadata | None) -> str | None:

@@ -144,9 +144,11 @@ def test_lowest_known_number_of_partitions_counts_where_commits_differ() -> None
 @given(
     digest=st.text(st.characters(exclude_characters=";", codec="utf-8"), max_size=64),
     born=st.integers(0, 999_999_999),
+    token=st.none() | st.integers(0, 2**63 - 1),
 )
-def test_metadata_comes_back_as_it_went(digest: str, born: int) -> None:
-    assert decode_metadata(encode_metadata(CommitMetadata(digest, born))) == CommitMetadata(digest, born)
+def test_metadata_comes_back_as_it_went(digest: str, born: int, token: int | None) -> None:
+    metadata = CommitMetadata(digest, born, token=token)
+    assert decode_metadata(encode_metadata(metadata)) == metadata
 
 
 @given(subscription=st.text(st.characters(codec="utf-8"), max_size=70))
@@ -163,7 +165,7 @@ def test_subscription_comes_back_as_it_went_semicolons_and_all(subscription: str
 def test_metadata_stays_below_a_thousand_characters_and_loses_only_the_end_of_the_subscription(
     digest: str, born: int, subscription: str
 ) -> None:
-    text = encode_metadata(CommitMetadata(digest, born, subscription))
+    text = encode_metadata(CommitMetadata(digest, born, subscription, 2**63 - 1))
     assert text.isascii()
     assert len(text) <= 1_000
     found = decode_metadata(text)
@@ -188,7 +190,7 @@ def test_foreign_text_is_no_metadata_and_no_error(text: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "rs1;d;٣", "rs1;d;-3", "rs1;d;+3", "rs1;d;" + "9" * 10, "rs2;d;3", "rs1;d", "null"]
+    "text", ["", "rs1;d;٣", "rs1;d;-3", "rs1;d;+3", "rs1;d;" + "9" * 10, "rs2;d;3", "rs1;d", "rs1;d;3;t;x", "null"]
 )
 def test_text_that_only_looks_like_ours_is_foreign(text: str) -> None:
     assert decode_metadata(text) is None

@@ -1,0 +1,526 @@
+"""The group-log thread: it alone reads and writes a group's log, and tells others which queues they hold.
+
+How to use it::
+
+    log = GroupLogThread(...)                    # clients are made in its own thread
+    log.start()
+    log.want({MessageQueue("orders", queue_id=0)})       # all queues this process is to hold, again at each change
+    event = log.events.get()                     # QueueStarted, QueueStopped, MembersChanged, in order
+    ...                                          # lease.holds(now_ms) before each listener call and each commit
+    log.progress(lease, next_offset, counts)     # now and then: renewals carry it to the next owner
+    log.drained(lease)                           # after QueueStopped: no listener holds a message of the queue
+    log.committed(lease, next_offset, counts)    # after the last commit, if the reason was UNWANTED: the lock is free
+    log.stop(5.0)                                # gives back what is drained and committed in time, says goodbye
+
+Every method may be called from any thread; none of them waits but `start`, `stop` and the future of `ask`. Each
+`QueueStarted` is followed by exactly one `QueueStopped` before the queue starts again, and both are to be answered as
+above. `want` less than before, `drained` and `committed` may be said at once, one after the other, by a caller who has
+stopped, drained and committed already (a rebalance): the order of the calls is what counts.
+
+What is decided stands in the core: `group_log` (who owns what, from the log alone), `queue_lock` (what this process may
+believe, and what it writes). This file only acts:
+
+* One consumer, assigned to the log's one partition from its first record on; it joins nothing. One idempotent
+  producer, records appended at once and in order.
+* A turn: take what others say, read and fold what is new, ask the holder what is due, append it. While a record of ours
+  is on its way the thread waits at the consumer, else at the queue of what others say, 20 ms at most.
+* The log is *lost* when its topic has another id, its bounds do not fit to what was folded, or the position that is
+  read is not there: every lease ends, a new fold begins, and nothing is claimed for one lease. A record of a version we
+  do not know ends every lease too.
+* A log without LogAppendTime, and a group that shares its queues out another way, are errors: every lease ends, `error`
+  says why and the thread ends.
+* A leave is written only when everything was given back. Whoever does not drain in time leaves its leases to run out.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar, assert_never
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
+
+from rocketshim.clients import ConsumerClient, ProducerClient
+from rocketshim.core.clock import Clock
+from rocketshim.core.group_log import Continuity, Folded, GroupLog
+from rocketshim.core.lease_rules import Owner
+from rocketshim.core.queue_lock import QueueLockHolder
+from rocketshim.core.queue_lock_actions import (
+    QueueLockAction,
+    ReconsumeCounts,
+    SendClaim,
+    SendLeave,
+    SendMember,
+    SendRelease,
+    SendRenew,
+    Start,
+    Stop,
+    StopReason,
+)
+from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim.errors import ConsumerError, TopicMismatchError
+from rocketshim.group.lease import GroupEvent, Lease, MembersChanged, QueueStarted, QueueStopped
+from rocketshim.group.topic_id import TopicId
+from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.group_log import GroupRecord, UnknownVersionError, decode_group_record, encode_group_record
+from rocketshim_topics.message_queue import MessageQueue
+
+__all__ = ["GroupLogThread"]
+
+_LOG = logging.getLogger("rocketshim.group")
+T = TypeVar("T")
+
+_READ_COUNT: Final = 1_000
+_AT_THE_CONSUMER_S: Final = 0.005
+_AT_THE_COMMANDS_S: Final = 0.02
+_BEGIN_AGAIN_MS: Final = 1_000
+_ANSWER_S: Final = 5.0
+_CHECK_S: Final = 0.5
+_GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+
+
+class GroupLogThread:
+    """One member's thread over its group's log.
+
+    Args:
+        topic: physical name of the group's log.
+        owner: this run of this client; the incarnation is new for every run.
+        settings: times of locks and heartbeats.
+        make_consumer: makes the reader: `auto.offset.reset=error`, `read_uncommitted`, `group.id` of the group.
+        make_producer: makes the writer: idempotent, `acks=all`, no linger.
+        clock: monotonic time; the one that `Lease.holds` is asked by.
+        strategy: name of the allocation strategy; None: Kafka's group protocol shares the queues out.
+        token_floor: asks the reader's cluster for a number above every token that commits of the group carry; None
+            where there is none. Called before the log's end is read. It may raise KafkaException.
+        topic_id: tells when the log's topic was created again; None: not looked at.
+
+    Attributes:
+        events: what happened, for one reader.
+        error: why the thread has ended by itself; None: it has not.
+        members: client ids of the members alive, sorted.
+
+    Thread-safety: as described at the top of the module. `open`, `turn` and `close` are the thread's own, and the
+    tests'.
+
+    Source: `RebalanceImpl#lockAll`, `RebalanceLockManager` of RocketMQ.
+    """
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        owner: Owner,
+        settings: QueueLockSettings,
+        make_consumer: Callable[[], ConsumerClient],
+        make_producer: Callable[[], ProducerClient],
+        clock: Clock,
+        strategy: str | None = None,
+        token_floor: Callable[[ConsumerClient], int | None] | None = None,
+        topic_id: TopicId | None = None,
+    ) -> None:
+        self.events: SimpleQueue[GroupEvent] = SimpleQueue()
+        self.error: BaseException | None = None
+        self.members: tuple[str, ...] = ()
+        self.owner = owner
+        self.log_lost_count = 0
+        self._place = TopicPartition(topic, 0)
+        self._settings = settings
+        self._make_consumer = make_consumer
+        self._make_producer = make_producer
+        self._clock = clock
+        self._strategy = strategy
+        self._token_floor = token_floor
+        self._topic_id = topic_id
+        self._holder = QueueLockHolder(owner, settings, strategy)
+        self._log = GroupLog(0)
+        self._reading = False
+        self._begin_at_ms = 0
+        self._check_at_ms = 0
+        self._known_id: str | None = None
+        self._leases: dict[MessageQueue, Lease] = {}
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._reports: deque[tuple[int, KafkaError | None]] = deque()
+        self._sent_seq = 0
+        self._read_seq = 0
+        self._strangers: set[Owner] = set()
+        self._consumer: ConsumerClient | None = None
+        self._producer: ProducerClient | None = None
+        self._close_by_ms: int | None = None
+        self._thread: threading.Thread | None = None
+
+    # --- for others --------------------------------------------------------------------------------------------------
+
+    def start(self, name: str = "rocketshim-group-log") -> None:
+        """Start the thread. Once only."""
+        self._thread = threading.Thread(target=self.run, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Give everything back and end; whether it ended in time. Safe twice, and before `start`.
+
+        Queues that are not said to be drained and committed within the time keep their leases until these run out.
+        """
+        self.close_within(timeout_s)
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s + _ANSWER_S)
+        return not self._thread.is_alive()
+
+    def close_within(self, timeout_s: float) -> None:
+        """Ask for what `stop` does, and do not wait."""
+        by_ms = self._now_ms() + round(timeout_s * 1_000)
+
+        def close() -> None:
+            self._close_by_ms = by_ms
+            self._perform(self._holder.close(self._now_ms()))
+
+        self._commands.put(close)
+
+    def want(self, queues: Collection[MessageQueue]) -> None:
+        """All queues this process is to hold from now on; those it holds and that are missing here are stopped."""
+        wanted = frozenset(queues)
+        self._commands.put(lambda: self._perform(self._holder.want(wanted, self._now_ms())))
+
+    def progress(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
+        """How far a queue is; the next renewal carries it. Ignored when the lease has ended."""
+        self._commands.put(lambda: self._holder.progress(lease.queue, lease.token, next_offset, reconsume_counts))
+
+    def drained(self, lease: Lease) -> None:
+        """No listener holds a message of the queue, and none will under this lease."""
+        self._commands.put(lambda: self._perform(self._holder.drained(lease.queue, lease.token, self._now_ms())))
+
+    def committed(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
+        """The drained queue's position is committed, or there was none to commit: the lock is released."""
+        self._commands.put(
+            lambda: self._perform(
+                self._holder.committed(lease.queue, lease.token, next_offset, reconsume_counts, self._now_ms())
+            )
+        )
+
+    def ask(self, question: Callable[[GroupLog], T]) -> "Future[T]":
+        """Have the fold looked at in its own thread; `question` must not keep or change it."""
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(question(self._log))
+                except Exception as error:  # noqa: BLE001 - whoever asked gets it
+                    future.set_exception(error)
+
+        self._commands.put(answer)
+        return future
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Read and write until `stop`, or until it cannot go on; then `error` says why."""
+        try:
+            self.open()
+            while not self.over:
+                self.turn(self._wait_s())
+        except BaseException as error:  # noqa: BLE001 - the top of a thread: kept, said, and every lease ends
+            _LOG.exception("group.log-thread-failed", extra={"topic": self._place.topic})
+            self._fail(error)
+        finally:
+            self.close()
+
+    def open(self) -> None:
+        """Make the clients; no network yet."""
+        self._producer = self._make_producer()
+        self._consumer = self._make_consumer()
+
+    @property
+    def over(self) -> bool:
+        """Whether the thread is to end: it has said goodbye, its time to is over, or it has failed."""
+        if self.error is not None:
+            return True
+        if self._close_by_ms is None:
+            return False
+        left = self._holder.left and self._sent_seq == self._read_seq
+        nothing_held = not self._reading and not self._leases
+        return left or nothing_held or self._now_ms() >= self._close_by_ms
+
+    def turn(self, wait_s: float) -> None:
+        """One turn; waits this long at most for something to happen.
+
+        Raises:
+            RocketshimError: it cannot go on.
+        """
+        messages = self._wait(wait_s)
+        while self._commands.qsize():
+            self._commands.get()()
+        if not self._reading:
+            self._begin()
+            return
+        for message in messages:
+            if message.error() is None:
+                self._take(message)
+            elif self._client_error(message.error()):
+                return
+        now_ms = self._now_ms()
+        if now_ms >= self._check_at_ms and self._is_lost(now_ms):
+            return
+        self._perform(self._holder.tick(self._log, self._now_ms()))
+        self._settle()
+        self._publish()
+
+    def close(self) -> None:
+        """End every lease, flush what was appended, close the clients. Safe twice."""
+        for lease in self._leases.values():
+            lease.until_ms = 0
+        producer, consumer = self._producer, self._consumer
+        self._producer = self._consumer = None
+        try:
+            if producer is not None:
+                producer.flush(1.0)
+            if consumer is not None:
+                consumer.close()
+        except (KafkaException, RuntimeError) as error:
+            _LOG.warning("group.client-error", extra={"error": str(error)})
+        while self._commands.qsize():
+            self._commands.get()
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _wait_s(self) -> float:
+        """How long nothing is due."""
+        if not self._reading:
+            return max(0.0, (self._begin_at_ms - self._now_ms()) / 1_000)
+        wakeup_ms = self._holder.next_wakeup_ms(self._log)
+        until_ms = self._check_at_ms if wakeup_ms is None else min(wakeup_ms, self._check_at_ms)
+        return max(0.0, (until_ms - self._now_ms()) / 1_000)
+
+    def _wait(self, wait_s: float) -> list[Any]:
+        consumer = self._client()
+        if self._sent_seq > self._read_seq and self._reading:
+            first = consumer.poll(min(wait_s, _AT_THE_CONSUMER_S))
+        else:
+            if wait_s > 0:
+                try:
+                    command = self._commands.get(timeout=min(wait_s, _AT_THE_COMMANDS_S))
+                except Empty:
+                    pass
+                else:
+                    command()
+            if not self._reading:
+                return []
+            first = consumer.poll(0)
+        return [] if first is None else [first, *consumer.consume(_READ_COUNT - 1, 0)]
+
+    def _begin(self) -> None:
+        """Begin a fold at the log's first record, unless the cluster does not answer."""
+        now_ms = self._now_ms()
+        if now_ms < self._begin_at_ms:
+            return
+        self._begin_at_ms = now_ms + _BEGIN_AGAIN_MS
+        consumer = self._client()
+        try:
+            self._known_id = None if self._topic_id is None else self._topic_id.now()
+            floor = None if self._token_floor is None else self._token_floor(consumer)
+            bounds = consumer.get_watermark_offsets(self._place, timeout=_ANSWER_S)
+            if bounds is None:
+                return
+            low, high = bounds
+            consumer.assign([TopicPartition(self._place.topic, 0, low)])
+        except KafkaException as error:
+            _LOG.warning("group.log-unreachable", extra={"topic": self._place.topic, "error": str(error)})
+            return
+        self._log = GroupLog(low)
+        self._reading = True
+        self._check_at_ms = self._now_ms() + self._settings.heartbeat_every_ms
+        self._perform(self._holder.begin(high, self._now_ms(), floor))
+        self._perform(self._holder.tick(self._log, self._now_ms()))
+
+    def _take(self, message: Any) -> None:
+        kind, append_ms = message.timestamp()
+        if kind != TIMESTAMP_LOG_APPEND_TIME:
+            raise TopicMismatchError(
+                f"{self._place.topic}: message.timestamp.type is CreateTime, should be LogAppendTime: leases are "
+                "counted by append times. Mend it (rocketshim init --mend), or delete the topic while no member runs"
+            )
+        offset = message.offset()
+        try:
+            record = decode_group_record(message.value())
+        except UnknownVersionError as error:
+            _LOG.error(
+                "group.log-unreadable", extra={"topic": self._place.topic, "offset": offset, "error": str(error)}
+            )
+            self._observe(self._log.unreadable(offset, append_ms))
+        except MalformedRecordError as error:
+            _LOG.warning("group.record-void", extra={"topic": self._place.topic, "offset": offset, "error": str(error)})
+            self._observe(self._log.skip(offset, append_ms))
+        else:
+            self._look_at_lease(record)
+            self._observe(self._log.fold(offset, append_ms, record))
+
+    def _observe(self, folded: Folded) -> None:
+        if folded.owner == self.owner and folded.seq is not None:
+            self._read_seq = max(self._read_seq, folded.seq)
+        if folded.began_anew:
+            _LOG.warning("group.log-began-anew", extra={"topic": self._place.topic, "offset": folded.offset})
+        self._perform(self._holder.observe(folded, self._now_ms()))
+        conflict = self._log.conflicting_member(self.owner, self._strategy)
+        if conflict is not None and (conflict.strategy is None) != (self._strategy is None):
+            raise ConsumerError(
+                f"{conflict.owner.client_id} was first in this group and shares its queues out by "
+                f"{conflict.strategy or 'the group protocol of Kafka'}, this member by "
+                f"{self._strategy or 'the group protocol of Kafka'}: use one way in the whole group"
+            )
+        members = self._log.client_ids
+        if members != self.members:
+            self.members = members
+            self.events.put(MembersChanged(members))
+
+    def _look_at_lease(self, record: GroupRecord) -> None:
+        """Different leases in one group are safe but for the wait after the log was lost, so they are said."""
+        if record.lease_ms == self._settings.lock_lease_ms:
+            return
+        owner = Owner(record.client_id, record.incarnation)
+        if owner not in self._strangers:
+            self._strangers.add(owner)
+            _LOG.warning(
+                "group.leases-differ",
+                extra={
+                    "client_id": owner.client_id,
+                    "theirs_ms": record.lease_ms,
+                    "mine_ms": self._settings.lock_lease_ms,
+                },
+            )
+
+    # --- a log that is not what it was -------------------------------------------------------------------------------
+
+    def _client_error(self, error: KafkaError) -> bool:
+        """Say what the client says; whether the log is lost."""
+        if error.code() in _GONE:
+            self._lost(f"the position to read is not there: {error.str()}")
+            return True
+        if error.fatal():
+            raise KafkaException(error)
+        _LOG.warning("group.client-error", extra={"topic": self._place.topic, "error": str(error)})
+        return False
+
+    def _is_lost(self, now_ms: int) -> bool:
+        """Look at the topic's id and the log's bounds, at every heartbeat."""
+        self._check_at_ms = now_ms + self._settings.heartbeat_every_ms
+        topic_id = None if self._topic_id is None else self._topic_id.latest()
+        if self._known_id is None:
+            self._known_id = topic_id
+        if topic_id is not None and topic_id != self._known_id:
+            self._lost("the topic was created again")
+            return True
+        try:
+            bounds = self._client().get_watermark_offsets(self._place, timeout=_CHECK_S)
+        except KafkaException:
+            return False  # away: beliefs end by themselves
+        if bounds is None:
+            return False
+        low, high = bounds
+        continuity = self._log.continuity(low, high)
+        if continuity is Continuity.CONTINUES:
+            return False
+        self._lost(f"{continuity.name.lower()}: it holds {low} to {high}, the next to read is {self._log.next_offset}")
+        return True
+
+    def _lost(self, why: str) -> None:
+        self.log_lost_count += 1
+        _LOG.error("group.log-lost", extra={"topic": self._place.topic, "why": why})
+        self._reading = False
+        self._begin_at_ms = 0
+        self._perform(self._holder.log_lost(self._log.token_floor, self._now_ms()))
+        self._read_seq = self._sent_seq  # what was on its way belongs to the former log
+        self._publish()
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = self.error or error
+        for queue in list(self._leases):
+            self._end(queue, StopReason.LOG_LOST)
+
+    # --- acting ------------------------------------------------------------------------------------------------------
+
+    def _perform(self, actions: Iterable[QueueLockAction]) -> None:
+        for action in actions:
+            match action:
+                case Start(queue, token, next_offset, reconsume_counts):
+                    lease = Lease(queue, token, self._holder.believed_until_ms(queue) or 0)
+                    self._leases[queue] = lease
+                    self.events.put(QueueStarted(lease, next_offset, reconsume_counts))
+                case Stop(queue, _, reason):
+                    self._end(queue, reason)
+                case SendClaim() | SendRenew() | SendRelease() | SendMember() | SendLeave():
+                    self._append(action.record)
+                case _:
+                    assert_never(action)
+
+    def _end(self, queue: MessageQueue, reason: StopReason) -> None:
+        """Stop a queue. While it drains because it is unwanted its lease goes on, so that it can be committed."""
+        lease = self._leases[queue]
+        if reason is not StopReason.UNWANTED:
+            lease.until_ms = 0
+            del self._leases[queue]
+            _LOG.warning("group.lock-lost", extra={"queue": str(queue), "token": lease.token, "reason": reason.name})
+        self.events.put(QueueStopped(lease, reason))
+
+    def _publish(self) -> None:
+        """Let the leases show what is believed now."""
+        now_ms = self._now_ms()
+        for queue, lease in list(self._leases.items()):
+            if self._holder.token_of(queue, now_ms) == lease.token:
+                lease.until_ms = self._holder.believed_until_ms(queue) or 0
+            else:  # given back, or lapsed while it drained
+                lease.until_ms = 0
+                del self._leases[queue]
+
+    def _append(self, record: GroupRecord) -> None:
+        producer = self._producer
+        if producer is None:
+            return
+        self._sent_seq = record.seq
+
+        def reported(error: KafkaError | None, message: Any) -> None:
+            del message
+            self._reports.append((record.seq, error))
+
+        try:
+            producer.produce(self._place.topic, encode_group_record(record), partition=0, on_delivery=reported)
+            producer.poll(0)
+        except BufferError:
+            self._reports.append((record.seq, KafkaError(KafkaError._QUEUE_FULL)))  # noqa: SLF001
+        except KafkaException as error:
+            self._reports.append((record.seq, error.args[0]))
+
+    def _settle(self) -> None:
+        """Take delivery reports in. Only failures mean something: what was stored is read back."""
+        producer = self._producer
+        if producer is None:
+            return
+        broken: KafkaError | None = None
+        try:
+            producer.poll(0)
+        except KafkaException as error:
+            broken = error.args[0]
+        while self._reports:
+            seq, failed = self._reports.popleft()
+            if failed is None:
+                continue
+            _LOG.warning("group.record-not-stored", extra={"topic": self._place.topic, "error": str(failed)})
+            if failed.fatal() or failed.code() == KafkaError._FATAL:  # noqa: SLF001
+                broken = failed
+            self._perform(self._holder.send_failed(seq, self._now_ms()))
+            if seq == self._sent_seq:
+                self._read_seq = seq  # nothing to be read back
+        if broken is not None:
+            _LOG.error("group.producer-renewed", extra={"topic": self._place.topic, "error": str(broken)})
+            producer.purge()
+            producer.flush(1.0)
+            self._producer = self._make_producer()
+
+    def _client(self) -> ConsumerClient:
+        if self._consumer is None:
+            raise ConsumerError("the reader of the group log is not open")
+        return self._consumer
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000

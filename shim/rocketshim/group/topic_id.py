@@ -1,0 +1,59 @@
+"""Is the topic still the one it was? Asked without waiting, through an admin client."""
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import KafkaException, TopicCollection
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+__all__ = ["TopicId"]
+
+_LOG = logging.getLogger("rocketshim.group")
+_TIMEOUT_S: Final = 5.0
+
+
+class TopicId:
+    """The id that Kafka gave a topic when it was created.
+
+    Args:
+        admin: `confluent_kafka.admin.AdminClient`; kept while questions are open.
+        topic: physical name.
+
+    Thread-safety: none; one owner thread.
+    """
+
+    def __init__(self, admin: Any, topic: str) -> None:
+        self._admin = admin
+        self._topic = topic
+        self._asked: Future[Any] | None = None
+        self._known: str | None = None
+
+    def now(self) -> str | None:
+        """Ask and wait, 5 s at most; None: no such topic, or no answer."""
+        self._known = None
+        self._ask()
+        try:
+            if self._asked is not None:
+                self._asked.result(_TIMEOUT_S)
+        except (KafkaException, TimeoutError):
+            return None
+        return self.latest()
+
+    def latest(self) -> str | None:
+        """The latest answer, and ask again; never waits. None: none yet."""
+        asked = self._asked
+        if asked is not None and asked.done():
+            self._asked = None
+            try:
+                self._known = str(asked.result().topic_id)
+            except KafkaException as error:  # deleted, no rights, broker away: nothing known that is new
+                _LOG.debug("group.topic-id-unknown", extra={"topic": self._topic, "error": str(error)})
+        if self._asked is None:
+            self._ask()
+        return self._known
+
+    def _ask(self) -> None:
+        futures = self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=_TIMEOUT_S)
+        self._asked = futures[self._topic]

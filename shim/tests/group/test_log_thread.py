@@ -1,0 +1,384 @@
+"""The group-log thread, turned by hand on the in-memory Kafka: who holds what when, and what ends it."""
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from rocketshim.core.lease_rules import Owner
+from rocketshim.core.queue_lock_actions import StopReason
+from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim.errors import ConsumerError, TopicMismatchError
+from rocketshim.group.lease import GroupEvent, Lease, MembersChanged, QueueStarted, QueueStopped
+from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics.group_log import MemberRecord, decode_group_record, encode_group_record
+from rocketshim_topics.message_queue import MessageQueue
+
+LOG = "rmq.group.g"
+APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
+SHORT = QueueLockSettings(lock_lease_ms=6_000, lock_hold_ms=3_000, lock_renew_ms=1_000)
+Q0, Q1 = MessageQueue("orders", queue_id=0), MessageQueue("orders", queue_id=1)
+
+
+class Fleet:
+    """A group's members, turned one after the other."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.kafka = InMemoryKafka(self.clock)
+        self.kafka.create_topic(LOG, config=APPEND_TIME)
+        self.members: dict[str, GroupLogThread] = {}
+        self.seen: dict[str, list[GroupEvent]] = {}
+        self.producers: list[Any] = []
+
+    def join(self, name: str, *wanted: MessageQueue, settings: QueueLockSettings = SHORT, **options: Any) -> None:
+        def make_producer() -> Any:
+            self.producers.append(self.kafka.producer({"enable.idempotence": True}))
+            return self.producers[-1]
+
+        config = {"group.id": "g", "auto.offset.reset": "error", "isolation.level": "read_uncommitted"}
+        member = GroupLogThread(
+            topic=LOG,
+            owner=Owner(name, "1"),
+            settings=settings,
+            make_consumer=lambda: self.kafka.consumer(config),
+            make_producer=make_producer,
+            clock=self.clock,
+            **options,
+        )
+        member.open()
+        member.want(wanted)
+        self.members[name] = member
+        self.seen[name] = []
+
+    def turn(self, *names: str, times: int = 4) -> None:
+        for _ in range(times):
+            for name in names or self.members:
+                self.members[name].turn(0)
+                while self.members[name].events.qsize():
+                    self.seen[name].append(self.members[name].events.get())
+
+    def wait(self, ms: int, *names: str) -> None:
+        for _ in range(ms // 100):
+            self.clock.advance(100)
+            self.turn(*names, times=2)
+
+    def started(self, name: str) -> list[QueueStarted]:
+        return [event for event in self.seen[name] if isinstance(event, QueueStarted)]
+
+    def stops(self, name: str) -> list[StopReason]:
+        return [event.reason for event in self.seen[name] if isinstance(event, QueueStopped)]
+
+    def lease(self, name: str) -> Lease:
+        return self.started(name)[-1].lease
+
+    def holds(self, name: str) -> bool:
+        return self.lease(name).holds(self.now_ms)
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.monotonic_ns() // 1_000_000
+
+    def kinds(self) -> list[str]:
+        return [decode_group_record(record.value()).kind for record in self.kafka.records(LOG)]
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+def test_a_member_of_a_new_group_gets_its_queues_at_once(fleet: Fleet) -> None:
+    fleet.join("a", Q0, Q1)
+    fleet.turn()
+    assert [event.lease.queue for event in fleet.started("a")] == [Q0, Q1]
+    assert fleet.holds("a")
+    assert fleet.members["a"].members == ("a",)
+    assert fleet.kinds() == ["member", "claim"]
+
+
+def test_a_lease_is_renewed_for_as_long_as_the_thread_turns(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.wait(60_000)
+    assert fleet.holds("a")
+    assert not fleet.stops("a")
+
+
+def test_a_queue_is_held_by_one_and_goes_over_when_it_is_given_back(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.join("b", Q0)
+    fleet.wait(10_000)
+    assert not fleet.started("b")
+    a = fleet.members["a"]
+    a.want(())
+    fleet.turn("a")
+    assert fleet.stops("a") == [StopReason.UNWANTED]
+    assert fleet.holds("a"), "what is done may still be committed"
+    a.drained(fleet.lease("a"))
+    a.committed(fleet.lease("a"), 7, ((9, 2),))
+    fleet.turn()
+    assert not fleet.holds("a")
+    (started,) = fleet.started("b")
+    assert (started.next_offset, started.reconsume_counts) == (7, ((9, 2),))
+    assert started.lease.token > fleet.lease("a").token
+
+
+def test_what_was_stopped_before_it_was_said_is_released_without_a_wait(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    a, lease = fleet.members["a"], fleet.lease("a")
+    a.want(())
+    a.drained(lease)
+    a.committed(lease, 3, ())
+    fleet.turn(times=2)
+    assert fleet.kinds()[-1] == "release"
+    assert not lease.holds(fleet.now_ms)
+
+
+def test_a_dead_owner_is_followed_after_one_lease(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.join("b", Q0)
+    fleet.turn()
+    fleet.wait(5_000, "b")
+    assert not fleet.started("b")
+    fleet.wait(3_500, "b")
+    assert fleet.holds("b")
+
+
+def test_progress_travels_in_renewals_to_whoever_follows_a_dead_owner(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.members["a"].progress(fleet.lease("a"), 41, ((41, 3),))
+    fleet.wait(1_500)
+    fleet.join("b", Q0)
+    fleet.wait(9_000, "b")
+    (started,) = fleet.started("b")
+    assert (started.next_offset, started.reconsume_counts) == (41, ((41, 3),))
+
+
+def test_a_frozen_owner_finds_its_lease_ended_before_it_turns_again(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    lease = fleet.lease("a")
+    fleet.clock.advance(3_000)
+    assert not lease.holds(fleet.now_ms)
+    fleet.turn("a")
+    assert fleet.stops("a") == [StopReason.UNCONFIRMED]
+    fleet.members["a"].drained(lease)
+    fleet.turn("a")
+    assert fleet.lease("a") is not lease
+    assert fleet.lease("a").token > lease.token
+
+
+def test_nothing_starts_again_before_what_was_stopped_is_drained(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.clock.advance(3_000)
+    fleet.wait(20_000)
+    assert len(fleet.started("a")) == 1
+
+
+def test_a_log_created_again_ends_every_lease_and_tokens_go_on_growing(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.wait(3_000)
+    lease = fleet.lease("a")
+    fleet.kafka.delete_topic(LOG)
+    fleet.kafka.create_topic(LOG, config=APPEND_TIME)
+    fleet.kafka.set_leader_clock(-3_600_000)
+    fleet.wait(2_000)
+    assert fleet.stops("a") == [StopReason.LOG_LOST]
+    assert not lease.holds(fleet.now_ms)
+    fleet.members["a"].drained(lease)
+    fleet.wait(3_000)
+    assert len(fleet.started("a")) == 1, "nothing is claimed for one lease"
+    fleet.wait(15_000)
+    assert fleet.holds("a")
+    assert fleet.lease("a").token > lease.token
+
+
+def test_a_topic_with_another_id_is_another_log_however_long_it_is(fleet: Fleet) -> None:
+    class Ids:
+        value = "one"
+
+        def now(self) -> str:
+            return self.value
+
+        latest = now
+
+    ids = Ids()
+    fleet.join("a", Q0, topic_id=ids)
+    fleet.turn()
+    fleet.wait(3_000)
+    assert not fleet.stops("a")
+    ids.value = "two"
+    fleet.wait(2_500)
+    assert fleet.stops("a") == [StopReason.LOG_LOST]
+
+
+def test_a_log_truncated_before_it_was_read_ends_every_lease(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.join("b")
+    fleet.turn()
+    fleet.wait(1_000, "b")
+    for number in range(3):
+        record = MemberRecord(client_id="x", incarnation="x", seq=number + 1, lease_ms=6_000)
+        fleet.kafka.append(LOG, encode_group_record(record))
+    fleet.kafka.truncate(LOG, before_offset=len(fleet.kafka.records(LOG)))
+    fleet.turn("a")
+    assert fleet.stops("a") == [StopReason.LOG_LOST]
+
+
+def test_truncation_of_what_was_read_changes_nothing(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.kafka.truncate(LOG, before_offset=2)
+    fleet.wait(10_000)
+    assert fleet.holds("a")
+    assert not fleet.stops("a")
+
+
+def test_a_record_of_an_unknown_version_ends_every_lease(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.kafka.append(LOG, b'{"v":2}')
+    fleet.turn()
+    assert fleet.stops("a") == [StopReason.LOG_LOST]
+
+
+@pytest.mark.parametrize("value", [None, b"", b"null", b'{"v":1,"kind":"claim"}'])
+def test_a_record_that_is_none_is_passed_over(fleet: Fleet, value: bytes | None) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.kafka.append(LOG, value)
+    fleet.wait(3_000)
+    assert fleet.holds("a")
+    assert not fleet.stops("a")
+
+
+def test_a_log_without_append_times_is_refused(fleet: Fleet) -> None:
+    fleet.kafka.delete_topic(LOG)
+    fleet.kafka.create_topic(LOG)
+    fleet.join("a", Q0)
+    with pytest.raises(TopicMismatchError, match="CreateTime"):
+        fleet.turn()
+
+
+def test_a_group_is_shared_out_one_way_and_the_first_one_counts(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.join("b", Q1, strategy="averagely")
+    with pytest.raises(ConsumerError, match="a was first"):
+        fleet.turn("b")
+    fleet.turn("a")
+    assert fleet.members["a"].error is None
+
+
+def test_members_come_and_go_by_heartbeats(fleet: Fleet) -> None:
+    fleet.join("a")
+    fleet.join("b")
+    fleet.turn()
+    assert fleet.members["a"].members == ("a", "b")
+    fleet.wait(9_000, "a")
+    assert fleet.members["a"].members == ("a",)
+    changes = [event.client_ids for event in fleet.seen["a"] if isinstance(event, MembersChanged)]
+    assert changes[-2:] == [("a", "b"), ("a",)]
+
+
+def test_closing_gives_back_says_goodbye_and_ends(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    a = fleet.members["a"]
+    a.close_within(5)
+    fleet.turn()
+    assert not a.over
+    a.drained(fleet.lease("a"))
+    a.committed(fleet.lease("a"), 5, ())
+    fleet.turn()
+    assert a.over
+    assert fleet.kinds()[-2:] == ["release", "leave"]
+
+
+def test_closing_does_not_release_what_a_listener_still_holds(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.members["a"].close_within(1)
+    fleet.wait(1_000)
+    assert fleet.members["a"].over
+    assert "release" not in fleet.kinds()
+    assert "leave" not in fleet.kinds()
+
+
+def test_a_broker_that_is_away_ends_leases_in_time_and_only_them(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    lease = fleet.lease("a")
+    fleet.kafka.stop_broker()
+    fleet.wait(3_500)
+    assert fleet.stops("a") == [StopReason.UNCONFIRMED]
+    fleet.members["a"].drained(lease)
+    fleet.kafka.start_broker()
+    fleet.wait(20_000)
+    assert fleet.holds("a")
+
+
+def test_a_producer_that_is_broken_is_replaced(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.kafka.fail_produce(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True), topic=LOG)
+    fleet.wait(2_500)
+    assert len(fleet.producers) == 2
+    fleet.wait(5_000)
+    assert fleet.holds("a")
+
+
+def test_the_token_floor_is_looked_up_before_the_end_of_the_log(fleet: Fleet) -> None:
+    floors: list[int] = []
+
+    def floor(consumer: Any) -> int:
+        del consumer
+        floors.append(len(fleet.kafka.records(LOG)))
+        return 10**15
+
+    fleet.join("a", Q0, token_floor=floor)
+    fleet.turn()
+    assert floors == [0]
+    fleet.wait(20_000)
+    assert fleet.lease("a").token > 10**15
+
+
+def test_leases_that_differ_are_said_once(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    fleet.join("a", Q0)
+    fleet.join("b", settings=QueueLockSettings(lock_lease_ms=9_000, lock_hold_ms=3_000, lock_renew_ms=1_000))
+    fleet.wait(5_000)
+    said = [record for record in caplog.records if record.message == "group.leases-differ"]
+    assert len(said) == 2, "each says it of the other"
+
+
+def test_the_fold_can_be_asked(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    answer = fleet.members["a"].ask(lambda log: log.lock(Q0).owner)
+    fleet.turn()
+    assert answer.result(0) == Owner("a", "1")
+
+
+def test_the_thread_keeps_its_promises_without_anybody_turning_it() -> None:
+    fleet = Fleet()
+    fleet.join("a", Q0)
+    member = fleet.members.pop("a")
+    member.start()
+    try:
+        event = member.events.get(timeout=60)
+        while not isinstance(event, QueueStarted):
+            event = member.events.get(timeout=60)
+        member.want(())
+        member.drained(event.lease)
+        member.committed(event.lease, 1, ())
+    finally:
+        assert member.stop(0) or member.stop(60)
+    assert fleet.kinds()[:2] == ["member", "claim"]
