@@ -4,6 +4,7 @@ The broker is started once per session by the order of choice of `rocketshim.loc
 started the tests fail; they are never skipped, since a suite that tests nothing must not look green.
 """
 
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,6 +16,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from rocketshim.local import Broker, any_broker
 
 _DEADLINE_S = 30.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Programs of the tests obey Ctrl-C, also when a script runs the tests in its background (`&` ignores SIGINT)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

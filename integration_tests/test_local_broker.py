@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,22 @@ def await_known(admin: AdminClient, topic: str) -> int:
         if found.error is None and found.partitions and all(part.leader >= 0 for part in found.partitions.values()):
             return len(found.partitions)
     raise TimeoutError(f"{topic} is not known after {DEADLINE_S} s")
+
+
+CLI = ("-c", "import sys; from rocketshim.cli import main; sys.exit(main())")
+
+
+@contextmanager
+def running(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run this Python; killed at the end of the block if it has not ended, so that a test can fail."""
+    command = [sys.executable, *words]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def ends(pid: int, deadline_s: float) -> bool:
@@ -270,9 +287,7 @@ sys.stdin.read()
 
 
 def test_a_parent_that_is_killed_leaves_neither_process_nor_data() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
+    with running("-c", OWNER) as owner:
         assert owner.stdout is not None
         pid, home = owner.stdout.readline().split()
         assert not ends(int(pid), 0)
@@ -286,9 +301,8 @@ def test_a_parent_that_is_killed_leaves_neither_process_nor_data() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_broker_run_prints_its_address_and_stops_in_order(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import sys; from rocketshim.cli import main; sys.exit(main())", "broker", "run"]
-    command += ["--port", "0", "--data", str(tmp_path), "--property", "num.partitions=7"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    words = ["broker", "run", "--port", "0", "--data", str(tmp_path), "--property", "num.partitions=7"]
+    with running(*CLI, *words) as run:
         assert run.stdout is not None
         assert run.stderr is not None
         config = {"bootstrap.servers": run.stdout.readline().strip()}
@@ -304,8 +318,7 @@ def test_broker_run_prints_its_address_and_stops_in_order(number: signal.Signals
 
 
 def test_broker_run_says_when_its_broker_has_died() -> None:
-    command = [sys.executable, "-c", "import sys; from rocketshim.cli import main; sys.exit(main())", "broker", "run"]
-    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    with running(*CLI, "broker", "run", "--port", "0") as run:
         assert run.stdout is not None
         assert run.stderr is not None
         assert run.stdout.readline().startswith("127.0.0.1:")
