@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := topics shim spark integration_tests examples benchmarks
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-unit test-integration test-long check format bench lock broker-jars dev clean
+.PHONY: help demo test test-unit test-integration test-long check format bench lock broker-jars spark-jars dev clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,16 +20,16 @@ help: ## this list
 demo: $(VENV)/.run broker-jars ## one day of real flights through delay, retry and dead letters on a real Kafka
 	@$(BIN)/rocketshim demo
 
-test: $(VENV)/.dev broker-jars ## every test: unit, property, and integration on a real broker
+test: $(VENV)/.dev broker-jars spark-jars ## every test: unit, property, and integration on a real broker
 	@$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
 
 test-unit: $(VENV)/.dev ## unit and property tests only; no broker
 	@$(BIN)/python -m pytest -m "not long" topics/tests shim/tests spark/tests $(PYTEST_ARGS)
 
-test-integration: $(VENV)/.dev broker-jars ## integration tests only; one real broker
+test-integration: $(VENV)/.dev broker-jars spark-jars ## integration tests only; one real broker
 	@$(BIN)/python -m pytest -m "not long" integration_tests $(PYTEST_ARGS)
 
-test-long: $(VENV)/.dev broker-jars ## the tests that run for minutes; results stand in docs/reliability.md
+test-long: $(VENV)/.dev broker-jars spark-jars ## the tests that run for minutes; results stand in docs/reliability.md
 	@$(BIN)/python -m pytest -m long --timeout=7200 $(PYTEST_ARGS)
 
 check: $(VENV)/.dev ## lint, format, types, import contracts
@@ -47,6 +47,9 @@ bench: $(VENV)/.dev broker-jars ## measure; docs/performance.md says how to read
 
 broker-jars: $(VENV)/.run ## fetch the broker's jars (and a Java runtime where there is none >= 17)
 	@$(BIN)/rocketshim broker fetch
+
+spark-jars: $(VENV)/.dev ## fetch the jars with which Spark reads Kafka and writes Delta; tests only
+	@$(BIN)/rocketshim spark fetch
 
 lock: $(VENV)/.run ## resolve the development versions anew
 	@$(PIP) install uv

@@ -1,0 +1,40 @@
+"""One Spark session for the whole run: starting one takes seconds, and a JVM takes its jars only once.
+
+It has the jars for Kafka and Delta when they were fetched (`rocketshim spark fetch`, which `make test` does). The unit
+tests need none of them; the integration tests say so and fail, they are never skipped.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    """A session on this machine, two threads, no user interface, everything it writes in a temporary folder."""
+    from rocketshim_spark.session import SessionSettings, connector_jars, create  # noqa: PLC0415 the other tests do without Spark
+
+    folder = tmp_path_factory.mktemp("spark")
+    session = create(
+        SessionSettings(
+            app_name="rocketshim tests",
+            master="local[2]",
+            connector="none" if connector_jars() is None else "cache",
+            shuffle_partitions=2,
+            conf={
+                "spark.ui.showConsoleProgress": "false",
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # tests end before C2 pays
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.sql.warehouse.dir": str(folder / "warehouse"),
+                "spark.local.dir": str(folder / "local"),
+            },
+        )
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()

@@ -1,0 +1,202 @@
+"""Landing from a real broker with a real Spark: once each, only what is new, and nothing missed in silence."""
+
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from pyspark.sql import DataFrame, SparkSession
+
+from rocketshim.local import Broker
+from rocketshim_spark import sources
+from rocketshim_spark.errors import LakeError, TopicRecreatedError
+from rocketshim_spark.land import Gap, land, positions, read_gaps, read_records
+from rocketshim_spark.session import connector_jars
+from rocketshim_topics.errors import TopicMissingError
+
+Header = tuple[str, bytes | None]
+
+
+@pytest.fixture(autouse=True)
+def _connector() -> None:
+    assert connector_jars() is not None, "run `rocketshim spark fetch` before these tests"
+
+
+@pytest.fixture
+def produce(broker: Broker) -> Callable[..., None]:
+    def send(topic: str, count: int, *, partitions: int = 1, headers: list[Header] | None = None) -> None:
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
+        for number in range(count):
+            producer.produce(topic, value=b"%d" % number, partition=number % partitions, headers=headers)
+        assert producer.flush(120) == 0
+
+    return send
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    return str(tmp_path / "lake")
+
+
+def coordinates(frame: DataFrame) -> list[tuple[str, int, int]]:
+    return sorted((row.topic, row.partition, row.offset) for row in frame.collect())
+
+
+def delete_before(admin: AdminClient, topic: str, partition: int, offset: int) -> None:
+    """What retention does, at a moment of our choice."""
+    wait(admin.delete_records([TopicPartition(topic, partition, offset)]).values(), 120)
+
+
+def test_two_actions_on_one_frame_see_the_same_rows(
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], produce: Callable[..., None]
+) -> None:
+    name = topic(partitions=3)
+    produce(name, 30, partitions=2)  # the third partition stays empty
+    bounds = sources.Cluster(broker.bootstrap).bounds([name])
+    frame = sources.read_batch(spark, broker.bootstrap, bounds, min_tasks=5, max_records_per_task=10)
+    first = coordinates(frame)
+    produce(name, 30, partitions=3)
+    assert len(first) == 30
+    assert coordinates(frame) == first
+    assert frame.rdd.getNumPartitions() >= 4  # 15 records each in two partitions, 10 a task at most
+    assert [(each.start, each.end) for each in bounds] == [(0, 15), (0, 15), (0, 0)]
+
+
+def test_an_open_transaction_is_for_a_later_read_and_an_aborted_one_for_none(
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], lake: str
+) -> None:
+    name = topic()
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": f"t-{uuid.uuid4().hex}"})
+    producer.init_transactions(120)
+
+    def transaction(value: bytes) -> None:
+        producer.begin_transaction()
+        producer.produce(name, value=value)
+        assert producer.flush(120) == 0
+
+    transaction(b"committed")
+    producer.commit_transaction(120)
+    transaction(b"aborted")
+    producer.abort_transaction(120)
+    transaction(b"open")
+    cluster = sources.Cluster(broker.bootstrap)
+    frame = sources.read_batch(spark, broker.bootstrap, cluster.bounds([name]))
+    assert [bytes(row.value) for row in frame.collect()] == [b"committed"]
+    assert land(spark, broker.bootstrap, [name], lake).rows == 1
+    producer.commit_transaction(120)
+    assert land(spark, broker.bootstrap, [name], lake).rows == 1
+    assert [bytes(row.value) for row in read_records(spark, lake).orderBy("offset").collect()] == [
+        b"committed",
+        b"open",
+    ]
+    assert read_gaps(spark, lake).count() == 0
+
+
+def test_a_second_landing_lands_nothing_and_a_third_only_what_is_new(
+    spark: SparkSession,
+    broker: Broker,
+    topic: Callable[..., str],
+    produce: Callable[..., None],
+    lake: str,
+) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    name = topic(partitions=2)
+    with pytest.raises(LakeError, match="nothing was landed"):
+        read_records(spark, lake)
+    headers: list[Header] = [("TAGS", b"a"), ("TAGS", b"\xff"), ("none", None)]
+    produce(name, 20, partitions=2, headers=headers)
+    first = land(spark, broker.bootstrap, [name], lake)
+    assert (first.rows, first.gaps) == (20, ())
+    assert first.version is not None
+    row = read_records(spark, lake).first()
+    assert row is not None
+    assert [(each.key, each.value and bytes(each.value)) for each in row.headers] == headers
+    again = land(spark, broker.bootstrap, [name], lake)
+    assert (again.rows, again.version) == (0, first.version)
+
+    second = topic(name="later")  # a topic and a partition that come later are read from their beginning
+    admin.create_partitions([NewPartitions(name, 3)])[name].result(120)
+    produce(second, 5)
+    produce(name, 3, partitions=3)
+    third = land(spark, broker.bootstrap, [second], lake)
+    assert (third.rows, third.gaps) == (8, ())
+    landed = coordinates(read_records(spark, lake))
+    assert len(landed) == len(set(landed)) == 28
+    assert positions(spark, lake) == {(name, 0): 11, (name, 1): 11, (name, 2): 1, (second, 0): 5}
+    assert read_records(spark, lake, first.version).count() == 20  # the snapshot of an earlier report
+
+
+def test_what_retention_took_is_a_gap_told_once(
+    spark: SparkSession,
+    broker: Broker,
+    topic: Callable[..., str],
+    produce: Callable[..., None],
+    lake: str,
+) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    name = topic()
+    produce(name, 10)
+    delete_before(admin, name, 0, 4)
+    topic_id = sources.Cluster(broker.bootstrap).bounds([name])[0].topic_id
+    first = land(spark, broker.bootstrap, [name], lake)
+    assert (first.rows, first.gaps) == (6, (Gap(name, topic_id, 0, 0, 4, "expired-before-first-landing"),))
+    produce(name, 10)
+    delete_before(admin, name, 0, 15)
+    second = land(spark, broker.bootstrap, [name], lake)
+    assert (second.rows, second.gaps) == (5, (Gap(name, topic_id, 0, 10, 15, "expired"),))
+    assert land(spark, broker.bootstrap, [name], lake).gaps == ()
+    found = read_gaps(spark, lake).orderBy("gap_from").collect()
+    assert [(row.gap_from, row.gap_to, row.reason) for row in found] == [
+        (0, 4, "expired-before-first-landing"),
+        (10, 15, "expired"),
+    ]
+    offsets = [offset for _, _, offset in coordinates(read_records(spark, lake))]
+    assert offsets == [*range(4, 10), *range(15, 20)]
+
+
+def test_a_topic_that_was_made_anew_is_refused_with_the_way_out(
+    spark: SparkSession,
+    broker: Broker,
+    topic: Callable[..., str],
+    produce: Callable[..., None],
+    lake: str,
+) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    name = topic()
+    produce(name, 3)
+    assert land(spark, broker.bootstrap, [name], lake).rows == 3
+    known = spark.read.format("delta").load(f"{lake}/topics")
+    topic_id = known.first().topic_id  # type: ignore[union-attr]
+    assert topic_id == sources.Cluster(broker.bootstrap).bounds([name])[0].topic_id
+    admin.delete_topics([name])[name].result(120)
+    with pytest.raises(TopicRecreatedError, match=r"does not exist any more.*new folder"):
+        land(spark, broker.bootstrap, [name], lake)
+    recreate(admin, name)
+    produce(name, 5)
+    with pytest.raises(TopicRecreatedError, match=r"made anew.*new folder"):
+        land(spark, broker.bootstrap, [name], lake)
+    assert read_records(spark, lake).count() == 3
+    assert land(spark, broker.bootstrap, [name], f"{lake}-2").rows == 5
+
+
+def test_a_topic_that_never_was_is_said_and_leaves_nothing(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
+    with pytest.raises(TopicMissingError, match="no-such-topic"):
+        land(spark, broker.bootstrap, ["no-such-topic"], str(tmp_path / "lake"))
+    assert not (tmp_path / "lake").exists()
+
+
+def recreate(admin: AdminClient, name: str) -> None:
+    """Make a topic that was just deleted; its name is free once the brokers have heard of it."""
+    deadline = time.monotonic() + 120.0
+    while True:
+        try:
+            admin.create_topics([NewTopic(name, num_partitions=1)])[name].result(120)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS or time.monotonic() > deadline:
+                raise
+        else:
+            return

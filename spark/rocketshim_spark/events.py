@@ -1,0 +1,272 @@
+"""The one view of everything that happened: one row for each record of a source, schedule, retry or dead-letter topic.
+
+`transform` reads the headers by wire format 1 (docs/wire-format.md), by the rules of `rocketshim_topics.decode`, in
+Spark's own expressions: nothing of ours runs in the executors. It never fails on a record. What is wrong with one
+stands in `decode_error` with the name that `MalformedRecordError.reason` has, and in the counters beside it.
+
+Whom it believes is decided by the topic, as everywhere in rocketshim: on the shim's own topics every header of the
+table counts and breaking its rules is an error; on any other topic only `UNIQ_KEY`, `TAGS`, `KEYS`, `BORN_TIMESTAMP`,
+the first of each, and the mark of a delivery or a redrive (a well-formed `HOP_ID`, with it `REPLAY_*`).
+
+==================  ==================================================================================================
+column              meaning (null: not there)
+==================  ==================================================================================================
+kind                `source`, `schedule`, `retry`, `dlq`, `parked`; `replay` for a redriven dead letter
+topic … stored_at   where the record lies, and its Kafka timestamp
+msg_id              `UNIQ_KEY`; without one, the record's own coordinates, as its first hop would name it
+origin_id           coordinates of the first delivery (`ORIGIN_MESSAGE_ID`)
+grp                 group that sent it back
+real_topic          schedule: where it goes, `%RETRY%g` for retries. Else the topic of the first delivery
+tag, keys, key      one tag, business keys, Kafka's key
+attempt             failed attempts so far (`RECONSUME_TIMES`)
+queue, delay_level  schedule: the queue within its lane, 0 to 31; the level, 1 to 27 (null: a fine level)
+due_at              schedule: when the message is due
+fail_class …        the last failure: class, text, time, and the text with numbers and ids as `#` (`fingerprint`)
+hop_id              coordinates of the record that this one was made from
+born_at             when it was first sent; without the header, the record's own time
+dup_headers         headers of the table that are there again
+unknown_headers     headers that are not of the table: the user's own
+decode_error        why the record is malformed
+undecodable         a text header is not UTF-8 (shown with U+FFFD)
+value_bytes, …      size and SHA-256 of the value; the value itself stays behind
+==================  ==================================================================================================
+
+Not rows: the worker's clock probes, and the group logs, which are no messages.
+"""
+
+import functools
+import operator
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
+
+from rocketshim_spark.session import require
+from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.wire import HEADER_ORDER
+
+__all__ = ["FINGERPRINT_PATTERN", "EventParams", "event_topics", "fingerprint", "kind_of", "transform"]
+
+_INT_MAX: Final = 2**31 - 1
+_LONG_MAX: Final = 2**63 - 1
+_NUMBERS: Final[Mapping[str, int]] = {
+    "SHIM": _INT_MAX,
+    "REAL_QID": _INT_MAX,
+    "DELAY": _INT_MAX,
+    "DELAY_MS": _LONG_MAX,
+    "DELIVER_AT_MS": _LONG_MAX,
+    "BORN_TIMESTAMP": _LONG_MAX,
+    "RECONSUME_TIMES": _INT_MAX,
+    "FAIL_AT_MS": _LONG_MAX,
+    "MAX_RECONSUME_TIMES": _INT_MAX,
+    "TARGET_TRIES": _INT_MAX,
+    "REPLAY_COUNT": _INT_MAX,
+}
+_COORDINATES: Final = r"\A[a-zA-Z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}\z"
+_DIGITS: Final = r"\A[0-9]{1,19}\z"
+_CONTROL: Final = r"[\x00-\x1f\x7f-\x9f]"
+_LANE: Final = 32
+_LEVELS: Final = 27
+_FINE_MS: Final = (512, 256, 128, 64, 32)
+_LATEST_MS: Final = 253_402_300_799_999  # the last millisecond of year 9999: Python and SQL know no later time
+_SHOWN: Final = 120
+FINGERPRINT_PATTERN: Final = r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+"
+"""What is written `#` in a fingerprint: as `rocketshim dlq stats` does it."""
+
+
+class EventParams(BaseModel):
+    """How records are read.
+
+    Attributes:
+        namespace: of the shim's topics; `""` for the plain names.
+        delay_levels: the worker's table; None: RocketMQ's. Decides when a record without due time is due.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    namespace: str = ""
+    delay_levels: str | None = None
+
+
+def kind_of(topic: str, namespace: str = "") -> str | None:
+    """What kind of records lie on a physical topic; None: none that are messages, or another namespace's."""
+    names = TopicNames(namespace)
+    if topic == names.schedule:
+        return "schedule"
+    if topic == names.parked:
+        return "parked"
+    for kind in ("retry", "dlq"):
+        if topic.startswith(f"{names.prefix}rmq.{kind}."):
+            return kind
+    return None if names.is_ours(topic) else "source"
+
+
+def event_topics(existing: list[str], sources: list[str], namespace: str = "") -> list[str]:
+    """The topics that tell about these sources: they themselves, and every topic of the shim's in the namespace.
+
+    In the order in which messages travel: sources, schedule, retry, dead letters, parked.
+    """
+    order = ("source", "schedule", "retry", "dlq", "parked")
+    kinds = {topic: kind_of(topic, namespace) for topic in {*existing, *sources}}
+    chosen = [topic for topic, kind in kinds.items() if topic in sources or kind not in {None, "source"}]
+    return sorted(chosen, key=lambda topic: (order.index(kinds[topic] or "source"), topic))
+
+
+def transform(records: DataFrame, params: EventParams | None = None) -> DataFrame:
+    """The events of these records.
+
+    Args:
+        records: columns of Spark's Kafka source, headers included, or of a landed table.
+        params: how they are read; None: the defaults.
+
+    Raises:
+        SessionError: the frame's session lacks a setting that this rests on.
+
+    Thread-safety: a pure function of the frame; nothing is read.
+    """
+    require(records.sparkSession)
+    params = EventParams() if params is None else params
+    kind, decoded = F.col("kind"), F.col("h")
+    trusted = kind != "source"
+    read = (
+        records.withColumn("kind", _kind(params.namespace))
+        .filter(kind.isNotNull())
+        # Of a header that is there twice the first one counts; the policy LAST_WIN makes that the last one reversed.
+        .withColumn("h", F.map_from_entries(F.reverse(_reserved())))
+        .withColumn("at", F.concat_ws("/", "topic", F.col("partition").cast("string"), F.col("offset").cast("string")))
+    )
+    probe = (kind == "schedule") & (F.size("headers") == 1) & decoded["CLOCK"].isNotNull()
+    read = read.filter(~_is_true(probe))
+    hop = _text("HOP_ID")
+    marked = _is_true(hop.rlike(_COORDINATES))
+    replayed = _text("REPLAY_ID").isNotNull() & (kind.isin("source", "retry")) & marked
+    levels = DelayLevels.default() if params.delay_levels is None else DelayLevels.parse(params.delay_levels)
+    queue = F.when(kind == "schedule", F.col("partition") % _LANE)
+    stored_ms = F.unix_millis("timestamp")
+    due_ms = F.coalesce(
+        _number("DELIVER_AT_MS"),
+        F.try_add(stored_ms, F.coalesce(_number("DELAY_MS"), _queue_delay_ms(queue, levels))),
+    )
+    texts = [decoded[name].cast("string") for name in HEADER_ORDER if name not in _NUMBERS]
+    undecodable = functools.reduce(operator.or_, [_is_true(~F.is_valid_utf8(text)) for text in texts])
+    return read.select(
+        F.when(replayed, "replay").otherwise(kind).alias("kind"),
+        "topic",
+        "partition",
+        "offset",
+        F.col("timestamp").alias("stored_at"),
+        F.coalesce(F.when(_text("UNIQ_KEY") != "", _text("UNIQ_KEY")), F.col("at")).alias("msg_id"),
+        F.when(trusted, _text("ORIGIN_MESSAGE_ID")).alias("origin_id"),
+        F.when(trusted, _text("CONSUMER_GROUP")).alias("grp"),
+        F.when(trusted, F.coalesce(F.when(kind == "schedule", _text("REAL_TOPIC")), _text("RETRY_TOPIC"))).alias(
+            "real_topic"
+        ),
+        F.when(trusted, _text("RETRY_TOPIC")).alias("origin_topic"),
+        _text("TAGS").alias("tag"),
+        _text("KEYS").alias("keys"),
+        "key",
+        F.when(trusted, _number("RECONSUME_TIMES")).cast("int").alias("attempt"),
+        queue.cast("int").alias("queue"),
+        F.when(queue < _LEVELS, queue + 1).cast("int").alias("delay_level"),
+        F.when(kind == "schedule", _time(due_ms)).alias("due_at"),
+        F.when(trusted, _text("FAIL_CLASS")).alias("fail_class"),
+        F.when(trusted, _text("FAIL_TEXT")).alias("fail_text"),
+        F.when(trusted, fingerprint(_text("FAIL_TEXT"))).alias("fingerprint"),
+        F.when(trusted, _time(_number("FAIL_AT_MS"))).alias("failed_at"),
+        F.when(trusted | marked, hop).alias("hop_id"),
+        F.when(trusted | marked, _text("REPLAY_ID")).alias("replay_id"),
+        F.when(trusted | marked, _number("REPLAY_COUNT")).cast("int").alias("replay_count"),
+        F.coalesce(_time(_number("BORN_TIMESTAMP")), F.col("timestamp")).alias("born_at"),
+        F.when(kind == "parked", _text("PARK_REASON")).alias("park_reason"),
+        F.col("at").alias("coordinates"),
+        F.greatest(F.size(_names()) - F.size(F.array_distinct(_names())), F.lit(0)).alias("dup_headers"),
+        F.greatest(F.coalesce(F.size("headers"), F.lit(0)) - F.greatest(F.size(_names()), F.lit(0)), F.lit(0)).alias(
+            "unknown_headers"
+        ),
+        F.when(trusted & (kind != "parked"), _fault()).alias("decode_error"),
+        undecodable.alias("undecodable"),
+        F.coalesce(F.octet_length("value"), F.lit(0)).alias("value_bytes"),
+        F.sha2("value", 256).alias("value_sha256"),
+    )
+
+
+def fingerprint(text: Column) -> Column:
+    """A failure's text with numbers and ids written as `#`, cut to 120 characters, as in `rocketshim dlq stats`."""
+    return F.substring(F.regexp_replace(text, FINGERPRINT_PATTERN, "#"), 1, _SHOWN)
+
+
+def _is_true(condition: Column) -> Column:
+    """False where the condition is unknown."""
+    return F.coalesce(condition, F.lit(col=False))
+
+
+def _kind(namespace: str) -> Column:
+    names = TopicNames(namespace)
+    foreign = F.col("topic").rlike(
+        r"\A(?:[A-Za-z0-9_-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.parked|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)\z"
+    )
+    return (
+        F.when(F.col("topic") == names.schedule, "schedule")
+        .when(F.col("topic") == names.parked, "parked")
+        .when(F.col("topic").startswith(f"{names.prefix}rmq.retry."), "retry")
+        .when(F.col("topic").startswith(f"{names.prefix}rmq.dlq."), "dlq")
+        .when(~foreign, "source")
+    )
+
+
+def _reserved() -> Column:
+    return F.filter("headers", lambda header: header["key"].isin(*HEADER_ORDER))
+
+
+def _names() -> Column:
+    return F.transform(_reserved(), lambda header: header["key"])
+
+
+def _text(name: str) -> Column:
+    return F.make_valid_utf8(F.col("h")[name].cast("string"))
+
+
+def _number(name: str) -> Column:
+    """The number in a header, or null if it is not 1 to 19 ASCII digits in range."""
+    text = F.col("h")[name].cast("string")
+    number = F.when(text.rlike(_DIGITS), text.try_cast("bigint"))
+    return F.when(number <= _NUMBERS[name], number)
+
+
+def _time(epoch_ms: Column) -> Column:
+    return F.when(epoch_ms <= _LATEST_MS, F.timestamp_millis(epoch_ms))
+
+
+def _queue_delay_ms(queue: Column, levels: DelayLevels) -> Column:
+    delays = [*levels.delays_ms, *([None] * (_LEVELS - len(levels.delays_ms))), *_FINE_MS]
+    return F.get(F.array(*[F.lit(each).cast("bigint") for each in delays]), queue)
+
+
+def _fault() -> Column:
+    """Why a record on one of the shim's topics is malformed; null: it is not. One reason, where there are several."""
+    seen = _names()
+    repeated = F.filter(seen, lambda name: F.size(F.filter(seen, lambda other: other == name)) > 1)
+    valueless = F.filter(_reserved(), lambda header: header["value"].isNull())
+    fault = F.when(
+        F.exists("headers", lambda header: ~header["key"].isin(*HEADER_ORDER) & header["key"].rlike(_CONTROL)),
+        "bad-header-key",
+    )
+    fault = fault.when(
+        F.size(F.array_distinct(seen)) != F.size(seen), F.concat(F.lit("duplicate-header:"), F.get(repeated, F.lit(0)))
+    )
+    fault = fault.when(
+        F.exists(_reserved(), lambda header: header["value"].isNull()),
+        F.concat(F.lit("null-header:"), F.get(valueless, F.lit(0))["key"]),
+    )
+    for name in _NUMBERS:
+        fault = fault.when(F.col("h")[name].isNotNull() & _number(name).isNull(), f"bad-number:{name}")
+    return (
+        fault.when(_number("SHIM") != 1, "unknown-version")
+        .when(_number("DELAY_MS").isNotNull() & _number("DELIVER_AT_MS").isNotNull(), "two-due-times")
+        .when(
+            (F.col("kind") == "schedule") & (F.coalesce(_text("REAL_TOPIC"), F.lit("")) == ""),
+            "missing-header:REAL_TOPIC",
+        )
+    )

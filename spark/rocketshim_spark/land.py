@@ -1,0 +1,451 @@
+"""Kafka into a lake folder: every record once, restartable at every point, and what was missed is said.
+
+What lies in the folder, all of it Delta tables but the checkpoint:
+
+===============  ===================================================================================================
+`records`        one row per Kafka record: topic, partition, offset, timestamp, timestampType, key, value, headers
+`gaps`           offsets that retention deleted before they were landed; not a word is lost silently
+`topics`         the Kafka id under which each topic was landed
+`positions`      the committed positions of the groups, taken before the ends of what was landed
+`checkpoint`     Spark's record of what was read and what was committed
+===============  ===================================================================================================
+
+Spark's streaming engine with `Trigger.AvailableNow` reads from where the checkpoint ends to the last stable offsets of
+now, and ends. Its batch number goes into Delta's log in the same commit as the rows; so a batch that was written and
+not noted in the checkpoint is not written again. There is no ledger of our own.
+
+Before that, the driver compares the cluster with what was landed:
+
+* another topic id, or no such topic any more: refused. Offsets begin anew there, and one table cannot hold two records
+  of the same coordinates. The way out is a new folder;
+* the earliest offset lies behind what was landed: a row in `gaps`, written *before* the landing, so that a crash
+  cannot hide it. Only then is Spark allowed to go on past the hole (`failOnDataLoss=false`), and afterwards the driver
+  looks again whether retention took more while it read;
+* partitions and topics that are new are read from their beginning; where that is not offset 0, it is a gap too.
+
+Committed positions are taken first, then the ends. A consumer writes the next hop of a message before it commits, so
+whatever was committed at the cut has left its trace in what is landed: a message that only moves is never taken for
+lost.
+
+A gap counts offsets, so it is the most that can be missing: some may have been control records or compacted away.
+
+One landing at a time per folder: a second writer of one checkpoint fails in Delta's log, and lands nothing.
+
+Speed. Statistics are kept of the coordinates only (those of keys and values cost time and help nobody); each task
+reads one partition, so each file holds one topic, and a job that asks for retries skips the files of the source.
+"""
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
+
+from rocketshim_spark.errors import LakeError, TopicRecreatedError
+from rocketshim_spark.session import require
+from rocketshim_spark.sources import Cluster, PartitionBounds, spark_options
+from rocketshim_topics.errors import ConfigError, TopicMissingError
+
+__all__ = [
+    "Gap",
+    "Landing",
+    "Snapshot",
+    "find_gaps",
+    "land",
+    "latest_version",
+    "positions",
+    "read_gaps",
+    "read_records",
+    "read_snapshot",
+    "read_topics",
+]
+
+_STATS: Final = "topic,partition,offset,timestamp"
+_GAPS_SCHEMA: Final = (
+    "found_at timestamp, topic string, topic_id string, partition int, gap_from bigint, gap_to bigint, reason string"
+)
+_TOPICS_SCHEMA: Final = "topic string, topic_id string, first_landed_at timestamp"
+_POSITIONS_SCHEMA: Final = (
+    "taken_at timestamp, version bigint, grp string, topic string, partition int, committed bigint"
+)
+_NOT_THERE: Final = frozenset(
+    {"PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_TABLE_ONLY_OPERATION"}
+)
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Gap:
+    """Offsets of one partition that were never landed, because retention had deleted them.
+
+    Attributes:
+        topic, topic_id, partition: where.
+        gap_from, gap_to: first offset, and the one behind the last.
+        reason: `expired` (between two landings), `expired-before-first-landing`, `expired-while-landing`.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    gap_from: int
+    gap_to: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """What one landing did.
+
+    Attributes:
+        rows: records landed now.
+        gaps: what was found missing now; gaps that an earlier landing noted are not repeated.
+        version: version of the table `records` afterwards: the snapshot that jobs of one report read. None: the table
+            does not exist, since there has never been a record.
+    """
+
+    rows: int
+    gaps: tuple[Gap, ...]
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What was known of the groups just before a version of the lake was landed.
+
+    Attributes:
+        taken_at: when; None: no landing has noted anything.
+        committed: of each group its committed positions, (topic, partition) to the next offset.
+    """
+
+    taken_at: dt.datetime | None
+    committed: Mapping[str, Mapping[Place, int]]
+
+
+def land(
+    spark: SparkSession,
+    bootstrap: str,
+    topics: Sequence[str],
+    lake: str,
+    *,
+    kafka: Mapping[str, str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    groups: Sequence[str] | None = None,
+    max_records_per_task: int | None = 1_000_000,
+) -> Landing:
+    """Land what is new in these topics.
+
+    Args:
+        spark: a session with the jars for Kafka and Delta.
+        bootstrap: addresses of the brokers.
+        topics: physical names; those that were landed into the folder before are landed with them.
+        lake: the folder, local, or of any file system that Spark knows (`s3a://…`, `hdfs://…`).
+        kafka: settings of the Java client that Spark reads with; None: none.
+        config: settings of the librdkafka client that the driver asks with; None: none.
+        groups: consumer groups whose committed positions are noted; None: every group of the cluster that has committed
+            any on these topics.
+        max_records_per_task: most offsets that one task reads; None: one task per partition.
+
+    Returns:
+        what was done.
+
+    Raises:
+        ConfigError: no topic.
+        TopicMissingError: a topic does not exist and was never landed. Nothing was landed.
+        TopicRecreatedError: a topic that was landed is gone or was made anew. Nothing was landed.
+        BrokerUnavailableError, NotAuthorizedError: as of `Cluster.bounds`. Nothing was landed.
+        pyspark.errors.StreamingQueryException: Spark failed; what was committed stays, and the next call goes on there.
+
+    Thread-safety: one at a time per folder.
+    """
+    require(spark)
+    if not topics:
+        raise ConfigError("no topics to land: name at least one")
+    lake = lake.rstrip("/")
+    known = {row.topic: row.topic_id for row in _rows(spark, f"{lake}/topics")}
+    wanted = list(dict.fromkeys([*topics, *sorted(known)]))
+    cluster = Cluster(bootstrap, config)
+    before = _checked(cluster, wanted, known)
+    taken_at, committed = dt.datetime.now(dt.UTC), _committed(cluster, wanted, groups)
+    landed = positions(spark, lake)
+    noted = _noted(spark, lake)
+    gaps = find_gaps(before, landed, noted)
+    now = dt.datetime.now(dt.UTC)
+    ids = {each.topic: each.topic_id for each in before}
+    new_ids = [(topic, topic_id, now) for topic, topic_id in ids.items() if topic not in known]
+    _append(spark, f"{lake}/topics", new_ids, _TOPICS_SCHEMA)
+    _write_gaps(spark, lake, gaps, now)
+
+    starts = {
+        (each.topic, each.partition): max(landed.get((each.topic, each.partition), 0), each.earliest) for each in before
+    }
+    # A hole that an earlier attempt noted before it failed must still be passed.
+    holes = any(landed.get((each.topic, each.partition), 0) < each.earliest for each in before)
+    options = spark_options(bootstrap, kafka)
+    options.update(subscribe=",".join(wanted), startingOffsets="earliest", failOnDataLoss=str(not holes).lower())
+    if max_records_per_task is not None:
+        options["maxRecordsPerPartition"] = str(max_records_per_task)
+    rows = _stream(spark, options, lake)
+    if holes:
+        # Spark was told to pass over holes: what retention took since the look before must not stay unsaid.
+        noted = _noted(spark, lake)
+        late = _taken_meanwhile(spark, lake, cluster.bounds(wanted), starts)
+        late = [gap for gap in late if not _covered(gap, noted)]
+        _write_gaps(spark, lake, late, dt.datetime.now(dt.UTC))
+        gaps += late
+    version = latest_version(spark, lake)
+    if version is not None:
+        known_positions = [
+            (taken_at, version, group, topic, partition, offset)
+            for group, places in committed.items()
+            for (topic, partition), offset in places.items()
+        ]
+        # One row without a group says that the look was taken, also where no group has committed anything.
+        _append(
+            spark,
+            f"{lake}/positions",
+            [(taken_at, version, None, None, None, None), *known_positions],
+            _POSITIONS_SCHEMA,
+        )
+    return Landing(rows, tuple(gaps), version)
+
+
+def find_gaps(
+    bounds: Iterable[PartitionBounds], landed: Mapping[Place, int], noted: Mapping[Place, Sequence[tuple[int, int]]]
+) -> list[Gap]:
+    """What retention took: offsets behind the landed position and before the earliest that is left. Pure.
+
+    Args:
+        bounds: the partitions as they are.
+        landed: next offset to land of each partition that was landed before.
+        noted: gaps noted already, as (from, to) of each partition; what they cover is not found again.
+    """
+    gaps = []
+    for each in bounds:
+        place = (each.topic, each.partition)
+        start = landed.get(place, 0)
+        for gap_from, gap_to in sorted(noted.get(place, ())):
+            if gap_from <= start < gap_to:
+                start = gap_to
+        if start < each.earliest:
+            reason = "expired" if place in landed else "expired-before-first-landing"
+            gaps.append(Gap(each.topic, each.topic_id, each.partition, start, each.earliest, reason))
+    return gaps
+
+
+def positions(spark: SparkSession, lake: str) -> dict[Place, int]:
+    """The next offset to land of every partition, by the last batch that is committed; empty before the first one.
+
+    Raises:
+        LakeError: the checkpoint is not one of a Kafka source.
+    """
+    commits = _checkpoint(spark, lake, "commits")
+    offsets = _checkpoint(spark, lake, "offsets")
+    done = max(set(commits) & set(offsets), default=None)
+    if done is None:
+        return {}
+    try:
+        found: dict[str, dict[str, int]] = json.loads(offsets[done].splitlines()[2])
+        return {(topic, int(number)): at for topic, parts in found.items() for number, at in parts.items()}
+    except (IndexError, ValueError, AttributeError) as error:
+        raise LakeError(
+            f"{lake}/checkpoint holds no offsets of Kafka in batch {done}: is it the folder of another query?"
+        ) from error
+
+
+def latest_version(spark: SparkSession, lake: str) -> int | None:
+    """The version that the table `records` has now; None: there is no such table."""
+    try:
+        history = spark.sql(f"DESCRIBE HISTORY delta.`{lake.rstrip('/')}/records` LIMIT 1")
+        return int(history.collect()[0].version)
+    except AnalysisException as error:
+        if _is_absent(error):
+            return None
+        raise
+
+
+def read_records(spark: SparkSession, lake: str, version: int | None = None) -> DataFrame:
+    """The landed records, in the columns of Spark's Kafka source.
+
+    Args:
+        spark: a session with Delta's jars.
+        lake: the folder.
+        version: a fixed snapshot; None: the newest one, resolved now, so that all actions on the frame see it.
+
+    Raises:
+        LakeError: nothing was ever landed there.
+    """
+    lake = lake.rstrip("/")
+    version = latest_version(spark, lake) if version is None else version
+    if version is None:
+        raise LakeError(f"nothing was landed in {lake}: run `rocketshim spark land --lake {lake}` first")
+    return spark.read.format("delta").option("versionAsOf", version).load(f"{lake}/records")
+
+
+def read_gaps(spark: SparkSession, lake: str) -> DataFrame:
+    """All gaps that were ever noted, with the time at which they were found; empty when there are none."""
+    return _table(spark, f"{lake.rstrip('/')}/gaps", _GAPS_SCHEMA)
+
+
+def read_topics(spark: SparkSession, lake: str) -> DataFrame:
+    """The topics that were landed, each with its Kafka id; empty when there are none."""
+    return _table(spark, f"{lake.rstrip('/')}/topics", _TOPICS_SCHEMA)
+
+
+def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) -> Snapshot:
+    """The committed positions as they were just before a version of `records` was landed.
+
+    Args:
+        spark: a session with Delta's jars.
+        lake: the folder.
+        version: of `records`; None: the newest. Where no landing ended at exactly this version the one before counts:
+            positions may be older than the records, never newer.
+    """
+    found = _table(spark, f"{lake.rstrip('/')}/positions", _POSITIONS_SCHEMA)
+    if version is not None:
+        found = found.filter(F.col("version") <= version)
+    newest = found.agg(F.max("taken_at")).collect()[0][0]
+    if newest is None:
+        return Snapshot(None, {})
+    committed: dict[str, dict[Place, int]] = {}
+    for row in found.filter((F.col("taken_at") == F.lit(newest)) & F.col("grp").isNotNull()).collect():
+        committed.setdefault(row.grp, {})[(row.topic, row.partition)] = row.committed
+    return Snapshot(newest, committed)
+
+
+def _table(spark: SparkSession, path: str, schema: str) -> DataFrame:
+    try:
+        found = spark.read.format("delta").load(path)
+        found.schema  # noqa: B018 resolved here, so that a missing table is noticed here
+    except AnalysisException as error:
+        if _is_absent(error):
+            return spark.createDataFrame([], schema)
+        raise
+    return found
+
+
+def _committed(cluster: Cluster, topics: Sequence[str], groups: Sequence[str] | None) -> dict[str, dict[Place, int]]:
+    wanted = set(topics)
+    found = {}
+    for group in cluster.groups() if groups is None else groups:
+        places = {place: offset for place, offset in cluster.committed(group).items() if place[0] in wanted}
+        if places:
+            found[group] = places
+    return found
+
+
+def _checked(cluster: Cluster, wanted: Sequence[str], known: Mapping[str, str]) -> list[PartitionBounds]:
+    """The bounds now; refuses topics that are not what was landed under their names."""
+    bounds: list[PartitionBounds] = []
+    way_out = "Its records in the lake stay readable; land into a new folder (`--lake`) from here on"
+    for topic in wanted:
+        try:
+            found = cluster.bounds([topic])
+        except TopicMissingError as error:
+            if topic in known:
+                raise TopicRecreatedError(
+                    f"{topic} was landed before and does not exist any more. {way_out}"
+                ) from error
+            raise
+        if known.get(topic, found[0].topic_id) != found[0].topic_id:
+            raise TopicRecreatedError(
+                f"{topic} was made anew since it was landed (its id was {known[topic]} and is {found[0].topic_id}): "
+                f"its offsets begin again and would mean other records. {way_out}"
+            )
+        bounds += found
+    return bounds
+
+
+def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
+    source = spark.readStream.format("kafka").options(**options).load()
+    columns = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
+    defaults = {
+        "spark.databricks.delta.properties.defaults.dataSkippingStatsColumns": _STATS,
+        "spark.sql.parquet.compression.codec": "zstd",
+    }
+    previous = {name: spark.conf.get(name, None) for name in defaults}
+    for name, value in defaults.items():
+        spark.conf.set(name, value)
+    try:
+        query = (
+            source.select(*columns)
+            .writeStream.format("delta")
+            .option("checkpointLocation", f"{lake}/checkpoint")
+            .trigger(availableNow=True)
+            .start(f"{lake}/records")
+        )
+        query.awaitTermination()
+    finally:
+        for name, earlier in previous.items():
+            if earlier is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, earlier)
+    return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
+
+
+def _taken_meanwhile(
+    spark: SparkSession, lake: str, after: Iterable[PartitionBounds], starts: Mapping[Place, int]
+) -> list[Gap]:
+    """Where retention passed the offset that this landing began with: from there to the first record that it got."""
+    gaps = []
+    for each in after:
+        start = starts.get((each.topic, each.partition))
+        if start is None or each.earliest <= start:
+            continue
+        place = (F.col("topic") == each.topic) & (F.col("partition") == each.partition) & (F.col("offset") >= start)
+        first = read_records(spark, lake).filter(place).agg(F.min("offset")).collect()[0][0]
+        end = each.earliest if first is None else min(each.earliest, first)
+        if end > start:
+            gaps.append(Gap(each.topic, each.topic_id, each.partition, start, end, "expired-while-landing"))
+    return gaps
+
+
+def _covered(gap: Gap, noted: Mapping[Place, Sequence[tuple[int, int]]]) -> bool:
+    return any(low <= gap.gap_from and gap.gap_to <= high for low, high in noted.get((gap.topic, gap.partition), ()))
+
+
+def _noted(spark: SparkSession, lake: str) -> dict[Place, list[tuple[int, int]]]:
+    noted: dict[Place, list[tuple[int, int]]] = {}
+    for row in _rows(spark, f"{lake}/gaps"):
+        noted.setdefault((row.topic, row.partition), []).append((row.gap_from, row.gap_to))
+    return noted
+
+
+def _write_gaps(spark: SparkSession, lake: str, gaps: Sequence[Gap], now: dt.datetime) -> None:
+    rows = [(now, g.topic, g.topic_id, g.partition, g.gap_from, g.gap_to, g.reason) for g in gaps]
+    _append(spark, f"{lake}/gaps", rows, _GAPS_SCHEMA)
+
+
+def _append(spark: SparkSession, path: str, rows: Sequence[tuple[Any, ...]], schema: str) -> None:
+    if rows:
+        spark.createDataFrame(list(rows), schema).coalesce(1).write.format("delta").mode("append").save(path)
+
+
+def _rows(spark: SparkSession, path: str) -> list[Any]:
+    try:
+        return spark.read.format("delta").load(path).collect()
+    except AnalysisException as error:
+        if _is_absent(error):
+            return []
+        raise
+
+
+def _checkpoint(spark: SparkSession, lake: str, folder: str) -> dict[int, str]:
+    """Batch number to text of a folder of the checkpoint, read through Spark: any file system will do."""
+    try:
+        files = spark.read.text(f"{lake.rstrip('/')}/checkpoint/{folder}", wholetext=True)
+        rows = files.select(F.element_at(F.split(F.input_file_name(), "/"), -1), "value").collect()
+    except AnalysisException as error:
+        if _is_absent(error):
+            return {}
+        raise
+    return {int(name): text for name, text in rows if name.isdigit()}
+
+
+def _is_absent(error: AnalysisException) -> bool:
+    return error.getCondition() in _NOT_THERE

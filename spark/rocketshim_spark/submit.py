@@ -1,0 +1,13 @@
+"""The file for `spark-submit`: the same words as behind `rocketshim spark`.
+
+::
+
+    spark-submit --py-files rocketshim-0.1.0-py3-none-any.whl submit.py failures --lake s3a://lake/shim
+"""
+
+import sys
+
+from rocketshim_spark.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

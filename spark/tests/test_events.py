@@ -1,0 +1,229 @@
+"""The events of records that the shim itself encoded, and of records that nobody should have written."""
+
+import datetime as dt
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from rocketshim.deadletter.statistics import fingerprint
+from rocketshim_spark.errors import SessionError
+from rocketshim_spark.events import EventParams, event_topics, kind_of, transform
+from rocketshim_topics import Envelope, TopicNames, decode, encode
+from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.wire import HEADER_ORDER
+
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+NOON_MS = int(NOON.timestamp() * 1_000)
+NAMES = TopicNames()
+SCHEMA = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int,"
+    "headers array<struct<key: string, value: binary>>"
+)
+Header = tuple[str, bytes | None]
+
+
+def record(
+    topic: str, headers: Sequence[Header] | None, *, partition: int = 0, offset: int = 0, value: bytes | None = b"v"
+) -> tuple[Any, ...]:
+    return (b"k", value, topic, partition, offset, NOON, 1, None if headers is None else list(headers))
+
+
+@pytest.fixture
+def events(spark: SparkSession) -> Callable[..., list[Row]]:
+    def read(*records: tuple[Any, ...], params: EventParams | None = None) -> list[Row]:
+        return transform(frame(spark, records), params).orderBy("topic", "partition", "offset").collect()
+
+    return read
+
+
+def frame(spark: SparkSession, records: Sequence[tuple[Any, ...]]) -> DataFrame:
+    return spark.createDataFrame(list(records), SCHEMA)
+
+
+FAILED = Envelope(
+    shim=1,
+    real_topic="%RETRY%pay",
+    delay_level=4,
+    delay_ms=30_000,
+    uniq_key="m-1",
+    tags="created",
+    keys="a b",
+    born_timestamp_ms=NOON_MS - 5_000,
+    retry_topic="orders",
+    origin_message_id="orders/3/17",
+    reconsume_times=2,
+    consumer_group="pay",
+    fail_class="Timeout",
+    fail_text="no answer from 10.0.0.7 for deadbeef01",
+    fail_at_ms=NOON_MS - 10,
+    hop_id="rmq.retry.pay/0/4",
+    user=(("traceparent", b"00"), ("traceparent", b"01"), ("empty", None)),
+)
+
+
+def test_a_retry_that_waits_is_an_event_with_all_it_says(events: Callable[..., list[Row]]) -> None:
+    (event,) = events(record(NAMES.schedule, encode(FAILED), partition=32 + 3, offset=9))
+    assert event.kind == "schedule"
+    assert (event.msg_id, event.origin_id, event.grp, event.attempt) == ("m-1", "orders/3/17", "pay", 2)
+    assert (event.real_topic, event.origin_topic) == ("%RETRY%pay", "orders")
+    assert (event.queue, event.delay_level) == (3, 4)
+    assert event.due_at.replace(tzinfo=dt.UTC) - NOON == dt.timedelta(seconds=30)
+    assert (event.fail_class, event.fingerprint) == ("Timeout", fingerprint(FAILED.fail_text))
+    assert (event.dup_headers, event.unknown_headers, event.decode_error) == (0, 3, None)
+    assert event.coordinates == f"{NAMES.schedule}/35/9"
+    assert event.value_sha256 == hashlib.sha256(b"v").hexdigest()
+
+
+def test_a_due_time_is_the_absolute_one_or_the_relative_one_or_the_queues(events: Callable[..., list[Row]]) -> None:
+    absolute = replace(FAILED, delay_ms=None, deliver_at_ms=NOON_MS + 7)
+    found = events(
+        record(NAMES.schedule, encode(absolute), partition=0),
+        record(NAMES.schedule, encode(replace(FAILED, delay_ms=None)), partition=1),  # level 2
+        record(NAMES.schedule, encode(replace(FAILED, delay_ms=None)), partition=28),  # the fine level of 256 ms
+        record(NAMES.schedule, encode(replace(FAILED, delay_ms=None)), partition=20),  # no level of this table
+    )
+    due = [row.due_at and (row.due_at.replace(tzinfo=dt.UTC) - NOON) / dt.timedelta(milliseconds=1) for row in found]
+    assert due == [7, 5_000, None, 256]
+
+
+def test_without_an_id_a_message_is_called_by_its_place(events: Callable[..., list[Row]]) -> None:
+    found = events(record("orders", None, offset=1), record("orders", [("UNIQ_KEY", b"")], offset=2))
+    assert [row.msg_id for row in found] == ["orders/0/1", "orders/0/2"]
+
+
+def test_on_a_source_topic_the_first_of_each_counts_and_nothing_else_is_believed(
+    events: Callable[..., list[Row]],
+) -> None:
+    headers = [
+        ("TAGS", b"x"),
+        ("TAGS", b"y"),
+        ("RECONSUME_TIMES", b"9"),
+        ("CONSUMER_GROUP", b"evil"),
+        ("HOP_ID", b"no"),
+    ]
+    (event,) = events(record("orders", headers))
+    assert (event.kind, event.tag, event.dup_headers) == ("source", "x", 1)
+    assert (event.attempt, event.grp, event.hop_id, event.decode_error) == (None, None, None, None)
+
+
+def test_a_redriven_dead_letter_is_a_replay_where_it_was_sent_to(events: Callable[..., list[Row]]) -> None:
+    mark = [("UNIQ_KEY", b"m"), ("HOP_ID", b"rmq.dlq.pay/0/3"), ("REPLAY_ID", b"r-1"), ("REPLAY_COUNT", b"1")]
+    found = events(record("orders", mark), record("rmq.dlq.pay", mark), record("rmq.retry.pay", mark))
+    assert [(row.kind, row.replay_id, row.replay_count) for row in found] == [
+        ("replay", "r-1", 1),
+        ("dlq", "r-1", 1),
+        ("replay", "r-1", 1),
+    ]
+
+
+def test_clock_probes_group_logs_and_other_namespaces_are_no_events(events: Callable[..., list[Row]]) -> None:
+    assert not events(
+        record(NAMES.schedule, [("CLOCK", b"")]),
+        record("rmq.group.pay", None),
+        record("other.rmq.retry.pay", None),
+        record("other.SCHEDULE_TOPIC_XXXX", None),
+    )
+
+
+def test_a_namespace_reads_its_own_topics(events: Callable[..., list[Row]]) -> None:
+    found = events(
+        record("ns.rmq.dlq.pay", encode(FAILED)),
+        record("rmq.dlq.pay", encode(FAILED)),
+        params=EventParams(namespace="ns"),
+    )
+    assert [(row.topic, row.kind) for row in found] == [("ns.rmq.dlq.pay", "dlq")]
+
+
+def test_empty_and_absent_values_and_texts_that_are_not_utf8_are_rows(events: Callable[..., list[Row]]) -> None:
+    found = events(
+        record("orders", [("TAGS", b"\xff")], offset=0, value=None),
+        record("orders", [("TAGS", None)], offset=1, value=b""),
+        record("orders", [], offset=2, value=b"x" * 1_000_000),
+    )
+    assert [(row.value_bytes, row.undecodable, row.tag) for row in found] == [
+        (0, True, "\ufffd"),
+        (0, False, None),
+        (1_000_000, False, None),
+    ]
+
+
+def test_a_time_beyond_all_calendars_is_absent_and_fails_nothing(events: Callable[..., list[Row]]) -> None:
+    headers = encode(replace(FAILED, delay_ms=None, deliver_at_ms=2**63 - 1, fail_at_ms=2**63 - 1))
+    relative = encode(replace(FAILED, delay_ms=2**63 - 1))
+    found = events(record(NAMES.schedule, headers), record(NAMES.schedule, relative, offset=1))
+    assert (found[0].due_at, found[0].failed_at, found[0].decode_error) == (None, None, None)
+    assert found[1].due_at is None
+
+
+header_names = st.sampled_from([*HEADER_ORDER, "user", "USER.TAGS", "bad\x01name", "x" * 50])
+header_values = st.one_of(
+    st.none(),
+    st.binary(max_size=8),
+    st.integers(-1, 2**66).map(lambda number: str(number).encode()),
+    st.sampled_from([b"1", b"2", b"", b"%RETRY%g", b"orders/0/1", "٣".encode(), b"1\n", b"00001"]),
+)
+header_lists = st.lists(st.tuples(header_names, header_values), max_size=6)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(header_lists, min_size=60, max_size=200))
+def test_any_headers_are_malformed_here_exactly_when_decode_refuses_them(
+    spark: SparkSession, lists: list[list[Header]]
+) -> None:
+    records = [record("rmq.dlq.g", headers, offset=offset) for offset, headers in enumerate(lists)]
+    found = {row.offset: row for row in transform(frame(spark, records)).collect()}
+    assert len(found) == len(lists)
+    for offset, headers in enumerate(lists):
+        try:
+            envelope = decode(headers, trusted=True)
+        except MalformedRecordError:
+            assert found[offset].decode_error is not None, headers
+            continue
+        assert found[offset].decode_error is None, headers
+        assert found[offset].attempt == envelope.reconsume_times
+        assert found[offset].unknown_headers == len(envelope.user)
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ([("TAGS", b"a"), ("TAGS", b"a")], "duplicate-header:TAGS"),
+        ([("KEYS", None)], "null-header:KEYS"),
+        ([("RECONSUME_TIMES", b"-1")], "bad-number:RECONSUME_TIMES"),
+        ([("a\x00b", b"")], "bad-header-key"),
+        ([("SHIM", b"2")], "unknown-version"),
+        ([("DELAY_MS", b"1"), ("DELIVER_AT_MS", b"1")], "two-due-times"),
+    ],
+)
+def test_a_fault_has_the_name_that_the_runtime_gives_it(
+    events: Callable[..., list[Row]], headers: list[Header], reason: str
+) -> None:
+    with pytest.raises(MalformedRecordError) as refused:
+        decode(headers, trusted=True)
+    (event,) = events(record("rmq.dlq.g", headers))
+    assert event.decode_error == refused.value.reason == reason
+
+
+def test_a_session_that_would_fail_on_a_repeated_header_is_refused(spark: SparkSession) -> None:
+    other = spark.newSession()
+    other.conf.set("spark.sql.mapKeyDedupPolicy", "EXCEPTION")
+    with pytest.raises(SessionError, match="LAST_WIN"):
+        transform(frame(other, [record("orders", None)]))
+
+
+def test_the_topics_of_a_report_come_in_the_order_in_which_messages_travel() -> None:
+    existing = ["rmq.dlq.g", "other", "rmq.retry.g", "rmq.group.g", "SCHEDULE_TOPIC_XXXX", "orders", "rmq.parked"]
+    assert event_topics(existing, ["orders"]) == [
+        "orders",
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq.retry.g",
+        "rmq.dlq.g",
+        "rmq.parked",
+    ]
+    assert kind_of("rmq.group.g") is None

@@ -1,0 +1,56 @@
+"""Which settings a session gets, and what is said when the jars are not there."""
+
+from pathlib import Path
+
+import pyspark
+import pytest
+from pydantic import ValidationError
+from pyspark.sql import SparkSession
+
+from rocketshim_spark import session
+from rocketshim_spark.errors import ConnectorMissingError, SessionError
+from rocketshim_spark.session import SessionSettings
+
+
+def test_coordinates_follow_the_installed_versions() -> None:
+    kafka, delta = session.connector_coordinates()
+    assert kafka == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+    assert delta.startswith("io.delta:delta-spark_2.13:4.0.")
+
+
+def test_without_jars_in_the_cache_the_error_names_three_ways_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCKETSHIM_CACHE", str(tmp_path))
+    with pytest.raises(ConnectorMissingError) as refused:
+        session.create(environ={})
+    for way in ("rocketshim spark fetch", "packages", "provided"):
+        assert way in str(refused.value)
+
+
+def test_spark_submit_and_its_like_are_trusted_to_bring_the_jars() -> None:
+    conf = session._conf(SessionSettings(), {"PYSPARK_GATEWAY_PORT": "1"})
+    assert "spark.jars" not in conf
+    assert conf["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension"
+
+
+def test_packages_are_left_to_spark() -> None:
+    conf = session._conf(SessionSettings(connector="packages"), {})
+    assert conf["spark.jars.packages"].split(",") == session.connector_coordinates()
+
+
+def test_what_results_depend_on_cannot_be_overridden() -> None:
+    with pytest.raises(SessionError, match="UTC"):
+        session._conf(SessionSettings(connector="none", conf={"spark.sql.session.timeZone": "CET"}), {})
+    with pytest.raises(ValidationError):
+        SessionSettings(shuffle_partitions=0)
+
+
+def test_jars_that_pyspark_carries_are_left_out() -> None:
+    jars = [Path("kafka-clients-3.9.0.jar"), Path("hadoop-client-api-3.3.0.jar"), Path("scala-library-2.13.1.jar")]
+    assert session._not_shipped(jars) == jars[:1]
+
+
+def test_the_running_session_has_what_jobs_rest_on(spark: SparkSession) -> None:
+    session.require(spark)
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
