@@ -8,18 +8,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rocketshim.consumer.lite_pull_consumer import LitePullConsumer as LitePullConsumer
     from rocketshim.consumer.outcome import ConsumeConcurrentlyContext as ConsumeConcurrentlyContext
     from rocketshim.consumer.outcome import DeadLetter as DeadLetter
     from rocketshim.consumer.outcome import RetryLater as RetryLater
+    from rocketshim.consumer.pull_consumer import PullConsumer as PullConsumer
+    from rocketshim.consumer.pull_consumer import PullResult as PullResult
+    from rocketshim.consumer.pull_consumer import PullStatus as PullStatus
     from rocketshim.consumer.push_consumer import PushConsumer as PushConsumer
     from rocketshim.core.consume_concurrently import ConsumeStatus as ConsumeStatus
     from rocketshim.core.retry_policy import ExponentialRetryPolicy as ExponentialRetryPolicy
     from rocketshim.core.retry_policy import LevelTableRetryPolicy as LevelTableRetryPolicy
     from rocketshim.core.start_position import ConsumeFromWhere as ConsumeFromWhere
+    from rocketshim.filters import MessageSelector as MessageSelector
     from rocketshim.producer.producer import Producer as Producer
     from rocketshim.producer.producer import SendResult as SendResult
     from rocketshim.producer.producer import SendStatus as SendStatus
+    from rocketshim.settings import LitePullConsumerSettings as LitePullConsumerSettings
     from rocketshim.settings import ProducerSettings as ProducerSettings
+    from rocketshim.settings import PullConsumerSettings as PullConsumerSettings
     from rocketshim.settings import PushConsumerSettings as PushConsumerSettings
     from rocketshim.settings import WorkerSettings as WorkerSettings
     from rocketshim.worker.worker import DelayWorker as DelayWorker
@@ -54,9 +61,16 @@ _HOME = {
     "DelayWorker": "rocketshim.worker.worker",
     "ExponentialRetryPolicy": "rocketshim.core.retry_policy",
     "LevelTableRetryPolicy": "rocketshim.core.retry_policy",
+    "LitePullConsumer": "rocketshim.consumer.lite_pull_consumer",
+    "LitePullConsumerSettings": "rocketshim.settings",
     "MessageQueue": "rocketshim_topics.message_queue",
+    "MessageSelector": "rocketshim.filters",
     "Producer": "rocketshim.producer.producer",
     "ProducerSettings": "rocketshim.settings",
+    "PullConsumer": "rocketshim.consumer.pull_consumer",
+    "PullConsumerSettings": "rocketshim.settings",
+    "PullResult": "rocketshim.consumer.pull_consumer",
+    "PullStatus": "rocketshim.consumer.pull_consumer",
     "PushConsumer": "rocketshim.consumer.push_consumer",
     "PushConsumerSettings": "rocketshim.settings",
     "RetryLater": "rocketshim.consumer.outcome",

@@ -16,7 +16,15 @@ from typing import Any, Final
 
 from rocketshim.errors import ConfigError
 
-__all__ = ["CODE_KEYS", "CONSUMER_ONLY", "PROTECTED_CONSUMER", "PROTECTED_PRODUCER", "mask", "merge"]
+__all__ = [
+    "CODE_KEYS",
+    "CONSUMER_DEFAULTS",
+    "CONSUMER_ONLY",
+    "PROTECTED_CONSUMER",
+    "PROTECTED_PRODUCER",
+    "mask",
+    "merge",
+]
 
 CODE_KEYS: Final[frozenset[str]] = frozenset(
     {
@@ -38,6 +46,16 @@ PROTECTED_CONSUMER: Final[Mapping[str, Any]] = {
     "enable.partition.eof": False,
 }
 """What every consumer of ours is made with."""
+
+CONSUMER_DEFAULTS: Final[Mapping[str, Any]] = {
+    "client.id": "rocketshim",
+    "queued.min.messages": 5_000,
+    "queued.max.messages.kbytes": 16_384,
+    "fetch.message.max.bytes": 1_048_576,
+    "fetch.queue.backoff.ms": 50,
+}
+"""What consumers are made with where the user does not say otherwise: librdkafka's prefetch holds 64 MB a consumer, and
+a full one pauses for a second."""
 
 PROTECTED_PRODUCER: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,

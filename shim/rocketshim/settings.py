@@ -17,7 +17,11 @@ from rocketshim_topics.names import check_group
 
 __all__ = [
     "ConnectionSettings",
+    "LitePullConsumerOptions",
+    "LitePullConsumerSettings",
     "ProducerSettings",
+    "PullConsumerOptions",
+    "PullConsumerSettings",
     "PushConsumerOptions",
     "PushConsumerSettings",
     "Settings",
@@ -250,4 +254,80 @@ class PushConsumerSettings(ConnectionSettings):
         for name in ("pull_threshold_for_topic", "pull_threshold_size_for_topic_bytes"):
             if getattr(self, name) == 0:
                 raise ValueError(f"{name}=0: a queue under it would never be read; -1 means no such limit")
+        return self
+
+
+class LitePullConsumerOptions(TypedDict, total=False):
+    """The names of `LitePullConsumerSettings` that are keyword arguments of `LitePullConsumer`."""
+
+    namespace: str
+    delay_levels: DelayLevels | str
+    client: dict[str, Any]
+    allow_code_settings: bool
+    consume_from_where: ConsumeFromWhere
+    consume_timestamp_ms: int | None
+    auto_commit: bool
+    auto_commit_interval_ms: int
+    poll_timeout_ms: int
+    pull_batch_size: int
+    topic_metadata_check_interval_ms: int
+
+
+class LitePullConsumerSettings(ConnectionSettings):
+    """Settings of a `LitePullConsumer`; names and defaults as `DefaultLitePullConsumer` of RocketMQ.
+
+    Attributes:
+        group: the consumer group.
+        consume_from_where: where a group begins on a queue it has never committed. Default: at its end.
+        consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`; None: 30 minutes before the consumer is made.
+        auto_commit: commit what earlier polls have handed out; False: `commit_sync` alone commits. Default True.
+        auto_commit_interval_ms: how often, in ms; at least 1,000. Default 5 s.
+        poll_timeout_ms: how long `poll` waits for a message when it is not told, in ms. Default 5 s.
+        pull_batch_size: most messages of one `poll`, 1 to 1,024. Default 10.
+        topic_metadata_check_interval_ms: how often the queues of topics are looked up for whoever registered a
+            listener for their changes, in ms. Default 30 s.
+    """
+
+    group: str = Field(min_length=1)
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
+    consume_timestamp_ms: int | None = Field(default=None, ge=0)
+    auto_commit: bool = True
+    auto_commit_interval_ms: int = Field(default=5_000, ge=1_000)
+    poll_timeout_ms: int = Field(default=5_000, ge=0)
+    pull_batch_size: int = Field(default=10, ge=1, le=1_024)
+    topic_metadata_check_interval_ms: int = Field(default=30_000, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_group(self.group)
+        return self
+
+
+class PullConsumerOptions(TypedDict, total=False):
+    """The names of `PullConsumerSettings` that are keyword arguments of `PullConsumer`."""
+
+    namespace: str
+    delay_levels: DelayLevels | str
+    client: dict[str, Any]
+    allow_code_settings: bool
+    consumer_pull_timeout_ms: int
+    broker_suspend_max_time_ms: int
+
+
+class PullConsumerSettings(ConnectionSettings):
+    """Settings of a `PullConsumer`; names and defaults as `DefaultMQPullConsumer` of RocketMQ.
+
+    Attributes:
+        group: the consumer group whose offsets `update_consume_offset` and `fetch_consume_offset` keep.
+        consumer_pull_timeout_ms: how long `pull` waits for the cluster's answer, in ms. Default 10 s.
+        broker_suspend_max_time_ms: how long `pull_block_if_not_found` waits for a message, in ms. Default 20 s.
+    """
+
+    group: str = Field(min_length=1)
+    consumer_pull_timeout_ms: int = Field(default=10_000, ge=1)
+    broker_suspend_max_time_ms: int = Field(default=20_000, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_group(self.group)
         return self

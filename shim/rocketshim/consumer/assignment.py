@@ -64,6 +64,11 @@ class Starts:
         self._born: dict[tuple[str, int], int] = {}
         self.conflicts: dict[str, str] = {}
 
+    def subscribe(self, digest: str, subscription: str) -> None:
+        """The subscription has changed; commits carry the new one from now on."""
+        self._digest = digest
+        self._subscription = subscription
+
     def metadata(self, place: tuple[str, int]) -> str:
         """What a commit of this partition carries."""
         return encode_metadata(CommitMetadata(self._digest, self._born.get(place, 0), self._subscription))

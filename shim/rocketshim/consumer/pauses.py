@@ -28,6 +28,8 @@ class PauseReason(Flag):
     """The whole consumer is suspended."""
     UNRESOLVED = auto()
     """It is not known yet where to begin."""
+    USER = auto()
+    """The program has asked for it."""
 
 
 _NONE: Final = PauseReason(0)

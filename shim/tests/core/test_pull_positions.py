@@ -1,0 +1,116 @@
+"""Positions of a pull consumer: what a poll returned is done when the next one begins."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.core.pull_positions import PullPositions
+
+A, B = ("t", 0), ("t", 1)
+
+
+def held(*places: tuple[str, int], start: int = 0) -> PullPositions:
+    positions = PullPositions()
+    for place in places:
+        positions.adopt(place, start)
+    return positions
+
+
+def test_what_this_poll_hands_out_is_not_due() -> None:
+    positions = held(A)
+    positions.begin_poll()
+    positions.hand_out(A, 5)
+    assert positions.due() == {}
+    assert positions.due(everything=True) == {A: 5}
+    positions.begin_poll()
+    assert positions.due() == {A: 5}
+
+
+def test_the_done_part_of_a_partition_that_this_poll_moves_stays_due() -> None:
+    positions = held(A)
+    positions.begin_poll()
+    positions.hand_out(A, 5)
+    positions.begin_poll()
+    positions.hand_out(A, 7)
+    positions.hand_out(A, 9)
+    assert positions.due() == {A: 5}
+
+
+def test_a_start_counts_as_committed_and_a_position_sent_is_not_due_again() -> None:
+    positions = held(A, start=3)
+    assert positions.due(everything=True) == {}
+    positions.hand_out(A, 4)
+    positions.begin_poll()
+    positions.sent(positions.due())
+    assert positions.due() == {}
+
+
+def test_what_was_refused_is_due_again_unless_something_later_was_sent() -> None:
+    positions = held(A)
+    positions.seek(A, 5)
+    positions.sent({A: 5})
+    positions.refused(A, 4)
+    assert positions.due() == {}
+    positions.refused(A, 5)
+    assert positions.due() == {A: 5}
+
+
+def test_seeking_back_is_due_at_once() -> None:
+    positions = held(A, start=10)
+    positions.begin_poll()
+    positions.hand_out(A, 20)
+    positions.seek(A, 2)
+    assert positions.due() == {A: 2}
+
+
+def test_nothing_is_kept_of_what_is_held_no_longer() -> None:
+    positions = held(A, B)
+    positions.hand_out(A, 5)
+    positions.forget([A])
+    positions.sent({A: 5})
+    assert A not in positions
+    assert positions.places() == [B]
+    positions.adopt(A, 0)
+    assert positions.due(everything=True) == {}
+    assert positions.due([A, ("other", 0)], everything=True) == {}
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("poll"), st.just(0)),
+        st.tuples(st.just("hand"), st.integers(1, 5)),
+        st.tuples(st.just("seek"), st.integers(0, 50)),
+        st.tuples(st.just("commit"), st.just(0)),
+        st.tuples(st.just("refuse"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_it_agrees_with_a_model_that_keeps_every_poll(steps: list[tuple[str, int]]) -> None:
+    """The model: position and done as two plain numbers, the group's offset as a third."""
+    positions = held(A)
+    position = done = stored = 0
+    last: dict[tuple[str, int], int] = {}
+    for what, number in steps:
+        match what:
+            case "poll":
+                positions.begin_poll()
+                done = position
+            case "hand":
+                position += number
+                positions.hand_out(A, position)
+            case "seek":
+                position = done = number
+                positions.seek(A, number)
+            case "commit":
+                last = positions.due()
+                assert last == ({A: done} if done != stored else {})
+                positions.sent(last)
+                stored = done
+            case "refuse" if last:
+                positions.refused(A, last[A])
+                if stored == last[A]:
+                    stored = -1
+    assert positions.position(A) == position
+    assert positions.due(everything=True) == ({A: position} if position != stored else {})
