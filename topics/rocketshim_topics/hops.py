@@ -476,7 +476,13 @@ def value_reference(envelope: Envelope) -> ValueReference | None:
 
 
 def redriven(
-    record: Record, names: TopicNames, *, replay_id: str, group: str | None = None, to_source: bool = False
+    record: Record,
+    names: TopicNames,
+    *,
+    replay_id: str,
+    group: str | None = None,
+    to_source: bool = False,
+    envelope: Envelope | None = None,
 ) -> OutgoingRecord:
     """The record that gives a dead letter another run: counted from 0, identity kept.
 
@@ -490,13 +496,16 @@ def redriven(
         replay_id: id of this redrive, at most 64 bytes, so that its deliveries are not taken for repeats.
         group: group to redrive to. None: the one in `CONSUMER_GROUP`.
         to_source: send it to the topic of its first delivery instead.
+        envelope: what was read of its headers by other rules than the wire format's (another project's dead letter).
+            None: they are decoded.
 
     Raises:
         MalformedRecordError: the dead letter breaks the wire format, is by reference (`by-reference`: there is no
             value to send), or does not say where to (`missing-header:<name>`, `bad-name:<name>`).
         ConfigError: `group` is no legal name.
     """
-    envelope = decode(record.headers(), trusted=True)
+    if envelope is None:
+        envelope = decode(record.headers(), trusted=True)
     if record.value() is None and value_reference(envelope) is not None:
         raise MalformedRecordError(
             "by-reference",

@@ -13,10 +13,12 @@ retry          1 or more (keyed records     delete; 7 days
 dead letters   1 or more                    delete; 30 days
 group log      1                            append time; delete; 24 hours; segments of 10 minutes
 parked         1                            delete; 30 days
+redrive log    1                            append time; delete; kept for ever (a line a letter)
 =============  ===========================  ===========================================================================
 
-Each but the group log takes records 64 KiB larger than the largest source record (a hop adds headers, and a topic's
-limit is for a whole batch), and none is cut by size: a message that waits must not be deleted to make room.
+Each but the group log and the redrive log takes records 64 KiB larger than the largest source record (a hop adds
+headers, and a topic's limit is for a whole batch), and none is cut by size: a message that waits must not be deleted
+to make room.
 
 What exists is judged so: a longer retention, a larger record limit, shorter segments and more partitions are fine;
 every other setting has to be as specified. A difference is *fatal* where the shim would lose messages or run wild
@@ -214,6 +216,11 @@ class Layout:
     def parked(self) -> TopicSpec:
         """Malformed or forbidden schedule records."""
         return self._spec(self.names.parked, 1, self._kept(30 * _DAY_MS), purpose="parked records", group=None)
+
+    def redrive_log(self) -> TopicSpec:
+        """What became of dead letters; kept for ever, so that no letter that is still there is sent twice."""
+        config = _APPEND_TIME | {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+        return self._spec(self.names.redrive_log, 1, config, purpose="what became of dead letters", group=None)
 
     def retry(self, group: str) -> TopicSpec:
         """What the group gets again."""

@@ -11,6 +11,7 @@ SCHEDULE_TOPIC_XXXX    SCHEDULE_TOPIC_XXXX
 %DLQ%g                 rmq.dlq.<g>
 (group log of g)       rmq.group.<g>
 (parked records)       rmq.parked
+(redrive log)          rmq.redrive
 anything else          itself, in every namespace
 =====================  ======================================
 
@@ -57,7 +58,7 @@ _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]")
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _OURS: Final = re.compile(
-    r"(?:[A-Za-z0-9_-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.parked|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)"
+    r"(?:[A-Za-z0-9_-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)"
 )
 
 
@@ -161,6 +162,14 @@ class TopicNames:
     def parked(self) -> str:
         """The topic of the schedule records that can never be delivered."""
         return f"{self.prefix}rmq.parked"
+
+    @property
+    def redrive_log(self) -> str:
+        """The topic that says which dead letters were sent again or discarded.
+
+        It is also the prefix of the `transactional.id`s by which they are.
+        """
+        return f"{self.prefix}rmq.redrive"
 
     @property
     def worker_group(self) -> str:

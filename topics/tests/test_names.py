@@ -37,6 +37,7 @@ def test_namespace_stands_before_every_shim_name_and_no_other() -> None:
     names = TopicNames("pay")
     assert names.schedule == "pay.SCHEDULE_TOPIC_XXXX"
     assert names.parked == "pay.rmq.parked"
+    assert names.redrive_log == "pay.rmq.redrive"
     assert names.worker_group == "pay.rmq.sched"
     assert names.physical("%RETRY%g") == "pay.rmq.retry.g"
     assert names.physical("%DLQ%g") == "pay.rmq.dlq.g"
@@ -84,6 +85,7 @@ def all_names(names: TopicNames, group: str) -> list[str]:
     return [
         names.schedule,
         names.parked,
+        names.redrive_log,
         names.retry(group),
         names.dead_letter(group),
         names.group_log(group),
@@ -98,7 +100,7 @@ def test_no_two_names_of_any_namespaces_are_equal(one: str, other: str, group: s
     left = [name.replace(".", "_") for name in all_names(TopicNames(one), group)]
     right = [name.replace(".", "_") for name in all_names(TopicNames(other), other_group)]
     shared = set(left) & set(right)
-    same_namespace = {left[0], left[1]} if one == other else set()
+    same_namespace = set(left[:3]) if one == other else set()
     if group == other_group and one == other:
         same_namespace = set(left)
     assert shared == same_namespace
@@ -112,7 +114,9 @@ def test_every_physical_name_is_legal_and_recognised_as_ours(namespace: str, gro
         assert TopicNames("other").is_ours(name)
 
 
-@pytest.mark.parametrize("topic", ["orders", "rmq.retry", "rmq.retry.", "SCHEDULE_TOPIC_XXXX2", "rmq.parkedx", "a.b.c"])
+@pytest.mark.parametrize(
+    "topic", ["orders", "rmq.retry", "rmq.retry.", "SCHEDULE_TOPIC_XXXX2", "rmq.parkedx", "rmq.redrive.x", "a.b.c"]
+)
 def test_ordinary_topic_is_not_ours_and_passes_unchanged(topic: str) -> None:
     assert not NAMES.is_ours(topic)
     assert NAMES.physical(topic) == topic

@@ -63,7 +63,7 @@ def init(
         max_message_bytes=max_message_bytes,
         replication_factor=replication_factor,
     )
-    specs = list(layout.shared())
+    specs = [*layout.shared(), layout.redrive_log()]
     for each in group or []:
         specs.extend(layout.for_group(each, with_log=with_log))
     for each in topic or []:

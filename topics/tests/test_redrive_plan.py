@@ -1,0 +1,137 @@
+"""Facts about `rocketshim_topics.redrive_plan`: a plan is frozen, says why not, and is itself again after its file."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rocketshim_topics import ConfigError, Envelope, OutgoingRecord, decode, encode
+from rocketshim_topics.redrive_log import MarkRecord, RedriveLog, record_digest
+from rocketshim_topics.redrive_plan import HeldBack, Planner, RedrivePlan, RedriveRules, next_hop, replay_id
+
+SOURCE = "rmq.dlq.g"
+RULES = RedriveRules(group="g")
+TOPICS = {"rmq.retry.g", "orders", SOURCE}
+
+
+def letter(store: Any, offset: int = 0, **fields: Any) -> Any:
+    envelope = Envelope(
+        shim=1, uniq_key=f"m{offset}", consumer_group="g", retry_topic="orders",
+        origin_message_id=f"orders/0/{offset}", reconsume_times=17, fail_class="Timeout",
+    )  # fmt: skip
+    for name, value in fields.items():
+        setattr(envelope, name, value)
+    return store(OutgoingRecord(SOURCE, 0, b"k", b"v", encode(envelope)), offset=offset)
+
+
+def planned(records: list[Any], rules: RedriveRules = RULES, log: RedriveLog | None = None) -> RedrivePlan:
+    planner = Planner(SOURCE, rules, log or RedriveLog(), TOPICS)
+    for record in records:
+        planner.add(record, decode(record.headers(), trusted=True))
+    return planner.plan(cluster_id="c", created_ms=1, choice={"where": "a = 'é'"})
+
+
+def reasons(plan: RedrivePlan) -> list[str]:
+    return [each.reason for each in plan.held_back]
+
+
+def test_a_plan_freezes_place_digest_and_target(store: Any) -> None:
+    record = letter(store, 7)
+    plan = planned([record])
+    assert plan.letters == ((0, 7, record_digest(record), "rmq.retry.g", "Timeout", "m7"),)
+    assert planned([record], RedriveRules(to_source=True)).letters[0].target == "orders"
+    assert planned([record], RedriveRules(action="discard")).letters[0].target == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "rules", "reason"),
+    [
+        ({"replay_count": 3}, RULES, "replayed-too-often"),
+        ({"replay_count": 0}, RedriveRules(group="g", max_replays=0), "replayed-too-often"),
+        ({}, RedriveRules(group="nobody"), "no-topic:rmq.retry.nobody"),
+        ({"consumer_group": None}, RedriveRules(), "missing-header:CONSUMER_GROUP"),
+        ({"retry_topic": None}, RedriveRules(to_source=True), "missing-header:RETRY_TOPIC"),
+        ({"retry_topic": "a/b"}, RedriveRules(to_source=True), "bad-name:RETRY_TOPIC"),
+    ],
+)
+def test_what_would_not_be_sent_says_why(store: Any, fields: dict[str, Any], rules: RedriveRules, reason: str) -> None:
+    plan = planned([letter(store, **fields)], rules)
+    assert plan.letters == ()
+    assert plan.held_back == (HeldBack(0, 0, reason, "Timeout"),)
+
+
+def test_a_repeat_of_one_attempt_is_held_back_and_another_attempt_is_not(store: Any) -> None:
+    one = letter(store, 1)
+    repeat = letter(store, 2, uniq_key="m1", origin_message_id="orders/0/1")
+    replayed = letter(store, 3, uniq_key="m1", origin_message_id="orders/0/1", replay_id="r", replay_count=1)
+    plan = planned([one, repeat, replayed])
+    assert [each.offset for each in plan.letters] == [1, 3]
+    assert reasons(plan) == ["repeat-of:0/1"]
+
+
+@pytest.mark.parametrize("state", ["redriven", "discarded"])
+def test_what_was_settled_is_held_back_unless_asked_for(store: Any, state: Any) -> None:
+    record = letter(store)
+    mark = MarkRecord(source=SOURCE, plan="p", session="s", state=state, letters=((0, 0, record_digest(record)),))
+    log = RedriveLog([mark])
+    assert reasons(planned([record], log=log)) == [f"{state}-by:p"]
+    assert reasons(planned([record], RedriveRules(group="g", again=True), log=log)) == []
+    assert reasons(planned([letter(store, fail_class="Other")], log=log)) == [], "another record at the same place"
+
+
+def test_a_malformed_letter_cannot_be_sent_but_discarded(store: Any) -> None:
+    record = store(OutgoingRecord(SOURCE, 0, b"k", b"v", [("RECONSUME_TIMES", b"x")]))
+    for rules, expected in ((RULES, ["malformed:bad-number:RECONSUME_TIMES"]), (RedriveRules(action="discard"), [])):
+        planner = Planner(SOURCE, rules, RedriveLog(), TOPICS)
+        planner.add(record, Envelope(), malformed="bad-number:RECONSUME_TIMES")
+        assert reasons(planner.plan(cluster_id="", created_ms=0, choice={})) == expected
+
+
+def test_an_id_names_the_letter_and_its_plan(store: Any) -> None:
+    plan = planned([letter(store, 7)])
+    made = next_hop(letter(store, 7), None, plan.rules, replay_id=replay_id(plan.id, 0, 7))
+    envelope = decode(made.headers, trusted=True)
+    assert envelope.replay_id == f"{plan.id}.0.7"
+    assert len(replay_id("f" * 20, 2**31 - 1, 2**63 - 1)) <= 64
+    assert (envelope.reconsume_times, envelope.uniq_key, envelope.hop_id) == (0, "m7", "rmq.dlq.g/0/7")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture is a pure function
+@given(
+    offsets=st.lists(st.integers(0, 30), unique=True, max_size=8),
+    counts=st.lists(st.integers(0, 5), min_size=8, max_size=8),
+)
+def test_a_plan_read_from_its_file_is_the_same_and_every_chosen_letter_is_in_it_once(
+    store: Any, offsets: list[int], counts: list[int]
+) -> None:
+    plan = planned([letter(store, at, replay_count=count) for at, count in zip(offsets, counts, strict=False)])
+    assert RedrivePlan.from_json(plan.to_json()) == plan
+    places = [each.offset for each in plan.letters] + [each.offset for each in plan.held_back]
+    assert sorted(places) == sorted(offsets)
+    summary = json.loads(plan.to_json())["summary"]
+    assert summary["letters"] == len(plan.letters) == sum(summary["by_cause"].values())
+    assert sum(summary["held_back"].values()) == len(plan.held_back)
+
+
+def test_one_letter_stands_on_one_line(store: Any) -> None:
+    text = planned([letter(store, offset) for offset in range(3)]).to_json()
+    assert sum('"rmq.retry.g", "Timeout"' in line for line in text.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace('"Timeout"', '"Other"'),
+        lambda text: text.replace('"rmq.retry.g", "Timeout"', '"orders", "Timeout"'),
+        lambda text: text.replace('"version": 1', '"version": 2'),
+        lambda text: text.replace('"id"', '"di"'),
+        lambda text: text[:-10],
+        lambda _text: "[]",
+        lambda _text: "",
+    ],
+)
+def test_a_plan_that_was_changed_is_refused(store: Any, change: Any) -> None:
+    with pytest.raises(ConfigError):
+        RedrivePlan.from_json(change(planned([letter(store)]).to_json()))
