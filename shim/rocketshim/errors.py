@@ -12,6 +12,7 @@ Added here::
     ├── StaleMessageError          a message of an assignment that is over; nothing was sent
     ├── ConsumerError              the consumer cannot go on
     ├── WorkerError                the worker cannot go on
+    ├── RedriveError               a redrive cannot go on; what was sent is marked
     ├── LocalBrokerError           the local broker cannot be prepared or started
     └── FilterError                a filter expression
         ├── FilterSyntaxError      it does not compile: position, token, what was expected  (also a ValueError)
@@ -48,6 +49,7 @@ __all__ = [
     "MessageTooLargeError",
     "NotAuthorizedError",
     "NotSupportedError",
+    "RedriveError",
     "ReservedHeaderError",
     "RocketshimError",
     "SendError",
@@ -89,6 +91,10 @@ class ConsumerError(RocketshimError):
 
 class WorkerError(RocketshimError):
     """The worker cannot go on; what was committed stays as it is."""
+
+
+class RedriveError(RocketshimError):
+    """A redrive cannot go on. What was sent is marked: apply the plan again for the rest."""
 
 
 class LocalBrokerError(RocketshimError):

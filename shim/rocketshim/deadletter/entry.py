@@ -5,11 +5,12 @@ are shown as text where they are UTF-8, else as base64.
 """
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from rocketshim_topics import Envelope, MalformedRecordError, decode
+from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.wire import RESERVED, own_name
 
 __all__ = ["Entry", "time_text"]
@@ -35,6 +36,8 @@ class Entry:
         headers: as stored.
         envelope: decoded; empty where the record breaks the wire format.
         malformed: why it could not be decoded; None where it could.
+        state: `dead`, or what the redrive log says became of it: `redriven`, `discarded`; `""`: not asked.
+        plan: id of the plan that did it; None: none did.
     """
 
     topic: str
@@ -46,10 +49,18 @@ class Entry:
     headers: tuple[tuple[str, bytes | None], ...]
     envelope: Envelope
     malformed: str | None
+    state: str = ""
+    plan: str | None = None
 
     @classmethod
-    def of(cls, message: Any, *, trusted: bool = True) -> "Entry":
-        """The entry of a Kafka message; `trusted`: it lies in a topic of the shim's own."""
+    def of(cls, message: Any, *, trusted: bool = True, log: RedriveLog | None = None) -> "Entry":
+        """The entry of a Kafka message.
+
+        Args:
+            message: as read.
+            trusted: it lies in a topic of the shim's own.
+            log: what became of letters; None: not asked.
+        """
         headers = tuple(message.headers() or ())
         malformed = None
         try:
@@ -57,7 +68,11 @@ class Entry:
         except MalformedRecordError as error:
             envelope, malformed = Envelope(), error.reason
         at = (message.topic(), message.partition(), message.offset())
-        return cls(*at, message.timestamp()[1], message.key(), message.value(), headers, envelope, malformed)
+        made = cls(*at, message.timestamp()[1], message.key(), message.value(), headers, envelope, malformed)
+        if log is None:
+            return made
+        settled = log.settled(*at, record_digest(message)) if log.is_marked(*at) else None
+        return replace(made, state="dead") if settled is None else replace(made, state=settled.state, plan=settled.plan)
 
     @property
     def at(self) -> str:
@@ -109,6 +124,8 @@ class Entry:
             "replay_id": envelope.replay_id,
             "replay_count": envelope.replay_count,
             "malformed": self.malformed,
+            "state": self.state or None,
+            "plan": self.plan,
             "headers": [[name, _json_bytes(value)] for name, value in self.user_headers],
             "size_bytes": len(self.value or b""),
         }

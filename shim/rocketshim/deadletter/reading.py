@@ -6,7 +6,8 @@ ends; with `follow` it goes on until the caller stops. `read_committed`: aborted
 """
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
@@ -56,17 +57,17 @@ class TopicReader:
 
     def topics(self) -> dict[str, int]:
         """Every topic of the cluster that may be seen, and its number of partitions."""
-        try:
-            metadata = self._consumer.list_topics(timeout=_METADATA_S)
-        except KafkaException as error:
-            raise self._away(error) from error
-        return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
+        return {name: len(topic.partitions) for name, topic in self._metadata().topics.items()}
+
+    def cluster_id(self) -> str:
+        """Kafka's id of the cluster; `""`: it did not say."""
+        return str(getattr(self._metadata(), "cluster_id", None) or "")
 
     def low_offset(self, topic: str, partition: int) -> int:
         """The earliest offset that retention has left."""
         return self._bounds(topic, partition)[0]
 
-    def read(self, topics: Sequence[str], *, since_ms: int | None = None, follow: bool = False) -> Iterator[Any]:
+    def read(self, topics: Sequence[str], *, since_ms: int | None = None, follow: bool = False) -> Generator[Any]:
         """Every record of these topics, as Kafka messages; in order within a partition.
 
         Args:
@@ -89,8 +90,35 @@ class TopicReader:
             if follow or high > low:
                 ends[place] = high
         self._consumer.assign(self._starts(list(ends), since_ms))
-        yield from self._until(ends, follow=follow)
-        self._consumer.unassign()
+        try:
+            yield from self._until(ends, follow=follow)
+        finally:
+            self._consumer.unassign()
+
+    def read_at(self, topic: str, places: Iterable[tuple[int, int]]) -> Generator[Any]:
+        """The records at some places of a topic that are still there; in order within a partition.
+
+        Args:
+            topic: physical name.
+            places: partition and offset.
+        """
+        wanted: dict[int, set[int]] = defaultdict(set)
+        for partition, offset in places:
+            wanted[partition].add(offset)
+        starts, ends = [], {}
+        for partition, offsets in wanted.items():
+            low, high = self._bounds(topic, partition)
+            start, end = max(low, min(offsets)), min(high, max(offsets) + 1)
+            if start < end:
+                starts.append(TopicPartition(topic, partition, start))
+                ends[topic, partition] = end
+        self._consumer.assign(starts)
+        try:
+            for message in self._until(ends, follow=False):
+                if message.offset() in wanted[message.partition()]:
+                    yield message
+        finally:
+            self._consumer.unassign()
 
     def read_spans(self, spans: Mapping[tuple[str, int], tuple[int, int]]) -> Iterator[Any]:
         """Every record between two offsets of each `(topic, partition)`: from the first up to, without, the second."""
@@ -155,6 +183,12 @@ class TopicReader:
         if error.fatal():
             raise RocketshimError(f"reading cannot go on: {error.str()}")
         return error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
+
+    def _metadata(self) -> Any:
+        try:
+            return self._consumer.list_topics(timeout=_METADATA_S)
+        except KafkaException as error:
+            raise self._away(error) from error
 
     def _starts(self, places: list[tuple[str, int]], since_ms: int | None) -> list[TopicPartition]:
         if since_ms is None:

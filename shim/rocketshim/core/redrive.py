@@ -1,0 +1,176 @@
+"""Which letters of a plan come next, how fast, and when to stop. Pure.
+
+Each letter is in exactly one of: *waiting*, *taken* (in the transaction that runs), *sent*, *settled* (by an earlier
+run, or by another plan since), *failed* (it cannot be sent now: gone, changed, refused). Facts come in with the time,
+numbers go out; a transaction whose fate is not known puts its letters back by `resume`, which is told by the log.
+
+A rate is kept over transactions: one holds at most a second's worth, and the next may begin when the last one's share
+of time is over. The failure ratio counts what failed among all that was tried, from 20 on, so that one bad letter of
+three stops nothing.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final, Literal
+
+from rocketshim.errors import ConfigError
+from rocketshim_topics.redrive_plan import PlannedLetter
+
+__all__ = ["DEFAULT_STOP_RATIO", "MOST_IN_TRANSACTION", "RedriveProgress"]
+
+DEFAULT_STOP_RATIO: Final = 0.1
+MOST_IN_TRANSACTION: Final = 500
+_RATIO_FROM: Final = 20
+
+Place = tuple[int, int]
+
+
+class RedriveProgress:
+    """State of applying one plan.
+
+    Args:
+        letters: of the plan, in its order.
+        rate_per_s: letters a second at most, above 0; None: as fast as it goes.
+        most: letters at most in this run, 1 or more; None: all.
+        stop_ratio: stop when more than this share of what was tried has failed, 0 to 1; default 0.1.
+
+    Attributes:
+        failures: how many failed, by reason.
+
+    Raises:
+        ConfigError: a number out of range.
+
+    Thread-safety: none; belongs to one thread.
+    """
+
+    def __init__(
+        self,
+        letters: Iterable[PlannedLetter],
+        *,
+        rate_per_s: float | None = None,
+        most: int | None = None,
+        stop_ratio: float = DEFAULT_STOP_RATIO,
+    ) -> None:
+        if rate_per_s is not None and not rate_per_s > 0:
+            raise ConfigError(f"the rate is {rate_per_s} letters a second; it is above 0")
+        if most is not None and most < 1:
+            raise ConfigError(f"at most {most} letters; it is 1 or more")
+        if not 0 <= stop_ratio <= 1:
+            raise ConfigError(f"the failure ratio is {stop_ratio}; it is 0 to 1")
+        self._letters = {(letter.partition, letter.offset): letter for letter in letters}
+        self._rate_per_s = rate_per_s
+        self._most = most
+        self._stop_ratio = stop_ratio
+        self._taken: dict[Place, PlannedLetter] = {}
+        self._sent: set[Place] = set()
+        self._settled: set[Place] = set()
+        self._failed: set[Place] = set()
+        self._not_before_ms = 0
+        self._has_begun = False
+        self.failures: Counter[str] = Counter()
+
+    @property
+    def planned(self) -> int:
+        """Letters of the plan."""
+        return len(self._letters)
+
+    @property
+    def sent(self) -> int:
+        """Sent in this run, and known to be."""
+        return len(self._sent)
+
+    @property
+    def settled(self) -> int:
+        """Settled before this run."""
+        return len(self._settled)
+
+    @property
+    def failed(self) -> int:
+        """Failed in this run."""
+        return len(self._failed)
+
+    @property
+    def waiting(self) -> int:
+        """Neither sent nor settled nor failed nor taken."""
+        return self.planned - self.sent - self.settled - self.failed - len(self._taken)
+
+    @property
+    def stopped_by(self) -> Literal["most", "failures"] | None:
+        """Why no further letter is taken although some wait; None: it goes on."""
+        tried = self.sent + self.failed
+        if tried >= _RATIO_FROM and self.failed > self._stop_ratio * tried:
+            return "failures"
+        if self._most is not None and self.sent >= self._most:
+            return "most"
+        return None
+
+    def resume(self, is_done: Callable[[PlannedLetter], bool]) -> list[PlannedLetter]:
+        """What the log says, at the start and whenever the fate of a transaction is not known.
+
+        Args:
+            is_done: whether the log has a letter as done.
+
+        Returns:
+            the letters that wait, in the order of the plan.
+        """
+        done = {place for place, letter in self._letters.items() if is_done(letter)}
+        if not self._has_begun:
+            self._settled, self._has_begun = done, True
+        # What another plan settled meanwhile counts as settled; what was ours to send, as sent.
+        self._sent |= done & self._taken.keys()
+        self._settled |= done - self._sent
+        self._taken = {}
+        return [letter for place, letter in self._letters.items() if not self._is_gone(place)]
+
+    def room(self, now_ms: int) -> int:
+        """How many letters the next transaction may hold; 0: stopped, or not yet (`wait_ms`)."""
+        if self.stopped_by is not None or now_ms < self._not_before_ms:
+            return 0
+        room = MOST_IN_TRANSACTION
+        if self._rate_per_s is not None:
+            room = min(room, max(1, int(self._rate_per_s)))
+        if self._most is not None:
+            room = min(room, self._most - self.sent)
+        return room
+
+    def wait_ms(self, now_ms: int) -> int:
+        """Until the next transaction may begin."""
+        return max(0, self._not_before_ms - now_ms)
+
+    def take(self, letters: Iterable[PlannedLetter], now_ms: int) -> None:
+        """These go into a transaction that begins now.
+
+        Raises:
+            ValueError: one of them does not wait; nothing has changed.
+        """
+        taken = {(letter.partition, letter.offset): letter for letter in letters}
+        if any(place not in self._letters or place in self._taken or self._is_gone(place) for place in taken):
+            raise ValueError("a letter was taken that does not wait")
+        self._taken |= taken
+        if self._rate_per_s is not None:
+            self._not_before_ms = max(self._not_before_ms, now_ms) + round(1_000 * len(taken) / self._rate_per_s)
+
+    def committed(self) -> None:
+        """The transaction was committed: what was taken is sent."""
+        self._sent |= self._taken.keys()
+        self._taken = {}
+
+    def aborted(self) -> None:
+        """The transaction was aborted, and that is known: what was taken waits."""
+        self._taken = {}
+
+    def fail(self, letter: PlannedLetter, reason: str) -> None:
+        """A letter that waits cannot be sent now.
+
+        Args:
+            letter: which.
+            reason: short and stable.
+        """
+        place = (letter.partition, letter.offset)
+        if not self._is_gone(place):
+            self._taken.pop(place, None)
+            self._failed.add(place)
+            self.failures[reason] += 1
+
+    def _is_gone(self, place: Place) -> bool:
+        return place in self._sent or place in self._settled or place in self._failed

@@ -1,0 +1,417 @@
+"""Applying a plan: each letter exactly once, whatever dies when.
+
+A transaction holds the letters it sends and the mark in the redrive log that says so (`rocketshim_topics.redrive_log`),
+so both are there or neither. The rest follows from Kafka's fencing:
+
+* The `transactional.id` is that of the source topic: one redrive of a topic at a time. `init_transactions` fences
+  whoever was at it before, and ends what they left open.
+* Then we write our `begin` into the log and read the log until it comes back. Now every mark that was ever committed
+  before is known, also where transactions of other redrives were open in the log, and no other can follow but ours.
+* What the log does not have is sent, a transaction after the other.
+* After any error whose result is not certain everything is thrown away and begun anew: new producer, `begin`, log. If
+  somebody else has begun meanwhile, they go on, and we stop and say who.
+
+A letter that the target refuses for itself (too large, say) fails, and the rest of its transaction is sent without it;
+since a broker refuses whole batches, records go one a batch from the first refusal on. Records that are gone or are
+not the ones the plan saw fail, too. Order per key is that of the source partition: one producer, in offset order, and
+a transaction is never sent again after a later one.
+
+While a transaction is open, readers of its targets wait (`read_committed`): it is kept short, and one that a `kill -9`
+left open ends with the next apply, at the latest after its time-out (15 s).
+"""
+
+import getpass
+import socket
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, suppress
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from rocketshim.client_config import PROTECTED_PRODUCER, merge
+from rocketshim.clients import Clients, ProducerClient, confluent_clients
+from rocketshim.clock import SystemClock
+from rocketshim.core.clock import Clock
+from rocketshim.core.redrive import RedriveProgress
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.errors import MalformedRecordError, MessageError, RedriveError, TopicMissingError
+from rocketshim_topics.hops import OutgoingRecord
+from rocketshim_topics.redrive_log import (
+    BeginRecord,
+    MarkRecord,
+    RedriveLog,
+    State,
+    decode_redrive_record,
+    encode_redrive_record,
+    record_digest,
+)
+from rocketshim_topics.redrive_plan import PlannedLetter
+
+__all__ = ["Redriver", "read_log", "whoami"]
+
+_TRANSACTION_MS: Final = 15_000
+_API_S: Final = 10.0
+_READ_BACK_S: Final = 60.0
+_AGAIN_S: Final = 0.5
+_MOST_TROUBLES: Final = 5
+_MOST_BYTES: Final = 8 * 1024 * 1024
+_POLL_S: Final = 0.1
+_REFUSED: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_MSG,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - no public spelling
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    }
+)
+
+Make = Callable[[Any, PlannedLetter], OutgoingRecord | None]
+"""Makes the record that sends a letter again (None: it is only marked); one that raises has failed."""
+
+
+def whoami() -> str:
+    """Who runs this, for the log: `user@host`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # no such user in the system's list
+        user = "?"
+    return f"{user}@{socket.gethostname()}"
+
+
+def read_log(reader: TopicReader, topic: str) -> RedriveLog:
+    """The redrive log as it is now, as far as no transaction is open; empty if there is none."""
+    log = RedriveLog()
+    if reader.topics().get(topic):
+        for message in reader.read([topic]):
+            log.add(decode_redrive_record(message.value()))
+    return log
+
+
+class Redriver:
+    """Applies one plan.
+
+    Args:
+        bootstrap: addresses of the brokers.
+        log_topic: physical name of the redrive log, which has to be there; also prefix of the `transactional.id`.
+        source: physical topic of the letters.
+        plan: id of the plan.
+        state: what the mark says of its letters.
+        make: makes the record that sends a letter.
+        again: also send letters that other plans have settled.
+        progress: what is to be done; looked at by the caller at any time between calls.
+        report: called after each transaction and each failure.
+        client: further librdkafka settings.
+        clients: where Kafka clients come from; None: confluent_kafka.
+        clock: time for the rate.
+        wait: waits so many seconds; None: `time.sleep`.
+        point: called with the name of a point of the protocol as it is passed; for fault tests.
+
+    Thread-safety: none; one owner thread.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        log_topic: str,
+        *,
+        source: str,
+        plan: str,
+        state: State,
+        make: Make,
+        progress: RedriveProgress,
+        again: bool = False,
+        report: Callable[[], None] = lambda: None,
+        client: Mapping[str, Any] | None = None,
+        clients: Clients | None = None,
+        clock: Clock | None = None,
+        wait: Callable[[float], None] | None = None,
+        point: Callable[[str], None] = lambda _name: None,
+    ) -> None:
+        self._log_topic = log_topic
+        self._source = source
+        self._plan = plan
+        self._state: State = state
+        self._make = make
+        self._progress = progress
+        self._again = again
+        self._report = report
+        self._clients = clients or confluent_clients()
+        self._clock = clock or SystemClock()
+        self._wait = wait or time.sleep
+        self._point = point
+        self._session = ""
+        self._by = whoami()
+        self._reader = TopicReader(bootstrap, client=client, clients=clients)
+        self._config = merge(
+            client or {},
+            defaults={"client.id": "rocketshim-redrive", "linger.ms": 5, "message.max.bytes": 100_000_000},
+            required={
+                **PROTECTED_PRODUCER,
+                "bootstrap.servers": bootstrap,
+                "transactional.id": f"{log_topic}.{source}",
+                "transaction.timeout.ms": _TRANSACTION_MS,
+                "delivery.timeout.ms": _TRANSACTION_MS,
+                "retry.backoff.ms": 1,
+                "retry.backoff.max.ms": 100,
+            },
+        )
+        self._producer: ProducerClient | None = None
+        self._has_open = False
+        self._is_careful = False
+        self._refused: dict[tuple[int, int], KafkaError] = {}
+
+    def run(self) -> None:
+        """Send what is left, until all is done or `progress.stopped_by` says why not.
+
+        Raises:
+            TopicMissingError: there is no redrive log.
+            RedriveError: somebody else redrives the same topic now, or the cluster does not let us: the message says
+                which. What was sent is marked.
+            RocketshimError: reading failed.
+        """
+        if not self._reader.topics().get(self._log_topic):
+            raise TopicMissingError(f"the topic {self._log_topic} is not there; create it with: rocketshim init")
+        troubles = 0
+        try:
+            while True:
+                sent = self._progress.sent
+                try:
+                    return self._run_session()
+                except _CarefullyError:
+                    self._is_careful = True
+                    self._throw_away()
+                except KafkaException as error:
+                    troubles = 1 if self._progress.sent > sent else troubles + 1
+                    if troubles >= _MOST_TROUBLES:
+                        raise RedriveError(
+                            f"the redrive of {self._source} cannot go on after {troubles} attempts "
+                            f"({error.args[0].name()}: {error.args[0].str()}); what was sent is marked: apply the plan "
+                            "again for the rest"
+                        ) from error
+                    self._throw_away()
+                    self._wait(_AGAIN_S)
+        finally:
+            self._throw_away()
+
+    def dry_run(self) -> None:
+        """Read log and letters, make every record and send none; failures are counted as `run` would."""
+        log = read_log(self._reader, self._log_topic)
+        letters = self._progress.resume(self._is_done(log))
+        with closing(self._read(letters)) as found:
+            for letter, message in found:
+                self._made(letter, message)
+                if self._progress.stopped_by is not None:
+                    return
+
+    def close(self) -> None:
+        """End."""
+        self._throw_away()
+        self._reader.close()
+
+    # --- a session: from init_transactions to the first doubt --------------------------------------------------------
+
+    def _run_session(self) -> None:
+        if self._session:
+            self._refuse_if_taken_over(read_log(self._reader, self._log_topic))
+        careful = {"batch.num.messages": 1} if self._is_careful else {}
+        producer = self._producer = self._clients.producer({**self._config, **careful})
+        producer.init_transactions(_API_S)
+        log = self._begin(producer)
+        letters = self._progress.resume(self._is_done(log))
+        self._report()
+        if letters:
+            self._send(producer, letters)
+
+    def _begin(self, producer: ProducerClient) -> RedriveLog:
+        """Write that we begin, and read the log until that comes back."""
+        session = uuid.uuid4().hex
+        record = BeginRecord(source=self._source, plan=self._plan, session=session, by=self._by)
+        self._open(producer)
+        producer.produce(self._log_topic, encode_redrive_record(record))
+        self._commit(producer)
+        log = RedriveLog()
+        deadline_ns = self._clock.monotonic_ns() + int(_READ_BACK_S * 1e9)
+        with closing(self._reader.read([self._log_topic], follow=True)) as messages:
+            for message in messages:
+                entry = None if message is None else decode_redrive_record(message.value())
+                log.add(entry)
+                if isinstance(entry, BeginRecord) and entry.session == session:
+                    break
+                if self._clock.monotonic_ns() > deadline_ns:
+                    raise RedriveError(
+                        f"our own record did not come back from {self._log_topic} within {_READ_BACK_S:.0f} s: a "
+                        "transaction is open in it; wait until it has ended and apply the plan again"
+                    )
+        self._session = session
+        return log
+
+    def _refuse_if_taken_over(self, log: RedriveLog) -> None:
+        last = log.last_begin(self._source)
+        if last is not None and last.session != self._session:
+            raise RedriveError(
+                f"{last.by or 'somebody'} began to redrive {self._source} (plan {last.plan}) after us, and goes on; "
+                "what we sent is marked: apply the plan again when that is done"
+            )
+
+    def _is_done(self, log: RedriveLog) -> Callable[[PlannedLetter], bool]:
+        def is_done(letter: PlannedLetter) -> bool:
+            if log.is_done(self._plan, self._source, letter.partition, letter.offset):
+                return True
+            found = log.settled(self._source, letter.partition, letter.offset, letter.digest)
+            return found is not None and not self._again
+
+        return is_done
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def _send(self, producer: ProducerClient, letters: list[PlannedLetter]) -> None:
+        batch: list[tuple[PlannedLetter, OutgoingRecord | None]] = []
+        size_bytes = 0
+        room = self._room()
+        with closing(self._read(letters)) as found:
+            for letter, message in found:
+                made = self._made(letter, message)
+                if made is not None:
+                    batch.append((letter, made[0]))
+                    size_bytes += 0 if made[0] is None else len(made[0].value or b"")
+                if self._progress.stopped_by is not None:
+                    return
+                if len(batch) >= room or size_bytes >= _MOST_BYTES:
+                    self._transact(producer, batch)
+                    batch, size_bytes = [], 0
+                    room = self._room()
+                    if room == 0:
+                        return
+        self._transact(producer, batch)
+
+    def _room(self) -> int:
+        """Room for the next transaction once its time has come; 0: stopped."""
+        while (wait_ms := self._progress.wait_ms(self._now_ms())) > 0 and self._progress.stopped_by is None:
+            self._wait(wait_ms / 1_000)
+        return self._progress.room(self._now_ms())
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
+
+    def _read(self, letters: list[PlannedLetter]) -> Generator[tuple[PlannedLetter, Any]]:
+        """The letters that are still there; those that are not have failed."""
+        waiting = {(letter.partition, letter.offset): letter for letter in letters}
+        with closing(self._reader.read_at(self._source, waiting)) as messages:
+            for message in messages:
+                yield waiting.pop((message.partition(), message.offset())), message
+        for letter in waiting.values():
+            self._fail(letter, "gone")
+
+    def _made(self, letter: PlannedLetter, message: Any) -> tuple[OutgoingRecord | None] | None:
+        """What sends a letter; None: it has failed."""
+        if record_digest(message) != letter.digest:
+            self._fail(letter, "changed")
+            return None
+        try:
+            return (self._make(message, letter),)
+        except MalformedRecordError as error:
+            self._fail(letter, error.reason)
+        except MessageError:
+            self._fail(letter, "unsendable")
+        return None
+
+    def _fail(self, letter: PlannedLetter, reason: str) -> None:
+        self._progress.fail(letter, reason)
+        self._report()
+
+    def _transact(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
+        """Send letters and their mark in one transaction; without those that are refused for themselves."""
+        while batch and self._progress.stopped_by is None:
+            self._progress.take([letter for letter, _ in batch], self._now_ms())
+            self._refused = {}
+            self._open(producer)
+            try:
+                self._produce_all(producer, batch)
+                self._point("produced")
+                producer.flush(_API_S)
+            except KafkaException:
+                producer.flush(_API_S)  # a transaction with a refused record takes no more: the reports say which
+                if not self._refused:
+                    raise
+            if not self._refused:
+                self._commit(producer)
+                self._point("committed")
+                self._progress.committed()
+                self._report()
+                return
+            producer.abort_transaction(_API_S)
+            self._has_open = False
+            self._progress.aborted()
+            if not self._is_careful:
+                raise _CarefullyError
+            for letter, _ in batch:
+                error = self._refused.get((letter.partition, letter.offset))
+                if error is not None:
+                    self._fail(letter, f"refused:{error.name()}")
+            batch = [each for each in batch if (each[0].partition, each[0].offset) not in self._refused]
+
+    def _produce_all(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
+        for letter, out in batch:
+            if out is not None:
+                self._produce(producer, letter, out)
+        mark = MarkRecord(
+            state=self._state,
+            source=self._source,
+            plan=self._plan,
+            session=self._session,
+            by=self._by,
+            letters=tuple((letter.partition, letter.offset, letter.digest) for letter, _ in batch),
+        )
+        producer.produce(self._log_topic, encode_redrive_record(mark))
+
+    def _produce(self, producer: ProducerClient, letter: PlannedLetter, out: OutgoingRecord) -> None:
+        place = (letter.partition, letter.offset)
+
+        def stored(error: KafkaError | None, _message: Any) -> None:
+            if error is not None and error.code() in _REFUSED:
+                self._refused[place] = error
+
+        partition = -1 if out.partition is None else out.partition
+        while True:
+            try:
+                producer.produce(out.topic, out.value, out.key, partition, on_delivery=stored, headers=out.headers)
+            except BufferError:
+                producer.poll(_POLL_S)
+            except KafkaException as error:
+                if error.args[0].code() not in _REFUSED:
+                    raise
+                self._refused[place] = error.args[0]
+                return
+            else:
+                return
+
+    def _open(self, producer: ProducerClient) -> None:
+        producer.begin_transaction()
+        self._has_open = True
+
+    def _commit(self, producer: ProducerClient) -> None:
+        producer.commit_transaction(_API_S)
+        self._has_open = False
+
+    def _throw_away(self) -> None:
+        """End the producer; what it had open is aborted if that can still be done."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        if self._has_open:
+            with suppress(KafkaException):  # not ours to abort any more, or the next init_transactions does it
+                producer.abort_transaction(_API_S)
+            self._has_open = False
+        producer.purge()
+        with suppress(KafkaException):  # a fatal error comes out of it once, and has been seen
+            producer.flush(0)
+
+
+class _CarefullyError(Exception):
+    """A record was refused, and others with it for being in one batch: begin again with one record a batch."""

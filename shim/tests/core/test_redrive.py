@@ -1,0 +1,138 @@
+"""A letter of a plan is in one state at a time; a rate, a most and a failure ratio are kept."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rocketshim.core.redrive import MOST_IN_TRANSACTION, RedriveProgress
+from rocketshim.errors import ConfigError
+from rocketshim_topics.redrive_plan import PlannedLetter
+
+
+def letters(count: int) -> list[PlannedLetter]:
+    return [PlannedLetter(0, offset, "0" * 16, "t", "c", "i") for offset in range(count)]
+
+
+def nothing(_letter: PlannedLetter) -> bool:
+    return False
+
+
+class Applying(RuleBasedStateMachine):
+    """Transactions that are committed, aborted, or of which nobody knows, against a log that is the truth."""
+
+    @initialize(count=st.integers(0, 60), most=st.none() | st.integers(1, 40), before=st.sets(st.integers(0, 59)))
+    def begin(self, count: int, most: int | None, before: set[int]) -> None:
+        self.all = letters(count)
+        self.before = {each for each in self.all if each.offset in before}
+        self.log = set(self.before)
+        self.ours: set[PlannedLetter] = set()
+        self.failed: set[PlannedLetter] = set()
+        self.progress = RedriveProgress(self.all, most=most, stop_ratio=0.5)
+        self.most = most
+        self.left = self.progress.resume(self.log.__contains__)
+
+    @rule(count=st.integers(0, 9), outcome=st.sampled_from(["committed", "aborted", "lost", "unknown"]))
+    def transact(self, count: int, outcome: str) -> None:
+        room = self.progress.room(0)
+        taken = [each for each in self.left if each not in self.failed][: min(count, room)]
+        self.progress.take(taken, 0)
+        if outcome in {"committed", "unknown"}:
+            self.log |= set(taken)
+            self.ours |= set(taken)
+        match outcome:
+            case "committed":
+                self.progress.committed()
+                self.left = [each for each in self.left if each not in taken]
+            case "aborted":
+                self.progress.aborted()
+            case _:
+                self.left = self.progress.resume(self.log.__contains__)
+
+    @precondition(lambda self: self.left)
+    @rule(index=st.integers(0, 99))
+    def fail(self, index: int) -> None:
+        letter = self.left[index % len(self.left)]
+        if letter not in self.failed:
+            self.failed.add(letter)
+            self.progress.fail(letter, "gone")
+
+    @rule(index=st.integers(0, 99))
+    def another_plan_settles(self, index: int) -> None:
+        free = [each for each in self.left if each not in self.failed]
+        if free:
+            self.log.add(free[index % len(free)])
+            self.before.add(free[index % len(free)])
+            self.left = self.progress.resume(self.log.__contains__)
+
+    @invariant()
+    def counts_are_those_of_the_log(self) -> None:
+        progress = self.progress
+        assert (progress.sent, progress.settled) == (len(self.ours), len(self.before))
+        assert progress.failed == len(self.failed)
+        assert progress.waiting == progress.planned - progress.sent - progress.settled - progress.failed
+        assert self.most is None or progress.sent <= self.most
+        tried = len(self.ours) + len(self.failed)
+        too_many = tried >= 20 and len(self.failed) > tried / 2
+        reached = self.most is not None and progress.sent >= self.most
+        assert progress.stopped_by == ("failures" if too_many else "most" if reached else None)
+        assert (progress.room(0) == 0) == (too_many or reached)
+        assert progress.failures == Counter({"gone": len(self.failed)} if self.failed else {})
+
+
+TestApplying = Applying.TestCase
+
+
+@given(
+    rate=st.floats(0.1, 50),
+    gaps=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5_000)), max_size=30),
+)
+def test_no_more_than_the_rate_over_any_stretch_but_the_last_second(rate: float, gaps: list[tuple[int, int]]) -> None:
+    progress = RedriveProgress(letters(1_500), rate_per_s=rate)
+    left = progress.resume(nothing)
+    now_ms, taken, begun = 0, 0, None
+    for count, pause_ms in gaps:
+        now_ms += pause_ms + progress.wait_ms(now_ms + pause_ms)
+        room = progress.room(now_ms)
+        assert 1 <= room <= max(1, min(rate, MOST_IN_TRANSACTION))
+        begun = now_ms if begun is None else begun
+        batch = left[taken : taken + min(count, room)]
+        assert taken <= rate * (now_ms - begun + 1 + len(gaps)) / 1_000 + 1e-6
+        progress.take(batch, now_ms)
+        progress.committed()
+        taken += len(batch)
+
+
+def test_a_letter_that_does_not_wait_cannot_be_taken() -> None:
+    one, two, _ = everything = letters(3)
+    progress = RedriveProgress(everything)
+    progress.resume(lambda letter: letter is one)
+    progress.take([two], 0)
+    for wrong in ([one], [two], [PlannedLetter(9, 9, "", "", "", "")]):
+        with pytest.raises(ValueError, match="does not wait"):
+            progress.take(wrong, 0)
+    progress.committed()
+    assert (progress.sent, progress.settled, progress.waiting) == (1, 1, 1)
+
+
+def test_a_letter_fails_once_and_one_that_is_sent_does_not() -> None:
+    one, two = everything = letters(2)
+    progress = RedriveProgress(everything)
+    progress.resume(nothing)
+    progress.take([one], 0)
+    progress.committed()
+    for _ in range(2):
+        progress.fail(one, "gone")
+        progress.fail(two, "changed")
+    assert (progress.sent, progress.failed, progress.failures) == (1, 1, Counter(changed=1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rate_per_s": 0}, {"rate_per_s": -1.0}, {"rate_per_s": float("nan")}, {"most": 0}, {"stop_ratio": 1.1}],
+)
+def test_limits_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        RedriveProgress([], **wrong)  # type: ignore[arg-type]

@@ -1,0 +1,255 @@
+"""Applying a plan on the in-memory Kafka: each letter once, whatever fails and whoever comes between."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketshim.clients import Clients
+from rocketshim.core.redrive import RedriveProgress
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.deadletter.redriving import Redriver, read_log
+from rocketshim.errors import MalformedRecordError, RedriveError, TopicMissingError
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics import OutgoingRecord
+from rocketshim_topics.redrive_log import record_digest
+from rocketshim_topics.redrive_plan import PlannedLetter
+
+LOG, DLQ, TARGET = "rmq.redrive", "dlq", "retry"
+
+
+class DiedError(Exception):
+    """The process is gone."""
+
+
+class Stage:
+    """A dead-letter topic of two partitions, its target, the log, and runs of plans."""
+
+    def __init__(self, count: int) -> None:
+        self.clock = VirtualClock()
+        self.made: list[Any] = []
+        self.kafka = InMemoryKafka(self.clock)
+        self.kafka.create_topic(LOG, config={"message.timestamp.type": "LogAppendTime"})
+        self.kafka.create_topic(DLQ, 2)
+        self.kafka.create_topic(TARGET, 3)
+        for number in range(count):
+            self.kafka.append(DLQ, b"%d" % number, key=b"k%d" % (number % 5), partition=number % 5 % 2)
+        self.letters = [
+            PlannedLetter(record.partition() or 0, record.offset() or 0, record_digest(record), TARGET, "", "")
+            for record in self.kafka.records(DLQ)
+        ]
+
+    def run(self, plan: str = "p", *, make: Callable[..., Any] | None = None, **settings: Any) -> RedriveProgress:
+        own = {name: settings.pop(name) for name in ("rate_per_s", "most", "stop_ratio") if name in settings}
+        progress = RedriveProgress(settings.pop("letters", self.letters), **own)
+        redriver = Redriver(
+            "memory:1",
+            LOG,
+            source=DLQ,
+            plan=plan,
+            state="redriven",
+            make=make or (lambda record, _: OutgoingRecord(TARGET, None, record.key(), record.value(), [])),
+            progress=progress,
+            clients=Clients(consumer=self._keep(self.kafka.consumer), producer=self._keep(self.kafka.producer)),
+            clock=self.clock,
+            wait=lambda seconds: self.clock.advance(seconds * 1_000),
+            **settings,
+        )
+        try:
+            redriver.run()
+        finally:
+            redriver.close()
+        return progress
+
+    def _keep(self, make: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+        def keep(config: dict[str, Any]) -> Any:
+            self.made.append(make(config))
+            return self.made[-1]
+
+        return keep
+
+    def die(self) -> None:
+        """The process of every client is gone; what it tries to do on its way out, too."""
+        for client in self.made:
+            self.kafka.kill(client)
+            for call in ("abort_transaction", "purge", "flush", "unassign", "close"):
+                setattr(client, call, lambda *_: 0)
+        raise DiedError
+
+    @property
+    def arrived(self) -> Counter[bytes]:
+        return Counter(record.value() for record in self.kafka.records(TARGET))
+
+    def everything_once(self) -> bool:
+        per_key: dict[bytes, list[int]] = {}
+        for record in self.kafka.records(TARGET):
+            per_key.setdefault(record.key() or b"", []).append(int(record.value() or b""))
+        in_order = all(numbers == sorted(numbers) for numbers in per_key.values())
+        return in_order and self.arrived == {record.value(): 1 for record in self.kafka.records(DLQ)}
+
+
+def failing(code: int, *, fatal: bool = False, abort: bool = False) -> KafkaError:
+    return KafkaError(code, "ordered", fatal, False, abort)  # noqa: FBT003 - positional by its signature
+
+
+def test_all_letters_are_sent_once_and_a_second_run_sends_nothing() -> None:
+    stage = Stage(1_200)
+    assert stage.run().sent == 1_200
+    assert stage.everything_once()
+    again = stage.run()
+    assert (again.sent, again.settled) == (0, 1_200)
+    other = stage.run("another plan")
+    assert (other.sent, other.settled) == (0, 1_200), "what another plan has sent is not sent again"
+    assert stage.everything_once()
+    assert stage.run("again", again=True).sent == 1_200
+    assert stage.run("again", again=True).sent == 0
+
+
+@settings(deadline=None)
+@given(
+    deaths=st.lists(
+        st.tuples(st.sampled_from(["produced", "committed"]), st.integers(1, 4), st.integers(0, 2)), max_size=4
+    )
+)
+def test_whoever_dies_wherever_each_letter_is_there_once_in_order(deaths: list[tuple[str, int, int]]) -> None:
+    stage = Stage(60)
+    for point, nth, fault in deaths:
+        passed: list[str] = []
+
+        def die(name: str, point: str = point, nth: int = nth, passed: list[str] = passed) -> None:
+            passed.append(name)
+            if passed.count(point) == nth:
+                stage.die()
+
+        if fault:
+            is_applied = fault == 2
+            stage.kafka.fail_transaction(failing(KafkaError._TIMED_OUT), count=1, applied=is_applied)
+        with contextlib.suppress(DiedError):
+            stage.run(point=die, rate_per_s=20)
+    last = stage.run(rate_per_s=20)
+    assert last.waiting == last.failed == 0
+    assert stage.everything_once()
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize(
+    "error", [failing(KafkaError._TIMED_OUT), failing(KafkaError._STATE, abort=True), failing(KafkaError._TRANSPORT)]
+)
+def test_a_commit_of_unknown_result_is_looked_up_in_the_log(error: KafkaError, applied: bool) -> None:
+    stage = Stage(30)
+    passed: list[str] = []
+
+    def spoil(name: str) -> None:
+        passed.append(name)
+        if passed == ["produced"]:
+            stage.kafka.fail_transaction(error, applied=applied)
+
+    progress = stage.run(point=spoil, rate_per_s=10)
+    assert (progress.sent, progress.waiting) == (30, 0)
+    assert stage.everything_once()
+
+
+def test_a_redrive_that_was_taken_over_stops_and_says_by_whom() -> None:
+    stage = Stage(30)
+    begun = iter([True])
+
+    def interfere(name: str) -> None:
+        if name == "produced" and next(begun, False):
+            stage.run("other")
+
+    with pytest.raises(RedriveError, match="plan other"):
+        stage.run(point=interfere, rate_per_s=10)
+    assert stage.everything_once()
+
+
+def test_a_cluster_that_never_lets_us_is_given_up() -> None:
+    stage = Stage(3)
+    stage.kafka.fail_transaction(failing(KafkaError._TIMED_OUT), count=1_000)
+    with pytest.raises(RedriveError, match="after 5 attempts"):
+        stage.run()
+    assert stage.arrived == Counter()
+
+
+def test_letters_that_are_gone_changed_or_unsendable_fail_and_the_rest_is_sent() -> None:
+    stage = Stage(40)
+    stage.kafka.truncate(DLQ, 0, before_offset=2)
+    changed = stage.letters[-1]._replace(digest="f" * 16)
+    refused = stage.letters[-2]
+
+    def make(record: Any, letter: PlannedLetter) -> OutgoingRecord:
+        if letter == refused:
+            raise MalformedRecordError("by-reference", "no body")
+        return OutgoingRecord(TARGET, None, record.key(), record.value(), [])
+
+    progress = stage.run(letters=[*stage.letters[:-1], changed], make=make)
+    assert progress.failures == {"gone": 2, "changed": 1, "by-reference": 1}
+    assert progress.sent == 36 == stage.arrived.total()
+
+
+def test_a_letter_that_is_too_large_fails_alone() -> None:
+    stage = Stage(40)
+    stage.kafka.create_topic("small", config={"max.message.bytes": "500"})
+
+    def make(record: Any, letter: PlannedLetter) -> OutgoingRecord:
+        return OutgoingRecord("small", None, record.key(), b"x" * (1_000 if letter.offset == 3 else 1), [])
+
+    progress = stage.run(make=make)
+    assert progress.failures == {"refused:MSG_SIZE_TOO_LARGE": 2}
+    assert progress.sent == len(stage.kafka.records("small")) == 38
+
+
+def test_too_many_failures_stop_it_and_what_waits_stays() -> None:
+    stage = Stage(100)
+
+    def make(record: Any, letter: PlannedLetter) -> OutgoingRecord:
+        raise MalformedRecordError("by-reference", f"{record.offset()} {letter.offset}")
+
+    progress = stage.run(make=make)
+    assert (progress.stopped_by, progress.failed, progress.sent) == ("failures", 20, 0)
+
+
+def test_a_rate_and_a_most_are_kept() -> None:
+    stage = Stage(100)
+    began_ns = stage.clock.monotonic_ns()
+    progress = stage.run(rate_per_s=10, most=35)
+    assert (progress.sent, progress.stopped_by) == (35, "most")
+    assert stage.clock.monotonic_ns() - began_ns >= 3_000_000_000
+    assert stage.run().sent == 65
+    assert stage.everything_once()
+
+
+def test_a_dry_run_sends_nothing_and_finds_the_same_failures() -> None:
+    stage = Stage(10)
+    changed = [stage.letters[0]._replace(digest="f" * 16), *stage.letters[1:]]
+    progress = RedriveProgress(changed)
+    redriver = Redriver(
+        "memory:1", LOG, source=DLQ, plan="p", state="redriven", make=lambda record, _: record,
+        progress=progress, clients=stage.kafka.clients(),
+    )  # fmt: skip
+    redriver.dry_run()
+    redriver.close()
+    assert (progress.failures, progress.waiting) == ({"changed": 1}, 9)
+    assert stage.kafka.records(LOG) == []
+    assert stage.arrived == Counter()
+
+
+def test_discarding_marks_and_sends_nothing() -> None:
+    stage = Stage(10)
+    assert stage.run(make=lambda _record, _letter: None).sent == 10
+    assert stage.arrived == Counter()
+    with TopicReader("memory:1", clients=stage.kafka.clients()) as reader:
+        log = read_log(reader, LOG)
+        assert all(log.settled(DLQ, *letter[:3]) is not None for letter in stage.letters)
+        assert read_log(reader, "no-such-topic").last_begin(DLQ) is None
+
+
+def test_a_log_that_is_missing_is_said() -> None:
+    stage = Stage(1)
+    stage.kafka.delete_topic(LOG)
+    with pytest.raises(TopicMissingError, match="rocketshim init"):
+        stage.run()
