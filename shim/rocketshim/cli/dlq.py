@@ -1,4 +1,4 @@
-"""`rocketshim dlq ls | show | stats`: what is dead, and why."""
+"""`rocketshim dlq`: what is dead, and why (`ls`, `show`, `stats`, `export`), and what is done about it (`redrive`)."""
 
 import json
 from typing import Annotated
@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from rocketshim.cli import redrive
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import (
     Choice,
+    Everything,
     Follow,
     Group,
     Key,
@@ -25,6 +27,7 @@ from rocketshim.cli.letters import (
 from rocketshim.cli.options import Bootstrap, Json, Namespace
 from rocketshim.deadletter.entry import time_text
 from rocketshim.deadletter.reading import TopicReader
+from rocketshim.deadletter.redriving import read_log
 from rocketshim.deadletter.statistics import by_cause
 from rocketshim_topics import TopicNames
 
@@ -33,6 +36,10 @@ app = typer.Typer(
     epilog="Example: rocketshim dlq stats --bootstrap localhost:9092 --group payments",
     no_args_is_help=True,
 )
+
+app.command(epilog=redrive.PLAN_EXAMPLE)(redrive.plan)
+app.command(epilog="Example: rocketshim dlq apply plan.json --rate 50")(redrive.apply)
+app.command(epilog=redrive.DISCARD_EXAMPLE)(redrive.discard)
 
 
 @app.command(epilog="Example: rocketshim dlq ls --group payments --where \"FAIL_CLASS = 'Timeout'\" --since 2d")
@@ -45,16 +52,18 @@ def ls(
     tags: Tags = None,
     key: Key = None,
     since: Since = None,
+    everything: Everything = False,
     limit: Limit = 50,
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
     """List dead letters of a group, oldest first within a partition."""
     names = TopicNames(namespace)
-    choice = Choice(where=where, tags=tags, key=key, since=since)
+    choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
     with TopicReader(bootstrap) as reader:
-        entries = chosen(reader, names.dead_letter(group), choice, follow=follow)
-        show_list(entries, limit=limit, as_json=as_json, follow=follow)
+        log = read_log(reader, names.redrive_log)
+        entries = chosen(reader, names.dead_letter(group), choice, follow=follow, log=log)
+        show_list(entries, limit=limit, as_json=as_json, follow=follow, with_state=True)
 
 
 @app.command(epilog="Example: rocketshim dlq show 0/17 --group payments")
@@ -69,11 +78,33 @@ def show(
     """Show everything of one dead letter. Exit code 2 if there is none."""
     names = TopicNames(namespace)
     with TopicReader(bootstrap) as reader:
-        entry = find(reader, names, names.dead_letter(group), what)
+        log = read_log(reader, names.redrive_log)
+        entry = find(reader, names, names.dead_letter(group), what, log=log)
     if entry is None:
         typer.echo(f"no dead letter {what} in group {group}", err=True)
         raise typer.Exit(FINDING)
     show_one(entry, as_json=as_json)
+
+
+@app.command(epilog="Example: rocketshim dlq export --group payments --since 1d > letters.jsonl")
+def export(
+    *,
+    bootstrap: Bootstrap,
+    group: Group,
+    namespace: Namespace = "",
+    where: Where = None,
+    tags: Tags = None,
+    key: Key = None,
+    since: Since = None,
+    everything: Everything = False,
+) -> None:
+    """Write dead letters as JSON Lines, whole: headers and bodies too (what is not text as base64)."""
+    names = TopicNames(namespace)
+    choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
+    with TopicReader(bootstrap) as reader:
+        log = read_log(reader, names.redrive_log)
+        for entry in chosen(reader, names.dead_letter(group), choice, log=log):
+            typer.echo(json.dumps(entry.as_json()))
 
 
 @app.command(epilog="Example: rocketshim dlq stats --group payments --since 1d")
@@ -86,13 +117,15 @@ def stats(
     tags: Tags = None,
     key: Key = None,
     since: Since = None,
+    everything: Everything = False,
     as_json: Json = False,
 ) -> None:
     """Count dead letters by cause. Records that were read are counted, not offsets."""
     names = TopicNames(namespace)
-    choice = Choice(where=where, tags=tags, key=key, since=since)
+    choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
     with TopicReader(bootstrap) as reader:
-        counts = by_cause(chosen(reader, names.dead_letter(group), choice))
+        log = read_log(reader, names.redrive_log)
+        counts = by_cause(chosen(reader, names.dead_letter(group), choice, log=log))
     if as_json:
         rows = [
             {

@@ -15,6 +15,7 @@ from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import ConfigError
 from rocketshim.filters import SqlFilter, TagFilter
 from rocketshim_topics import Origin, TopicNames, parse_duration_ms
+from rocketshim_topics.redrive_log import RedriveLog
 
 Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
 Where = Annotated[
@@ -24,6 +25,7 @@ Tags = Annotated[str | None, typer.Option("--tags", help="Tags: 'created || paid
 Key = Annotated[str | None, typer.Option("--key", help="Kafka's key, or one of the business keys.")]
 Since = Annotated[str | None, typer.Option("--since", help="Not older than this: 30m, 2h, 3d.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many.")]
+Everything = Annotated[bool, typer.Option("--all", help="Also those that were redriven or discarded.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")]
 
 
@@ -43,7 +45,12 @@ class Choice:
         ConfigError, FilterSyntaxError: something they wrote is not right.
     """
 
-    def __init__(self, *, where: str | None, tags: str | None, key: str | None, since: str | None) -> None:
+    def __init__(
+        self, *, where: str | None, tags: str | None, key: str | None, since: str | None, everything: bool = True
+    ) -> None:
+        given = {"where": where, "tags": tags, "key": key, "since": since}
+        self.written = {name: text for name, text in given.items() if text is not None}
+        self.everything = everything
         self._where = None if where is None else SqlFilter(where)
         self._tags = None if tags is None else TagFilter(tags)
         self._key = key
@@ -61,17 +68,32 @@ class Choice:
         return entry.key == self._key.encode() or self._key in (entry.envelope.keys or "").split()
 
 
-def chosen(reader: TopicReader, topic: str, choice: Choice, *, follow: bool = False) -> Iterator[Entry]:
-    """The records of a topic that are wanted."""
-    for message in reader.read([topic], since_ms=choice.since_ms, follow=follow):
-        if message is None:
-            continue
-        entry = Entry.of(message)
-        if choice.wants(message, entry):
+def chosen(
+    reader: TopicReader, topic: str, choice: Choice, *, follow: bool = False, log: RedriveLog | None = None
+) -> Iterator[Entry]:
+    """The records of a topic that are wanted; of settled ones, at the end, how many were left out."""
+    hidden = 0
+    for _, entry in chosen_records(reader, topic, choice, follow=follow, log=log):
+        if choice.everything or entry.plan is None:
             yield entry
+        else:
+            hidden += 1
+    if hidden:
+        typer.echo(f"{hidden} more were redriven or discarded; --all shows them", err=True)
 
 
-def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bool) -> None:
+def chosen_records(
+    reader: TopicReader, topic: str, choice: Choice, *, follow: bool = False, log: RedriveLog | None = None
+) -> Iterator[tuple[Any, Entry]]:
+    """The records of a topic that are wanted, as read and as entries."""
+    for message in reader.read([topic], since_ms=choice.since_ms, follow=follow):
+        if message is not None:
+            entry = Entry.of(message, log=log)
+            if choice.wants(message, entry):
+                yield message, entry
+
+
+def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bool, with_state: bool = False) -> None:
     """List records: a table, or one JSON object a line."""
     if as_json or follow:
         for number, entry in enumerate(entries, start=1):
@@ -80,7 +102,8 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
                 return
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("partition/offset", "stored (UTC)", "failures", "cause", "text", "topic", "id"):
+    state = ["state"] if with_state else []
+    for column in ("partition/offset", "stored (UTC)", *state, "failures", "cause", "text", "topic", "id"):
         table.add_column(column, overflow="fold" if column in {"id", "text"} else "ellipsis")
     shown = 0
     for entry in entries:
@@ -91,6 +114,7 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
         table.add_row(
             f"{entry.partition}/{entry.offset}",
             time_text(entry.stored_ms),
+            *([entry.state] if with_state else []),
             str(entry.envelope.reconsume_times or 0),
             entry.cause or (f"malformed: {entry.malformed}" if entry.malformed else ""),
             entry.envelope.fail_text or "",
@@ -113,6 +137,7 @@ def show_one(entry: Entry, *, as_json: bool) -> None:
     for label, value in (
         ("id", entry.id),
         ("lies at", entry.at),
+        ("state", entry.state if entry.plan is None else f"{entry.state} by plan {entry.plan}"),
         ("stored", time_text(entry.stored_ms)),
         ("first sent", time_text(envelope.born_timestamp_ms)),
         ("first delivery", envelope.origin_message_id or ""),
@@ -136,21 +161,23 @@ def show_one(entry: Entry, *, as_json: bool) -> None:
     console().print(table)
 
 
-def find(reader: TopicReader, names: TopicNames, topic: str, what: str) -> Entry | None:
+def find(
+    reader: TopicReader, names: TopicNames, topic: str, what: str, *, log: RedriveLog | None = None
+) -> Entry | None:
     """A record by `partition/offset`, `topic/partition/offset` or a message's id; None if there is none."""
     parts = what.split("/")
     if len(parts) == 2 and all(part.isdigit() for part in parts):
         message = reader.fetch(topic, int(parts[0]), int(parts[1]))
-        return None if message is None else Entry.of(message)
+        return None if message is None else Entry.of(message, log=log)
     if len(parts) == 3:
         try:
             at = Origin.parse(what)
         except ValueError as error:
             raise ConfigError(f"{what!r} is no id and no topic/partition/offset") from error
         message = reader.fetch(at.topic, at.partition, at.offset)
-        return None if message is None else Entry.of(message, trusted=names.is_ours(at.topic))
+        return None if message is None else Entry.of(message, trusted=names.is_ours(at.topic), log=log)
     for message in reader.read([topic]):
-        entry = Entry.of(message)
+        entry = Entry.of(message, log=log)
         if entry.id == what:
             return entry
     return None

@@ -41,6 +41,7 @@ class TopicReader:
         self, bootstrap: str, *, client: Mapping[str, Any] | None = None, clients: Clients | None = None
     ) -> None:
         self._bootstrap = bootstrap
+        self._reading: object = None
         required = {
             "bootstrap.servers": bootstrap,
             "group.id": f"rocketshim-read-{uuid.uuid4().hex[:8]}",
@@ -89,11 +90,11 @@ class TopicReader:
             low, high = self._bounds(*place)
             if follow or high > low:
                 ends[place] = high
-        self._consumer.assign(self._starts(list(ends), since_ms))
+        reading = self._begin(self._starts(list(ends), since_ms))
         try:
             yield from self._until(ends, follow=follow)
         finally:
-            self._consumer.unassign()
+            self._end(reading)
 
     def read_at(self, topic: str, places: Iterable[tuple[int, int]]) -> Generator[Any]:
         """The records at some places of a topic that are still there; in order within a partition.
@@ -105,27 +106,22 @@ class TopicReader:
         wanted: dict[int, set[int]] = defaultdict(set)
         for partition, offset in places:
             wanted[partition].add(offset)
-        starts, ends = [], {}
+        spans = {}
         for partition, offsets in wanted.items():
             low, high = self._bounds(topic, partition)
-            start, end = max(low, min(offsets)), min(high, max(offsets) + 1)
-            if start < end:
-                starts.append(TopicPartition(topic, partition, start))
-                ends[topic, partition] = end
-        self._consumer.assign(starts)
-        try:
-            for message in self._until(ends, follow=False):
-                if message.offset() in wanted[message.partition()]:
-                    yield message
-        finally:
-            self._consumer.unassign()
+            spans[topic, partition] = (max(low, min(offsets)), min(high, max(offsets) + 1))
+        for message in self.read_spans(spans):
+            if message.offset() in wanted[message.partition()]:
+                yield message
 
-    def read_spans(self, spans: Mapping[tuple[str, int], tuple[int, int]]) -> Iterator[Any]:
+    def read_spans(self, spans: Mapping[tuple[str, int], tuple[int, int]]) -> Generator[Any]:
         """Every record between two offsets of each `(topic, partition)`: from the first up to, without, the second."""
         places = {place: span for place, span in spans.items() if span[0] < span[1]}
-        self._consumer.assign([TopicPartition(*place, start) for place, (start, _) in places.items()])
-        yield from self._until({place: end for place, (_, end) in places.items()}, follow=False)
-        self._consumer.unassign()
+        reading = self._begin([TopicPartition(*place, start) for place, (start, _) in places.items()])
+        try:
+            yield from self._until({place: end for place, (_, end) in places.items()}, follow=False)
+        finally:
+            self._end(reading)
 
     def first_time_ms(self, topic: str, partition: int, offset: int) -> int | None:
         """The time of the first record at or after an offset, epoch ms; None: there is none."""
@@ -138,16 +134,17 @@ class TopicReader:
         low, high = self._bounds(topic, partition)
         if not low <= offset < high:
             return None
-        self._consumer.assign([TopicPartition(topic, partition, offset)])
+        reading = self._begin([TopicPartition(topic, partition, offset)])
         try:
             for message in self._until({(topic, partition): offset + 1}, follow=False):
                 return message if message.offset() == offset else None
         finally:
-            self._consumer.unassign()
+            self._end(reading)
         return None
 
     def close(self) -> None:
         """End."""
+        self._reading = None
         self._consumer.close()
 
     def __enter__(self) -> Self:
@@ -155,6 +152,18 @@ class TopicReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _begin(self, starts: list[TopicPartition]) -> object:
+        """Assign these places; what was being read is given up."""
+        self._reading = object()
+        self._consumer.assign(starts)
+        return self._reading
+
+    def _end(self, reading: object) -> None:
+        """Unassign, unless something else is being read by now: iterators may be dropped late."""
+        if self._reading is reading:
+            self._reading = None
+            self._consumer.unassign()
 
     def _until(self, ends: dict[tuple[str, int], int], *, follow: bool) -> Iterator[Any]:
         while ends or follow:

@@ -1,0 +1,178 @@
+"""Plan and apply on a real broker: a thousand dead letters of six causes, killed in the middle, each sent once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from rocketshim.cli import main
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.local import Broker
+from rocketshim_topics import DelayLevels, Envelope, Layout, TopicNames, encode, provision
+
+CAUSES = ("Timeout", "KeyError", "ValueError", "OSError", "DeadLetter", "NoListener")
+COUNT = 1_000
+KILLED = """
+import os, signal, sys
+import rocketshim.cli.redrive as redrive
+from rocketshim.cli import main
+
+class Dying(redrive.Redriver):
+    def __init__(self, *args, **settings):
+        passed = []
+        def point(name):
+            passed.append(name)
+            if passed.count(sys.argv[1]) == int(sys.argv[2]):
+                os.kill(os.getpid(), signal.SIGKILL)
+        super().__init__(*args, point=point, **settings)
+
+redrive.Redriver = Dying
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+class World:
+    """A group with a thousand dead letters: 2 partitions, 100 keys, 6 causes; number 7 is there twice."""
+
+    def __init__(self, broker: Broker, admin: AdminClient, namespace: str, group: str, source: str) -> None:
+        self.names = TopicNames(namespace)
+        self.group = group
+        self.connection = ["--bootstrap", broker.bootstrap]
+        self.scope = [*self.connection, "--namespace", namespace, "--group", group]
+        self.bootstrap = broker.bootstrap
+        layout = Layout(self.names, DelayLevels.default(), retry_partitions=3, dead_letter_partitions=2)
+        provision.ensure_topics(admin, layout.for_group(group, with_log=False))
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "partitioner": "murmur2_random"})
+        for number in range(COUNT):
+            headers = self.headers(number, source)
+            for _ in range(2 if number == 7 else 1):
+                producer.produce(
+                    self.names.dead_letter(group), b"%d" % number, b"key-%d" % (number % 100), headers=headers
+                )
+        producer.flush(60)
+
+    def headers(self, number: int, source: str) -> list[tuple[str, bytes | None]]:
+        cause = CAUSES[number % len(CAUSES)]
+        return encode(
+            Envelope(
+                shim=1,
+                uniq_key=f"m{number}",
+                retry_topic=source,
+                origin_message_id=f"{source}/0/{number}",
+                reconsume_times=17,
+                consumer_group=self.group,
+                fail_class=cause,
+                fail_text=f"{cause} of {number}",
+                fail_at_ms=1,
+                replay_count=3 if number == 12 else None,
+                user=(("n", b"%d" % number),),
+            )
+        )
+
+    def read(self, topic: str) -> list[Any]:
+        with TopicReader(self.bootstrap) as reader:
+            return list(reader.read([topic]))
+
+
+@pytest.fixture
+def world(
+    broker: Broker, admin: AdminClient, namespace: str, group: Callable[..., str], topic: Callable[..., str]
+) -> World:
+    return World(broker, admin, namespace, group(), topic(2))
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def call(*words: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main(list(words)) == code
+        return capsys.readouterr().out
+
+    return call
+
+
+def killed(*words: str, point: str, nth: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, point, str(nth), *words], check=False, timeout=120, env=os.environ
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_thousand_letters_killed_and_resumed_are_sent_once(
+    world: World, run: Callable[..., str], tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    made = json.loads(run("dlq", "plan", *world.scope, "--out", str(plan), "--json"))
+    assert made["letters"] == COUNT - 1
+    assert made["held_back"] == {"repeat-of": 1, "replayed-too-often": 1}
+    assert sum(made["by_cause"].values()) == COUNT - 1
+    assert set(made["by_cause"]) == set(CAUSES)
+    assert world.read(world.names.retry(world.group)) == []
+
+    apply = ["dlq", "apply", str(plan), *world.connection]
+    assert f"would be sent: {COUNT - 1}" in run(*apply, "--dry-run")
+    killed(*apply, "--rate", "100", point="produced", nth=3)
+    first = {message.value() for message in world.read(world.names.retry(world.group))}
+    assert len(first) == 200, "what was in the open transaction is not to be seen"
+    killed(*apply, "--rate", "100", point="committed", nth=2)
+    capped = json.loads(run(*apply, "--max", "150", "--json"))
+    assert (capped["sent"], capped["settled_before"], capped["stopped_by"]) == (150, 400, "most")
+    rest = json.loads(run(*apply, "--json"))
+    assert (rest["sent"], rest["settled_before"], rest["failed"]) == (COUNT - 1 - 550, 550, 0)
+    again = json.loads(run(*apply, "--json"))
+    assert (again["sent"], again["settled_before"]) == (0, COUNT - 1)
+
+    arrived = world.read(world.names.retry(world.group))
+    assert Counter(message.value() for message in arrived) == {
+        b"%d" % number: 1 for number in range(COUNT) if number != 12
+    }
+    for message in arrived:
+        headers = dict(message.headers())
+        assert (headers["RECONSUME_TIMES"], headers["REPLAY_COUNT"]) == (b"0", b"1")
+        assert headers["UNIQ_KEY"] == b"m" + message.value() == b"m" + headers["n"]
+        assert headers["REPLAY_ID"].decode().startswith(made["id"])
+    by_key: dict[bytes, list[int]] = {}
+    for message in arrived:
+        by_key.setdefault(message.key(), []).append(int(message.value()))
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+    assert run("dlq", "ls", *world.scope, "--json").count("\n") == 2, "the two that were held back"
+    assert len(run("dlq", "ls", *world.scope, "--json", "--all", "--limit", "2000").splitlines()) == COUNT + 1
+    more = json.loads(run("dlq", "plan", *world.scope, "--json", "--out", str(plan)))
+    assert (more["letters"], more["held_back"]) == (1, {"redriven-by": COUNT - 1, "replayed-too-often": 1})
+
+
+def test_letters_are_chosen_discarded_and_sent_to_their_source_only_when_asked(
+    world: World, run: Callable[..., str], tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    where = ["--where", "FAIL_CLASS = 'Timeout' AND n < 300"]
+    chosen = json.loads(run("dlq", "plan", *world.scope, *where, "--to-source", "--out", str(plan), "--json"))
+    (target,) = chosen["by_target"]
+    assert (chosen["letters"], chosen["by_cause"]) == (49, {"Timeout": 49})
+    run("dlq", "apply", str(plan), *world.connection)
+    assert len(world.read(target)) == 49
+    assert world.read(world.names.retry(world.group)) == []
+
+    run("dlq", "discard", *world.scope, "--where", "FAIL_CLASS = 'NoListener'", "--out", str(plan))
+    told = json.loads(run("dlq", "apply", str(plan), *world.connection, "--json"))
+    assert (told["sent"], told["failed"]) == (166, 0)
+    assert len(world.read(target)) == 49
+    stats = json.loads(run("dlq", "stats", *world.scope, "--json"))
+    assert "NoListener" not in {each["cause"] for each in stats}
+    assert sum(each["count"] for each in stats) == COUNT + 1 - 49 - 166
+    exported = [json.loads(line) for line in run("dlq", "export", *world.scope, "--all").splitlines()]
+    assert Counter(each["state"] for each in exported) == {"dead": 786, "redriven": 49, "discarded": 166}
+    assert sorted({int(each["value"]) for each in exported}) == list(range(COUNT))
+
+    plan.write_text(plan.read_text().replace('"again": false', '"again": true'))
+    run("dlq", "apply", str(plan), *world.connection, code=1)

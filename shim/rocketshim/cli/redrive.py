@@ -1,0 +1,263 @@
+"""`rocketshim dlq plan | apply | discard`: sending dead letters again, or not, as a plan that a person can read first.
+
+`plan` and `discard` only read, and write a file. `apply` does what the file says and nothing else; what it has done it
+knows from the cluster (`rocketshim.deadletter.redriving`), so it may be stopped and repeated at any time.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rocketshim.cli.app import FINDING
+from rocketshim.cli.letters import Choice, Group, Key, Since, Tags, Where, chosen_records
+from rocketshim.cli.options import Bootstrap, DryRun, Json, Namespace
+from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.deadletter.redriving import Redriver, read_log
+from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
+from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames
+from rocketshim_topics.redrive_plan import (
+    DEFAULT_MAX_REPLAYS,
+    PlannedLetter,
+    Planner,
+    RedrivePlan,
+    RedriveRules,
+    next_hop,
+    replay_id,
+)
+
+PLAN_EXAMPLE = (
+    "Example: rocketshim dlq plan --group payments --where \"FAIL_CLASS = 'Timeout'\" --out plan.json; "
+    "then: rocketshim dlq apply plan.json"
+)
+DISCARD_EXAMPLE = (
+    "Example: rocketshim dlq discard --group payments --tags test --out plan.json; then: rocketshim dlq apply plan.json"
+)
+
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", dir_okay=False, help="Write the plan to this file; without it, only say what it would do."),
+]
+Again = Annotated[bool, typer.Option("--again", help="Also those that were redriven or discarded before.")]
+
+
+def plan(
+    *,
+    bootstrap: Bootstrap,
+    group: Group,
+    namespace: Namespace = "",
+    where: Where = None,
+    tags: Tags = None,
+    key: Key = None,
+    since: Since = None,
+    to_source: Annotated[
+        bool, typer.Option("--to-source", help="To the source topic, so that EVERY group gets them again.")
+    ] = False,
+    max_replays: Annotated[
+        int, typer.Option("--max-replays", min=0, help="Hold back what was replayed so often already.")
+    ] = DEFAULT_MAX_REPLAYS,
+    again: Again = False,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Plan which dead letters would be sent again, to the group's retry topic. Sends nothing."""
+    rules = RedriveRules(
+        namespace=namespace,
+        group=None if to_source else group,
+        to_source=to_source,
+        max_replays=max_replays,
+        again=again,
+    )
+    choice = Choice(where=where, tags=tags, key=key, since=since)
+    _plan(bootstrap, group, rules, choice, out, as_json=as_json)
+
+
+def discard(
+    *,
+    bootstrap: Bootstrap,
+    group: Group,
+    namespace: Namespace = "",
+    where: Where = None,
+    tags: Tags = None,
+    key: Key = None,
+    since: Since = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Plan which dead letters would be marked as discarded: no longer listed, and not deleted. Changes nothing."""
+    rules = RedriveRules(action="discard", namespace=namespace)
+    choice = Choice(where=where, tags=tags, key=key, since=since)
+    _plan(bootstrap, group, rules, choice, out, as_json=as_json)
+
+
+def _plan(bootstrap: str, group: str, rules: RedriveRules, choice: Choice, out: Path | None, *, as_json: bool) -> None:
+    names = TopicNames(rules.namespace)
+    source = names.dead_letter(group)
+    with TopicReader(bootstrap) as reader:
+        planner = Planner(source, rules, read_log(reader, names.redrive_log), reader.topics())
+        for message, entry in chosen_records(reader, source, choice):
+            planner.add(message, entry.envelope, malformed=entry.malformed)
+        made = planner.plan(
+            cluster_id=reader.cluster_id(), created_ms=time.time_ns() // 1_000_000, choice=choice.written
+        )
+    if out is not None:
+        out.write_text(made.to_json(), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps({"id": made.id, **made.summary()}, indent=1) if out is not None else made.to_json())
+        return
+    for line in _said(made):
+        typer.echo(line)
+    typer.echo(
+        "no plan was written: --out FILE does"
+        if out is None
+        else f"written to {out}, nothing was sent. To do it: rocketshim dlq apply {out}"
+    )
+
+
+def _said(made: RedrivePlan) -> list[str]:
+    """A plan in a few lines."""
+    summary = made.summary()
+    verb = "discard" if made.rules.action == "discard" else "send"
+    lines = [f"plan {made.id}: {verb} {summary['letters']} of {summary['letters'] + len(made.held_back)} letters"]
+    lines += [f"  {count:7} {cause}" for cause, count in summary["by_cause"].items()]
+    lines += [f"  {count:7} to {topic}" for topic, count in summary["by_target"].items()]
+    lines += [f"  {count:7} held back: {reason}" for reason, count in summary["held_back"].items()]
+    if made.rules.to_source:
+        lines.append("  every group that reads the source topic gets them again")
+    return lines
+
+
+def apply(
+    *,
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A plan, of `dlq plan` or `dlq discard`.")],
+    bootstrap: Bootstrap,
+    rate: Annotated[float | None, typer.Option("--rate", help="Letters a second at most. Default: no limit.")] = None,
+    most: Annotated[int | None, typer.Option("--max", min=1, help="Letters at most in this run; then stop.")] = None,
+    stop_ratio: Annotated[
+        float, typer.Option("--stop-ratio", min=0, max=1, help="Stop when more than this share of them fails.")
+    ] = DEFAULT_STOP_RATIO,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Do what a plan says: each letter exactly once, however often this is run, stopped or killed.
+
+    Exit code 2 if letters could not be sent.
+    """
+    made = RedrivePlan.from_json(file.read_text(encoding="utf-8"))
+    names = TopicNames(made.rules.namespace)
+    _check_cluster(bootstrap, made, names, dry_run=dry_run)
+    progress = RedriveProgress(made.letters, rate_per_s=rate, most=most, stop_ratio=stop_ratio)
+    with _bar(progress, hidden=as_json) as report:
+        redriver = Redriver(
+            bootstrap,
+            names.redrive_log,
+            source=made.source,
+            plan=made.id,
+            state="discarded" if made.rules.action == "discard" else "redriven",
+            make=_maker(made),
+            again=made.rules.again,
+            progress=progress,
+            report=report,
+        )
+        try:
+            if dry_run:
+                redriver.dry_run()
+            else:
+                redriver.run()
+        except KeyboardInterrupt:
+            typer.echo(f"stopped after {progress.sent} letters; the same command goes on where it stopped", err=True)
+            raise
+        finally:
+            redriver.close()
+    _tell(made, progress, dry_run=dry_run, as_json=as_json)
+    if progress.failed:
+        raise typer.Exit(FINDING)
+
+
+def _check_cluster(bootstrap: str, made: RedrivePlan, names: TopicNames, *, dry_run: bool) -> None:
+    """Refuse a plan of another cluster or for topics that are not there; make the redrive log if it is missing."""
+    with TopicReader(bootstrap) as reader:
+        cluster_id, topics = reader.cluster_id(), reader.topics()
+    if cluster_id != made.cluster_id:
+        raise ConfigError(f"the plan is for the cluster {made.cluster_id!r}, and {bootstrap} is {cluster_id!r}")
+    wanted = {made.source} | {letter.target for letter in made.letters if letter.target}
+    missing = sorted(topic for topic in wanted if topic not in topics)
+    if missing:
+        raise TopicMissingError(f"not there any more: {', '.join(missing)}; create them or make another plan")
+    if names.redrive_log not in topics and not dry_run:
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` does without
+
+        from rocketshim_topics import provision  # noqa: PLC0415
+
+        log = Layout(names, DelayLevels.default()).redrive_log()
+        provision.ensure_topics(AdminClient({"bootstrap.servers": bootstrap}), [log])
+
+
+def _maker(made: RedrivePlan) -> Any:
+    plan_id = made.id
+
+    def make(message: Any, letter: PlannedLetter) -> OutgoingRecord | None:
+        if made.rules.action == "discard":
+            return None
+        out = next_hop(message, None, made.rules, replay_id=replay_id(plan_id, letter.partition, letter.offset))
+        if out.topic != letter.target:
+            raise MalformedRecordError("other-target", f"{out.topic} is not the target that was planned")
+        return out
+
+    return make
+
+
+class _bar:  # noqa: N801 - used as a function
+    """A progress bar on a terminal, nothing elsewhere; calls to what it gives bring it up to date."""
+
+    def __init__(self, progress: RedriveProgress, *, hidden: bool) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, disable=hidden or not console.is_terminal)
+        self._progress = progress
+        self._task = self._bar.add_task("sending", total=progress.planned)
+
+    def __enter__(self) -> Any:
+        self._bar.start()
+        return self._report
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def _report(self) -> None:
+        done = self._progress.sent + self._progress.settled + self._progress.failed
+        self._bar.update(self._task, completed=done)
+
+
+def _tell(made: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_json: bool) -> None:
+    facts = {
+        "plan": made.id,
+        "planned": progress.planned,
+        "sent": progress.sent,
+        "settled_before": progress.settled,
+        "failed": progress.failed,
+        "failures": dict(progress.failures),
+        "left": progress.waiting,
+        "stopped_by": progress.stopped_by,
+        "dry_run": dry_run,
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    done = "discarded" if made.rules.action == "discard" else "sent"
+    if dry_run:
+        typer.echo(f"would be {done}: {progress.waiting}, {done} before: {progress.settled}, failed: {progress.failed}")
+    else:
+        typer.echo(
+            f"{done}: {progress.sent}, before this run: {progress.settled}, failed: {progress.failed}, "
+            f"left: {progress.waiting}"
+        )
+    for reason, count in progress.failures.most_common():
+        typer.echo(f"  {count:7} failed: {reason}")
+    if progress.stopped_by == "failures":
+        typer.echo("stopped: too many failed (--stop-ratio)", err=True)
