@@ -6,6 +6,7 @@ command needs them, which takes seconds; `--help` does without.
 Under `spark-submit` the file is `rocketshim_spark/submit.py` with the same words behind it.
 """
 
+import datetime as dt
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, Namespace
+from rocketshim.cli.options import Bootstrap, DelayLevelsText, Namespace
 from rocketshim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,13 +55,14 @@ def _say(line: str) -> None:
 
 @contextmanager
 def session(master: str | None, connector: str, driver_memory: str | None) -> Iterator["SparkSession"]:
-    """A session for one command, stopped at its end.
+    """A session for one command, stopped at its end; one that runs already (a notebook's) is used and left running.
 
     Raises:
         ConfigError: PySpark is not installed, or an option is not right.
     """
     try:
         from pydantic import ValidationError  # noqa: PLC0415 `--help` does without
+        from pyspark.sql import SparkSession  # noqa: PLC0415
 
         from rocketshim_spark.session import SessionSettings, create  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -74,12 +76,15 @@ def session(master: str | None, connector: str, driver_memory: str | None) -> It
         raise ConfigError(
             f"--{'-'.join(str(wrong['loc'][0]).split('_'))} {wrong['input']!r}: {wrong['msg']}"
         ) from error
+    running = SparkSession.getActiveSession()
     spark = create(settings)
-    spark.sparkContext.setLogLevel("ERROR")
+    if running is None:
+        spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
     finally:
-        spark.stop()
+        if running is None:
+            spark.stop()
 
 
 def properties(given: list[str] | None) -> dict[str, str]:
@@ -141,6 +146,150 @@ def land(
             f"before they were landed ({gap.reason})"
         )
     if done.gaps:
+        raise typer.Exit(FINDING)
+
+
+Out = Annotated[str | None, typer.Option("--out", help="Folder for the result and its page; without it LAKE/reports.")]
+Version = Annotated[
+    int | None, typer.Option("--version", min=0, help="Version of the landed records; without it the newest.")
+]
+
+
+@app.command(epilog="Example: rocketshim spark failures --lake ./lake --since 2026-11-20T00:00:00Z")
+def failures(
+    *,
+    lake: Lake,
+    since: Annotated[str | None, typer.Option("--since", help="From this time on, ISO 8601.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Before this time, ISO 8601.")] = None,
+    new_since: Annotated[
+        str | None, typer.Option("--new-since", help="A cause never seen before it is new; without it, --since.")
+    ] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Of this consumer group only.")] = None,
+    namespace: Namespace = "",
+    version: Version = None,
+    out: Out = None,
+    master: Master = None,
+    connector: Connector = "auto",
+    driver_memory: DriverMemory = None,
+) -> None:
+    """What failed and why, since when, what is new. Exit code 2 if something died or failed in a new way."""
+    times = {"since": _time(since), "until": _time(until), "new_since": _time(new_since)}
+    with session(master, connector, driver_memory) as spark:
+        from rocketshim_spark.jobs import failures as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+
+        opened = open_lake(spark, lake, namespace=namespace, version=version)
+        found = job.transform(opened.events, job.FailureParams.model_validate({**times, "group": group}))
+        report = job.report(publish(opened, "failures", found, out))
+        say(opened, report, out)
+    _end(fine=report.fine)
+
+
+@app.command(epilog="Example: rocketshim spark lineage --lake ./lake --id AC1100012A9C18B4AAC2")
+def lineage(
+    *,
+    lake: Lake,
+    message: Annotated[str | None, typer.Option("--id", help="Print this one message's life and nothing else.")] = None,
+    namespace: Namespace = "",
+    version: Version = None,
+    out: Out = None,
+    master: Master = None,
+    connector: Connector = "auto",
+    driver_memory: DriverMemory = None,
+) -> None:
+    """The life of every message. Exit code 2 if one was lost or its trail is broken, or there is none with that id."""
+    with session(master, connector, driver_memory) as spark:
+        from rocketshim_spark.jobs import lineage as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+
+        opened = open_lake(spark, lake, namespace=namespace, version=version)
+        if message is None:
+            report = job.report(publish(opened, "lineage", opened.lives(), out))
+            say(opened, report, out)
+            fine = report.fine
+        else:
+            lives = job.biography(opened.lives(), message)
+            for life in lives:
+                typer.echo(job.story(life))
+            fine = bool(lives)
+            if not fine:
+                _say(f"nothing is known of a message {message} in {lake}")
+    _end(fine=fine)
+
+
+@app.command(epilog="Example: rocketshim spark delays --lake ./lake --grace 5m")
+def delays(
+    *,
+    lake: Lake,
+    grace: Annotated[str, typer.Option("--grace", help="How long overdue before it is called stuck: 60s, 5m.")] = "60s",
+    skew: Annotated[str, typer.Option("--skew", help="How early may seem early by two clocks only: 0, 50ms.")] = "0ms",
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+    version: Version = None,
+    out: Out = None,
+    master: Master = None,
+    connector: Connector = "auto",
+    driver_memory: DriverMemory = None,
+) -> None:
+    """How late delayed messages came. Exit code 2 if one was early, forgotten, parked, or is stuck."""
+    from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` does without
+
+    grace_ms, skew_ms = parse_duration_ms(grace), parse_duration_ms(skew)
+    with session(master, connector, driver_memory) as spark:
+        from rocketshim_spark.jobs import delays as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+
+        opened = open_lake(spark, lake, namespace=namespace, delay_levels=delay_levels, version=version)
+        now = opened.snapshot.taken_at or dt.datetime.now(dt.UTC)
+        params = job.DelayParams(
+            now=now.replace(tzinfo=dt.UTC) if now.tzinfo is None else now,
+            worker=opened.worker,
+            grace_ms=grace_ms,
+            skew_ms=skew_ms,
+        )
+        found = publish(opened, "delay_outcomes", job.outcomes(opened.events, params), out)
+        report = job.report(found, publish(opened, "delays", job.transform(found), out))
+        say(opened, report, out)
+    _end(fine=report.fine)
+
+
+@app.command(epilog="Example: rocketshim spark audit --lake ./lake")
+def audit(
+    *,
+    lake: Lake,
+    namespace: Namespace = "",
+    version: Version = None,
+    out: Out = None,
+    master: Master = None,
+    connector: Connector = "auto",
+    driver_memory: DriverMemory = None,
+) -> None:
+    """Is anything lost. Exit code 2 if a message is unaccounted for or parked, or retention took records unseen."""
+    with session(master, connector, driver_memory) as spark:
+        from rocketshim_spark.jobs import audit as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+
+        opened = open_lake(spark, lake, namespace=namespace, version=version)
+        lives = publish(opened, "lineage", opened.lives(), out)
+        missing = publish(opened, "residuals", job.residuals(lives, opened.gaps), out)
+        account = publish(opened, "audit", job.transform(lives, opened.gaps), out)
+        report = job.report(account, missing, opened.gaps)
+        say(opened, report, out)
+    _end(fine=report.fine)
+
+
+def _time(text: str | None) -> dt.datetime | None:
+    if text is None:
+        return None
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is no time: write it as 2026-11-20T18:00:00Z") from error
+    return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
+
+
+def _end(*, fine: bool) -> None:
+    if not fine:
         raise typer.Exit(FINDING)
 
 

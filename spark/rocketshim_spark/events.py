@@ -16,7 +16,7 @@ topic … stored_at   where the record lies, and its Kafka timestamp
 msg_id              `UNIQ_KEY`; without one, the record's own coordinates, as its first hop would name it
 origin_id           coordinates of the first delivery (`ORIGIN_MESSAGE_ID`)
 grp                 group that sent it back
-real_topic          schedule: where it goes, `%RETRY%g` for retries. Else the topic of the first delivery
+real_topic          schedule, parked: where it goes, `%RETRY%g` for retries. Else the topic of the first delivery
 tag, keys, key      one tag, business keys, Kafka's key
 attempt             failed attempts so far (`RECONSUME_TIMES`)
 queue, delay_level  schedule: the queue within its lane, 0 to 31; the level, 1 to 27 (null: a fine level)
@@ -160,9 +160,9 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         F.coalesce(F.when(_text("UNIQ_KEY") != "", _text("UNIQ_KEY")), F.col("at")).alias("msg_id"),
         F.when(trusted, _text("ORIGIN_MESSAGE_ID")).alias("origin_id"),
         F.when(trusted, _text("CONSUMER_GROUP")).alias("grp"),
-        F.when(trusted, F.coalesce(F.when(kind == "schedule", _text("REAL_TOPIC")), _text("RETRY_TOPIC"))).alias(
-            "real_topic"
-        ),
+        F.when(
+            trusted, F.coalesce(F.when(kind.isin("schedule", "parked"), _text("REAL_TOPIC")), _text("RETRY_TOPIC"))
+        ).alias("real_topic"),
         F.when(trusted, _text("RETRY_TOPIC")).alias("origin_topic"),
         _text("TAGS").alias("tag"),
         _text("KEYS").alias("keys"),

@@ -1,0 +1,150 @@
+"""Is anything lost: what was sent, against what became of it. By distinct message, never by offsets.
+
+For each topic and group::
+
+    sent = acknowledged + pending + scheduled + retrying + dead + parked + open + lost
+
+where `sent` is every message of which any record is known, and each is in exactly one state (see
+`rocketshim_spark.jobs.lineage`; what is inferred there is inferred here). The *residual* are the messages of which
+something is missing, listed one by one with the reason:
+
+====================  ==============================================================================================
+`lost`                it waited in the schedule, the worker has passed it, nothing followed
+`missing-attempt`     an attempt is known, the one before is not
+`no-source-record`    there are retries or dead letters of it, its first delivery is not among the records
+====================  ==============================================================================================
+
+A residual is *explained* if retention took records before they were landed (`gaps`): a `no-source-record` whose first
+delivery lies in a gap, a `missing-attempt` if a gap is noted on any of the shim's topics. Explained ones are counted as
+`expired`. A gap is a finding too: nobody knows what was in it but its offsets, which are the most that can be missing.
+
+That a message was *handled* nobody can prove from Kafka: acknowledged means that its group has committed past it.
+"""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
+
+from rocketshim_spark.jobs.lineage import STATES
+from rocketshim_spark.report import Report, Table
+
+__all__ = ["report", "residuals", "transform"]
+
+_LISTED = 50
+
+
+def residuals(lives: DataFrame, gaps: DataFrame) -> DataFrame:
+    """The messages of which something is missing.
+
+    Args:
+        lives: as `lineage.transform` makes them.
+        gaps: as `land.read_gaps` gives them.
+
+    Returns:
+        topic, grp, msg_id, reason, explained, state, origin, last_at.
+
+    Thread-safety: a pure function of the frames.
+    """
+    reason = (
+        F.when(F.col("state") == "lost", "lost")
+        .when(~F.col("rooted"), "no-source-record")
+        .when(F.col("broken"), "missing-attempt")
+    )
+    found = lives.withColumn("reason", reason).filter(F.col("reason").isNotNull())
+    place = F.split("origin", "/")
+    found = found.withColumns(
+        {
+            "at_topic": place[0],
+            "at_partition": place[1].try_cast("int"),
+            "at_offset": place[2].try_cast("bigint"),
+        }
+    )
+    holes = F.broadcast(gaps.select("topic", "partition", "gap_from", "gap_to").toDF("of", "part", "low", "high"))
+    within = (
+        (F.col("at_topic") == F.col("of"))
+        & (F.col("at_partition") == F.col("part"))
+        & F.col("at_offset").between(F.col("low"), F.col("high") - 1)
+    )
+    of_ours = F.col("topic").rlike(r"(SCHEDULE_TOPIC_XXXX|rmq\.(retry|dlq)\.)")
+    some = F.broadcast(gaps.agg((F.count_if(of_ours) > 0).alias("ours_expired")))
+    # The gaps of a partition do not overlap, so a message is in one of them at most.
+    joined = found.join(holes, within, "left").crossJoin(some)
+    explained = F.when(F.col("reason") == "no-source-record", F.col("low").isNotNull()).when(
+        F.col("reason") == "missing-attempt", F.col("ours_expired")
+    )
+    return joined.select(
+        "topic",
+        "grp",
+        "msg_id",
+        "reason",
+        F.coalesce(explained, F.lit(col=False)).alias("explained"),
+        "state",
+        "origin",
+        "last_at",
+    )
+
+
+def transform(lives: DataFrame, gaps: DataFrame) -> DataFrame:
+    """The account of each topic and group.
+
+    Args:
+        lives: as `lineage.transform` makes them.
+        gaps: as `land.read_gaps` gives them.
+
+    Returns:
+        topic, grp, sent, one column for each state, copies (repeats), residual (not explained), expired (explained).
+
+    Thread-safety: a pure function of the frames.
+    """
+    missing = residuals(lives, gaps).select("grp", "msg_id", "explained").toDF("of_grp", "of_id", "explained")
+    joined = lives.join(
+        missing, lives["grp"].eqNullSafe(missing["of_grp"]) & (F.col("msg_id") == F.col("of_id")), "left"
+    )
+    return joined.groupBy("topic", "grp").agg(
+        F.count_distinct("msg_id").alias("sent"),
+        *(F.count_if(F.col("state") == state).alias(state) for state in STATES),
+        F.sum("copies").alias("copies"),
+        F.count_if(~F.col("explained")).alias("residual"),
+        F.count_if(F.col("explained")).alias("expired"),
+    )
+
+
+def report(account: DataFrame, missing: DataFrame, gaps: DataFrame) -> Report:
+    """The verdict: `residual 0` and no gap is fine.
+
+    Args:
+        account: as `transform` makes it.
+        missing: as `residuals` makes it.
+        gaps: as `land.read_gaps` gives them.
+    """
+    counted = account.orderBy("topic", "grp").collect()
+    listed = missing.orderBy("explained", "topic", "grp", "msg_id").limit(_LISTED).collect()
+    holes = gaps.orderBy("topic", "partition", "gap_from").collect()
+    residual = sum(row.residual for row in counted)
+    parked = sum(row.parked for row in counted)
+    expired = sum(row.gap_to - row.gap_from for row in holes)
+    columns = ("topic", "group", "sent", *STATES, "residual", "expired", "copies")
+    tables = [
+        Table(
+            "account",
+            columns,
+            [
+                (row.topic, row.grp, row.sent, *(row[state] for state in STATES), row.residual, row.expired, row.copies)
+                for row in counted
+            ],
+        )
+    ]
+    if listed:
+        fields = ("topic", "grp", "msg_id", "reason", "explained", "state", "origin")
+        title = f"residual, message by message (the first {_LISTED})"
+        tables.append(Table(title, fields, [tuple(row[name] for name in fields) for row in listed]))
+    if holes:
+        of_gap = ("topic", "partition", "gap_from", "gap_to", "reason")
+        tables.append(Table("gaps", of_gap, [tuple(row[name] for name in of_gap) for row in holes]))
+    return Report(
+        job="audit",
+        verdict=f"residual {residual}; {parked} parked; at most {expired} deleted before they were landed",
+        fine=not residual and not holes and not parked,
+        tables=tuple(tables),
+        bars=tuple((state, sum(row[state] for row in counted)) for state in STATES),
+        notes=("acknowledged, pending: inferred from committed positions that were taken before the ends",),
+    )

@@ -1,0 +1,173 @@
+"""Is a delay what was promised: how late, never early, never forgotten.
+
+Each schedule record that was due is held against the record that was made from it (`HOP_ID`). A record that hopped on
+to another queue is not a delivery; the last one of its way counts. Lateness is the Kafka timestamp of the delivered
+record minus the due time. On topics with `LogAppendTime` that is the broker's clock; on others the worker's, so across
+machines an offset of the two clocks is in it: `skew_ms` allows for it before anything is called early.
+
+============  ======================================================================================================
+outcome       of one schedule record
+============  ======================================================================================================
+`delivered`   something was made from it; more than one delivery of one record is counted as `repeats`
+`hopped`      it moved on to another queue
+`parked`      the worker could not deliver it
+`never`       the worker's position is beyond it, and nothing followed
+`stuck`       it was due more than `grace_ms` before `now`, and the worker has not passed it
+`waiting`     none of these: not due yet, or just about
+============  ======================================================================================================
+"""
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
+
+from rocketshim_spark.report import Report, Table
+
+__all__ = ["DelayParams", "outcomes", "report", "transform"]
+
+_LISTED: Final = 50
+
+
+class DelayParams(BaseModel):
+    """What is known beside the records.
+
+    Attributes:
+        now: the moment for which `stuck` is said: that of the landing.
+        worker: the worker's committed positions, (topic, partition) to the next offset; taken before the ends.
+        grace_ms: how long after its due time an undelivered record is not called stuck yet; 0 or more, 60 s.
+        skew_ms: how early a delivery may seem, because two clocks differ; 0 or more, 0.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    now: AwareDatetime
+    worker: Mapping[tuple[str, int], int] = {}
+    grace_ms: int = Field(default=60_000, ge=0)
+    skew_ms: int = Field(default=0, ge=0)
+
+
+def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
+    """One row per schedule record.
+
+    Args:
+        events: as `rocketshim_spark.events.transform` makes them.
+        params: what is known beside.
+
+    Returns:
+        msg_id, grp, real_topic, delay_level (null: a fine queue), stored_at, due_at, coordinates, outcome, late_ms
+        (of delivered ones; negative: early), early (beyond the skew), repeats.
+
+    Thread-safety: a pure function of the frame; nothing is read.
+    """
+    spark = events.sparkSession
+    rows = [(topic, partition, offset) for (topic, partition), offset in params.worker.items()]
+    passed = F.broadcast(spark.createDataFrame(rows, "of string, part int, committed bigint"))
+    waited = events.filter((F.col("kind") == "schedule") & F.col("decode_error").isNull())
+    next_hop = F.col("kind").isin("source", "retry", "replay", "schedule", "parked") & F.col("hop_id").isNotNull()
+    followed = (
+        events.filter(next_hop)
+        .groupBy(F.col("hop_id").alias("from"))
+        .agg(
+            F.min(F.when(F.col("kind").isin("source", "retry", "replay"), F.col("stored_at"))).alias("delivered_at"),
+            F.count_if(F.col("kind").isin("source", "retry", "replay")).alias("deliveries"),
+            F.max(F.col("kind") == "schedule").alias("moved"),
+            F.max(F.col("kind") == "parked").alias("parked"),
+        )
+    )
+    joined = waited.join(followed, F.col("coordinates") == F.col("from"), "left").join(
+        passed, (F.col("topic") == F.col("of")) & (F.col("partition") == F.col("part")), "left"
+    )
+    late = F.unix_millis("delivered_at") - F.unix_millis("due_at")
+    overdue = F.col("due_at") < F.lit(params.now.astimezone(dt.UTC) - dt.timedelta(milliseconds=params.grace_ms))
+    outcome = (
+        F.when(F.col("delivered_at").isNotNull(), "delivered")
+        .when(F.col("moved"), "hopped")
+        .when(F.col("parked"), "parked")
+        .when(F.col("committed") > F.col("offset"), "never")
+        .when(overdue, "stuck")
+        .otherwise("waiting")
+    )
+    return joined.select(
+        "msg_id",
+        "grp",
+        "real_topic",
+        "delay_level",
+        "stored_at",
+        "due_at",
+        "coordinates",
+        outcome.alias("outcome"),
+        late.alias("late_ms"),
+        F.coalesce(late < -params.skew_ms, F.lit(col=False)).alias("early"),
+        F.greatest(F.coalesce("deliveries", F.lit(0)) - 1, F.lit(0)).alias("repeats"),
+    )
+
+
+def transform(found: DataFrame) -> DataFrame:
+    """Lateness by level and hour.
+
+    Args:
+        found: as `outcomes` makes it.
+
+    Returns:
+        delay_level, hour (UTC, of the due time), delivered, hopped, parked, never, stuck, waiting, early, repeats,
+        late_p50_ms, late_p99_ms, late_max_ms.
+
+    Thread-safety: a pure function of the frame; nothing is read.
+    """
+    names = ("delivered", "hopped", "parked", "never", "stuck", "waiting")
+    return found.groupBy("delay_level", F.date_trunc("hour", "due_at").alias("hour")).agg(
+        *(F.count_if(F.col("outcome") == name).alias(name) for name in names),
+        F.count_if("early").alias("early"),
+        F.sum("repeats").alias("repeats"),
+        F.percentile_approx("late_ms", 0.5).alias("late_p50_ms"),
+        F.percentile_approx("late_ms", 0.99).alias("late_p99_ms"),
+        F.max("late_ms").alias("late_max_ms"),
+    )
+
+
+def report(found: DataFrame, by_level: DataFrame) -> Report:
+    """The verdict: nothing early, nothing forgotten, nothing stuck is fine.
+
+    Args:
+        found: as `outcomes` makes it.
+        by_level: as `transform` makes it.
+    """
+    fields = (
+        *("delay_level", "hour", "delivered", "hopped", "parked", "never", "stuck", "waiting", "early", "repeats"),
+        *("late_p50_ms", "late_p99_ms", "late_max_ms"),
+    )
+    counted = by_level.orderBy("hour", "delay_level").collect()
+    sums = {name: sum(row[name] for row in counted) for name in ("delivered", "early", "never", "stuck", "parked")}
+    bad = found.filter(F.col("early") | F.col("outcome").isin("never", "stuck", "parked"))
+    listed = ("coordinates", "msg_id", "grp", "real_topic", "outcome", "due_at", "late_ms")
+    worst = bad.orderBy("outcome", "due_at", "coordinates").limit(_LISTED).collect()
+    tables = [Table("by level and hour", fields, [tuple(row[name] for name in fields) for row in counted])]
+    if worst:
+        tables.append(
+            Table(
+                f"early, stuck or never delivered (the first {_LISTED})",
+                listed,
+                [tuple(r[n] for n in listed) for r in worst],
+            )
+        )
+    latest: dict[str, int] = {}
+    for row in counted:
+        if row.late_p99_ms is not None:
+            level = "fine" if row.delay_level is None else f"level {row.delay_level}"
+            latest[level] = max(latest.get(level, 0), row.late_p99_ms)
+    return Report(
+        job="delays",
+        verdict=(
+            f"{sums['delivered']} delivered: {sums['early']} early, {sums['never']} never delivered, "
+            f"{sums['stuck']} stuck, {sums['parked']} parked"
+        ),
+        fine=not any(sums[name] for name in ("early", "never", "stuck", "parked")),
+        tables=tuple(tables),
+        bars=tuple(latest.items()),
+        bars_title="lateness, ms at p99 (the worst hour)",
+        notes=("times of deliveries are Kafka timestamps: the worker's clock where the topic has no LogAppendTime",),
+    )

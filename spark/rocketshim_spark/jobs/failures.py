@@ -1,0 +1,157 @@
+"""What failed, where, why, how often, since when, and what of it is new.
+
+A failed attempt leaves its mark (`FAIL_*`) on every record that follows from it: the schedule records of its wait, the
+retry record, or the dead letter. Here it is one failure: events are joined by group, message, attempt and replay, and
+the earliest record stands for all. So a relay that repeated itself after a crash makes no second failure, and nothing
+is counted from offsets.
+
+Two failures have the same *fingerprint* if their texts differ in numbers and ids only. A cause (group, class,
+fingerprint) is *new* if it was never seen before `new_since`: in the events that were given, so give the job more days
+than it reports.
+"""
+
+import datetime as dt
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
+
+from rocketshim_spark.report import Report, Table
+
+__all__ = ["FailureParams", "attempts", "report", "transform"]
+
+_CAUSE = ("grp", "fail_class", "fingerprint")
+
+
+class FailureParams(BaseModel):
+    """What is reported.
+
+    Attributes:
+        since, until: failures from the first time on and before the second; None: without that bound.
+        new_since: causes that were not seen before it are new; None: `since`. With both None nothing is new.
+        group: of one consumer group only; None: all.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+    new_since: AwareDatetime | None = None
+    group: str | None = None
+
+
+def attempts(events: DataFrame) -> DataFrame:
+    """One row per failed attempt: grp, msg_id, attempt, replay_id, and the earliest record that tells of it.
+
+    The time is `FAIL_AT_MS`, by the consumer's clock; without it, when that record was stored. Malformed records tell
+    nothing and are left out; `rocketshim spark failures` counts them beside.
+    """
+    marked = events.filter(
+        F.col("kind").isin("schedule", "retry", "replay", "dlq")
+        & F.col("grp").isNotNull()
+        & F.col("fail_class").isNotNull()
+        & F.col("decode_error").isNull()
+        & (
+            F.coalesce("attempt", F.lit(1)) > 0
+        )  # a redriven letter still says why it died before; it failed no second time
+    )
+    told = F.struct(
+        "stored_at", "topic", "partition", "offset", "coordinates", "origin_topic", "tag", *_CAUSE[1:], "failed_at"
+    )
+    grouped = marked.groupBy("grp", "msg_id", "attempt", "replay_id").agg(
+        F.min(told).alias("first"), F.max((F.col("kind") == "dlq").cast("int")).alias("dead")
+    )
+    return grouped.select(
+        "grp",
+        "msg_id",
+        "attempt",
+        "replay_id",
+        F.col("first.origin_topic").alias("topic"),
+        F.col("first.tag").alias("tag"),
+        F.col("first.fail_class").alias("fail_class"),
+        F.coalesce(F.col("first.fingerprint"), F.lit("")).alias("fingerprint"),
+        F.coalesce("first.failed_at", "first.stored_at").alias("failed_at"),
+        F.col("first.coordinates").alias("coordinates"),
+        (F.col("dead") == 1).alias("dead"),
+    )
+
+
+def transform(events: DataFrame, params: FailureParams | None = None) -> DataFrame:
+    """Failures by group, topic, tag, class, fingerprint and hour.
+
+    Args:
+        events: as `rocketshim_spark.events.transform` makes them.
+        params: what is reported; None: everything, nothing of it new.
+
+    Returns:
+        grp, topic, tag, fail_class, fingerprint, hour (UTC), failures, messages (distinct), dead (failures after which
+        the message was dead), first_seen, last_seen, is_new, samples (coordinates of at most three records).
+
+    Thread-safety: a pure function of the frame; nothing is read.
+    """
+    params = FailureParams() if params is None else params
+    found = attempts(events)
+    if params.group is not None:
+        found = found.filter(F.col("grp") == params.group)
+    causes = found.groupBy(*_CAUSE).agg(F.min("failed_at").alias("cause_since"))
+    reported = found
+    if params.since is not None:
+        reported = reported.filter(F.col("failed_at") >= F.lit(_utc(params.since)))
+    if params.until is not None:
+        reported = reported.filter(F.col("failed_at") < F.lit(_utc(params.until)))
+    new_since = params.new_since or params.since
+    is_new = F.lit(col=False) if new_since is None else F.col("cause_since") >= F.lit(_utc(new_since))
+    place = F.col("coordinates")
+    samples = F.array(F.min_by(place, "failed_at"), F.max_by(place, "failed_at"), F.min_by(place, F.xxhash64(place)))
+    return (
+        reported.groupBy(*_CAUSE, "topic", "tag", F.date_trunc("hour", "failed_at").alias("hour"))
+        .agg(
+            F.count("*").alias("failures"),
+            F.count_distinct("msg_id").alias("messages"),
+            F.sum(F.col("dead").cast("long")).alias("dead"),
+            F.min("failed_at").alias("first_seen"),
+            F.max("failed_at").alias("last_seen"),
+            F.array_sort(F.array_distinct(samples)).alias("samples"),
+        )
+        .join(causes, [*_CAUSE])
+        .select(
+            *("grp", "topic", "tag", "fail_class", "fingerprint", "hour", "failures", "messages", "dead"),
+            *("first_seen", "last_seen"),
+            is_new.alias("is_new"),
+            "samples",
+        )
+    )
+
+
+def report(found: DataFrame, limit: int = 30) -> Report:
+    """The most frequent causes, for a person. A finding: something died, or failed in a way that is new.
+
+    Args:
+        found: as `transform` makes it.
+        limit: most causes that are listed.
+    """
+    causes = found.groupBy(*_CAUSE).agg(
+        F.sum("failures").alias("failures"),
+        F.sum("dead").alias("dead"),
+        F.min("first_seen").alias("first_seen"),
+        F.max("last_seen").alias("last_seen"),
+        F.max("is_new").alias("is_new"),
+        F.max_by(F.element_at("samples", -1), "last_seen").alias("sample"),
+    )
+    totals = causes.agg(F.count("*"), F.sum("failures"), F.sum("dead"), F.count_if("is_new")).collect()[0]
+    count, failures, dead, new = (value or 0 for value in totals)
+    fields = ("grp", "fail_class", "fingerprint", "failures", "dead", "is_new", "first_seen", "last_seen", "sample")
+    rows = causes.orderBy(F.desc("failures"), *_CAUSE).limit(limit).collect()
+    hours = found.groupBy("hour").agg(F.sum("failures").alias("failures")).orderBy(F.desc("hour")).limit(48).collect()
+    return Report(
+        job="failures",
+        verdict=f"{failures} failures of {count} causes: {dead} ended dead, {new} causes are new",
+        fine=not dead and not new,
+        tables=(Table("causes", fields, [tuple(row[name] for name in fields) for row in rows]),),
+        bars=tuple((f"{row.hour:%Y-%m-%d %H:00}", row.failures) for row in reversed(hours)),
+        bars_title="failures by hour, UTC (the last 48)",
+    )
+
+
+def _utc(when: dt.datetime) -> dt.datetime:
+    return when.astimezone(dt.UTC)

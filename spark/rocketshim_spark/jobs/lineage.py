@@ -1,0 +1,255 @@
+"""The life of every message, for each group that it concerns: attempts, state, and how long it took.
+
+One row per group and message. What is known for sure comes from records; that a message was *consumed* leaves no
+record in Kafka and is inferred from the group's committed positions, which were taken **before** the ends of what is
+read (else a message looks lost that was only moved in between):
+
+=============  =====================================================================================================
+state          what it rests on
+=============  =====================================================================================================
+`dead`         its newest record is a dead letter
+`parked`       its newest record was parked by the worker
+`lost`         it waited in the schedule, the worker's position is beyond it, and nothing followed
+`retrying`     it failed, and waits for its next attempt
+`scheduled`    it never failed, and waits in the schedule for its first delivery
+`acknowledged` its newest record was delivered and lies before the group's committed position. **Inferred**
+`pending`      it was delivered, lies at or beyond that position, and never failed. **Inferred**
+`open`         it was delivered; nothing is known of any position of the group, so nobody can say
+=============  =====================================================================================================
+
+"Newest" is by the flow of a message, not by clocks: replay after replay, attempt after attempt, and within an attempt
+waiting before parked before delivered before dead. Of several records of one step (a relay that repeated itself, hops
+from queue to queue) the one that is least far decides: as long as one waits, the message waits.
+
+A message that never failed belongs to every group that has committed a position on its topic; to none (`grp` null)
+if there is no such group. Two records of one `msg_id` are one message, and counted (`copies`).
+
+A life is *rooted* if its first delivery, or the wait before that, is among the records; its trail is *broken* if an
+attempt is there without the one before. A listener that is retried in place (orderly) leaves no record of its attempts;
+its dead letters are no broken trails.
+
+Malformed records are no part of a life and are left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
+
+from rocketshim_spark.report import Report, Table
+from rocketshim_topics import TopicNames
+
+__all__ = ["STATES", "LineageParams", "biography", "report", "story", "transform"]
+
+STATES: Final = ("acknowledged", "pending", "scheduled", "retrying", "dead", "parked", "lost", "open")
+_POSITIONS: Final = "owner string, of_topic string, of_partition int, committed bigint"
+_WAIT, _PARKED, _DELIVERED, _DEAD = 0, 1, 2, 3
+
+
+class LineageParams(BaseModel):
+    """What is known beside the records.
+
+    Attributes:
+        namespace: of the shim's topics.
+        committed: for each group, the worker's included, its committed positions: (topic, partition) to the next
+            offset; taken before the ends of the events.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    namespace: str = ""
+    committed: Mapping[str, Mapping[tuple[str, int], int]] = {}
+
+
+def transform(events: DataFrame, params: LineageParams | None = None) -> DataFrame:
+    """One row per group and message.
+
+    Args:
+        events: as `rocketshim_spark.events.transform` makes them.
+        params: what is known beside; None: nothing, so that delivered messages are `open`.
+
+    Returns:
+        grp, msg_id, state, inferred (whether the state rests on committed positions), topic (of the first delivery,
+        where it is known), tag, key, origin (coordinates of the first delivery), first_sent, attempts (of the newest
+        replay: failures so far), deliveries, copies (records beyond the first of one step other than waiting), rooted,
+        broken, history (array of replay, attempt, step, at, coordinates, kind, reason, reached; in the order of the
+        flow), last_reason, last_at, took_ms (from first_sent to the newest record; null while it is under way).
+
+    Thread-safety: a pure function of the frame; nothing is read.
+    """
+    params = LineageParams() if params is None else params
+    worker = TopicNames(params.namespace).worker_group
+    rows = [
+        (group, topic, partition, offset)
+        for group, places in params.committed.items()
+        for (topic, partition), offset in places.items()
+    ]
+    spark = events.sparkSession
+    positions = spark.createDataFrame(rows, _POSITIONS)
+    consuming = sorted({(group, topic) for group, topic, _, _ in rows if group != worker})
+    groups_of = spark.createDataFrame(consuming, "of_grp string, their_topic string")
+    steps = events.filter(
+        F.col("kind").isin("source", "schedule", "retry", "replay", "dlq", "parked") & F.col("decode_error").isNull()
+    ).withColumns(
+        {
+            "source_topic": F.coalesce(
+                "origin_topic", F.when(F.col("grp").isNull() & F.col("queue").isNull(), _where_it_is()), "real_topic"
+            ),
+            "step": F.when(F.col("kind") == "dlq", _DEAD)
+            .when(F.col("kind") == "parked", _PARKED)
+            .when(F.col("kind") == "schedule", _WAIT)
+            .otherwise(_DELIVERED),
+        }
+    )
+    common = steps.filter(F.col("grp").isNull()).drop("grp")
+    told = common.join(F.broadcast(groups_of), F.col("source_topic") == F.col("their_topic"), "left")
+    told = told.withColumnRenamed("of_grp", "grp").drop("their_topic")
+    told = told.unionByName(steps.filter(F.col("grp").isNotNull()))
+    told = told.withColumn("asked", F.when(F.col("step") == _WAIT, worker).otherwise(F.col("grp")))
+    told = told.join(
+        F.broadcast(positions),
+        (F.col("asked") == F.col("owner"))
+        & (F.col("topic") == F.col("of_topic"))
+        & (F.col("partition") == F.col("of_partition")),
+        "left",
+    )
+    return _lives(told, sorted({group for group, _ in consuming}))
+
+
+def report(lives: DataFrame) -> Report:
+    """How many messages are in which state, by topic and group. A finding: lost messages, and broken trails."""
+    counted = (
+        lives.groupBy("topic", "grp")
+        .agg(
+            F.count("*").alias("messages"),
+            *(F.count_if(F.col("state") == state).alias(state) for state in STATES),
+            F.sum("copies").alias("copies"),
+            F.count_if("broken").alias("broken"),
+            F.max("attempts").alias("attempts"),
+            F.percentile_approx("took_ms", [0.5, 0.99]).alias("took"),
+        )
+        .orderBy("topic", "grp")
+        .collect()
+    )
+    lost, broken = sum(row.lost for row in counted), sum(row.broken for row in counted)
+    columns = ("topic", "group", "messages", *STATES, "copies", "most attempts", "p50 ms", "p99 ms")
+    table = Table(
+        "messages by state",
+        columns,
+        [
+            (row.topic, row.grp, row.messages, *(row[state] for state in STATES), row.copies, row.attempts)
+            + (tuple(row.took) if row.took else (None, None))
+            for row in counted
+        ],
+    )
+    return Report(
+        job="lineage",
+        verdict=f"{sum(row.messages for row in counted)} lives: {lost} lost, {broken} with a broken trail",
+        fine=not lost and not broken,
+        tables=(table,),
+        bars=tuple((state, sum(row[state] for row in counted)) for state in STATES),
+        notes=("acknowledged and pending are inferred from committed positions; times of acknowledged messages too",),
+    )
+
+
+def biography(lives: DataFrame, msg_id: str) -> Sequence[Any]:
+    """The rows of one message, one for each group that it concerns; empty if nothing is known of it."""
+    return lives.filter(F.col("msg_id") == msg_id).orderBy("grp").collect()
+
+
+def story(life: Any) -> str:
+    """One life for a person: a line for what it is, and one for each record."""
+    head = f"{life.msg_id} in group {life.grp or '(none)'}: {life.state}{' (inferred)' if life.inferred else ''}"
+    lines = [f"{head}, topic {life.topic}, {life.attempts} failed attempts, first sent {life.first_sent} UTC"]
+    for each in life.history:
+        run = f" of replay {each.replay}" if each.replay else ""
+        why = f": {each.reason}" if each.reason else ""
+        lines.append(f"  {each['at']}  {each.kind:8}  attempt {each.attempt}{run}  {each.coordinates}{why}")
+    return "\n".join(lines)
+
+
+def _where_it_is() -> Column:
+    """On a source topic a message is where it was sent; a parked one says where it was to go."""
+    return F.when(F.col("kind") != "parked", F.col("topic"))
+
+
+def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
+    entry = F.struct(
+        F.coalesce("replay_count", F.lit(0)).alias("replay"),
+        F.coalesce("attempt", F.lit(0)).alias("attempt"),
+        "step",
+        F.col("stored_at").alias("at"),
+        "coordinates",
+        "kind",
+        F.col("fail_class").alias("reason"),
+        F.coalesce(F.col("committed") > F.col("offset"), F.lit(col=False)).alias("reached"),
+    )
+    first = F.struct(
+        F.coalesce("replay_count", F.lit(0)), F.coalesce("attempt", F.lit(0)), "step", "stored_at", "coordinates",
+        "source_topic", "tag", "key", "origin_id",
+    )  # fmt: skip
+    grouped = told.groupBy("grp", "msg_id").agg(
+        F.sort_array(F.collect_list(entry)).alias("history"),
+        F.min(first).alias("first"),
+        F.min("born_at").alias("first_sent"),
+    )
+    newest = F.element_at("history", -1)
+    grouped = grouped.withColumns({"newest": newest, "steps": F.transform("history", _step_of)})
+    of_newest = F.filter("history", lambda each: _step_of(each) == _step_of(F.col("newest")))
+    under_way = F.exists(of_newest, lambda each: ~each["reached"])
+    attempt, step = F.col("newest.attempt"), F.col("newest.step")
+    failed = (attempt > 0) | (F.col("newest.replay") > 0)
+    state = (
+        F.when(step == _DEAD, "dead")
+        .when(step == _PARKED, "parked")
+        .when((step == _WAIT) & ~under_way, "lost")
+        .when((step == _WAIT) & failed, "retrying")
+        .when(step == _WAIT, "scheduled")
+        .when(F.col("grp").isNull() | ~F.col("grp").isin(*groups), "open")
+        .when(~under_way, "acknowledged")
+        .when(failed, "retrying")
+        .otherwise("pending")
+    )
+    moved = F.filter("steps", lambda each: each["step"] > _WAIT)
+    runs = F.array_distinct(F.transform("steps", lambda each: F.struct(each["replay"], each["attempt"])))
+    # A dead letter without any retry before it is one of a listener that is retried in place.
+    left_records = F.exists("steps", lambda each: (each["attempt"] > 0) & (each["step"] < _DEAD))
+    hole = F.exists(
+        runs,
+        lambda run: (
+            (run["attempt"] > 0)
+            & ~F.exists(
+                runs, lambda other: (other["replay"] == run["replay"]) & (other["attempt"] == run["attempt"] - 1)
+            )
+        ),
+    )
+    settled = state.isin("acknowledged", "dead")
+    return grouped.select(
+        "grp",
+        "msg_id",
+        state.alias("state"),
+        state.isin("acknowledged", "pending").alias("inferred"),
+        F.col("first.source_topic").alias("topic"),
+        F.col("first.tag").alias("tag"),
+        F.col("first.key").alias("key"),
+        F.coalesce(
+            "first.origin_id",
+            F.get(F.filter("history", lambda each: each["step"] == _DELIVERED), F.lit(0))["coordinates"],
+        ).alias("origin"),
+        "first_sent",
+        attempt.alias("attempts"),
+        F.size(F.filter("history", lambda each: each["step"] == _DELIVERED)).alias("deliveries"),
+        (F.size(moved) - F.size(F.array_distinct(moved))).alias("copies"),
+        F.exists("steps", lambda each: (each["attempt"] == 0) & (each["replay"] == 0)).alias("rooted"),
+        (left_records & hole).alias("broken"),
+        "history",
+        F.col("newest.reason").alias("last_reason"),
+        F.col("newest.at").alias("last_at"),
+        F.when(settled, F.unix_millis("newest.at") - F.unix_millis("first_sent")).alias("took_ms"),
+    )
+
+
+def _step_of(entry: Column) -> Column:
+    return F.struct(entry["replay"].alias("replay"), entry["attempt"].alias("attempt"), entry["step"].alias("step"))

@@ -1,0 +1,131 @@
+"""What a job says to a person: a verdict, some tables, a plot; for the console and as one HTML page.
+
+Pure: text comes out, nobody writes. The page has no script and loads nothing; its plot is SVG within it. All that comes
+from records is escaped: failure texts are what strangers wrote.
+"""
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Final
+
+__all__ = ["Report", "Table", "as_html", "as_text"]
+
+_WIDTH: Final = 720
+_BAR: Final = 18
+_CELL: Final = 60
+_STYLE: Final = (
+    "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:76em;padding:0 1em;color:#222}"
+    "table{border-collapse:collapse;margin:.5em 0 2em}"
+    "th,td{padding:.2em .7em;text-align:left;border-bottom:1px solid #ddd}"
+    "td.n{text-align:right;font-variant-numeric:tabular-nums}.fine{color:#176b2c}.finding{color:#a4161a}"
+    "rect{fill:#3b6ea5}text{font:12px system-ui,sans-serif}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: its title, the names of its columns, its rows."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a job found.
+
+    Attributes:
+        job: its name.
+        verdict: one line.
+        fine: False: there is a finding.
+        tables: in the order of interest.
+        bars: names and numbers of one plot; empty: none.
+        bars_title: what its numbers are.
+        notes: what a reader should know about these numbers.
+    """
+
+    job: str
+    verdict: str
+    fine: bool
+    tables: Sequence[Table] = ()
+    bars: Sequence[tuple[str, float]] = ()
+    bars_title: str = "messages"
+    notes: Sequence[str] = ()
+
+
+def as_text(report: Report) -> str:
+    """The report for a console; the first line is the verdict."""
+    lines = [f"{report.job}: {report.verdict}"]
+    for table in report.tables:
+        cells = [[_shown(cell)[:_CELL] for cell in row] for row in table.rows]
+        widths = [max([len(name), *(len(row[index]) for row in cells)]) for index, name in enumerate(table.columns)]
+        lines += ["", table.title]
+        for row in [list(table.columns), *cells]:
+            lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines += [f"note: {note}" for note in report.notes]
+    return "\n".join(lines)
+
+
+def as_html(report: Report, *, about: str) -> str:
+    """The report as one page.
+
+    Args:
+        report: what was found.
+        about: what it was made from, one line.
+    """
+    colour = "fine" if report.fine else "finding"
+    parts = [
+        '<!doctype html><html lang="en"><meta charset="utf-8">',
+        f"<title>{escape(report.job)}: {escape(report.verdict)}</title><style>{_STYLE}</style>",
+        f'<h1>{escape(report.job)}: <span class="{colour}">{escape(report.verdict)}</span></h1>',
+        f"<p>{escape(about)}</p>",
+    ]
+    if report.bars:
+        parts += [f"<h2>{escape(report.bars_title)}</h2>", _bars(report.bars)]
+    for table in report.tables:
+        parts.append(f"<h2>{escape(table.title)}</h2><table><tr>")
+        parts += [f"<th>{escape(name)}</th>" for name in table.columns]
+        parts.append("</tr>")
+        for row in table.rows:
+            parts.append("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>")
+        parts.append("</table>")
+    parts += [f"<p>{escape(note)}.</p>" for note in report.notes]
+    return "\n".join([*parts, "</html>", ""])
+
+
+def _bars(bars: Sequence[tuple[str, float]]) -> str:
+    highest = max([value for _, value in bars if value > 0], default=1)
+    drawn = []
+    for index, (name, value) in enumerate(bars):
+        top = index * (_BAR + 6)
+        length = max(0.0, value) / highest * (_WIDTH - 320)
+        drawn.append(
+            f'<text x="0" y="{top + 13}">{escape(name[:40])}</text>'
+            f'<rect x="240" y="{top}" width="{length:.1f}" height="{_BAR}"/>'
+            f'<text x="{246 + length:.1f}" y="{top + 13}">{escape(_shown(value))}</text>'
+        )
+    height = len(bars) * (_BAR + 6)
+    return f'<svg role="img" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">{"".join(drawn)}</svg>'
+
+
+def _cell(value: Any) -> str:
+    kind = ' class="n"' if isinstance(value, int | float) and not isinstance(value, bool) else ""
+    return f"<td{kind}>{escape(_shown(value))}</td>"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dt.datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "replace")
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_shown(each) for each in value)
+    # One line, whatever a record says: no terminal control sequence of a stranger's may run.
+    return "".join(char if char.isprintable() else " " for char in str(value))

@@ -1,0 +1,112 @@
+"""What the commands share: open a lake at one version, publish a result, say the verdict.
+
+Every job of one report reads the same snapshot: the version of the landed records, and the committed positions as they
+were before it was landed. A result is a Delta table under `<lake>/reports` (or `--out`), replaced in one commit, so
+that a reader sees the old one or the new one; the page lies beside it where that is a local folder, else in the current
+directory. The page is written anew and renamed, never half.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from pyspark.sql import DataFrame, SparkSession
+
+from rocketshim_spark import events
+from rocketshim_spark.jobs import lineage
+from rocketshim_spark.land import Place, Snapshot, latest_version, read_gaps, read_records, read_snapshot
+from rocketshim_spark.report import Report, as_html, as_text
+from rocketshim_topics import TopicNames
+
+__all__ = ["OpenLake", "open_lake", "publish", "say"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLake:
+    """A lake folder at one version.
+
+    Attributes:
+        spark: the session.
+        path: the folder, without a slash at its end.
+        namespace: of the shim's topics.
+        version: of the landed records.
+        records, events, gaps: the frames.
+        snapshot: the committed positions.
+    """
+
+    spark: SparkSession
+    path: str
+    namespace: str
+    version: int
+    records: DataFrame
+    events: DataFrame
+    gaps: DataFrame
+    snapshot: Snapshot
+
+    @property
+    def worker(self) -> Mapping[Place, int]:
+        """The worker's positions."""
+        return self.snapshot.committed.get(TopicNames(self.namespace).worker_group, {})
+
+    def lives(self) -> DataFrame:
+        """The life of every message."""
+        params = lineage.LineageParams(namespace=self.namespace, committed=self.snapshot.committed)
+        return lineage.transform(self.events, params)
+
+
+def open_lake(
+    spark: SparkSession, lake: str, *, namespace: str = "", delay_levels: str | None = None, version: int | None = None
+) -> OpenLake:
+    """Open a lake folder.
+
+    Args:
+        spark: a session with Delta's jars.
+        lake: the folder.
+        namespace: of the shim's topics.
+        delay_levels: the worker's level table; None: RocketMQ's.
+        version: of the landed records; None: the newest, resolved now.
+
+    Raises:
+        LakeError: nothing was landed there.
+    """
+    lake = lake.rstrip("/")
+    at = latest_version(spark, lake) if version is None else version
+    records = read_records(spark, lake, at)
+    return OpenLake(
+        spark=spark,
+        path=lake,
+        namespace=namespace,
+        version=at or 0,
+        records=records,
+        events=events.transform(records, events.EventParams(namespace=namespace, delay_levels=delay_levels)),
+        gaps=read_gaps(spark, lake),
+        snapshot=read_snapshot(spark, lake, at),
+    )
+
+
+def publish(lake: OpenLake, name: str, result: DataFrame, out: str | None) -> DataFrame:
+    """Write a result as a Delta table and give it back as it was written, so that it is computed once."""
+    path = f"{_folder(lake, out)}/{name}"
+    result.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
+    return lake.spark.read.format("delta").load(path)
+
+
+def say(lake: OpenLake, report: Report, out: str | None) -> None:
+    """Print the verdict and write the page."""
+    typer.echo(as_text(report))
+    folder = _folder(lake, out).removeprefix("file://")
+    target = Path() if "://" in folder else Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    page = target / f"{report.job}.html"
+    about = f"{lake.path}, version {lake.version}, positions of {lake.snapshot.taken_at or 'no landing'}"
+    with tempfile.NamedTemporaryFile("w", dir=target, suffix=".html", delete=False, encoding="utf-8") as file:
+        file.write(as_html(report, about=about))
+    os.replace(file.name, page)  # noqa: PTH105 pathlib's replace is the same; this one takes the name as it is
+    typer.echo(f"page: {page}", err=True)
+
+
+def _folder(lake: OpenLake, out: str | None) -> str:
+    return (out or f"{lake.path}/reports").rstrip("/")
