@@ -1,0 +1,531 @@
+"""The consumer with retry switched on: the group's retry topic is read along, offsets are stored when handled.
+
+**Reading along.** `subscribe` adds the retry topic. The client's three rebalance callbacks are always ours; each tells
+the partitions of the retry topic (and those of the shim's topics that only a pattern matched, which are never assigned)
+from the user's, calls the user's callback with the user's, and then assigns or unassigns all, unless the callback has
+done so: then its own call took ours with it. A partition of the retry topic that has no committed offset begins at the
+beginning, whatever `auto.offset.reset` says: what waits there belongs to this group.
+
+**Errors in callbacks.** An error that escapes from a callback into the client makes it drop the message it was about to
+return. So ours let nothing escape: the error is raised by the `poll` or `consume` in which it happened, and a message
+that came with it is returned by the next call.
+
+**Offsets.** The client stores a message's offset when it returns the message. Here that happens at the next `poll`,
+`consume` or `close` (the caller came back, so what it had is handled), or at a `commit()` without arguments, which says
+so. What was returned is what the client's `position` says, so nothing is noted per message. While messages keep coming
+`poll` stores offsets every 100 ms, and always before it waits. A send-back that is under way or has failed holds its
+partition's offset down.
+
+**Threads.** The client lets one call in at a time: a call from another thread waits for the `poll` that is under way,
+be it for ever. So a send-back from another thread must not ask the client where it is while the poll thread waits in
+it; it takes the positions that were noted just before the wait (`State.positions`), which are exact, since a call
+that waits has returned nothing yet.
+
+Not handled: a message that is sent back by one thread in the moment in which another loses its partition may be
+delivered twice, as at any loss of a partition.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from time import monotonic
+from types import TracebackType
+from typing import Any, Final
+
+import confluent_kafka
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+from rocketshim.dropin.consumer import Consumer, checked
+from rocketshim.dropin.ledger import Place
+from rocketshim.dropin.state import Rebalance, place_of
+from rocketshim.errors import NotSupportedError
+from rocketshim_topics import provision
+from rocketshim_topics.durations import parse_duration_ms
+from rocketshim_topics.message import MessageView
+
+__all__ = ["ReadingConsumer"]
+
+_LOG = logging.getLogger("rocketshim.dropin")
+_SETTLE_INTERVAL_S: Final = 0.1
+_COMMITTED_TIMEOUT_S: Final = 10.0
+_COMMITTED: Final = frozenset({OFFSET_INVALID, OFFSET_STORED})
+_Original = confluent_kafka.Consumer
+_poll = _Original.poll
+_consume = _Original.consume
+
+
+class ReadingConsumer(Consumer):
+    """See `Consumer`, of whose objects this becomes the class."""
+
+    __slots__ = ()
+
+    # --- what is new -------------------------------------------------------------------------------------------------
+
+    def reconsume_later(  # noqa: D102 - documented in Consumer
+        self,
+        message: Message,
+        error: BaseException | str | None = None,
+        *,
+        level: int | None = None,
+        delay: timedelta | str | None = None,
+    ) -> None:
+        if level is not None and delay is not None:
+            raise ValueError("level and delay are given: a retry waits for one of them")
+        delay_ms = None if delay is None else parse_duration_ms(delay)
+        state = self._rocketshim
+        checked(message)
+        if not state.reading and not state.along():
+            raise NotSupportedError(
+                "with assign() the group's retry topic is not read along, so a message sent back would lie there: use "
+                "subscribe(), or dead_letter()"
+            )
+        self._send_back(message, lambda: state.send_back.retry(message, error, level=level, delay_ms=delay_ms))
+
+    def dead_letter(self, message: Message, reason: BaseException | str) -> None:  # noqa: D102
+        checked(message)
+        self._send_back(message, lambda: self._rocketshim.send_back.kill(message, reason))
+
+    def _view(self, message: Message) -> MessageView:
+        return self._rocketshim.send_back.view(checked(message))
+
+    def _send_back(self, message: Message, store: Callable[[], None]) -> None:
+        state = self._rocketshim
+        place: Place = (message.topic() or "", _number(message.partition()))
+        offset = _number(message.offset())
+        future, is_ours = state.ledger.begin(place, offset, self._position(place))
+        if not is_ours:
+            future.result()
+            return
+        state.dirty = True  # the offset may be stored already: hold it down again
+        try:
+            self._ensure_topics()
+            store()
+        except BaseException as error:
+            state.ledger.end(place, offset, future, error)
+            raise
+        state.ledger.end(place, offset, future, None)
+        state.dirty = True
+
+    def _position(self, place: Place) -> int:
+        """The offset after the last one handed out; negative for none. From any thread, without waiting for `poll`."""
+        state = self._rocketshim
+        if threading.get_ident() == state.poller:  # also from its callbacks, in which it may be in the client already
+            return self._position_now(place)
+        with state.entering:
+            return self._position_now(place)
+
+    def _position_now(self, place: Place) -> int:
+        state = self._rocketshim
+        if state.waiting:
+            return state.positions.get(place, -1)
+        try:
+            return super().position([TopicPartition(*place)])[0].offset
+        except (RuntimeError, KafkaException):  # closed, or not known
+            return -1
+
+    def _ensure_topics(self) -> None:
+        state = self._rocketshim
+        if state.ensured:
+            return
+        layout = state.layout()
+        provision.ensure_topics(
+            AdminClient(state.connection),
+            (*layout.shared(), *layout.for_group(state.group, with_log=False)),
+            create=state.settings.create_topics,
+        )
+        state.ensured = True
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float = -1) -> Message | None:  # noqa: D102 - the original's
+        state = self._rocketshim
+        if state.attention:
+            return self._poll_slowly(timeout)
+        message = None
+        if state.dirty:
+            if monotonic() >= state.settle_at:
+                self._settle()
+            message = _poll(self, 0.0)
+        if message is None and not state.raised:
+            message = self._wait(_poll, timeout)
+        if message is not None:
+            state.dirty = True
+        return self._attend(message) if state.raised else message
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:  # noqa: D102 - the original's
+        state = self._rocketshim
+        if state.attention:
+            return self._consume_slowly(num_messages, timeout)
+        messages: list[Message] = self._wait(_consume, num_messages, timeout)
+        if messages:
+            state.dirty = True
+        return self._attend_all(messages) if state.raised else messages
+
+    def _wait(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a call of the client's that may wait, after what was returned before has been settled."""
+        state = self._rocketshim
+        if state.dirty:
+            self._settle()
+        state.poller = threading.get_ident()
+        with state.entering:
+            state.waiting = True
+        try:
+            return call(self, *args)
+        finally:
+            state.waiting = False
+
+    def _poll_slowly(self, timeout: float) -> Message | None:
+        return next(iter(self._slowly(1, timeout, lambda _, left: self._wait(_poll, left))), None)
+
+    def _consume_slowly(self, num_messages: int, timeout: float) -> list[Message]:
+        return self._slowly(num_messages, timeout, lambda count, left: self._wait(_consume, count, left))
+
+    def _slowly(self, count: int, timeout: float, fetch: Callable[[int, float], Any]) -> list[Message]:
+        """Messages with what was put by first, and without the ends of the retry topic.
+
+        Args:
+            count: most messages.
+            timeout: as the caller gave it, in seconds; negative: for ever.
+            fetch: takes the count and the time that are left; returns one message, a list or None.
+        """
+        state = self._rocketshim
+        self._attend_all([])
+        if state.put_by and count > 0:
+            self._settle()
+            messages = [state.put_by.popleft() for _ in range(min(count, len(state.put_by)))]
+            state.settle_attention()
+            state.dirty = True
+            return messages
+        deadline = monotonic() + timeout if timeout >= 0 else None
+        while True:
+            found = fetch(count, timeout)
+            came = [found] if isinstance(found, Message) else found or []
+            if came:
+                state.dirty = True
+            messages = [each for each in came if not self._is_end(each)]
+            if messages or not came or state.raised:
+                return self._attend_all(messages)
+            timeout = -1.0 if deadline is None else max(0.0, deadline - monotonic())
+
+    def _attend(self, message: Message | None) -> Message | None:
+        return next(iter(self._attend_all([] if message is None else [message])), None)
+
+    def _attend_all(self, messages: list[Message]) -> list[Message]:
+        """After a call in which a callback failed: put by what came, and raise."""
+        state = self._rocketshim
+        if not state.raised:
+            return messages
+        state.put_by.extend(messages)
+        error = state.raised.popleft()
+        state.settle_attention()
+        raise error
+
+    def _is_end(self, message: Message) -> bool:
+        error = message.error()
+        return (
+            error is not None
+            and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
+            and message.topic() == self._rocketshim.retry_topic
+        )
+
+    def _settle(self) -> None:
+        """Note how far messages were returned, and store these offsets: all that was returned is handled."""
+        state = self._rocketshim
+        state.dirty = False
+        state.settle_at = monotonic() + _SETTLE_INTERVAL_S
+        places = state.ledger.places()
+        if places and not state.waiting:  # in a callback of a call that waits, what it holds is not returned yet
+            found = super().position([TopicPartition(*place) for place in places])
+            positions = {place_of(each): each.offset for each in found}
+            for message in reversed(state.put_by):
+                if message.error() is None:
+                    positions[message.topic() or "", _number(message.partition())] = _number(message.offset())
+            state.positions = positions
+        to_store = state.ledger.to_store(state.positions)
+        if to_store and state.stores:
+            self._store([TopicPartition(*place, offset) for place, offset in to_store.items()])
+
+    def _store(self, stores: list[TopicPartition]) -> None:
+        try:
+            super().store_offsets(offsets=stores)
+        except KafkaException:
+            for each in stores:
+                try:
+                    super().store_offsets(offsets=[each])
+                except KafkaException as error:  # being taken away at this moment
+                    _LOG.debug("dropin.not-stored", extra={"partition": str(each), "error": str(error)})
+
+    # --- offsets -----------------------------------------------------------------------------------------------------
+
+    def commit(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 - the original's
+        if not any(each is not None for each in (*args[:2], kwargs.get("message"), kwargs.get("offsets"))):
+            self._settle()
+        return super().commit(*args, **kwargs)
+
+    def store_offsets(self, *args: Any, **kwargs: Any) -> None:  # noqa: D102 - the original's
+        if self._rocketshim.stores:
+            raise KafkaException(
+                KafkaError(
+                    KafkaError._INVALID_ARG,  # noqa: SLF001 - no public spelling
+                    "StoreOffsets failed: Local: Invalid argument or configuration",
+                )
+            )
+        super().store_offsets(*args, **kwargs)
+
+    def seek(self, partition: TopicPartition) -> None:  # noqa: D102 - the original's
+        before = self._position(place_of(partition)) if _is_a(partition, TopicPartition) else -1
+        super().seek(partition)
+        self._rocketshim.ledger.sought(place_of(partition), partition.offset, before)
+
+    def consumer_group_metadata(self) -> Any:
+        """Refused: offsets sent to a transaction and retries that are stored outside of it do not go together."""
+        raise NotSupportedError(
+            "send_offsets_to_transaction is refused with rocketshim.retry.enable: a message sent back is stored at "
+            "once, also if the transaction that commits its offset is aborted. Use a consumer without it"
+        )
+
+    # --- assignment --------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: list[str], *args: Any, **kwargs: Any) -> None:  # noqa: D102 - the original's
+        state = self._rocketshim
+        names = ("on_assign", "on_revoke", "on_lost")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        wrong = given.keys() - set(names) or not all(map(callable, given.values()))
+        if wrong or not _is_a(topics, list) or len(args) > len(names):
+            super().subscribe(topics, *args, **kwargs)  # the original says what is wrong
+            return
+        topics = [str(each) for each in topics]  # as the client does
+        self._ensure_topics()
+        super().subscribe(
+            [*(each for each in topics if each != state.retry_topic), state.retry_topic],
+            on_assign=_on_assign,
+            on_revoke=_on_revoke,
+            on_lost=_on_lost,
+        )
+        state.named = frozenset(each for each in topics if not each.startswith("^"))
+        state.callbacks = tuple(given.get(name) for name in names)
+        state.subscribed = state.reading = True
+
+    def unsubscribe(self) -> None:  # noqa: D102 - the original's
+        super().unsubscribe()
+        self._rocketshim.subscribed = False
+
+    def assignment(self) -> list[TopicPartition]:  # noqa: D102 - the original's
+        state = self._rocketshim
+        found = super().assignment()
+        return [each for each in found if not state.hides(each.topic)] if state.reading else found
+
+    def assign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
+        state = self._rocketshim
+        rebalance = state.rebalance
+        if rebalance is not None:
+            along = rebalance.along
+            rebalance.done = True
+        elif state.subscribed:
+            along = self._starts(state.along(), [])[0]
+        else:
+            along = []
+        super().assign([*partitions, *along])
+        state.reading = state.subscribed or rebalance is not None
+        state.ledger.remove(state.ledger.places())
+        self._begin([*partitions, *along], {} if rebalance is None else rebalance.starts)
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
+        state = self._rocketshim
+        rebalance = state.rebalance
+        along = [] if rebalance is None or rebalance.done else rebalance.along
+        super().incremental_assign([*partitions, *along])
+        if rebalance is not None:
+            rebalance.done = True
+        self._begin([*partitions, *along], {} if rebalance is None else rebalance.starts)
+
+    def unassign(self) -> None:  # noqa: D102 - the original's
+        state = self._rocketshim
+        super().unassign()
+        if state.rebalance is not None:
+            state.rebalance.done = True
+        state.ledger.remove(state.ledger.places())
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
+        state = self._rocketshim
+        rebalance = state.rebalance
+        along = [] if rebalance is None or rebalance.done else rebalance.along
+        super().incremental_unassign([*partitions, *along])
+        if rebalance is not None:
+            rebalance.done = True
+        state.ledger.remove([place_of(each) for each in (*partitions, *along)])
+        self._follow_pauses()
+
+    def _begin(self, partitions: list[TopicPartition], starts: dict[Place, int]) -> None:
+        self._rocketshim.ledger.add(
+            {
+                place_of(each): starts.get(place_of(each), 0) if each.offset in _COMMITTED else max(each.offset, 0)
+                for each in partitions
+            }
+        )
+        self._follow_pauses()
+
+    def _starts(
+        self, along: list[TopicPartition], theirs: list[TopicPartition]
+    ) -> tuple[list[TopicPartition], dict[Place, int]]:
+        """Where partitions begin: those of the retry topic, and the user's that were held before.
+
+        Raises:
+            KafkaException: the committed offsets could not be had in time.
+        """
+        state = self._rocketshim
+        asked = [*along, *(each for each in theirs if state.ledger.was_held(place_of(each)))]
+        if not asked:
+            return [], {}
+        plain = [TopicPartition(*place_of(each)) for each in asked]
+        committed = {place_of(each): each for each in super().committed(plain, timeout=_COMMITTED_TIMEOUT_S)}
+        for each in committed.values():
+            if each.error is not None:
+                raise KafkaException(each.error)
+        offsets = {place: each.offset for place, each in committed.items()}
+        ready = [
+            each if offsets.get(place_of(each), -1) >= 0 else TopicPartition(*place_of(each), OFFSET_BEGINNING)
+            for each in along
+        ]
+        return ready, {place: offset for place, offset in offsets.items() if offset >= 0}
+
+    # --- rebalance callbacks, from inside of poll, consume and close -----------------------------------------------
+
+    def _assigned(self, partitions: list[TopicPartition]) -> None:
+        state = self._rocketshim
+        theirs = [each for each in partitions if not state.hides(each.topic)]
+        along = [each for each in partitions if each.topic == state.retry_topic]
+        rebalance = Rebalance([], {})
+        try:
+            rebalance.along, rebalance.starts = self._starts(along, theirs)
+        except KafkaException as error:  # begin it nowhere rather than in a wrong place; the poll raises
+            if not state.closing:
+                state.raise_later(error)
+        self._call(state.callbacks[0], theirs, rebalance)
+        if not rebalance.done:
+            partitions = [*theirs, *rebalance.along]
+            self._finish(_Original.incremental_assign if state.cooperative else _Original.assign, partitions)
+            if not state.cooperative:
+                state.ledger.remove(state.ledger.places())
+            self._begin(partitions, rebalance.starts)
+        self._follow_pauses()
+
+    def _released(self, partitions: list[TopicPartition], callback: Callable[..., Any] | None) -> None:
+        state = self._rocketshim
+        theirs = [each for each in partitions if not state.hides(each.topic)]
+        along = [each for each in partitions if each.topic == state.retry_topic]
+        rebalance = Rebalance(along, {})
+        if theirs or not along:
+            self._call(callback, theirs, rebalance)
+        if not rebalance.done:
+            if state.cooperative:
+                self._finish(_Original.incremental_unassign, [*theirs, *along])
+            else:
+                self._finish(_Original.unassign)
+        state.ledger.remove([place_of(each) for each in partitions])
+        self._follow_pauses()
+
+    def _call(
+        self, callback: Callable[..., Any] | None, partitions: list[TopicPartition], rebalance: Rebalance
+    ) -> None:
+        if callback is None:
+            return
+        state = self._rocketshim
+        state.rebalance = rebalance
+        try:
+            callback(self, partitions)
+        except BaseException as error:  # noqa: BLE001 - user code; raised by the call that it happened in
+            state.raise_later(error)
+        finally:
+            state.rebalance = None
+
+    def _finish(self, act: Callable[..., None], *arguments: list[TopicPartition]) -> None:
+        try:
+            act(self, *arguments)
+        except KafkaException as error:
+            self._rocketshim.raise_later(error)
+
+    # --- pauses ------------------------------------------------------------------------------------------------------
+
+    def pause(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
+        super().pause(partitions)
+        state = self._rocketshim
+        state.paused |= {place_of(each) for each in partitions} & set(state.ledger.places())
+        self._follow_pauses()
+
+    def resume(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
+        super().resume(partitions)
+        self._rocketshim.paused -= {place_of(each) for each in partitions}
+        self._follow_pauses()
+
+    def _follow_pauses(self) -> None:
+        """Pause the retry topic while all of the user's partitions are paused, and only then.
+
+        The client keeps a pause across assignments, so that what was paused in an earlier one is resumed here too.
+        """
+        state = self._rocketshim
+        along = [each for each in state.along() if place_of(each) not in state.paused]
+        if not state.reading or not along:
+            return
+        theirs = {place for place in state.ledger.places() if not state.hides(place[0])}
+        act = _Original.pause if theirs and theirs <= state.paused else _Original.resume
+        self._finish(act, along)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:  # noqa: D102 - the original's
+        super().set_sasl_credentials(username, password)
+        self._rocketshim.hop_store.set_sasl_credentials(username, password)
+
+    def close(self) -> None:  # noqa: D102 - the original's
+        state = self._rocketshim
+        self._settle()
+        state.closing = True
+        try:
+            super().close()
+        finally:
+            state.ledger.remove(state.ledger.places())
+            state.hop_store.close()
+        if state.raised:
+            raise state.raised.popleft()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, exc_traceback: TracebackType | None
+    ) -> bool | None:
+        ReadingConsumer.close(self)  # as the original: not a close() of a subclass
+        return None
+
+
+def _on_assign(consumer: ReadingConsumer, partitions: list[TopicPartition]) -> None:
+    consumer._assigned(partitions)  # noqa: SLF001 - no bound methods for the client: it would hold the consumer
+
+
+def _on_revoke(consumer: ReadingConsumer, partitions: list[TopicPartition]) -> None:
+    state = consumer._rocketshim  # noqa: SLF001
+    if state.dirty:
+        consumer._settle()  # noqa: SLF001
+    consumer._released(partitions, state.callbacks[1])  # noqa: SLF001
+
+
+def _on_lost(consumer: ReadingConsumer, partitions: list[TopicPartition]) -> None:
+    state = consumer._rocketshim  # noqa: SLF001
+    consumer._released(partitions, state.callbacks[2] or state.callbacks[1])  # noqa: SLF001 - as the client
+
+
+def _number(value: int | None) -> int:
+    return -1 if value is None else value
+
+
+def _is_a(value: object, kind: type) -> bool:
+    """`isinstance`, for what the signature promises and a caller may still get wrong."""
+    return isinstance(value, kind)

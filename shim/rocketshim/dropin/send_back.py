@@ -1,0 +1,304 @@
+"""Send-back of the drop-in consumer: the caller's thread makes the next hop and waits until it is stored.
+
+One idempotent producer per consumer, made at the first send-back (a consumer whose messages never fail opens none), and
+one daemon thread that polls it, in which delivery reports resolve futures. A producer that has failed for good is given
+up and the next send-back makes another.
+
+A record that breaks the wire format is parked, one that is too large with its headers becomes a dead letter by
+reference: both are stored hops and so end the message as any other.
+"""
+
+import itertools
+import logging
+import random
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from rocketshim.clock import SystemClock
+from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, LevelTableRetryPolicy, decide
+from rocketshim.errors import (
+    BrokerUnavailableError,
+    ClosedError,
+    MalformedRecordError,
+    MessageError,
+    SendTimeoutError,
+    TopicMissingError,
+)
+from rocketshim.kafka_errors import send_error
+from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames, lane_for
+from rocketshim_topics.hops import OutgoingRecord, dead_letter, dead_letter_by_reference, parked, retry
+from rocketshim_topics.wire import coordinates
+
+__all__ = ["HopStore", "SendBack"]
+
+_LOG = logging.getLogger("rocketshim.dropin")
+_POLL_S: Final = 0.1
+_METADATA_TIMEOUT_S: Final = 10.0
+_METADATA_TTL_S: Final = 60.0
+_GRACE_S: Final = 5.0
+_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+_DEAD_LETTER_LEVEL: Final = -1
+
+
+class HopStore:
+    """Stores records and waits for the delivery report.
+
+    Args:
+        config: librdkafka settings of the producer.
+        timeout_s: `delivery.timeout.ms` of them, in seconds.
+
+    Thread-safety: every method, from any thread.
+    """
+
+    def __init__(self, config: dict[str, Any], timeout_s: float) -> None:
+        self._config = config
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+        self._over = threading.Event()
+        self._closed = False
+        self._credentials: tuple[str, str] | None = None
+        self._counts: dict[str, tuple[int, float]] = {}
+
+    def store(self, out: OutgoingRecord) -> None:
+        """Produce a record and return when it is stored.
+
+        Raises:
+            KafkaException: the delivery report's or the call's error.
+            SendTimeoutError: no report in time; it may or may not be stored.
+            ClosedError: closed; nothing was sent.
+        """
+        producer = self._open()
+        future: Future[None] = Future()
+
+        def reported(error: KafkaError | None, record: Message) -> None:
+            del record
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(KafkaException(error))
+
+        deadline = time.monotonic() + self._timeout_s + _GRACE_S
+        while True:
+            try:
+                producer.produce(
+                    out.topic,
+                    out.value,
+                    out.key,
+                    -1 if out.partition is None else out.partition,
+                    on_delivery=reported,
+                    headers=list(out.headers),
+                )
+                break
+            except BufferError as error:
+                if time.monotonic() >= deadline:
+                    raise SendTimeoutError(f"the queue of the inner producer stayed full; {out.topic!r}") from error
+                self._over.wait(0.005)
+        try:
+            future.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError as error:
+            raise SendTimeoutError(
+                f"no delivery report for {out.topic!r} within {self._timeout_s} s; it may or may not be stored"
+            ) from error
+        except KafkaException as error:
+            if error.args[0].fatal():
+                self._give_up(producer)
+            raise
+
+    def partition_count(self, topic: str) -> int:
+        """How many partitions a topic has; known for a minute.
+
+        Raises:
+            TopicMissingError: it is not there.
+            BrokerUnavailableError: no broker answered in time.
+        """
+        known = self._counts.get(topic)
+        if known is not None and time.monotonic() < known[1]:
+            return known[0]
+        try:
+            # all topics: a request that names a missing topic may create it
+            found = self._open().list_topics(timeout=_METADATA_TIMEOUT_S).topics.get(topic)
+        except KafkaException as error:
+            raise BrokerUnavailableError(
+                f"no broker said within {_METADATA_TIMEOUT_S} s which partitions {topic!r} has "
+                f"({error.args[0].name()}); nothing was sent"
+            ) from error
+        if found is None or not found.partitions:
+            raise TopicMissingError(f"the topic {topic!r} is not there; nothing was sent. Create it: rocketshim init")
+        self._counts[topic] = (len(found.partitions), time.monotonic() + _METADATA_TTL_S)
+        return len(found.partitions)
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """As the client's; also for a producer that is made later."""
+        with self._lock:
+            self._credentials = (username, password)
+            producer = self._producer
+        if producer is not None:
+            producer.set_sasl_credentials(username, password)
+
+    def close(self) -> None:
+        """End the producer. What is under way is waited for; safe twice."""
+        with self._lock:
+            self._closed = True
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.flush(self._timeout_s)
+        self._over.set()
+
+    def __del__(self) -> None:
+        self._over.set()  # a consumer that was dropped unclosed leaves no thread behind
+
+    def _give_up(self, producer: Producer) -> None:
+        with self._lock:
+            if self._producer is producer:
+                self._producer = None
+                self._over.set()
+                self._over = threading.Event()
+
+    def _open(self) -> Producer:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the consumer is closed; nothing was sent")
+            if self._producer is None:
+                self._producer = Producer(self._config)
+                if self._credentials is not None:
+                    self._producer.set_sasl_credentials(*self._credentials)
+                threading.Thread(
+                    target=_serve, args=(self._producer, self._over), name="rocketshim-dropin-reports", daemon=True
+                ).start()
+            return self._producer
+
+
+def _serve(producer: Producer, over: threading.Event) -> None:
+    """Take delivery reports in until it is over."""
+    while not over.is_set():
+        producer.poll(_POLL_S)
+
+
+class SendBack:
+    """Makes and stores the next hop of a message.
+
+    Args:
+        store: stores it.
+        names, levels, group: of the consumer.
+        limit: `max_reconsume_times` of the group.
+
+    Thread-safety: every method, from any thread.
+
+    Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, `AbstractSendMessageProcessor#consumerSendMsgBack`.
+    """
+
+    def __init__(self, store: HopStore, *, names: TopicNames, levels: DelayLevels, group: str, limit: int) -> None:
+        self._store = store
+        self._names = names
+        self._levels = levels
+        self._group = group
+        self._limit = limit
+        self._retry_topic = names.retry(group)
+        self._keyless_lane = itertools.count()
+        self._random = random.Random()  # noqa: S311 - jitter, nothing secret
+        self._clock = SystemClock()
+
+    def view(self, message: Message) -> MessageView:
+        """The message with its headers read as its topic has it."""
+        return MessageView(message, message.topic() == self._retry_topic)
+
+    def retry(
+        self, message: Message, error: BaseException | str | None, *, level: int | None, delay_ms: int | None
+    ) -> None:
+        """Send to the retry topic by way of a delay, or to the dead letters where the limit is reached."""
+        self._send(message, self._failure(error, "ReconsumeLater"), level or 0, delay_ms)
+
+    def kill(self, message: Message, reason: BaseException | str) -> None:
+        """Send to the dead letters at once."""
+        self._send(message, self._failure(reason, "DeadLetter"), _DEAD_LETTER_LEVEL, None)
+
+    def _failure(self, error: BaseException | str | None, name: str) -> Failure:
+        at_ms = self._clock.wall_ms()
+        if isinstance(error, BaseException):
+            return Failure(type(error).__qualname__, str(error), at_ms)
+        return Failure(name, "the consumer asked for it" if error is None else error, at_ms)
+
+    def _send(self, message: Message, failure: Failure, level: int, delay_ms: int | None) -> None:
+        for what, content in (("value", message.value()), ("key", message.key())):
+            if content is not None and not isinstance(content, bytes):
+                raise MessageError(
+                    f"the message's {what} was replaced by {type(content).__name__}; only a message as it was fetched "
+                    "can be sent back: keep what you decode beside it, not in it"
+                )
+        view = self.view(message)
+        try:
+            before = view.reconsume_times
+            out = self._hop(view, failure, before, level, delay_ms)
+        except MalformedRecordError as error:
+            _LOG.warning("dropin.parked", extra={"record": coordinates(message), "reason": error.reason})
+            self._store_typed(parked(message, self._names, error.reason))
+            return
+        try:
+            self._store.store(out)
+        except KafkaException as error:
+            if error.args[0].code() not in _TOO_LARGE:
+                raise send_error(error.args[0], out.topic) from error
+            reference = dead_letter_by_reference(
+                message,
+                self._names,
+                group=self._group,
+                trusted=view.trusted,
+                failure=failure,
+                reconsume_times=before + 1,
+            )
+            _LOG.warning("dropin.dead-by-reference", extra={"record": coordinates(message)})
+            self._store_typed(reference)
+
+    def _store_typed(self, out: OutgoingRecord) -> None:
+        try:
+            self._store.store(out)
+        except KafkaException as error:
+            raise send_error(error.args[0], out.topic) from error
+
+    def _hop(
+        self, view: MessageView, failure: Failure, before: int, level: int, delay_ms: int | None
+    ) -> OutgoingRecord:
+        asked = Failed(
+            reconsume_times=before,
+            asked_level=level,
+            asked_delay_ms=delay_ms,
+            limit=self._limit,
+            message_limit=view.max_reconsume_times,
+            unit=self._random.random(),
+        )
+        at_level: int | None = None
+        after_ms: int | None = None
+        match decide(asked, LevelTableRetryPolicy()):
+            case Dead():
+                return dead_letter(
+                    view.record,
+                    self._names,
+                    group=self._group,
+                    trusted=view.trusted,
+                    failure=failure,
+                    reconsume_times=before + 1,
+                )
+            case AtLevel(number):
+                at_level = number
+            case AfterDelay(wait_ms):
+                after_ms = wait_ms
+        lanes = max(1, self._store.partition_count(self._names.schedule) // DelayLevels.STRIDE)
+        key = view.key
+        return retry(
+            view.record,
+            self._names,
+            self._levels,
+            group=self._group,
+            trusted=view.trusted,
+            failure=failure,
+            reconsume_times=before + 1,
+            level=at_level,
+            delay_ms=after_ms,
+            lane=next(self._keyless_lane) % lanes if key is None else lane_for(key, lanes),
+        )

@@ -1,0 +1,152 @@
+"""Settings of the drop-in classes: keys that begin with `rocketshim.`, taken out of a copy of the configuration.
+
+The client's own constructor accepts a dict, keyword arguments, or both; `take` reads whichever there are and gives back
+arguments in the same form without our keys. A configuration that holds none of them comes back as the very same
+objects, so that whatever the original does with it (its errors included) it goes on doing.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field
+
+from rocketshim.client_config import PROTECTED_PRODUCER, merge
+from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
+from rocketshim.errors import ConfigError
+from rocketshim.settings import Levels, Settings
+from rocketshim_topics.levels import DelayLevels
+
+__all__ = [
+    "PREFIX",
+    "ConsumerDropinSettings",
+    "ProducerDropinSettings",
+    "connection",
+    "inner_producer_config",
+    "is_true",
+    "take",
+]
+
+PREFIX: Final = "rocketshim."
+_PRODUCER_PREFIX: Final = "rocketshim.producer."
+_CONNECTION: Final = re.compile(
+    r"bootstrap\.servers|metadata\.broker\.list|security\.protocol|sasl\..*|ssl\..*|enable\.ssl\..*"
+    r"|enable\.sasl\..*|client\.(id|rack|dns\.lookup)|broker\.address\..*|broker\.version\.fallback|api\.version\..*"
+    r"|socket\..*|connections\.max\.idle\.ms|reconnect\..*|retry\.backoff\..*|metadata\.max\.age\.ms"
+    r"|topic\.metadata\.refresh\..*|statistics\.interval\.ms|debug|log_level|logger|log\..*|plugin\.library\.paths"
+    r"|https\..*|(error|throttle|stats|oauth|oauthbearer_token_refresh)_cb"
+)
+"""What a second client of the same program shares with the first: where the brokers are, who one is, who is told."""
+
+_TRUE: Final = frozenset({"true", "t", "1", "yes", "on"})
+_FALSE: Final = frozenset({"false", "f", "0", "no", "off"})
+
+
+def is_true(value: Any) -> bool:
+    """A boolean as librdkafka reads one, from a bool or a text.
+
+    Raises:
+        ConfigError: neither.
+    """
+    text = str(value).strip().lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ConfigError(f"{value!r:.80} is neither true nor false")
+
+
+Truth = Annotated[bool, BeforeValidator(is_true)]
+
+
+class ConsumerDropinSettings(Settings):
+    """Settings of `rocketshim.dropin.Consumer`; in the configuration each is written as the key that is named first.
+
+    Attributes:
+        retry_enable: `rocketshim.retry.enable`: read the group's retry topic along and allow send-back. Default False.
+        max_reconsume_times: `rocketshim.max.reconsume.times`: failed attempts before a message becomes a dead letter;
+            -1: 16; other negatives and 0: the first failure is the last. Default 16.
+        delay_levels: `rocketshim.delay.levels`: the level table as RocketMQ writes it. Default RocketMQ's.
+        namespace: `rocketshim.namespace`: prefix of every shim topic, `""` (default) for none.
+        create_topics: `rocketshim.create.topics`: create what is missing of the shim's topics at `subscribe`. Default
+            True.
+        hop_timeout_ms: `rocketshim.hop.timeout.ms`: how long a send-back tries to be stored, in ms, at least 100.
+            Default 30 s.
+        producer: `rocketshim.producer.<key>`: librdkafka settings of the inner producer, over those it inherits.
+    """
+
+    retry_enable: Truth = False
+    max_reconsume_times: int = DEFAULT_MAX_RECONSUME_TIMES
+    delay_levels: Levels = Field(default_factory=DelayLevels.default)
+    namespace: str = ""
+    create_topics: Truth = True
+    hop_timeout_ms: int = Field(default=30_000, ge=100)
+    producer: dict[str, Any] = Field(default_factory=dict, repr=False)
+
+
+class ProducerDropinSettings(Settings):
+    """Settings of `rocketshim.dropin.Producer`; in the configuration each is written as the key that is named first.
+
+    Attributes:
+        delay_levels: `rocketshim.delay.levels`: the level table as RocketMQ writes it. Default RocketMQ's.
+        namespace: `rocketshim.namespace`: prefix of every shim topic, `""` (default) for none.
+        allow_delay_in_transaction: `rocketshim.allow.delay.in.transaction`: let delayed sends into a transaction; until
+            it ends, it holds up its delay queue for everybody. Default False.
+        max_delay_ms: `rocketshim.max.delay.ms`: longest delay, in ms, at least 1. Default 40 days.
+    """
+
+    delay_levels: Levels = Field(default_factory=DelayLevels.default)
+    namespace: str = ""
+    allow_delay_in_transaction: Truth = False
+    max_delay_ms: int = Field(default=40 * 86_400_000, ge=1)
+
+
+def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]:
+    """Split the arguments of a client's constructor.
+
+    Args:
+        args: positional ones: a configuration dict, or whatever else (then it is the original's to refuse).
+        kwargs: keyword ones; as in the original they win over the dict.
+
+    Returns:
+        Our settings by field name, and the arguments for the original. None of ours: the same objects.
+    """
+    first = args[0] if args else None
+    config: dict[str, Any] = first if isinstance(first, dict) else {}
+    ours = {key: value for key, value in (config | kwargs).items() if _is_ours(key)}
+    if not ours:
+        return {}, args, kwargs
+    values: dict[str, Any] = {}
+    for key, value in ours.items():
+        if key.startswith(_PRODUCER_PREFIX):
+            values.setdefault("producer", {})[key.removeprefix(_PRODUCER_PREFIX)] = value
+        else:
+            values[key.removeprefix(PREFIX).replace(".", "_")] = value
+    if isinstance(first, dict):
+        args = ({key: value for key, value in first.items() if not _is_ours(key)}, *args[1:])
+    return values, args, {key: value for key, value in kwargs.items() if not _is_ours(key)}
+
+
+def _is_ours(key: object) -> bool:
+    return isinstance(key, str) and key.startswith(PREFIX)
+
+
+def connection(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a consumer's configuration that another client of the same program is made with."""
+    return {key: value for key, value in config.items() if _CONNECTION.fullmatch(key)}
+
+
+def inner_producer_config(config: Mapping[str, Any], settings: ConsumerDropinSettings) -> dict[str, Any]:
+    """Configuration of the inner producer: the consumer's connection, `rocketshim.producer.*`, what we insist on.
+
+    Settings that load code pass: they come from the same place as the consumer's, which has loaded them already.
+
+    Raises:
+        ConfigError: a setting that correctness rests on, with another value.
+    """
+    return merge(
+        {**connection(config), **settings.producer},
+        defaults={"linger.ms": 1, "message.max.bytes": 100_000_000, "topic.metadata.propagation.max.ms": 2_000},
+        required={**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms},
+        allow_code_settings=True,
+    )

@@ -1,0 +1,168 @@
+"""What a consumer with retry switched on keeps beside the C client, and how it is made from the configuration."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from confluent_kafka import Message, TopicPartition
+
+from rocketshim.dropin.ledger import Ledger, Place
+from rocketshim.dropin.send_back import HopStore, SendBack
+from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner_producer_config, is_true
+from rocketshim.errors import ConfigError
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.names import TopicNames
+
+__all__ = ["Rebalance", "State", "place_of", "prepare"]
+
+_ISOLATION: Final = "isolation.level"
+_STORE: Final = "enable.auto.offset.store"
+
+
+@dataclass(slots=True)
+class Rebalance:
+    """A rebalance callback that is under way.
+
+    Attributes:
+        along: the partitions of the retry topic in it, ready to be assigned.
+        starts: lowest offset each partition can hand out, where that is known.
+        done: the user's callback has assigned or unassigned by itself, and ours with it.
+    """
+
+    along: list[TopicPartition]
+    starts: dict[Place, int]
+    done: bool = False
+
+
+@dataclass(slots=True)
+class State:
+    """Everything of ours of one consumer; the poll thread's, but for `ledger`, `send_back` and what `entering` guards.
+
+    Attributes:
+        settings: as given.
+        connection: librdkafka settings for an admin client.
+        retry_topic: physical name of the group's.
+        stores: the user left storing offsets to the client, and so we do it.
+        cooperative: the rebalance protocol is incremental.
+        sees_ends: the client reports the ends of partitions, and those of the retry topic are to be swallowed.
+        dirty: something was returned since offsets were last stored.
+        settle_at: monotonic time at which offsets are stored next while messages keep coming, in seconds.
+        positions: how far each partition was handed out when offsets were last stored: exact while `waiting`.
+        waiting: the poll thread is in a call of the client's that may wait, so nobody else may call the client.
+        poller: the thread that waited last.
+        entering: guards `waiting`, and is held by other threads while they are in the client.
+        attention: a message is put by, an error is to be raised, or ends are to be swallowed: take the slow way.
+        subscribed: `subscribe` was called, and `unsubscribe` not since.
+        reading: the retry topic is read along.
+        named: topics that the user subscribed to by name.
+        callbacks: the user's, for assign, revoke and lost.
+        rebalance: the callback under way.
+        paused: partitions the user has paused; the client keeps a pause across assignments, and so do we.
+        ensured: the shim's topics are known to be there.
+        closing: `close` was called.
+        put_by: messages that the client gave out in a call that raised.
+        raised: errors of callbacks, to be raised by the call they happened in.
+    """
+
+    settings: ConsumerDropinSettings
+    connection: dict[str, Any]
+    names: TopicNames
+    group: str
+    retry_topic: str
+    stores: bool
+    cooperative: bool
+    sees_ends: bool
+    hop_store: HopStore
+    send_back: SendBack
+    ledger: Ledger = field(default_factory=Ledger)
+    dirty: bool = False
+    settle_at: float = 0.0
+    positions: dict[Place, int] = field(default_factory=dict)
+    waiting: bool = False
+    poller: int = 0
+    entering: threading.Lock = field(default_factory=threading.Lock)
+    attention: bool = False
+    subscribed: bool = False
+    reading: bool = False
+    named: frozenset[str] = frozenset()
+    callbacks: tuple[Callable[..., Any] | None, ...] = (None, None, None)
+    rebalance: Rebalance | None = None
+    paused: set[Place] = field(default_factory=set)
+    ensured: bool = False
+    closing: bool = False
+    put_by: deque[Message] = field(default_factory=deque)
+    raised: deque[BaseException] = field(default_factory=deque)
+
+    def hides(self, topic: str) -> bool:
+        """Whether a topic is not the user's: the group's retry topic, or one of the shim's that a pattern matched."""
+        return topic == self.retry_topic or (topic not in self.named and self.names.is_ours(topic))
+
+    def layout(self) -> Layout:
+        """How the shim's topics have to be."""
+        return Layout(self.names, self.settings.delay_levels)
+
+    def raise_later(self, error: BaseException) -> None:
+        """Keep an error of a callback, which must not escape into the client: it would drop the message at hand."""
+        self.raised.append(error)
+        self.attention = True
+
+    def settle_attention(self) -> None:
+        """Say again whether the slow way is needed."""
+        self.attention = self.sees_ends or bool(self.put_by) or bool(self.raised)
+
+    def along(self) -> list[TopicPartition]:
+        """The partitions of the retry topic in the assignment."""
+        return [TopicPartition(*place) for place in self.ledger.places() if place[0] == self.retry_topic]
+
+
+def place_of(partition: TopicPartition) -> Place:
+    """Topic and number of a partition."""
+    return partition.topic, partition.partition
+
+
+def prepare(
+    settings: ConsumerDropinSettings, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[State, dict[str, Any]]:
+    """The state of a consumer and the configuration of its client.
+
+    Args:
+        settings: with retry switched on.
+        args: the constructor's, without our keys.
+        kwargs: likewise.
+
+    Raises:
+        TypeError: no configuration dict, as the original says it.
+        ConfigError: a client setting that retries cannot work with.
+    """
+    if len(args) > 1 or not all(isinstance(each, dict) for each in args):
+        raise TypeError("expected configuration dict")
+    config: dict[str, Any] = {**(args[0] if args else {}), **kwargs}
+    group = config.get("group.id")
+    if not group:
+        raise ConfigError("rocketshim.retry.enable needs a group.id: retries belong to a group")
+    if str(config.get(_ISOLATION, "read_committed")).lower() != "read_committed":
+        raise ConfigError(f"{_ISOLATION} has to be read_committed with rocketshim.retry.enable: leave it out")
+    names = TopicNames(settings.namespace)
+    stores = is_true(config.get(_STORE, True))
+    config[_STORE] = False
+    store = HopStore(inner_producer_config(config, settings), settings.hop_timeout_ms / 1_000)
+    send_back = SendBack(
+        store, names=names, levels=settings.delay_levels, group=str(group), limit=settings.max_reconsume_times
+    )
+    protocol = str(config.get("group.protocol", "classic")).lower()
+    state = State(
+        settings=settings,
+        connection=connection(config),
+        names=names,
+        group=str(group),
+        retry_topic=names.retry(str(group)),
+        stores=stores,
+        cooperative=protocol == "consumer" or "cooperative" in str(config.get("partition.assignment.strategy", "")),
+        sees_ends=is_true(config.get("enable.partition.eof", False)),
+        hop_store=store,
+        send_back=send_back,
+    )
+    state.settle_attention()
+    return state, config

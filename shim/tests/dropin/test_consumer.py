@@ -1,0 +1,112 @@
+"""The drop-in consumer as far as it goes without a broker: what is refused, and what its class is."""
+
+import gc
+import threading
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError, Message
+
+from rocketshim.dropin import Consumer
+from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError
+
+NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
+ON = {**NOWHERE, "rocketshim.retry.enable": True}
+
+
+@pytest.mark.parametrize("config", [NOWHERE, {**NOWHERE, "rocketshim.retry.enable": "false"}])
+def test_switched_off_the_new_methods_name_the_setting(config: dict[str, Any]) -> None:
+    message = Message("t", 0, 1, headers=[("TAGS", b"a")])
+    with Consumer(config) as consumer:
+        assert type(consumer) is Consumer
+        with pytest.raises(FeatureNotEnabledError, match=r"rocketshim\.retry\.enable"):
+            consumer.reconsume_later(message)
+        with pytest.raises(FeatureNotEnabledError, match=r"rocketshim\.retry\.enable"):
+            consumer.dead_letter(message, "why")
+        assert (consumer.reconsume_times(message), consumer.tag(message)) == (0, "a")
+        assert str(consumer.origin(message)) == consumer.uniq_key(message) == "t/0/1"
+
+
+@pytest.mark.parametrize(
+    "message", [Message("t", 0, 1, error=KafkaError(KafkaError._PARTITION_EOF)), Message("t"), Message()]
+)
+@pytest.mark.parametrize("config", [NOWHERE, ON])
+def test_what_is_no_message_is_a_value_error(config: dict[str, Any], message: Message) -> None:
+    with Consumer(config) as consumer:
+        for look in (consumer.reconsume_times, consumer.origin, consumer.tag, consumer.uniq_key):
+            with pytest.raises(ValueError, match=r"error\(\)|never fetched"):
+                look(message)
+        if config is ON:
+            with pytest.raises(ValueError, match=r"error\(\)|never fetched"):
+                consumer.dead_letter(message, "why")
+
+
+def test_a_retry_record_is_believed_and_others_are_not() -> None:
+    headers = [("RECONSUME_TIMES", b"3"), ("RETRY_TOPIC", b"orders"), ("ORIGIN_MESSAGE_ID", b"orders/1/7")]
+    with Consumer(ON) as consumer:
+        assert consumer.reconsume_times(Message("orders", 0, 1, headers=headers)) == 0
+        retried = Message("rmq.retry.g", 0, 1, headers=headers)
+        assert (consumer.reconsume_times(retried), str(consumer.origin(retried))) == (3, "orders/1/7")
+        with pytest.raises(MalformedRecordError):
+            consumer.reconsume_times(Message("rmq.retry.g", 0, 1, headers=[("RECONSUME_TIMES", b"three")]))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"group.id": ""}, "group.id"),
+        ({"isolation.level": "read_uncommitted"}, "isolation.level"),
+        ({"rocketshim.retry.enabled": True}, "retry_enabled"),
+        ({"rocketshim.hop.timeout.ms": 1}, "hop_timeout_ms"),
+        ({"rocketshim.producer.acks": "1"}, "acks"),
+        ({"rocketshim.delay.levels": "soon"}, "soon"),
+    ],
+)
+def test_a_setting_that_retries_cannot_work_with_is_refused(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Consumer({**ON, **config})
+
+
+def test_no_configuration_is_refused_as_the_original_does() -> None:
+    with pytest.raises(TypeError, match="expected configuration dict"):
+        Consumer(["group.id"], **{"rocketshim.retry.enable": True})
+
+
+def test_a_subclass_stays_what_it_is() -> None:
+    class Mine(Consumer):
+        pass
+
+    with Mine(ON) as consumer:
+        assert isinstance(consumer, Mine)
+        assert isinstance(consumer, confluent_kafka.Consumer)
+        assert type(consumer).__qualname__ == Mine.__qualname__
+    with Mine(ON) as second:
+        assert type(second) is type(consumer)
+
+
+def test_calls_after_close_are_the_originals_errors() -> None:
+    ours, theirs = Consumer(ON), confluent_kafka.Consumer(NOWHERE)
+    for consumer in (ours, theirs):
+        consumer.close()
+        consumer.close()
+    for call in (
+        lambda consumer: consumer.poll(0),
+        lambda consumer: consumer.consume(1, 0),
+        lambda consumer: consumer.commit(),
+        lambda consumer: consumer.assignment(),
+        lambda consumer: consumer.pause([]),
+    ):
+        for consumer in (ours, theirs):
+            with pytest.raises(RuntimeError, match="Consumer closed"):
+                call(consumer)
+
+
+def test_a_consumer_that_was_never_closed_leaves_no_thread_of_ours() -> None:
+    consumer = Consumer(ON)
+    consumer._rocketshim.hop_store._open()
+    (thread,) = [each for each in threading.enumerate() if each.name == "rocketshim-dropin-reports"]
+    del consumer
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
