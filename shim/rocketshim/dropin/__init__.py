@@ -21,6 +21,7 @@ from confluent_kafka import (
 )
 
 from rocketshim.dropin.consumer import Consumer
+from rocketshim.dropin.producer import Producer
 from rocketshim.errors import FeatureNotEnabledError, NotSupportedError, StaleMessageError
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "KafkaException",
     "Message",
     "NotSupportedError",
+    "Producer",
     "StaleMessageError",
     "TopicPartition",
     "libversion",

@@ -8,7 +8,6 @@ A record that breaks the wire format is parked, one that is too large with its h
 reference: both are stored hops and so end the message as any other.
 """
 
-import itertools
 import logging
 import random
 import threading
@@ -21,16 +20,15 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from rocketshim.clock import SystemClock
 from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, LevelTableRetryPolicy, decide
+from rocketshim.dropin.lanes import Lanes
 from rocketshim.errors import (
-    BrokerUnavailableError,
     ClosedError,
     MalformedRecordError,
     MessageError,
     SendTimeoutError,
-    TopicMissingError,
 )
 from rocketshim.kafka_errors import send_error
-from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames, lane_for
+from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, dead_letter, dead_letter_by_reference, parked, retry
 from rocketshim_topics.wire import coordinates
 
@@ -38,8 +36,6 @@ __all__ = ["HopStore", "SendBack"]
 
 _LOG = logging.getLogger("rocketshim.dropin")
 _POLL_S: Final = 0.1
-_METADATA_TIMEOUT_S: Final = 10.0
-_METADATA_TTL_S: Final = 60.0
 _GRACE_S: Final = 5.0
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 _DEAD_LETTER_LEVEL: Final = -1
@@ -63,7 +59,6 @@ class HopStore:
         self._over = threading.Event()
         self._closed = False
         self._credentials: tuple[str, str] | None = None
-        self._counts: dict[str, tuple[int, float]] = {}
 
     def store(self, out: OutgoingRecord) -> None:
         """Produce a record and return when it is stored.
@@ -110,28 +105,14 @@ class HopStore:
                 self._give_up(producer)
             raise
 
-    def partition_count(self, topic: str) -> int:
-        """How many partitions a topic has; known for a minute.
+    def list_topics(self, *, timeout: float) -> Any:
+        """The producer's own view of the cluster; `timeout` in seconds.
 
         Raises:
-            TopicMissingError: it is not there.
-            BrokerUnavailableError: no broker answered in time.
+            KafkaException: no broker answered in time.
+            ClosedError: closed.
         """
-        known = self._counts.get(topic)
-        if known is not None and time.monotonic() < known[1]:
-            return known[0]
-        try:
-            # all topics: a request that names a missing topic may create it
-            found = self._open().list_topics(timeout=_METADATA_TIMEOUT_S).topics.get(topic)
-        except KafkaException as error:
-            raise BrokerUnavailableError(
-                f"no broker said within {_METADATA_TIMEOUT_S} s which partitions {topic!r} has "
-                f"({error.args[0].name()}); nothing was sent"
-            ) from error
-        if found is None or not found.partitions:
-            raise TopicMissingError(f"the topic {topic!r} is not there; nothing was sent. Create it: rocketshim init")
-        self._counts[topic] = (len(found.partitions), time.monotonic() + _METADATA_TTL_S)
-        return len(found.partitions)
+        return self._open().list_topics(timeout=timeout)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """As the client's; also for a producer that is made later."""
@@ -200,7 +181,7 @@ class SendBack:
         self._group = group
         self._limit = limit
         self._retry_topic = names.retry(group)
-        self._keyless_lane = itertools.count()
+        self._lanes = Lanes(names.schedule)
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._clock = SystemClock()
 
@@ -288,8 +269,6 @@ class SendBack:
                 at_level = number
             case AfterDelay(wait_ms):
                 after_ms = wait_ms
-        lanes = max(1, self._store.partition_count(self._names.schedule) // DelayLevels.STRIDE)
-        key = view.key
         return retry(
             view.record,
             self._names,
@@ -300,5 +279,5 @@ class SendBack:
             reconsume_times=before + 1,
             level=at_level,
             delay_ms=after_ms,
-            lane=next(self._keyless_lane) % lanes if key is None else lane_for(key, lanes),
+            lane=self._lanes.choose(view.key, self._store.list_topics),
         )

@@ -1,0 +1,136 @@
+"""The drop-in producer on a real broker: delays, transactions, and what it leaves to the original."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message
+from confluent_kafka.admin import AdminClient
+
+from rocketshim import DelayLevels, DelayWorker, TopicNames, WorkerSettings, decode
+from rocketshim.dropin import FeatureNotEnabledError, Producer
+from rocketshim.errors import TopicMissingError
+from rocketshim.local import Broker
+from rocketshim_topics import provision
+from rocketshim_topics.layout import Layout
+
+LEVELS = "1s 2s"
+GUARD_S = 60.0
+
+
+class Reported:
+    """Delivery reports in their order."""
+
+    def __init__(self) -> None:
+        self.of: list[Message] = []
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        self.of.append(message)
+
+
+@pytest.fixture
+def config(broker: Broker, admin: AdminClient, namespace: str) -> dict[str, Any]:
+    """A producer's configuration; the topics of its namespace are there."""
+    provision.ensure_topics(admin, Layout(TopicNames(namespace), DelayLevels.parse(LEVELS)).shared())
+    return {
+        "bootstrap.servers": broker.bootstrap,
+        "linger.ms": 0,
+        "rocketshim.namespace": namespace,
+        "rocketshim.delay.levels": LEVELS,
+    }
+
+
+@pytest.fixture
+def worker(broker: Broker, namespace: str, config: dict[str, Any]) -> Iterator[DelayWorker]:
+    del config
+    running = DelayWorker(
+        WorkerSettings.make(bootstrap=broker.bootstrap, namespace=namespace, allow=("*",), delay_levels=LEVELS)
+    )
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    yield running
+    running.stop()
+    thread.join(GUARD_S)
+
+
+def read(broker: Broker, topic: str, count: int) -> list[Message]:
+    """The first messages of a topic."""
+    found: list[Message] = []
+    deadline = time.monotonic() + GUARD_S
+    with Consumer(
+        {"bootstrap.servers": broker.bootstrap, "group.id": f"of {topic}", "auto.offset.reset": "earliest"}
+    ) as consumer:
+        consumer.subscribe([topic])
+        while len(found) < count:
+            assert time.monotonic() < deadline
+            message = consumer.poll(0.5)
+            if message is not None and message.error() is None:
+                found.append(message)
+    return found
+
+
+def test_a_delayed_message_comes_when_its_time_is_over_and_looks_like_any_other(
+    broker: Broker, worker: DelayWorker, config: dict[str, Any], topic: Callable[..., str]
+) -> None:
+    del worker
+    name, reported = topic(partitions=3), Reported()
+    producer = Producer(config)
+    producer.produce(name, "level", key="k", delay_level=1, tag="a", keys=["o-7"], headers={"mine": b"\xff"})
+    producer.produce(name, b"", partition=2, delay="200ms", on_delivery=reported)
+    producer.produce(name, None, key=b"gone", deliver_at=1)
+    producer.produce(name, b"now", tag="b")
+    assert producer.flush(GUARD_S) == 0
+    assert [each.topic() for each in reported.of] == [TopicNames(config["rocketshim.namespace"]).schedule]
+    found = {each.value(): each for each in read(broker, name, 4)}
+    assert found.keys() == {b"level", b"", None, b"now"}
+    level = decode(found[b"level"].headers(), trusted=False)
+    assert (level.tags, level.keys, level.user) == ("a", "o-7", (("mine", b"\xff"),))
+    assert found[b"level"].key() == b"k"
+    assert found[b"level"].timestamp()[1] >= (level.born_timestamp_ms or 0) + 1_000
+    assert (found[b""].partition(), found[None].key()) == (2, b"gone")
+    assert decode(found[b"now"].headers(), trusted=False).tags == "b"
+
+
+def test_transactions_pass_through_and_a_delayed_send_inside_one_is_refused(
+    broker: Broker, config: dict[str, Any], topic: Callable[..., str], admin: AdminClient
+) -> None:
+    name = topic()
+    producer = Producer({**config, "transactional.id": f"tx of {name}"})
+    producer.init_transactions(GUARD_S)
+    for end, value in ((producer.abort_transaction, b"aborted"), (producer.commit_transaction, b"committed")):
+        producer.begin_transaction()
+        producer.produce(name, value)
+        with pytest.raises(FeatureNotEnabledError, match=r"rocketshim\.allow\.delay\.in\.transaction"):
+            producer.produce(name, b"later", delay="1s")
+        producer.produce(name, value, delay_level=0)
+        end(GUARD_S)
+    assert [each.value() for each in read(broker, name, 2)] == [b"committed", b"committed"]
+    assert admin.list_topics(timeout=GUARD_S).topics[TopicNames(config["rocketshim.namespace"]).schedule]
+
+
+def test_a_delayed_send_inside_a_transaction_can_be_allowed(
+    broker: Broker, worker: DelayWorker, config: dict[str, Any], topic: Callable[..., str]
+) -> None:
+    del worker
+    name = topic()
+    settings = {"transactional.id": f"tx of {name}", "rocketshim.allow.delay.in.transaction": "true"}
+    producer = Producer({**config, **settings})
+    producer.init_transactions(GUARD_S)
+    for end, value in ((producer.abort_transaction, b"aborted"), (producer.commit_transaction, b"committed")):
+        producer.begin_transaction()
+        producer.produce(name, value, delay="100ms")
+        end(GUARD_S)
+    assert [each.value() for each in read(broker, name, 1)] == [b"committed"]
+
+
+def test_without_the_schedule_topic_nothing_is_sent_or_created(
+    broker: Broker, namespace: str, topic: Callable[..., str], admin: AdminClient
+) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "rocketshim.namespace": namespace})
+    with pytest.raises(TopicMissingError, match="rocketshim init"):
+        producer.produce(topic(), b"x", delay="1s")
+    producer.flush(GUARD_S)
+    assert not [each for each in admin.list_topics(timeout=GUARD_S).topics if each.startswith(namespace)]

@@ -1,0 +1,47 @@
+"""Which lane a record goes to, and what is said where that cannot be known."""
+
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from rocketshim.dropin.lanes import Lanes
+from rocketshim.errors import BrokerUnavailableError, TopicMissingError
+from rocketshim_topics import lane_for
+
+
+def cluster(partitions: int, asked: list[float]) -> Any:
+    def list_topics(*, timeout: float) -> Any:
+        asked.append(timeout)
+        return SimpleNamespace(topics={"schedule": SimpleNamespace(partitions=dict.fromkeys(range(partitions)))})
+
+    return list_topics
+
+
+def test_keyed_records_keep_their_lane_and_keyless_ones_take_turns() -> None:
+    asked: list[float] = []
+    lanes, list_topics = Lanes("schedule"), cluster(96, asked)
+    assert {lanes.choose(b"o-7", list_topics) for _ in range(3)} == {lane_for(b"o-7", 3)}
+    assert [lanes.choose(None, list_topics) for _ in range(4)] == [0, 1, 2, 0]
+    assert len(asked) == 1, "known for a minute"
+
+
+@pytest.mark.parametrize("partitions", [1, 32])
+def test_there_is_at_least_one_lane(partitions: int) -> None:
+    assert Lanes("schedule").choose(b"k", cluster(partitions, [])) == 0
+
+
+@pytest.mark.parametrize("topic", ["missing", "schedule"])
+def test_a_missing_topic_is_named_with_the_way_out(topic: str) -> None:
+    with pytest.raises(TopicMissingError, match=f"{topic}.*rocketshim init"):
+        Lanes(topic).choose(None, cluster(0, []))
+
+
+def test_a_cluster_that_does_not_answer_is_named() -> None:
+    def away(*, timeout: float) -> NoReturn:
+        del timeout
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    with pytest.raises(BrokerUnavailableError, match=r"_TRANSPORT.*nothing was sent"):
+        Lanes("schedule").choose(None, away)

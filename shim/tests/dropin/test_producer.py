@@ -1,0 +1,76 @@
+"""The drop-in producer as far as it goes without a broker."""
+
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaException
+
+from rocketshim import Message as ShimMessage
+from rocketshim import decode
+from rocketshim.dropin import Producer
+from rocketshim.errors import ConfigError, MessageError
+
+NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+
+
+def test_our_keys_are_taken_out_and_checked() -> None:
+    assert isinstance(Producer(NOWHERE, **{"rocketshim.namespace": "pay"}), confluent_kafka.Producer)
+    for wrong in ({"rocketshim.max.delay.ms": 0}, {"rocketshim.retry.enable": True}, {"rocketshim.namespace": "%"}):
+        with pytest.raises(ConfigError):
+            Producer({**NOWHERE, **wrong})
+
+
+def test_a_call_without_the_new_arguments_is_the_originals() -> None:
+    ours, theirs = Producer(NOWHERE), confluent_kafka.Producer(NOWHERE)
+    calls: list[dict[str, Any]] = [
+        {"value": 3}, {"key": 3}, {"topic": 3}, {"headers": 5}, {"headers": [("a",)]}, {"callback": 1}, {"no": 1},
+        {"value": "text", "key": "k", "headers": {"RECONSUME_TIMES": "mine"}, "timestamp": 7, "partition": 2},
+        {"on_delivery": None, "callback": None, "headers": None, "value": None, "key": None},
+    ]  # fmt: skip
+    for call in calls:
+        outcomes = []
+        for producer in (theirs, ours):
+            try:
+                producer.produce(**{"topic": "t", **call})
+                outcomes.append("taken")
+            except Exception as error:  # noqa: BLE001 - whatever the original raises
+                outcomes.append(type(error).__name__)
+        assert outcomes[0] == outcomes[1], call
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"delay": "1s", "delay_level": 1},
+        {"delay": "soon"},
+        {"deliver_at": "tomorrow"},
+        {"tag": ""},
+        {"keys": ["a b"]},
+        {"tag": "a", "headers": {"RECONSUME_TIMES": "3"}},
+    ],
+)
+def test_a_message_that_breaks_a_rule_is_refused(wrong: dict[str, Any]) -> None:
+    producer = Producer(NOWHERE)
+    with pytest.raises(MessageError):
+        producer.produce("t", b"x", **wrong)
+
+
+@pytest.mark.parametrize("level", [0, -1])
+def test_a_level_of_zero_or_less_is_not_delayed_and_asks_no_broker(level: int) -> None:
+    out = Producer(NOWHERE)._record(ShimMessage("t", b"x", delay_level=level, tag="a"), 7, 2)
+    envelope = decode(out.headers, trusted=True)
+    assert (out.topic, out.partition, envelope.tags, envelope.born_timestamp_ms) == ("t", 2, "a", 7)
+
+
+def test_each_message_has_an_id_of_its_own() -> None:
+    producer = Producer(NOWHERE)
+    ids = {decode(producer._record(ShimMessage("t", b"x"), 0, None).headers, trusted=True).uniq_key for _ in range(3)}
+    assert len(ids) == 3
+
+
+def test_a_transaction_that_could_not_begin_is_none() -> None:
+    producer = Producer(NOWHERE)
+    with pytest.raises(KafkaException):
+        producer.begin_transaction()
+    assert not producer._in_transaction
