@@ -1,5 +1,7 @@
 """Every example runs, as its own docstring says, on a real broker."""
 
+import ast
+import difflib
 import os
 import subprocess
 import sys
@@ -29,3 +31,15 @@ def test_an_example_runs(example: Path, broker: Broker, tmp_path: Path) -> None:
 
 def test_there_are_examples() -> None:
     assert EXAMPLES
+
+
+def test_a_plain_loop_becomes_one_with_retries_in_five_changed_lines() -> None:
+    tree = ast.parse((Path(__file__).parents[1] / "examples" / "dropin.py").read_text(encoding="utf-8"))
+    loops = {node.name: node.body[1:] for node in tree.body if isinstance(node, ast.FunctionDef)}
+    before, after = (
+        [line for each in loops[name] for line in ast.unparse(each).splitlines()]
+        for name in ("plain_loop", "retrying_loop")
+    )
+    opcodes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    changed = sum(max(b - a, d - c) for kind, a, b, c, d in opcodes if kind != "equal")
+    assert changed == 5
