@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rocketshim.consumer.pull_consumer import PullStatus as PullStatus
     from rocketshim.consumer.push_consumer import PushConsumer as PushConsumer
     from rocketshim.core.consume_concurrently import ConsumeStatus as ConsumeStatus
+    from rocketshim.core.message_model import MessageModel as MessageModel
     from rocketshim.core.retry_policy import ExponentialRetryPolicy as ExponentialRetryPolicy
     from rocketshim.core.retry_policy import LevelTableRetryPolicy as LevelTableRetryPolicy
     from rocketshim.core.start_position import ConsumeFromWhere as ConsumeFromWhere
@@ -63,6 +64,7 @@ _HOME = {
     "LevelTableRetryPolicy": "rocketshim.core.retry_policy",
     "LitePullConsumer": "rocketshim.consumer.lite_pull_consumer",
     "LitePullConsumerSettings": "rocketshim.settings",
+    "MessageModel": "rocketshim.core.message_model",
     "MessageQueue": "rocketshim_topics.message_queue",
     "MessageSelector": "rocketshim.filters",
     "Producer": "rocketshim.producer.producer",

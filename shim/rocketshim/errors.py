@@ -11,6 +11,7 @@ Added here::
     ├── NotSupportedError          a call that has no meaning here, by design; the message says what to do instead
     ├── StaleMessageError          a message of an assignment that is over; nothing was sent
     ├── ConsumerError              the consumer cannot go on
+    │   └── OffsetStoreError       the local file of positions cannot be used
     ├── WorkerError                the worker cannot go on
     ├── RedriveError               a redrive cannot go on; what was sent is marked
     ├── LocalBrokerError           the local broker cannot be prepared or started
@@ -49,6 +50,7 @@ __all__ = [
     "MessageTooLargeError",
     "NotAuthorizedError",
     "NotSupportedError",
+    "OffsetStoreError",
     "RedriveError",
     "ReservedHeaderError",
     "RocketshimError",
@@ -87,6 +89,10 @@ class StaleMessageError(RocketshimError):
 
 class ConsumerError(RocketshimError):
     """The consumer cannot go on; what was committed stays as it is."""
+
+
+class OffsetStoreError(ConsumerError):
+    """The local file of positions (BROADCASTING) cannot be used: in use, not whole, another cluster's, not writable."""
 
 
 class WorkerError(RocketshimError):

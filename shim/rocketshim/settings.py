@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self, TypedDict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from rocketshim.client_config import mask
+from rocketshim.core.message_model import MessageModel
 from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
@@ -175,6 +176,10 @@ class PushConsumerOptions(TypedDict, total=False):
     delay_levels: DelayLevels | str
     client: dict[str, Any]
     allow_code_settings: bool
+    message_model: MessageModel
+    client_id: str | None
+    offset_store_dir: str | None
+    rebalance_interval_ms: int
     consume_from_where: ConsumeFromWhere
     consume_timestamp_ms: int | None
     consume_thread_min: int
@@ -200,6 +205,13 @@ class PushConsumerSettings(ConnectionSettings):
 
     Attributes:
         group: the consumer group.
+        message_model: `CLUSTERING` (default) or `BROADCASTING`: every member gets every message, failed ones are
+            dropped, positions are kept in a local file.
+        client_id: this member's name. None: `host@pid@n`, in broadcasting `host@DEFAULT`, because there the positions
+            are kept under it: it has to be the same after a restart, and of each process its own.
+        offset_store_dir: folder of the positions of broadcasting. None: `~/.rocketshim_offsets`.
+        rebalance_interval_ms: how often topics and queues are looked up where Kafka does not say (broadcasting), in
+            ms. Default 20 s.
         consume_from_where: where a group begins on a topic it has never consumed. Default: at its end.
         consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`; None: 30 minutes before the consumer is made.
         consume_thread_min: listener threads, 1 to 1,000. Default 20.
@@ -227,6 +239,10 @@ class PushConsumerSettings(ConnectionSettings):
     """
 
     group: str = Field(min_length=1)
+    message_model: MessageModel = MessageModel.CLUSTERING
+    client_id: str | None = Field(default=None, min_length=1, max_length=255)
+    offset_store_dir: str | None = Field(default=None, min_length=1)
+    rebalance_interval_ms: int = Field(default=20_000, ge=10)
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     consume_timestamp_ms: int | None = Field(default=None, ge=0)
     consume_thread_min: int = Field(default=20, ge=1, le=1_000)

@@ -19,6 +19,7 @@ PINNED = [
     "LitePullConsumer",
     "LitePullConsumerSettings",
     "Message",
+    "MessageModel",
     "MessageQueue",
     "MessageSelector",
     "MessageView",

@@ -13,6 +13,7 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
+from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.core.start_position import (
     AtTimestamp,
     CommitMetadata,
@@ -43,6 +44,7 @@ class Starts:
         timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
         digest: of the group's subscription, carried by each commit.
         subscription: the same as text.
+        store: where positions are kept; None: in Kafka.
 
     Attributes:
         conflicts: topic to the subscription of a member that committed there and subscribes differently, as text. Two
@@ -54,13 +56,21 @@ class Starts:
     """
 
     def __init__(
-        self, *, retry_topic: str, where: ConsumeFromWhere, timestamp_ms: int, digest: str, subscription: str
+        self,
+        *,
+        retry_topic: str,
+        where: ConsumeFromWhere,
+        timestamp_ms: int,
+        digest: str,
+        subscription: str,
+        store: OffsetStore | None = None,
     ) -> None:
         self._retry_topic = retry_topic
         self._where = where
         self._timestamp_ms = timestamp_ms
         self._digest = digest
         self._subscription = subscription
+        self._store = store
         self._born: dict[tuple[str, int], int] = {}
         self.conflicts: dict[str, str] = {}
 
@@ -100,7 +110,7 @@ class Starts:
                 if not isinstance(start, StartAt):
                     resolved.append(TopicPartition(topic, number, at.offset, metadata=self.metadata((topic, number))))
         if resolved:
-            for item in consumer.commit(offsets=resolved, asynchronous=False):
+            for item in (self._store or consumer).commit(offsets=resolved, asynchronous=False):
                 if item.error is not None:
                     raise KafkaException(item.error)
         return starts
@@ -109,7 +119,8 @@ class Starts:
         listed = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
         numbers = sorted({*assigned, *(() if listed is None else listed.partitions)})  # a broker may be behind
         found: dict[int, Found] = {}
-        for item in consumer.committed([TopicPartition(topic, number) for number in numbers], timeout=_TIMEOUT_S):
+        asked = [TopicPartition(topic, number) for number in numbers]
+        for item in (self._store or consumer).committed(asked, timeout=_TIMEOUT_S):
             if item.error is not None:
                 raise KafkaException(item.error)
             if item.offset < 0:

@@ -12,6 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
+from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.pauses import Place
 from rocketshim.core.process_queue import ProcessQueue
 
@@ -25,12 +26,14 @@ class Committer:
 
     Args:
         metadata: the text that a commit of a partition carries.
+        store: where positions are kept; None: in Kafka. Into any other store every commit is synchronous.
 
     Thread-safety: none; the poll thread's.
     """
 
-    def __init__(self, metadata: Callable[[Place], str]) -> None:
+    def __init__(self, metadata: Callable[[Place], str], store: OffsetStore | None = None) -> None:
         self._metadata = metadata
+        self._store = store
         self._sent: dict[Place, int] = {}
         self._stored: dict[Place, int] = {}
         self.outstanding = 0  # asynchronous commits without an answer
@@ -57,13 +60,14 @@ class Committer:
         offsets = self._due(queues)
         if not offsets:
             return False
+        asynchronous = asynchronous and self._store is None
         try:
             if asynchronous:
                 consumer.commit(offsets=offsets, asynchronous=True)
                 self.outstanding += 1
                 results: list[TopicPartition] = []
             else:
-                results = consumer.commit(offsets=offsets, asynchronous=False)
+                results = (self._store or consumer).commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
             self._refused(str(error), now_ms)
             return False

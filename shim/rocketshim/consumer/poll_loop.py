@@ -34,9 +34,11 @@ from rocketshim.clients import ConsumerClient, ProducerClient
 from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
+from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place
-from rocketshim.consumer.send_back import SendBack
+from rocketshim.consumer.send_back import FailedSink
+from rocketshim.consumer.sharing import Sharing
 from rocketshim.core.clock import Clock
 from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
 from rocketshim.core.process_queue import Chunk, ProcessQueue
@@ -110,6 +112,8 @@ class PollLoop:
         starts: where partitions begin and what their commits carry.
         settings: the figures.
         clock: monotonic time.
+        sharing: says which partitions to read; None: Kafka's group protocol, over `topics`.
+        store: where positions are kept; None: in Kafka.
 
     Thread-safety: `run` belongs to one thread; `stop`, `ask` and the figures may be used from any.
     """
@@ -118,19 +122,21 @@ class PollLoop:
         self,
         *,
         make_consumer: Callable[[], ConsumerClient],
-        make_producer: Callable[[], ProducerClient],
+        make_producer: Callable[[], ProducerClient] | None,
         topics: list[str],
-        make_send_back: Callable[[ProducerClient], SendBack],
+        make_send_back: Callable[[ProducerClient | None], FailedSink],
         pool: Pool,
         starts: Starts,
         settings: LoopSettings,
         clock: Clock,
+        sharing: Sharing | None = None,
+        store: OffsetStore | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self.assigned = threading.Event()
         self.opened = threading.Event()  # or failed to open
         self.is_open = False
-        self.commits = Committer(starts.metadata)
+        self.commits = Committer(starts.metadata, store)
         self.dispatch = Dispatch(pool, settings.batch_count, self._failed, self._left)
         self.turn_ended_ms = 0
         self._make_consumer = make_consumer
@@ -142,6 +148,7 @@ class PollLoop:
         self._settings = settings
         self._limits = settings.limits
         self._clock = clock
+        self._sharing = sharing
         self._stop_by_ms: int | None = None
         self._stopping = threading.Event()
         self._closing = False
@@ -158,12 +165,12 @@ class PollLoop:
         self._next_resolve_ms = 0
         self._consumer: ConsumerClient | None = None
         self._producer: ProducerClient | None = None
-        self._send_back: SendBack | None = None
+        self._send_back: FailedSink | None = None
 
     # --- life --------------------------------------------------------------------------------------------------------
 
     @property
-    def send_back(self) -> SendBack | None:
+    def send_back(self) -> FailedSink | None:
         """The sender of failed messages, once the loop runs; for its counts."""
         return self._send_back
 
@@ -216,12 +223,13 @@ class PollLoop:
 
     def open(self) -> None:
         """Make the clients and subscribe; no network yet."""
-        self._producer = self._make_producer()
+        self._producer = None if self._make_producer is None else self._make_producer()
         self._send_back = self._make_send_back(self._producer)
         self._consumer = self._make_consumer()
-        self._consumer.subscribe(
-            self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
-        )
+        if self._sharing is None:
+            self._consumer.subscribe(
+                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
         self.is_open = True
         self.opened.set()
 
@@ -431,7 +439,7 @@ class PollLoop:
 
     def _settle(self, now_ms: int) -> None:
         send_back, producer = self._send_back, self._producer
-        if send_back is None or producer is None or not send_back.outstanding:
+        if send_back is None or producer is None or self._make_producer is None or not send_back.outstanding:
             return
         producer.poll(0)
         send_back.settle(now_ms)
@@ -446,6 +454,8 @@ class PollLoop:
     def _keep_house(self, now_ms: int) -> None:
         consumer = self._client()
         self._go_on(self._queues.values())
+        if self._sharing is not None:
+            self._follow(consumer, self._sharing, now_ms)
         if now_ms >= self._next_sweep_ms:
             self._next_sweep_ms = now_ms + self._settings.sweep_interval_ms
             self._sweep(now_ms)
@@ -456,6 +466,19 @@ class PollLoop:
             self._resolve_again(consumer, now_ms)
         if self._doubted:
             self._look_for_missing(consumer, now_ms)
+
+    def _follow(self, consumer: ConsumerClient, sharing: Sharing, now_ms: int) -> None:
+        """Read what is to be read by now, and nothing else."""
+        wanted = sharing.wanted(consumer, self._queues.keys(), now_ms)
+        if wanted is None:
+            return
+        gone = [TopicPartition(*place) for place in self._queues if place not in wanted]
+        new = [TopicPartition(*place) for place in sorted(wanted) if place not in self._queues]
+        if gone:
+            self._on_revoke(consumer, gone)
+        if new:
+            self._on_assign(consumer, new)
+        self.assigned.set()
 
     def _sweep(self, now_ms: int) -> None:
         for queue in self._queues.values():

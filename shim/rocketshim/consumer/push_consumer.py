@@ -6,6 +6,7 @@ and `SendBack` (retries and dead letters). It checks the set-up, creates the gro
 
 import hashlib
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future  # noqa: TC003 - read as an annotation by those who look
@@ -18,14 +19,20 @@ from rocketshim.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, mer
 from rocketshim.clients import Clients, ProducerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
+from rocketshim.consumer.drop_failed import DropFailed
 from rocketshim.consumer.listener import ChunkRunner, Listener, Subscription, adapt
+from rocketshim.consumer.local_offsets import LocalOffsetStore, offset_folder
 from rocketshim.consumer.poll_loop import LoopSettings, PollLoop
 from rocketshim.consumer.pool import ListenerPool
-from rocketshim.consumer.send_back import SendBack, SendBackCounts
+from rocketshim.consumer.queue_lookup import cluster_errors
+from rocketshim.consumer.send_back import FailedSink, SendBack, SendBackCounts
+from rocketshim.consumer.sharing import EveryQueue, Sharing
 from rocketshim.core.clock import Clock
 from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.message_model import MessageModel
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError, TopicMissingError
 from rocketshim.filters import CallableFilter, TagFilter, compile_filter
+from rocketshim.group.topic_id import TopicId
 from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.layout import Layout
@@ -178,8 +185,9 @@ class PushConsumer:
                 raise ConfigError("nothing to consume: register a listener before start()")
             clients = self._clients or confluent_clients()
             self._prepare(clients)
-            loop, pool = self._make_loop(clients)
-            thread = threading.Thread(target=self._run_loop, args=(loop,), name=self._name("poll"), daemon=True)
+            store = self._open_store(clients) if self._broadcasts else None
+            loop, pool = self._make_loop(clients, store)
+            thread = threading.Thread(target=self._run_loop, args=(loop, store), name=self._name("poll"), daemon=True)
             self._loop, self._pool, self._thread = loop, pool, thread
             thread.start()
             loop.opened.wait()
@@ -314,8 +322,31 @@ class PushConsumer:
     def _name(self, role: str) -> str:
         return f"rocketshim-{role}-{self.settings.group}"
 
-    def _make_loop(self, clients: Clients) -> tuple[PollLoop, ListenerPool]:
+    @property
+    def _broadcasts(self) -> bool:
+        return self.settings.message_model is MessageModel.BROADCASTING
+
+    def _open_store(self, clients: Clients) -> LocalOffsetStore:
+        """The local file of positions; asks the cluster for its id first."""
         settings = self.settings
+        probe = clients.consumer(self._connection(required={**PROTECTED_CONSUMER, "group.id": settings.group}))
+        try:
+            with cluster_errors(f"the topics of group {settings.group!r} could not be looked up"):
+                cluster = probe.list_topics(next(iter(self._subscriptions)), timeout=10.0).cluster_id
+        finally:
+            probe.close()
+        admin = None if clients.admin is None else clients.admin(self._connection(required={}))
+
+        def topic_id(topic: str) -> str:
+            return "" if admin is None else TopicId(admin, topic).now() or ""
+
+        client_id = settings.client_id or f"{socket.gethostname()}@DEFAULT"
+        folder = offset_folder(settings.offset_store_dir, client_id, self.names, settings.group)
+        return LocalOffsetStore(folder, cluster or "", topic_id)
+
+    def _make_loop(self, clients: Clients, store: LocalOffsetStore | None) -> tuple[PollLoop, ListenerPool]:
+        settings = self.settings
+        own = [] if self._broadcasts else [self._retry_topic]
         runner = ChunkRunner(
             settings.group,
             self._subscriptions.get,
@@ -326,8 +357,8 @@ class PushConsumer:
         pool = ListenerPool(runner.run, settings.consume_thread_min, self._name("listener"))
         loop = PollLoop(
             make_consumer=lambda: clients.consumer(self._consumer_config(loop)),
-            make_producer=lambda: clients.producer(self._producer_config()),
-            topics=[*self._subscriptions, self._retry_topic],
+            make_producer=None if self._broadcasts else lambda: clients.producer(self._producer_config()),
+            topics=[*self._subscriptions, *own],
             make_send_back=self._make_send_back,
             pool=pool,
             starts=Starts(
@@ -338,14 +369,19 @@ class PushConsumer:
                 subscription=", ".join(
                     sorted(f"{name}={each.expression}" for name, each in self._subscriptions.items())
                 ),
+                store=store,
             ),
             settings=self._loop_settings(),
             clock=self._clock,
+            sharing=self._sharing(),
+            store=store,
         )
         return loop, pool
 
-    def _run_loop(self, loop: PollLoop) -> None:
+    def _run_loop(self, loop: PollLoop, store: LocalOffsetStore | None) -> None:
         loop.run()
+        if store is not None:
+            store.close()
         self._ended.set()
 
     def _running(self) -> PollLoop:
@@ -374,9 +410,10 @@ class PushConsumer:
         from rocketshim_topics import provision  # noqa: PLC0415 - the one module of the contract that loads Kafka
 
         settings = self.settings
-        layout = Layout(self.names, settings.delay_levels)
         admin = clients.admin(self._connection(required={}))
-        provision.ensure_topics(admin, layout.for_group(settings.group, with_log=False), create=settings.create_topics)
+        if not self._broadcasts:
+            specs = Layout(self.names, settings.delay_levels).for_group(settings.group, with_log=False)
+            provision.ensure_topics(admin, specs, create=settings.create_topics)
         names = [self.names.schedule, *self._subscriptions]
         try:
             found = provision.read_topics(admin, names)
@@ -385,14 +422,23 @@ class PushConsumer:
         missing = [name for name in self._subscriptions if name not in found]
         if missing:
             raise TopicMissingError(f"missing: {', '.join(missing)}. Create what you consume before you consume it")
+        if self._broadcasts:
+            return
         if self.names.schedule not in found:
             raise TopicMissingError(
                 f"missing: {self.names.schedule}. Retries travel through it: run rocketshim init, and a worker"
             )
         self._lanes = max(1, found[self.names.schedule].partitions // DelayLevels.STRIDE)
 
-    def _make_send_back(self, producer: ProducerClient) -> SendBack:
+    def _sharing(self) -> Sharing | None:
+        if self._broadcasts:
+            return EveryQueue(self._subscriptions.keys, self.settings.rebalance_interval_ms)
+        return None
+
+    def _make_send_back(self, producer: ProducerClient | None) -> FailedSink:
         settings = self.settings
+        if producer is None:
+            return DropFailed()
         return SendBack(
             producer,
             names=self.names,

@@ -12,7 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, Protocol, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -34,7 +34,7 @@ from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, Messag
 from rocketshim_topics.hops import OutgoingRecord, dead_letter, dead_letter_by_reference, parked, retry
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["SendBack", "SendBackCounts"]
+__all__ = ["FailedSink", "SendBack", "SendBackCounts"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
 TIMED_OUT_LEVEL: Final = 3
@@ -52,6 +52,7 @@ class SendBackCounts:
     dead_by_reference: int = 0
     parked: int = 0
     not_stored: int = 0
+    dropped: int = 0
 
 
 def _is_hop(answer: object) -> TypeGuard[NextHop]:
@@ -64,6 +65,29 @@ def _is_hop(answer: object) -> TypeGuard[NextHop]:
             return 0 <= delay_ms <= _LONG_MAX
         case _:
             return False
+
+
+class FailedSink(Protocol):
+    """Who takes failed messages: `SendBack`, or `drop_failed.DropFailed`. Owned by the poll thread."""
+
+    counts: SendBackCounts
+    broken: KafkaError | None
+
+    @property
+    def outstanding(self) -> int:
+        """Hops that are not stored yet."""
+
+    def send(self, chunk: Chunk[Any], outcome: Outcome) -> None:
+        """Take a failed message."""
+
+    def send_timed_out(self, chunk: Chunk[Any], message: Any, at_ms: int) -> None:
+        """Take a message whose listener call has lasted too long."""
+
+    def settle(self, now_ms: int) -> None:
+        """Take delivery reports in, make hops again whose pause is over."""
+
+    def renew(self, producer: ProducerClient) -> None:
+        """Go on with another producer."""
 
 
 class _Hop:

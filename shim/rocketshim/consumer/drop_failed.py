@@ -1,0 +1,58 @@
+"""What becomes of a failed message where nothing is retried (BROADCASTING): it is said, counted and dropped.
+
+Source: `ConsumeMessageConcurrentlyService#processConsumeResult`, case BROADCASTING. Owned by the poll thread.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from rocketshim.clients import ProducerClient
+from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.send_back import SendBackCounts
+from rocketshim.core.process_queue import Chunk
+from rocketshim_topics.wire import coordinates
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
+__all__ = ["DropFailed"]
+
+_LOG = logging.getLogger("rocketshim.consumer")
+
+
+class DropFailed:
+    """Takes the place of `SendBack`.
+
+    Thread-safety: none; the poll thread's.
+    """
+
+    def __init__(self) -> None:
+        self.counts = SendBackCounts()
+        self.broken: KafkaError | None = None
+
+    @property
+    def outstanding(self) -> int:
+        """Nothing is ever on its way."""
+        return 0
+
+    def send(self, chunk: Chunk[Any], outcome: Outcome) -> None:
+        """Drop a failed message."""
+        failure = outcome.failure
+        self._drop(chunk, outcome.message, failure.exception_class, failure.text)
+
+    def send_timed_out(self, chunk: Chunk[Any], message: Any, at_ms: int) -> None:
+        """Drop a message whose listener call has lasted too long; the call itself goes on."""
+        del at_ms
+        self._drop(chunk, message, "ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms")
+
+    def settle(self, now_ms: int) -> None:
+        """Nothing is on its way."""
+
+    def renew(self, producer: ProducerClient) -> None:
+        """There is no producer."""
+
+    def _drop(self, chunk: Chunk[Any], message: Any, name: str, text: str) -> None:
+        record = coordinates(message)
+        _LOG.warning("consumer.dropped", extra={"record": record, "error_class": name, "error": text})
+        self.counts.dropped += 1
+        chunk.queue.stored(chunk, message)

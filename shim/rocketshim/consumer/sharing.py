@@ -1,0 +1,83 @@
+"""Who says which partitions a consumer reads, where Kafka's group protocol does not.
+
+A consumer that shares out by itself is no member of a Kafka group: it assigns itself what a `Sharing` wants. The poll
+loop asks it each turn and treats what comes and goes like any assignment and revocation.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Final, Protocol
+
+from confluent_kafka import KafkaException
+
+from rocketshim.clients import ConsumerClient
+from rocketshim.consumer.pauses import Place
+
+__all__ = ["EveryQueue", "Sharing", "partitions_of"]
+
+_LOG = logging.getLogger("rocketshim.consumer")
+_TIMEOUT_S: Final = 1.0
+
+
+class Sharing(Protocol):
+    """Says which partitions are to be read. Owned by the poll thread."""
+
+    def wanted(self, consumer: ConsumerClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+        """The partitions to read from now on.
+
+        Args:
+            consumer: to ask about topics; nothing is assigned here.
+            held: what is read now.
+            now_ms: monotonic time in ms.
+
+        Returns:
+            All of them; None: as before.
+        """
+
+
+def partitions_of(consumer: ConsumerClient, topics: Collection[str], held: Collection[Place]) -> set[Place]:
+    """Every partition of these topics; of a topic that cannot be told now, those held.
+
+    Raises:
+        KafkaException: the cluster did not answer.
+    """
+    found: set[Place] = set()
+    for topic in topics:
+        listed = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+        if listed is None or listed.error is not None or not listed.partitions:
+            _LOG.warning("consumer.topic-unknown", extra={"topic": topic})
+            found.update(place for place in held if place[0] == topic)
+        else:
+            found.update((topic, number) for number in listed.partitions)
+    return found
+
+
+class EveryQueue:
+    """BROADCASTING: every queue of every topic, looked up at an interval.
+
+    Args:
+        topics: asked for the physical topics.
+        interval_ms: between two looks, in ms.
+
+    Source: `RebalanceImpl#rebalanceByTopic`, case BROADCASTING.
+    """
+
+    def __init__(self, topics: Callable[[], Collection[str]], interval_ms: int) -> None:
+        self._topics = topics
+        self._interval_ms = interval_ms
+        self._next_look_ms: int | None = None
+        self._looked_for: frozenset[str] = frozenset()
+
+    def wanted(self, consumer: ConsumerClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+        """See `Sharing`."""
+        topics = frozenset(self._topics())
+        if topics == self._looked_for and self._next_look_ms is not None and now_ms < self._next_look_ms:
+            return None
+        self._next_look_ms = now_ms + self._interval_ms
+        self._looked_for = topics
+        try:
+            return partitions_of(consumer, topics, held)
+        except KafkaException as error:
+            _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
+            self._next_look_ms = now_ms + min(self._interval_ms, 1_000)
+            return None
