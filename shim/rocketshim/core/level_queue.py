@@ -27,6 +27,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import lt
 from typing import Final, Generic, Protocol, TypeVar
 
 from rocketshim.core.offset_tracker import OffsetTracker, Run
@@ -79,6 +80,7 @@ class Due(Generic[RecordT]):
 
     Attributes:
         records: at least one.
+        appends_ms: for each record its append time, epoch ms, aligned with `records`.
         seen_ns: for each record the monotonic instant of first sight, aligned with `records`.
         run: names them when they are confirmed.
         clock_ms: what the leader's clock showed at least when they left, epoch ms, on evidence younger than they are:
@@ -86,6 +88,7 @@ class Due(Generic[RecordT]):
     """
 
     records: list[RecordT]
+    appends_ms: list[int]
     seen_ns: list[int]
     run: Run
     clock_ms: int
@@ -93,11 +96,13 @@ class Due(Generic[RecordT]):
 
 @dataclass(slots=True)
 class _Batch(Generic[RecordT]):
-    """Records that were fetched together."""
+    """Records that were fetched together, those that have left taken out; never empty."""
 
     seen_ns: int
     last_offset: int
-    records: deque[RecordT]
+    latest_ms: int  # no record of it was appended after
+    records: list[RecordT]
+    appends_ms: list[int]
 
 
 class LevelQueue(Generic[RecordT]):
@@ -146,19 +151,18 @@ class LevelQueue(Generic[RecordT]):
         """
         if not records:
             return
-        last = self._last_offset
-        size = 0
-        for record in records:
-            offset = record.offset()
-            if offset is None or offset <= last:
-                raise ValueError(f"offset {offset} does not rise above {last}")
-            last = offset
-            size += len(record)
-        self._last_offset = last
-        self._batches.append(_Batch(seen_ns, last, deque(records)))
-        self._clock.saw(last, records[-1].timestamp()[1], seen_ns)
+        # passes over one thing at a time: each costs a few ns a record, and there are a hundred thousand a second
+        offsets = [self._last_offset, *[record.offset() or 0 for record in records]]
+        if not all(map(lt, offsets, offsets[1:])):
+            raise ValueError(
+                f"an offset of {offsets[1]} to {offsets[-1]} does not rise above {self._last_offset}, or the one before"
+            )
+        appends_ms = [record.timestamp()[1] for record in records]
+        last = self._last_offset = offsets[-1]
+        self._batches.append(_Batch(seen_ns, last, max(appends_ms), list(records), appends_ms))
+        self._clock.saw(last, appends_ms[-1], seen_ns)
         self._count += len(records)
-        self._bytes += size
+        self._bytes += sum(map(len, records))
         self._stale = True
 
     def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
@@ -278,6 +282,7 @@ class LevelQueue(Generic[RecordT]):
     def _leave(self, now_ns: int, limit: int) -> Due[RecordT] | None:
         latest_seen_ns = now_ns - self._patience_ns
         records: list[RecordT] = []
+        appends_ms: list[int] = []
         seen: list[int] = []
         shown_ns = 0
         while self._batches and len(records) < limit:
@@ -285,23 +290,24 @@ class LevelQueue(Generic[RecordT]):
             clock_ns = self._clock.now_ns(batch.last_offset, now_ns)
             if clock_ns is None:  # never: what was offered is evidence itself
                 break
-            old = batch.seen_ns <= latest_seen_ns
             latest_append_ms = clock_ns // _NS - self.delay_ms
-            waiting, before = batch.records, len(records)
-            while waiting and len(records) < limit and (old or waiting[0].timestamp()[1] <= latest_append_ms):
-                records.append(waiting.popleft())
-            taken = len(records) - before
-            if taken:
+            count = min(len(batch.records), limit - len(records))
+            if batch.latest_ms > latest_append_ms and batch.seen_ns > latest_seen_ns:
+                count = _due_count(batch.appends_ms[:count], latest_append_ms)
+            if count:
                 shown_ns = clock_ns
-                seen.extend([batch.seen_ns] * taken)
-            if waiting:
+                records += batch.records[:count]
+                appends_ms += batch.appends_ms[:count]
+                seen += [batch.seen_ns] * count
+                del batch.records[:count], batch.appends_ms[:count]
+            if batch.records:
                 break
             self._batches.popleft()
         if not records:
             return None
         self._count -= len(records)
         self._bytes -= sum(map(len, records))
-        return Due(records, seen, self._tracker.deliver(records), shown_ns // _NS)
+        return Due(records, appends_ms, seen, self._tracker.deliver(records), shown_ns // _NS)
 
     def _nothing_to_do(self, now_ns: int) -> bool:
         next_ns = self.next_ns()
@@ -317,7 +323,7 @@ class LevelQueue(Generic[RecordT]):
 
     def _head_due_clock_ns(self) -> int:
         """When the head is due on the leader's clock."""
-        return (self._batches[0].records[0].timestamp()[1] + self.delay_ms) * _NS
+        return (self._batches[0].appends_ms[0] + self.delay_ms) * _NS
 
     def _head_due_ns(self) -> int:
         """When the head leaves, on ours."""
@@ -329,6 +335,14 @@ class LevelQueue(Generic[RecordT]):
     @property
     def _patience_ns(self) -> int:
         return self.delay_ms * (_NS + _NS // _RATE_MARGIN)
+
+
+def _due_count(appends_ms: list[int], latest_ms: int) -> int:
+    """How many records from the first on were appended by then; append times need not rise."""
+    for count, append_ms in enumerate(appends_ms):
+        if append_ms > latest_ms:
+            return count
+    return len(appends_ms)
 
 
 def _first_offset(due: Due[RecordT]) -> int:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition, murmur2
 
 from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory
 from rocketshim.core.clock import Clock
@@ -179,37 +179,48 @@ class AtLeastOnce:
         clock_ms = due.clock_ms
         latest_append_ms = clock_ms - flight.held.queue.delay_ms
         prefix = flight.held.hop_prefix
-        quick, produce = self._router.quick, producer.produce
-        targets: list[Target] = []
+        cut, produce = self._router.cut, producer.produce
+        begun_targets: list[Target] = []
         slow: list[int] = []
-        for place, record in enumerate(due.records):
-            append_ms = record.timestamp()[1]
+        last_topic: bytes | None = None
+        last_group: bytes | None = None
+        target: Target | None = None
+        count = 0
+        for place, (record, append_ms) in enumerate(zip(due.records, due.appends_ms, strict=True)):
             found = None
             if append_ms <= latest_append_ms:
-                found = quick(record, append_ms, clock_ms, now_ns, b"%b%d" % (prefix, record.offset()))
+                found = cut(record.headers(), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
             if found is None:
                 slow.append(place)
                 continue
-            target, partition, headers, due_ms = found
+            real_topic, group, headers, due_ms = found
+            if real_topic is not last_topic or group != last_group:
+                target = self._router.quick_target(real_topic, group, now_ns)
+                last_topic, last_group, count = real_topic, group, (target and target.partitions) or 0
+            if target is None:
+                slow.append(place)
+                continue
+            key = record.key()
+            partition = target.turn % count if key is None else murmur2(key, count)
             begun = target.begun.get(partition)
             if begun is None:
                 batch = _Batch(flight, Kind.DELIVER, target.topic, target, self._inbox)
                 if not target.begun:
-                    targets.append(target)
+                    begun_targets.append(target)
                 begun = target.begun[partition] = batch, batch.reported, batch.places.append, batch.dues_ms.append
             _, reported, add_place, add_due = begun
             try:
-                produce(target.topic, record.value(), record.key(), partition, on_delivery=reported, headers=headers)
+                produce(target.topic, record.value(), key, partition, on_delivery=reported, headers=headers)
             except (BufferError, KafkaException):
                 slow.append(place)  # there it is tried again, and the error looked at
                 continue
             add_place(place)
             add_due(due_ms)
         # a report of the first records cannot come before poll, so `places` is complete when it is looked at
-        for target in targets:
-            target.turn += 1
-            sent = [begun[0] for begun in target.begun.values() if begun[0].places]
-            target.begun.clear()
+        for each in begun_targets:
+            each.turn += 1
+            sent = [begun[0] for begun in each.begun.values() if begun[0].places]
+            each.begun.clear()
             self._flying.extend(sent)
             self._open_batches.update(sent)
         return slow

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition, murmur2
 
 from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory
 from rocketshim.core.clock import Clock
@@ -142,7 +142,9 @@ class ExactlyOnce:
             return 0
         return _MOST_RECORDS - self._records
 
-    def relay(self, held: HeldQueue, due: Due[Any], now_ns: int) -> None:
+    def relay(  # noqa: C901 - one pass over many records, of which every line is paid for
+        self, held: HeldQueue, due: Due[Any], now_ns: int
+    ) -> None:
         """Produce what left a queue, in the running transaction."""
         if self._begun_ns is None and not self._begin(now_ns):
             held.queue.failed(due)
@@ -155,31 +157,37 @@ class ExactlyOnce:
             return
         clock_ms = due.clock_ms
         latest_append_ms = clock_ms - held.queue.delay_ms
-        quick, produce, prefix = self._router.quick, producer.produce, held.hop_prefix
+        cut, produce, prefix = self._router.cut, producer.produce, held.hop_prefix
+        failed, add_due = self._failed, self._dues_ms.append
         careful = self._is_careful
-        dues_ms = self._dues_ms
-        for place, record in enumerate(due.records):
-            append_ms = record.timestamp()[1]
+        last_topic: bytes | None = None
+        last_group: bytes | None = None
+        target: Target | None = None
+        count = 0
+        for place, (record, append_ms) in enumerate(zip(due.records, due.appends_ms, strict=True)):
             found = None
             if append_ms <= latest_append_ms and not careful:
-                found = quick(record, append_ms, clock_ms, now_ns, b"%b%d" % (prefix, record.offset()))
-            if found is None:
-                self._produce_slowly(producer, due, place, now_ns)
-                if self._is_spoilt:
-                    return
-                continue
-            target, partition, headers, due_ms = found
-            try:
-                produce(
-                    target.topic, record.value(), record.key(), partition, on_delivery=self._failed, headers=headers
-                )
-            except (BufferError, KafkaException):
-                self._produce_slowly(producer, due, place, now_ns)
-                if self._is_spoilt:
-                    return
-                continue
-            target.turn += 1
-            dues_ms.append(due_ms)
+                found = cut(record.headers(), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
+            if found is not None:
+                real_topic, group, headers, due_ms = found
+                if real_topic is not last_topic or group != last_group:
+                    target = self._router.quick_target(real_topic, group, now_ns)
+                    last_topic, last_group, count = real_topic, group, (target and target.partitions) or 0
+                if target is not None:
+                    key = record.key()
+                    partition = target.turn % count if key is None else murmur2(key, count)
+                    try:
+                        produce(target.topic, record.value(), key, partition, on_delivery=failed, headers=headers)
+                    except (BufferError, KafkaException):
+                        pass  # the slow way looks at the error
+                    else:
+                        target.turn += 1
+                        add_due(due_ms)
+                        continue
+            self._produce_slowly(producer, due, place, now_ns)
+            if self._is_spoilt:
+                return
+            last_topic = None
         self._is_spoilt = serve(producer) is not None or self._is_spoilt
         self._point("after-produce")
 

@@ -117,7 +117,7 @@ class QuickHeaders:
         # of the last record that went the quick way with a relative delay: most records are like the one before
         self._head: list[Header] | None = None
         self._head_length = 0
-        self._rest_names: tuple[str, ...] = ()
+        self._rest_names: list[str] = []
         self._shape: _Shape | None = None
         self._delay_ms = 0
         self._real_topic = b""
@@ -143,7 +143,7 @@ class QuickHeaders:
             return self._cut_unlike(headers, append_ms, clock_ms, hop_id)
         rest = headers[length:]
         shape = self._shape
-        if shape is None or tuple(map(_NAME, rest)) != self._rest_names:
+        if shape is None or list(map(_NAME, rest)) != self._rest_names:
             return self._cut_unlike(headers, append_ms, clock_ms, hop_id)
         due_ms = append_ms + self._delay_ms
         if due_ms > clock_ms or not rest[0][1]:
@@ -194,7 +194,7 @@ class QuickHeaders:
         delivered += headers[shape.hop + 1 if shape.has_hop else shape.hop :]
         if not shape.is_absolute:
             self._head, self._head_length = headers[:first], first
-            self._rest_names = names[first:]
+            self._rest_names = list(names[first:])
             self._shape, self._delay_ms, self._real_topic = shape, delay_ms, real_topic
         return real_topic, (values[shape.group] if shape.group >= 0 else None), delivered, due_ms
 

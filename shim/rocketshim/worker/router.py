@@ -138,6 +138,10 @@ class Router:
         max_delay_ms: longest delay from now.
         alarm: told an event and its facts.
 
+    Attributes:
+        targets: what is known of targets.
+        cut: `QuickHeaders.cut`, the quick way of a plain due record; `quick_target` says where it goes.
+
     Thread-safety: none; the worker's thread.
     """
 
@@ -159,48 +163,34 @@ class Router:
         self._planner = Planner(names, levels, policy, max_delay_ms)
         self._target_tries = target_tries
         self._alarm = alarm
-        self._quick = QuickHeaders()
+        self.cut = QuickHeaders().cut
         self._routes: dict[bytes, _Route | None] = {}
-        self._last_real_topic = b""
-        self._last_route: _Route | None = None
         self._blamed: dict[tuple[int, int], str] = {}
         self._bodiless: set[tuple[int, int]] = set()
 
     # --- the quick way -----------------------------------------------------------------------------------------------
 
-    def quick(
-        self, record: Any, append_ms: int, clock_ms: int, now_ns: int, hop_id: bytes
-    ) -> tuple[Target, int, list[Header], int] | None:
-        """Target, partition, headers and due time of a plain due record; None: `route` says where it goes.
+    def quick_target(self, real_topic: bytes, group: bytes | None, now_ns: int) -> Target | None:
+        """The target of records that went the quick way; None: `route` says where they go.
+
+        It counts for the records of one relay, until one of them has gone the slow way.
 
         Args:
-            record: as fetched.
-            append_ms: its append time, not above `clock_ms` less the queue's delay.
-            clock_ms: lower bound of the leader's clock.
+            real_topic: value of `REAL_TOPIC`.
+            group: value of `CONSUMER_GROUP`; None: not there.
             now_ns: monotonic now.
-            hop_id: the record's coordinates.
         """
-        found = self._quick.cut(record.headers(), append_ms, clock_ms, hop_id)
-        if found is None or self._blamed:
+        if self._blamed:
             return None
-        real_topic, group, headers, due_ms = found
-        if real_topic is self._last_real_topic:
-            route = self._last_route
-        else:
-            route = self._last_route = self._known_route(real_topic)
-            self._last_real_topic = real_topic
-        if route is None:
-            return None
-        if route.group is not None and route.group != group:
+        route = self._known_route(real_topic)
+        if route is None or (route.group is not None and route.group != group):
             return None
         target = route.target
         if target is None or now_ns >= target.known_until_ns:
             target = route.target = self.targets.target(route.topic, now_ns)
-        count = target.partitions
-        if not count or target.failures or now_ns < target.careful_until_ns:
+        if not target.partitions or target.failures or now_ns < target.careful_until_ns:
             return None
-        key = record.key()
-        return target, (target.turn % count if key is None else murmur2(key, count)), headers, due_ms
+        return target
 
     def _known_route(self, real_topic: bytes) -> _Route | None:
         if real_topic in self._routes:

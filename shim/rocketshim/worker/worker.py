@@ -29,6 +29,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
+from operator import methodcaller
 from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
@@ -260,16 +262,15 @@ class DelayWorker:
             self._fatal = error
             return
         seen_ns = self._clock.monotonic_ns()
-        runs: dict[int, list[Any]] = {}
-        for message in batch:
-            if message.error() is not None:
-                self._client_error(message.error())
-            else:
-                runs.setdefault(message.partition(), []).append(message)
-        for number, run in runs.items():
+        errors = [message.error() for message in batch if message.error() is not None]
+        if errors:
+            batch = [message for message in batch if message.error() is None]
+        for number, messages in groupby(batch, methodcaller("partition")):
             held = self._assignment.held.get(number)
             if held is not None:
-                self._offer(held, run, seen_ns)
+                self._offer(held, list(messages), seen_ns)
+        for each in errors:
+            self._client_error(each)
 
     def _offer(self, held: HeldQueue, run: list[Any], seen_ns: int) -> None:
         kind, _ = run[-1].timestamp()
@@ -280,11 +281,12 @@ class DelayWorker:
             )
             return
         # a probe has no value; and a message without a value is false, so its length is asked for
-        if any(len(message) == 0 and is_probe(message) for message in run):
+        if 0 in map(len, run):
             probes = [message for message in run if len(message) == 0 and is_probe(message)]
-            run = [message for message in run if not (len(message) == 0 and is_probe(message))]
-            held.skipped_to = probes[-1].offset() + 1
-            self.counts.skipped += len(probes)
+            if probes:
+                run = [message for message in run if not (len(message) == 0 and is_probe(message))]
+                held.skipped_to = probes[-1].offset() + 1
+                self.counts.skipped += len(probes)
         try:
             held.queue.offer(run, seen_ns)
         except ValueError:

@@ -296,7 +296,7 @@ def test_part_of_a_run_may_fail_and_holds_the_whole_of_it() -> None:
     queue.offer(records(0, 1, 2), S)
     due = queue.take(S)
     assert due is not None
-    queue.failed(Due(due.records[1:], due.seen_ns[1:], due.run, due.clock_ms))
+    queue.failed(Due(due.records[1:], due.appends_ms[1:], due.seen_ns[1:], due.run, due.clock_ms))
     again = queue.take(S)
     assert offsets_of(again) == [1, 2]
     assert queue.next_offset is None
@@ -310,7 +310,7 @@ def test_nothing_cannot_fail() -> None:
     due = queue.take(S)
     assert due is not None
     with pytest.raises(ValueError, match="can fail"):
-        queue.failed(Due([], [], due.run, due.clock_ms))
+        queue.failed(Due([], [], [], due.run, due.clock_ms))
     assert queue.next_ns() is None
 
 
