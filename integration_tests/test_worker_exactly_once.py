@@ -1,8 +1,8 @@
 """Exactly-once delivery through crashes: killed at named points, frozen beyond every time-out, a broker restart.
 
 Judged by what a `read_committed` reader sees: each message once. The workers are processes of their own; `SCRIPT` is
-one that ends itself with SIGKILL the n-th time it passes a named point of the protocol. No test counts on how much a
-worker does in one transaction or in a second: what has to happen n times is given cause until it has.
+one that ends itself with SIGKILL the n-th time it passes a named point of the protocol, or hangs there. No test counts
+on how much a worker does in one transaction or in a second: what has to happen n times is given cause until it has.
 """
 
 import os
@@ -31,7 +31,8 @@ from rocketshim_topics.names import TopicNames
 LEVELS = "1s 2s 3s"
 DEADLINE_S = 120.0
 SCRIPT = """
-import faulthandler, logging, os, signal, sys
+import faulthandler, logging, os, signal, sys, time
+from rocketshim.cli.worker import end_if_stuck
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.log_format import configure
 from rocketshim.worker.worker import DelayWorker
@@ -45,11 +46,15 @@ def passed(name):
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        if left < 0:  # a count of 0: hang
+            time.sleep(3_600)
 settings = WorkerSettings.make(
     bootstrap=bootstrap, namespace=namespace, allow=(allow,), delay_levels=levels, exactly_once=mode == "exactly-once",
     instance=instance, transaction_timeout_ms=6_000,
     client={"session.timeout.ms": 6_000, "log_level": 0, **dict(pair.split("=") for pair in client)})
 worker = DelayWorker(settings, on_point=passed)
+if left == 0:
+    end_if_stuck(worker.heart, 0.2)
 signal.signal(signal.SIGTERM, lambda *_: worker.stop())
 worker.run()
 """
@@ -235,6 +240,16 @@ def test_a_worker_frozen_beyond_every_time_out_repeats_nothing_when_it_wakes(sta
         process.send_signal(signal.SIGTERM)
     assert [process.wait(DEADLINE_S) for process in (frozen, second)] == [0, 0]
     assert stage.read() == once(300)
+
+
+def test_a_worker_that_hangs_in_a_transaction_is_ended_and_its_messages_are_delivered_once(stage: Stage) -> None:
+    hanging = stage.worker("one", point="before-commit", count=0)
+    with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
+        stage.send(producer, 0, 100)
+        assert hanging.wait(DEADLINE_S) == 1
+        assert "worker.stuck" in (stage.logs / "worker-0.log").read_text()
+        stage.worker("one")
+        assert stage.read_until(100) == once(100)
 
 
 def test_a_broker_restart_in_mid_stream_neither_loses_nor_repeats(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rocketshim.cli.options import Bootstrap, DelayLevelsText, Namespace
 from rocketshim.errors import ConfigError, RocketshimError
 
 if TYPE_CHECKING:
+    from rocketshim.worker.watchdog import Heartbeat
     from rocketshim.worker.worker import DelayWorker
 
 app = typer.Typer()
@@ -89,6 +90,7 @@ def worker(
     configure("json" if log_format is _LogFormat.JSON else "text")
     process = DelayWorker(settings)
     _stop_on_signals(process, stop_timeout + _GRACE_S)
+    end_if_stuck(process.heart)
     server = None
     if health is not None:
         host, port = _address(health)
@@ -108,6 +110,22 @@ def worker(
     finally:
         if server is not None:
             server.stop()
+
+
+def end_if_stuck(heart: "Heartbeat", look_s: float = 1.0) -> None:
+    """End the process with exit code 1 when the worker's loop hangs; a look is taken for a second."""
+    from rocketshim.worker.watchdog import Watchdog  # noqa: PLC0415
+
+    watchdog = Watchdog(heart)
+    never = threading.Event()
+
+    def watch() -> None:
+        while not never.wait(look_s):
+            if watchdog.look():
+                _LOG.critical("worker.stuck")
+                os._exit(1)
+
+    threading.Thread(target=watch, name="rocketshim-watchdog", daemon=True).start()
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -196,6 +196,26 @@ class Assignment:
         fresh = self.held[number] = self._held_queue(number, -1)
         return fresh
 
+    def overtaken(self, consumer: ConsumerClient, number: int) -> None:
+        """The position of a partition is not in its log any more: retention was faster. Go on at the earliest record.
+
+        The records between are lost, and that is said. What was fetched before is still delivered.
+        """
+        held = self.held.get(number)
+        if held is None:
+            return
+        place = TopicPartition(self._topic, number)
+        try:
+            low, high = consumer.get_watermark_offsets(place, timeout=_TIMEOUT_S)
+            # the client has stopped fetching it, and would refuse to seek
+            consumer.incremental_unassign([place])
+            consumer.incremental_assign([TopicPartition(self._topic, number, low)])
+        except (KafkaException, RuntimeError) as error:
+            self.failure = error
+            return
+        held.paused = False
+        self._alarm("worker.position-out-of-range", partition=number, position=held.position, low=low, high=high)
+
     def throttle(self, consumer: ConsumerClient, now_ns: int) -> None:
         """Pause and resume fetching by what waits."""
         for held in self.held.values():

@@ -25,7 +25,7 @@ class WorkerCounts:
         re_appended: records written to a queue again because their target did not take them.
         resent: hops made again.
         skipped: probes read.
-        alarms: alarms logged.
+        alarms: alarms by event.
         parked: by reason, up to its first colon.
         aborted: transactions aborted.
         recycled: producers thrown away.
@@ -38,7 +38,7 @@ class WorkerCounts:
     re_appended: int = 0
     resent: int = 0
     skipped: int = 0
-    alarms: int = 0
+    alarms: dict[str, int] = field(default_factory=dict)
     parked: dict[str, int] = field(default_factory=dict)
     aborted: int = 0
     recycled: int = 0

@@ -30,6 +30,7 @@ from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.delivery import WorkerCounts, discard, serve
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.router import Kind, Router
+from rocketshim.worker.watchdog import Heartbeat
 
 if TYPE_CHECKING:
     from rocketshim.worker.target_table import Target
@@ -50,6 +51,7 @@ _FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOC
 _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 _SPOILS: Final = frozenset({KafkaError._STATE, KafkaError._FATAL})  # noqa: SLF001
 _LISTED_FAILURES: Final = 1_000
+_OVERDUE_S: Final = 6.0  # a call that has not returned so long after its time-out never will
 
 
 class _Taken:
@@ -77,6 +79,7 @@ class ExactlyOnce:
         api_timeout_ms: longest wait for one transactional call; below the transaction's time-out.
         patience_ms: how long targets may take to store the records of a transaction.
         point: called with the name of a point of the protocol as it is passed; for fault tests.
+        heart: told before each call that may take its time, how long that is.
 
     Thread-safety: none; the worker's thread.
     """
@@ -95,6 +98,7 @@ class ExactlyOnce:
         api_timeout_ms: int,
         patience_ms: int,
         point: Callable[[str], None],
+        heart: Heartbeat,
     ) -> None:
         self._make_producer = make_producer
         self._config = config
@@ -107,6 +111,7 @@ class ExactlyOnce:
         self._api_timeout_s = api_timeout_ms / 1_000
         self._patience_s = patience_ms / 1_000
         self._point = point
+        self._heart = heart
         self._consumer: ConsumerClient | None = None
         self._producer: ProducerClient | None = None
         self._probes: ProducerClient | None = None
@@ -271,8 +276,10 @@ class ExactlyOnce:
             if left or self._is_spoilt or self._failures or any(taken.held.gone for taken in self._taken):
                 self._abort(producer, None)
                 return
+            self._call_begins()
             producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), self._api_timeout_s)
             self._point("before-commit")
+            self._call_begins()
             producer.commit_transaction(self._api_timeout_s)
         except KafkaException as problem:
             error = problem.args[0]
@@ -328,11 +335,15 @@ class ExactlyOnce:
         self._dues_ms = []
         self._done = []
 
+    def _call_begins(self) -> None:
+        self._heart.beat(self._api_timeout_s + _OVERDUE_S)
+
     # --- what goes wrong ---------------------------------------------------------------------------------------------
 
     def _abort(self, producer: ProducerClient, cause: KafkaError | None) -> None:
         """End the transaction without effect; if even that is in doubt, the producer goes."""
         self._counts.aborted += 1
+        self._call_begins()
         try:
             producer.abort_transaction(self._api_timeout_s)  # what no target took is purged, and so reported
             now_ns = self._clock.monotonic_ns()
@@ -415,6 +426,7 @@ class ExactlyOnce:
         self._is_careful = now_ns < self._careful_until_ns
         config = {**self._config, "batch.num.messages": 1} if self._is_careful else self._config
         producer = self._make_producer(config)
+        self._call_begins()
         try:
             producer.init_transactions(self._api_timeout_s)
             self._resolve(self._consumer)

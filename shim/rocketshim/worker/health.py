@@ -105,7 +105,8 @@ def metrics_text(state: WorkerState) -> str:
     metric("hopped_total", "counter", "records written to another queue", ("", counts.hopped))
     metric("re_appended_total", "counter", "records whose target did not take them", ("", counts.re_appended))
     metric("resent_total", "counter", "hops made again", ("", counts.resent))
-    metric("alarms_total", "counter", "alarms", ("", counts.alarms))
+    alarms = [(f'{{event="{_label(event)}"}}', float(count)) for event, count in sorted(counts.alarms.items())]
+    metric("alarms_total", "counter", "alarms", *alarms)
     metric("transactions_aborted_total", "counter", "transactions aborted", ("", counts.aborted))
     metric("producers_recycled_total", "counter", "producers thrown away", ("", counts.recycled))
     parked = [(f'{{reason="{_label(reason)}"}}', float(count)) for reason, count in sorted(counts.parked.items())]

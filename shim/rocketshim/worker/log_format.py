@@ -40,6 +40,7 @@ EVENTS: Final[dict[str, str]] = {
     "worker.fenced": "alarm: another owner of the transactional id, or a transaction that took too long",
     "worker.settings-differ": "a topic's settings are not as the layout says",
     "worker.cannot-go-on": "the process ends",
+    "worker.stuck": "the process ends: its loop hangs in a call that does not return",
     "worker.stop-deadline": "the process ends without waiting any longer",
     "health.listening": "health and metrics are served here",
 }

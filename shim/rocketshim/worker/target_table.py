@@ -1,7 +1,8 @@
 """What the worker knows of its targets: how many partitions they have, and whether they take records at the moment.
 
 * Partitions come from the cluster's metadata, asked for through the *consumer* (a producer's request may create the
-  topic), and count for 30 s; "not there" counts for 1 s.
+  topic), and count for 30 s; "not there" counts for 1 s. When the cluster does not answer, nothing is asked for 1 s,
+  so that a thousand targets do not wait 5 s each.
 * A target that refused or did not answer is **avoided**: its records are re-appended without being tried, so that it
   costs the others nothing. After a second one batch is tried again; each failure in a row doubles that, up to 30 s.
 * A target that refused a *batch* as too large, or as holding an invalid record, is **careful** for 30 s: each of its
@@ -113,10 +114,11 @@ class TargetTable:
         alarm: told an event and its facts when metadata cannot be read.
     """
 
-    __slots__ = ("_alarm", "_metadata", "_targets")
+    __slots__ = ("_alarm", "_ask_again_ns", "_metadata", "_targets")
 
     def __init__(self, alarm: Callable[..., None]) -> None:
         self._alarm = alarm
+        self._ask_again_ns = 0
         self._metadata: _Metadata | None = None
         self._targets: dict[str, Target] = {}
 
@@ -150,14 +152,14 @@ class TargetTable:
         return target
 
     def _look_up(self, target: Target, now_ns: int) -> None:
-        if self._metadata is None:
+        if self._metadata is None or now_ns < self._ask_again_ns:
             return
         try:
             found = self._metadata.list_topics(target.topic, timeout=_TIMEOUT_S).topics.get(target.topic)
         except KafkaException as error:
             self._alarm("worker.metadata-failed", topic=target.topic, error=str(error))
             target.partitions = target.partitions or None
-            target.known_until_ns = now_ns + _MISSING_NS
+            target.known_until_ns = self._ask_again_ns = now_ns + _MISSING_NS
             return
         if found is None or (found.error is not None and found.error.code() in MISSING):
             target.partitions, target.known_until_ns = 0, now_ns + _MISSING_NS

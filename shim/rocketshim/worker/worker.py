@@ -52,6 +52,7 @@ from rocketshim.worker.relay import is_probe
 from rocketshim.worker.router import Router
 from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.targets import TargetPolicy
+from rocketshim.worker.watchdog import Heartbeat
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
 
@@ -66,6 +67,8 @@ _FETCH_COUNT: Final = 1_000
 _SHOW_NS: Final = 1_000_000_000
 _MOST_LINES: Final = 20
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
+_SESSION_MS: Final = 10_000
+_MOST_UNPOLLED_MS: Final = 5_000  # beyond the session: a loop that hangs gives its partitions up
 
 
 def _no_point(name: str) -> None:
@@ -83,8 +86,12 @@ class DelayWorker:
         on_point: called with `before-produce`, `after-produce`, `before-commit`, `after-commit` as these points of the
             protocol are passed; for fault tests.
 
-    Thread-safety: `start`, `step` and `close` belong to one thread; `run` makes that thread the caller's. `stop` and
-    `counts` may be used from any thread and from a signal handler.
+    Attributes:
+        counts: what was done.
+        heart: what a `Watchdog` looks at, to end a process whose loop hangs.
+
+    Thread-safety: `start`, `step` and `close` belong to one thread; `run` makes that thread the caller's. `stop`,
+    `counts` and `heart` may be used from any thread and from a signal handler.
 
     Source: `ScheduleMessageService` of RocketMQ.
     """
@@ -101,6 +108,7 @@ class DelayWorker:
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self.counts = WorkerCounts()
+        self.heart = Heartbeat()
         self.group = settings.group or self.names.worker_group
         instance = settings.instance or f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
         self.transactional_id = f"{self.group}.{instance}"
@@ -190,6 +198,7 @@ class DelayWorker:
         consumer, delivery = self._consumer, self._delivery
         if consumer is None or delivery is None:
             return
+        self.heart.rest()
         held = list(self._assignment.held.values())
         try:
             delivery.drain(held, self.settings.stop_timeout_ms * _NS)
@@ -209,6 +218,7 @@ class DelayWorker:
         Raises:
             WorkerError: the worker cannot go on; call `close`.
         """
+        self.heart.beat()
         consumer, delivery = self._started()
         failure = self._fatal or self._assignment.failure
         if failure is not None:
@@ -262,7 +272,7 @@ class DelayWorker:
             self._fatal = error
             return
         seen_ns = self._clock.monotonic_ns()
-        errors = [message.error() for message in batch if message.error() is not None]
+        errors = [message for message in batch if message.error() is not None]
         if errors:
             batch = [message for message in batch if message.error() is None]
         for number, messages in groupby(batch, methodcaller("partition")):
@@ -270,7 +280,7 @@ class DelayWorker:
             if held is not None:
                 self._offer(held, list(messages), seen_ns)
         for each in errors:
-            self._client_error(each)
+            self._client_error(consumer, each)
 
     def _offer(self, held: HeldQueue, run: list[Any], seen_ns: int) -> None:
         kind, _ = run[-1].timestamp()
@@ -292,13 +302,16 @@ class DelayWorker:
         except ValueError:
             self._assignment.restarted(held.number).queue.offer(run, seen_ns)
 
-    def _client_error(self, error: KafkaError) -> None:
+    def _client_error(self, consumer: ConsumerClient, message: Any) -> None:
+        error: KafkaError = message.error()
         if error.fatal():
             self._fatal = KafkaException(error)
         elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._fatal = TopicMissingError(
                 f"the topic {self.names.schedule} is not there; create it with: rocketshim init"
             )
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - no public spelling
+            self._assignment.overtaken(consumer, message.partition())
         else:
             self._alarm("worker.client-error", error=str(error))
 
@@ -342,7 +355,9 @@ class DelayWorker:
             commits_fail_since_ns=self._commits_fail_since_ns,
             avoided=self._targets.avoided(now_ns),
             queues=tuple(self._queue_state(consumer, each, now_ns) for each in held),
-            counts=replace(counts, parked=dict(counts.parked), lateness=list(counts.lateness)),
+            counts=replace(
+                counts, parked=dict(counts.parked), alarms=dict(counts.alarms), lateness=list(counts.lateness)
+            ),
         )
 
     def _queue_state(self, consumer: ConsumerClient, held: HeldQueue, now_ns: int) -> QueueState:
@@ -410,6 +425,7 @@ class DelayWorker:
                 api_timeout_ms=settings.transaction_timeout_ms * 2 // 3,
                 patience_ms=settings.target_patience_ms,
                 point=self._on_point,
+                heart=self.heart,
             )
         return AtLeastOnce(
             clients.producer,
@@ -448,17 +464,19 @@ class DelayWorker:
         required = {
             **PROTECTED_CONSUMER,
             "group.id": self.group,
-            "auto.offset.reset": "earliest",
+            "auto.offset.reset": "error",  # we go on at the earliest record ourselves, and say so
             "partition.assignment.strategy": "cooperative-sticky",
             "on_commit": self._on_commit,
         }
+        session_ms = int(self.settings.client.get("session.timeout.ms", _SESSION_MS))
         defaults = {
             "client.id": "rocketshim-worker",
             "queued.min.messages": 5_000,
             "queued.max.messages.kbytes": 16_384,
             "fetch.message.max.bytes": 1_048_576,
             "fetch.queue.backoff.ms": 10,
-            "session.timeout.ms": 10_000,
+            "session.timeout.ms": session_ms,
+            "max.poll.interval.ms": session_ms + _MOST_UNPOLLED_MS,
             "heartbeat.interval.ms": 2_000,
             "topic.metadata.refresh.interval.ms": 5_000,  # how soon new lanes and re-created topics are noticed
         }
@@ -481,7 +499,7 @@ class DelayWorker:
 
     def _alarm(self, event: str, **facts: object) -> None:
         """Log an alarm; of one event at most 20 lines a second, each is counted."""
-        self.counts.alarms += 1
+        self.counts.alarms[event] = self.counts.alarms.get(event, 0) + 1
         second = self._clock.monotonic_ns() // 1_000_000_000
         since, lines, left_out = self._alarmed.get(event, (second, 0, 0))
         if since != second:

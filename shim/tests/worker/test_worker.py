@@ -135,7 +135,19 @@ def test_a_position_that_retention_has_overtaken_means_earliest_and_an_alarm(sim
     second = sim.worker()
     sim.until(second, lambda: len(sim.delivered()) == 2)
     assert [record.value() for record in sim.delivered()] == [b"3", b"4"]
-    assert second.counts.alarms >= 1
+    assert second.counts.alarms["worker.position-out-of-range"] == 1
+
+
+def test_retention_that_overtakes_a_running_worker_means_earliest_and_an_alarm(sim: Any) -> None:
+    worker = sim.worker(prefetch_count=2)
+    sim.schedule(value=b"0", level=4)
+    sim.run(worker, 100)
+    sent = [sim.schedule(value=b"%d" % number, level=4) for number in range(1, 8)]
+    sim.kafka.truncate(SCHEDULE, 3, before_offset=sent[5].offset())
+    sim.until(worker, lambda: len(sim.delivered()) == 3)
+    assert [record.value() for record in sim.delivered()] == [b"0", b"6", b"7"]
+    assert worker.counts.alarms["worker.position-out-of-range"] == 1
+    sim.until(worker, lambda: sim.position(3) > sent[6].offset())
 
 
 def test_holes_in_the_log_do_not_hold_the_position(sim: Any) -> None:
