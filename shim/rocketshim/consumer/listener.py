@@ -18,8 +18,8 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Final
+from itertools import islice, repeat, starmap
+from typing import Any
 
 from rocketshim.consumer.outcome import (
     DEAD_LETTER_LEVEL,
@@ -41,8 +41,6 @@ from rocketshim_topics.message_queue import MessageQueue
 __all__ = ["ChunkRunner", "Listener", "Subscription", "adapt"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
-
-_NEVER: Final = object()
 
 Listener = Callable[[Any, ConsumeConcurrentlyContext], Any]
 HeaderFilter = Callable[[Any], bool]
@@ -91,12 +89,21 @@ def adapt(function: Callable[..., Any]) -> Listener:
         signature.bind(None)
     except TypeError as error:
         raise ConfigError(f"{function!r} is no listener: it takes neither (message, context) nor (message)") from error
+    return WithoutContext(function)
 
-    def with_context(message: Any, context: ConsumeConcurrentlyContext) -> Any:
+
+class WithoutContext:
+    """A listener that takes the message alone; the hot path calls `function` itself."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, message: Any, context: ConsumeConcurrentlyContext) -> Any:
+        """Call it."""
         del context
-        return function(message)
-
-    return with_context
+        return self.function(message)
 
 
 class ChunkRunner:
@@ -112,7 +119,7 @@ class ChunkRunner:
     Thread-safety: immutable but for what user code does; every listener thread uses the same object.
     """
 
-    __slots__ = ("_batch_count", "_clock", "_group", "_retry_topic", "_subscription_of")
+    __slots__ = ("_batch_count", "_clock", "_group", "_queues", "_retry_topic", "_subscription_of")
 
     def __init__(
         self,
@@ -127,6 +134,7 @@ class ChunkRunner:
         self._retry_topic = retry_topic
         self._batch_count = batch_count
         self._clock = clock
+        self._queues: dict[tuple[str, int], MessageQueue] = {}  # made once; a few hundred bytes a partition
 
     def run(self, chunk: Chunk[Any]) -> list[Outcome] | None:
         """Call the listener for every message of a chunk that is still in `todo`.
@@ -136,7 +144,10 @@ class ChunkRunner:
         """
         queue = chunk.queue
         topic = queue.topic
-        context = ConsumeConcurrentlyContext(self._group, MessageQueue(topic, queue_id=queue.partition), queue.epoch)
+        message_queue = self._queues.get((topic, queue.partition))
+        if message_queue is None:
+            message_queue = self._queues[topic, queue.partition] = MessageQueue(topic, queue_id=queue.partition)
+        context = ConsumeConcurrentlyContext(self._group, message_queue, queue.epoch)
         if topic == self._retry_topic:
             return self._retried(chunk, context)
         subscription = self._subscription_of(topic)
@@ -152,25 +163,25 @@ class ChunkRunner:
         self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
     ) -> list[Outcome] | None:
         outcomes: list[Outcome] | None = None
-        listener, matches, take = subscription.listener, subscription.matches, chunk.todo.popleft
-        success = ConsumeStatus.CONSUME_SUCCESS
-        while True:
-            try:
-                message = take()
-            except IndexError:
-                break
-            chunk.in_work = (message,)
-            try:
-                if matches is not None and not matches(message.headers()):
-                    continue
-                status = listener(MessageView(message, False), context)  # noqa: FBT003 - a keyword costs time here
-                succeeded = status is None or status is success
-                if succeeded and context.ack_index is ALL and context.delay_level_when_next_consume is NOT_ASKED:
-                    continue  # nearly always: the context is untouched
-                outcomes = [*(outcomes or ()), *self._answered((message,), status, context)]
-            except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
-                outcomes = [*(outcomes or ()), self._raised(message, error, context)]
-            context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
+        listener, matches, success = subscription.listener, subscription.matches, ConsumeStatus.CONSUME_SUCCESS
+        alone = listener.function if type(listener) is WithoutContext else None
+        try:
+            for message in starmap(chunk.todo.popleft, repeat(())):  # ends by IndexError; in C
+                chunk.in_work = message
+                try:
+                    if matches is not None and not matches(message.headers()):
+                        continue
+                    view = MessageView(message, False)  # noqa: FBT003 - a keyword costs time here
+                    status = listener(view, context) if alone is None else alone(view)
+                    succeeded = status is None or status is success
+                    if succeeded and context.ack_index is ALL and context.delay_level_when_next_consume is NOT_ASKED:
+                        continue  # nearly always: the context is untouched
+                    outcomes = [*(outcomes or ()), *self._answered((message,), status, context)]
+                except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
+                    outcomes = [*(outcomes or ()), self._raised(message, error, context)]
+                context = context.fresh()
+        except IndexError:
+            pass
         return outcomes
 
     def _in_batches(
@@ -178,23 +189,22 @@ class ChunkRunner:
     ) -> list[Outcome] | None:
         outcomes: list[Outcome] = []
         matches, take = subscription.matches, chunk.todo.popleft
-        wanted, forever = self._batch_count, iter(take, _NEVER)
+        wanted, nothing = self._batch_count, repeat(())
         while True:
             batch: list[Any] = []
             try:
                 if matches is None:
-                    batch.extend(islice(forever, wanted))  # in C; what was taken stays where it ends by IndexError
+                    batch.extend(islice(starmap(take, nothing), wanted))  # in C; what was taken stays where it ends
                 else:
                     self._fill(batch, take, matches, context, outcomes)
             except IndexError:  # no more; the owner may have taken some back meanwhile
                 pass
             if not batch:
-                break
+                return outcomes or None
             chunk.in_work = batch
             views = [MessageView(message, False) for message in batch]  # noqa: FBT003 - a keyword costs time here
             self._call(subscription.listener, views, batch, context, outcomes)
-            context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
-        return outcomes or None
+            context = context.fresh()
 
     def _fill(
         self,
@@ -243,7 +253,7 @@ class ChunkRunner:
                 return outcomes or None
             chunk.in_work = batch
             self._call(subscription.listener, views if self._batch_count > 1 else views[0], batch, context, outcomes)
-            context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
+            context = context.fresh()
 
     def _call(
         self,
@@ -254,7 +264,10 @@ class ChunkRunner:
         outcomes: list[Outcome],
     ) -> None:
         try:
-            outcomes.extend(self._answered(batch, listener(views, context), context))
+            status = listener(views, context)
+            if context.untouched and (status is None or status is ConsumeStatus.CONSUME_SUCCESS):
+                return  # nearly always
+            outcomes.extend(self._answered(batch, status, context))
         except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
             outcomes.extend(self._raised(message, error, context) for message in batch)
 
@@ -277,10 +290,10 @@ class ChunkRunner:
             if subscription is None:
                 outcomes.append(self._no_listener(message, topic))
                 continue
-            chunk.in_work = (message,)
+            chunk.in_work = message
             views = view if self._batch_count == 1 else [view]
             self._call(subscription.listener, views, [message], context, outcomes)
-            context = ConsumeConcurrentlyContext(context.group, context.message_queue, context.epoch)
+            context = context.fresh()
         return outcomes or None
 
     def _unheard(self, chunk: Chunk[Any], topic: str) -> list[Outcome]:

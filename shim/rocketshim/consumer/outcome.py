@@ -99,6 +99,18 @@ class ConsumeConcurrentlyContext:
         self.delay_level_when_next_consume = NOT_ASKED
         self.ack_index = ALL
 
+    @property
+    def untouched(self) -> bool:
+        """Whether the listener has set nothing. By identity, so that nothing of the user's is called."""
+        asked = getattr(self, "delay_level_when_next_consume", None)  # what it deleted was touched
+        return getattr(self, "ack_index", None) is ALL and asked is NOT_ASKED
+
+    def fresh(self) -> "ConsumeConcurrentlyContext":
+        """A context for the next call: this one if nothing was set, else a new one."""
+        if self.untouched:
+            return self
+        return ConsumeConcurrentlyContext(self.group, self.message_queue, self.epoch)
+
 
 @dataclass(slots=True)
 class Outcome:

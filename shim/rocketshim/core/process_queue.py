@@ -47,8 +47,8 @@ class Chunk(Generic[MessageT]):
         queue: where they come from.
         messages: all that belong to the chunk, in delivery order. Owner thread only.
         todo: what the listener thread has not begun.
-        in_work: the batch that a listener call holds now, or None. Written by the listener thread, read by the owner;
-            another object for each call (the sweep tells calls apart by it).
+        in_work: what a listener call holds now: a message, a tuple or list of them, or None. Written by the listener
+            thread, read by the owner; another object for each call (the sweep tells calls apart by it).
         reported: whether the listener thread is through with it.
     """
 
@@ -64,12 +64,12 @@ class Chunk(Generic[MessageT]):
         self.messages = messages
         self.size_bytes = size_bytes
         self.todo = deque(messages)
-        self.in_work: Sequence[MessageT] | None = None
+        self.in_work: MessageT | tuple[MessageT, ...] | list[MessageT] | None = None
         self.reported = False
         self.run = run
         self.expired: set[int] | None = None  # offsets that `expire` named
         self.owed: set[int] | None = None  # offsets that wait for `stored`
-        self.seen_in_work: Sequence[MessageT] | None = None
+        self.seen_in_work: object = None
         self.seen_ms = 0
 
 
@@ -293,7 +293,8 @@ class ProcessQueue(Generic[MessageT]):
             elif now_ms - chunk.seen_ms >= timeout_ms:
                 if chunk.expired is None:
                     chunk.expired = set()
-                late = [message for message in in_work if message.offset() not in chunk.expired]
+                held = in_work if isinstance(in_work, tuple | list) else (in_work,)
+                late = [message for message in held if message.offset() not in chunk.expired]
                 self._owe(chunk, late)
                 chunk.expired.update(message.offset() or 0 for message in late)
                 expired.extend((chunk, message) for message in late)
