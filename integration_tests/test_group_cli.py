@@ -2,10 +2,11 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, PushConsumer
@@ -14,6 +15,7 @@ from rocketshim.local import Broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
 
+LOADING = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE}
 Topic = Callable[..., str]
 Group = Callable[..., str]
 
@@ -27,8 +29,15 @@ def fill(bootstrap: str, topic: str, count: int, partition: int = 0) -> None:
 
 def commit(bootstrap: str, group: str, *places: TopicPartition) -> None:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False})
-    consumer.commit(offsets=list(places), asynchronous=False)
-    consumer.close()
+    until = time.monotonic() + 60
+    while True:
+        try:
+            consumer.commit(offsets=list(places), asynchronous=False)
+        except KafkaException as error:  # a broker that has just started may still be loading the group's positions
+            if error.args[0].code() not in LOADING or time.monotonic() > until:
+                raise
+        else:
+            return consumer.close()
 
 
 def consume(

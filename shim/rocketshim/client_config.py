@@ -24,6 +24,7 @@ __all__ = [
     "PROTECTED_PRODUCER",
     "mask",
     "merge",
+    "same",
 ]
 
 CODE_KEYS: Final[frozenset[str]] = frozenset(
@@ -111,7 +112,7 @@ def merge(
                 f"the client setting {key!r} loads or runs code, so it is refused; "
                 "set allow_code_settings=True if these settings come from nobody but you"
             )
-        if name in required and not _same(value, required[name]):
+        if name in required and not same(value, required[name]):
             raise ConfigError(
                 f"the client setting {key!r} must be {required[name]!r} here: rocketshim's guarantees rest on it; "
                 "leave it out"
@@ -132,7 +133,8 @@ def _mask_value(value: Any) -> Any:
     return value
 
 
-def _same(value: Any, wanted: Any) -> bool:
+def same(value: Any, wanted: Any) -> bool:
+    """Whether two values mean the same to librdkafka: case, `True` and `-1` for `all` do not matter."""
     return _text(value) == _text(wanted)
 
 

@@ -36,6 +36,7 @@ FINDING = 2
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("rocketshim.cli.demo", "One day of real flights through delay, retry and dead letters."),
     "init": ("rocketshim.cli.init", "Create the topics the shim needs, or say what would be created."),
+    "doctor": ("rocketshim.cli.doctor", "Is the set-up sound? What is wrong, what it costs, what mends it."),
     "send": ("rocketshim.cli.send", "Send one message, now or later."),
     "worker": ("rocketshim.cli.worker", "Deliver delayed and retried messages when they are due."),
     "delayed": ("rocketshim.cli.delayed", "See what waits in the delay queues, and until when."),

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import console
-from rocketshim.cli.options import Bootstrap, Json, Namespace
+from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.deadletter.reading import TopicReader
-from rocketshim.operations.group_standing import GroupStanding, conflicts, count, read_group
+from rocketshim.operations.group_standing import GroupReader, GroupStanding, conflicts, count
 from rocketshim_topics import TopicNames
 
 app = typer.Typer(
@@ -23,10 +23,8 @@ app = typer.Typer(
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 
 
-def _read(bootstrap: str, group: str) -> GroupStanding:
-    from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` does without
-
-    standing = read_group(AdminClient({"bootstrap.servers": bootstrap}), group)
+def _read(bootstrap: str, group: str, client: dict[str, str]) -> GroupStanding:
+    standing = GroupReader(bootstrap, client).read(group)
     if not standing.partitions:
         typer.echo(f"group {group} has committed nothing here (state {standing.state})", err=True)
         raise typer.Exit(FINDING)
@@ -41,15 +39,16 @@ def lag(
     exact: Annotated[
         bool, typer.Option("--count", help="Read what waits and count records; offsets have holes.")
     ] = False,
+    client: Client = None,
     as_json: Json = False,
 ) -> None:
     """Show how far a group is behind in each partition, its own retries among them.
 
     Exit code 2 if it has committed nothing, or if retention took records that it had not read.
     """
-    standing = _read(bootstrap, group)
+    standing = _read(bootstrap, group, settings := client_settings(client))
     waiting = [each for each in standing.partitions if each.behind > 0]
-    with TopicReader(bootstrap) as reader:
+    with TopicReader(bootstrap, client=settings) as reader:
         records = count(reader, waiting) if exact else None
         oldest = {(each.topic, each.partition): reader.first_time_ms(each.topic, each.partition, each.position)
                   for each in waiting}  # fmt: skip
@@ -96,12 +95,14 @@ def lag(
 
 
 @app.command(epilog="Example: rocketshim group subscriptions payments")
-def subscriptions(*, group: GroupName, bootstrap: Bootstrap, namespace: Namespace = "", as_json: Json = False) -> None:
+def subscriptions(
+    *, group: GroupName, bootstrap: Bootstrap, namespace: Namespace = "", client: Client = None, as_json: Json = False
+) -> None:
     """Show what the members that committed subscribe to. Two subscriptions in one group lose messages: exit code 2.
 
     A partition shows its last commit: while nothing is committed after a change it still shows the former one.
     """
-    standing = _read(bootstrap, group)
+    standing = _read(bootstrap, group, client_settings(client))
     found = conflicts(standing, retry_topic=TopicNames(namespace).retry(group))
     if as_json:
         rows = [

@@ -3,11 +3,15 @@
 Each can be given by its environment variable, too; the command line wins.
 """
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["Bootstrap", "DelayLevelsText", "DryRun", "Json", "Namespace"]
+from rocketshim.errors import ConfigError
+
+__all__ = ["Bootstrap", "Client", "DelayLevelsText", "DryRun", "Json", "Namespace", "client_settings"]
 
 Bootstrap = Annotated[
     str,
@@ -39,3 +43,45 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be chang
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 """Default False."""
+
+Client = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--client",
+        envvar="ROCKETSHIM_CLIENT",
+        metavar="NAME=VALUE|@FILE",
+        help="A librdkafka setting (TLS, SASL …), or a file with one NAME=VALUE a line; repeatable.",
+    ),
+]
+"""Default None. Passwords belong into a file: command lines can be read by everybody on the machine."""
+
+
+def client_settings(given: Iterable[str] | None) -> dict[str, str]:
+    """The settings of `--client`; later ones win.
+
+    Files are as Java's clients have them: `NAME=VALUE`, one a line, empty lines and those that begin with `#` skipped.
+
+    Raises:
+        ConfigError: neither a pair nor a file that can be read. Names the place and never a value.
+    """
+    settings: dict[str, str] = {}
+    for text in given or ():
+        if not text.startswith("@"):
+            settings.update([_pair(text, "--client")])
+            continue
+        path = Path(text[1:])
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--client {text}: cannot be read ({type(error).__name__})") from error
+        for number, line in enumerate(lines, start=1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                settings.update([_pair(line.strip(), f"--client {text}, line {number}")])
+    return settings
+
+
+def _pair(text: str, where: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"{where}: write NAME=VALUE, for example security.protocol=SASL_SSL")
+    return name.strip(), value.strip()

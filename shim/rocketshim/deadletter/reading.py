@@ -5,6 +5,7 @@ markers and compaction leave holes. The end of each partition is fixed when read
 ends; with `follow` it goes on until the caller stops. `read_committed`: aborted records are never shown.
 """
 
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -30,18 +31,25 @@ class TopicReader:
         bootstrap: addresses of the brokers.
         client: further librdkafka settings.
         clients: where the consumer comes from; None: confluent_kafka.
+        patience_s: how long a partition that has more may stay silent (its leader is away), in seconds. Default 30.
 
     Raises:
-        BrokerUnavailableError: from the methods; no broker answered.
+        BrokerUnavailableError: from the methods; no broker answered, or a partition stayed silent.
 
     Thread-safety: none; one owner thread. A context manager; `close` is safe twice.
     """
 
     def __init__(
-        self, bootstrap: str, *, client: Mapping[str, Any] | None = None, clients: Clients | None = None
+        self,
+        bootstrap: str,
+        *,
+        client: Mapping[str, Any] | None = None,
+        clients: Clients | None = None,
+        patience_s: float = 30.0,
     ) -> None:
         self._bootstrap = bootstrap
         self._reading: object = None
+        self._patience_s = patience_s
         required = {
             "bootstrap.servers": bootstrap,
             "group.id": f"rocketshim-read-{uuid.uuid4().hex[:8]}",
@@ -166,8 +174,16 @@ class TopicReader:
             self._consumer.unassign()
 
     def _until(self, ends: dict[tuple[str, int], int], *, follow: bool) -> Iterator[Any]:
+        silent_until = time.monotonic() + self._patience_s
         while ends or follow:
             batch = self._consumer.consume(_FETCH_COUNT, _POLL_S)
+            if batch:
+                silent_until = time.monotonic() + self._patience_s
+            elif not follow and time.monotonic() > silent_until:
+                silent = ", ".join(f"{topic}/{number}" for topic, number in sorted(ends))
+                raise BrokerUnavailableError(
+                    f"nothing came from {silent} for {self._patience_s:g} s: is a leader away?"
+                )
             if follow and not batch:
                 yield None
             for message in batch:
@@ -200,7 +216,7 @@ class TopicReader:
             raise self._away(error) from error
 
     def _starts(self, places: list[tuple[str, int]], since_ms: int | None) -> list[TopicPartition]:
-        if since_ms is None:
+        if since_ms is None or not places:
             return [TopicPartition(*place, OFFSET_BEGINNING) for place in places]
         asked = [TopicPartition(*place, since_ms) for place in places]
         try:

@@ -1,32 +1,42 @@
 """Where a consumer group stands: what it has committed, what is left for it, what its members subscribe to.
 
 Read from outside: the group is not joined and nothing is committed. Positions and their metadata come from
-`ListConsumerGroupOffsets`, members from `DescribeConsumerGroups`, ends from `ListOffsets` as a `read_committed` reader
-sees them. `behind` is a distance in offsets, and so an upper bound: transaction markers, aborted records and compaction
-leave holes. Who wants records reads them (`count`).
+`OffsetFetch`, members from `DescribeGroups`, ends from `ListOffsets` as a `read_committed` reader sees them.
+`PartitionStanding.behind` is a distance in offsets, and so an upper bound: transaction markers, aborted records and
+compaction leave holes. Who wants records reads them (`count`).
 
 Blocking, for about 10 s a question at most.
 """
 
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # its stubs re-export nothing
 
+from rocketshim.client_config import merge
+from rocketshim.clients import confluent_clients
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-__all__ = ["Conflict", "GroupStanding", "PartitionStanding", "conflicts", "count", "read_group"]
+__all__ = ["Conflict", "GroupReader", "GroupStanding", "PartitionStanding", "conflicts", "count"]
 
 _TIMEOUT_S: Final = 10.0
 _GRACE_S: Final = 5.0
+_LOOK_AGAIN_S: Final = 0.1
+_Offsets = dict[tuple[str, int], int]
+_COORDINATOR_AWAY: Final = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
 _DENIED: Final = frozenset(
     {
         KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -47,8 +57,7 @@ class PartitionStanding:
         low: the earliest offset that retention has left; None: the partition is not there (any more).
         end: where a `read_committed` reader ends; None: the partition is not there (any more).
         member: `client.id@host` of the member that has it now; None: none has.
-        digest: of the subscription of the member that committed; None: no commit of rocketshim's.
-        subscription: the same as text; None: no commit of rocketshim's.
+        metadata: the text that the last commit carries; None: none.
     """
 
     topic: str
@@ -57,8 +66,19 @@ class PartitionStanding:
     low: int | None
     end: int | None
     member: str | None
-    digest: str | None
-    subscription: str | None
+    metadata: str | None = None
+
+    @property
+    def digest(self) -> str | None:
+        """Of the subscription of the consumer that committed; None: no commit of a consumer of rocketshim's."""
+        commit = decode_metadata(self.metadata)
+        return None if commit is None else commit.digest
+
+    @property
+    def subscription(self) -> str | None:
+        """The same as text; None likewise."""
+        commit = decode_metadata(self.metadata)
+        return None if commit is None else commit.subscription
 
     @property
     def behind(self) -> int:
@@ -127,47 +147,114 @@ def conflicts(standing: GroupStanding, *, retry_topic: str | None = None) -> lis
     return found
 
 
-def read_group(admin: AdminClient, group: str) -> GroupStanding:
-    """Look at a group.
+class GroupReader:
+    """Looks at consumer groups.
 
     Args:
-        admin: a client; may be shared with others.
-        group: name of the consumer group.
+        bootstrap: addresses of the brokers.
+        client: further librdkafka settings.
 
-    Raises:
-        NotAuthorizedError: no right to describe the group or one of its topics.
-        BrokerUnavailableError: no answer in time.
-        ClusterError: any other answer.
-
-    Thread-safety: none of its own; the admin client's.
+    Thread-safety: none; one owner thread.
     """
-    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=_TIMEOUT_S)
-    committed = [item for item in _answer(asked[group], group).topic_partitions or [] if item.offset >= 0]
-    described = _answer(admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group], group)
-    owners = {
-        (item.topic, item.partition): f"{member.client_id}@{member.host.lstrip('/')}"
-        for member in described.members
-        for item in member.assignment.topic_partitions
-    }
-    lows = _offsets(admin, committed, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-    ends = _offsets(admin, committed, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-    standings = []
-    for item in sorted(committed, key=lambda each: (each.topic, each.partition)):
-        place = (item.topic, item.partition)
-        metadata = decode_metadata(item.metadata)
-        standings.append(
-            PartitionStanding(
-                *place,
-                position=item.offset,
-                low=lows.get(place),
-                end=ends.get(place),
-                member=owners.get(place),
-                digest=None if metadata is None else metadata.digest,
-                subscription=None if metadata is None else metadata.subscription,
+
+    def __init__(self, bootstrap: str, client: Mapping[str, Any] | None = None) -> None:
+        self._settings = partial(merge, client or {}, defaults={"client.id": "rocketshim-read"})
+        self._bootstrap = bootstrap
+        self.admin = AdminClient(self._settings(required={"bootstrap.servers": bootstrap}))
+
+    def read(self, group: str) -> GroupStanding:
+        """Where a group stands.
+
+        Raises:
+            NotAuthorizedError: no right to describe the group or one of its topics.
+            BrokerUnavailableError: no answer in time.
+            ClusterError: any other answer.
+        """
+        try:
+            committed = self._committed(group)
+            described = self._described(group)
+            places = [(item.topic, item.partition) for item in committed]
+            lows = self.offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+            ends = self.offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        except KafkaException as error:
+            raise _typed(error, f"group {group}") from error
+        owners = {
+            (item.topic, item.partition): _member(member)
+            for member in described.members
+            for item in member.assignment.topic_partitions
+        }
+        standings = []
+        for item in sorted(committed, key=lambda each: (each.topic, each.partition)):
+            place = (item.topic, item.partition)
+            standings.append(
+                PartitionStanding(
+                    *place,
+                    position=item.offset,
+                    low=lows.get(place),
+                    end=ends.get(place),
+                    member=owners.get(place),
+                    metadata=item.metadata,
+                )
             )
-        )
-    members = tuple(sorted(f"{member.client_id}@{member.host.lstrip('/')}" for member in described.members))
-    return GroupStanding(group, described.state.name, members, tuple(standings))
+        members = tuple(sorted(map(_member, described.members)))
+        return GroupStanding(group, described.state.name, members, tuple(standings))
+
+    def offsets(self, places: Iterable[tuple[str, int]], spec: Any, *, committed: bool = True) -> _Offsets:
+        """Offsets by place, of those that are there.
+
+        Args:
+            places: topic and partition.
+            spec: an `OffsetSpec`.
+            committed: as a `read_committed` reader sees them.
+
+        Raises:
+            KafkaException: the cluster refused.
+        """
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        asked = {TopicPartition(*place): spec for place in places}
+        if not asked:
+            return {}
+        found = {}
+        futures = self.admin.list_offsets(asked, isolation_level=level, request_timeout=_TIMEOUT_S)
+        for place, future in futures.items():
+            try:
+                found[place.topic, place.partition] = future.result(_TIMEOUT_S + _GRACE_S).offset
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+        return found
+
+    def _committed(self, group: str) -> list[TopicPartition]:
+        """Committed positions on every topic that may be seen.
+
+        A consumer that never joins asks for them: librdkafka's admin client dies of a segmentation fault when a
+        coordinator is not there yet (librdkafka #5040).
+        """
+        required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
+        consumer = confluent_clients().consumer(self._settings(required=required))
+        try:
+            topics = consumer.list_topics(timeout=_TIMEOUT_S).topics
+            places = [
+                TopicPartition(name, number)
+                for name, topic in topics.items()
+                if not name.startswith("__")
+                for number in topic.partitions
+            ]
+            found = consumer.committed(places, timeout=_TIMEOUT_S) if places else []
+        finally:
+            consumer.close()
+        return [item for item in found if item.offset >= 0]
+
+    def _described(self, group: str) -> Any:
+        until = time.monotonic() + _TIMEOUT_S
+        while True:
+            asked = self.admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)
+            try:
+                return asked[group].result(_TIMEOUT_S + _GRACE_S)
+            except KafkaException as error:
+                if error.args[0].code() not in _COORDINATOR_AWAY or time.monotonic() > until:
+                    raise
+                time.sleep(_LOOK_AGAIN_S)
 
 
 def count(reader: TopicReader, standings: Iterable[PartitionStanding]) -> Counter[tuple[str, int]]:
@@ -176,29 +263,8 @@ def count(reader: TopicReader, standings: Iterable[PartitionStanding]) -> Counte
     return Counter((message.topic(), message.partition()) for message in reader.read_spans(behind))
 
 
-def _offsets(admin: AdminClient, places: list[TopicPartition], spec: Any) -> dict[tuple[str, int], int]:
-    if not places:
-        return {}
-    futures = admin.list_offsets(
-        {TopicPartition(item.topic, item.partition): spec for item in places},
-        isolation_level=IsolationLevel.READ_COMMITTED,
-        request_timeout=_TIMEOUT_S,
-    )
-    found = {}
-    for place, future in futures.items():
-        try:
-            found[place.topic, place.partition] = future.result(_TIMEOUT_S + _GRACE_S).offset
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise _typed(error, place.topic) from error
-    return found
-
-
-def _answer(future: "Future[Any]", group: str) -> Any:
-    try:
-        return future.result(_TIMEOUT_S + _GRACE_S)
-    except KafkaException as error:
-        raise _typed(error, f"group {group}") from error
+def _member(member: Any) -> str:
+    return f"{member.client_id}@{member.host.lstrip('/')}"
 
 
 def _typed(error: KafkaException, what: str) -> RocketshimError:

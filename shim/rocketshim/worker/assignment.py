@@ -3,8 +3,9 @@
 * The rebalance callbacks are called from inside `poll` and `close`; an exception out of one would destroy a record, so
   none is let out: what goes wrong is kept in `failure` and raised by the worker's next step.
 * A partition begins at its committed position. Where there is none the earliest is committed at once, so that a later
-  start knows where to look; a position outside the log means earliest and an alarm. If positions cannot be read in
-  time, the broker's own count is used (`OFFSET_STORED`), which means the same.
+  start knows where to look, and where the last commit carries another level table, the position is committed again with
+  this worker's, so that the table in use can be seen. A position outside the log means earliest and an alarm. If
+  positions cannot be read in time, the broker's own count is used (`OFFSET_STORED`), which means the same.
 * Each assignment of a partition is a `HeldQueue` of its own; one that was given up is `gone`, and results that still
   arrive for it are dropped. A log that begins anew below what was read (re-created topic) is a new one, too.
 * Fetching pauses where enough waits. Enough is little while the head is due in more than two seconds (memory does not
@@ -21,14 +22,31 @@ from confluent_kafka import OFFSET_STORED, KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
 from rocketshim.core.level_queue import LevelQueue, QueueLimits
+from rocketshim.errors import ConfigError
 from rocketshim_topics.levels import DelayLevels
 
-__all__ = ["Assignment", "HeldQueue"]
+__all__ = ["Assignment", "HeldQueue", "levels_metadata", "levels_of"]
 
 _LOG = logging.getLogger("rocketshim.worker")
 _TIMEOUT_S: Final = 5.0
 _FAR_NS: Final = 2_000_000_000
+_LEVELS_MARK: Final = "rs1-levels;"
 _FAR_SHARE: Final = 20  # a far queue holds a twentieth of the limits
+
+
+def levels_metadata(levels: DelayLevels) -> str:
+    """What a worker's commits carry: its level table, at most about 500 ASCII characters (Kafka takes 4,096)."""
+    return f"{_LEVELS_MARK}{levels}"
+
+
+def levels_of(metadata: str | None) -> DelayLevels | None:
+    """The level table that a worker's commit carries; None: none of ours."""
+    if metadata is None or not metadata.startswith(_LEVELS_MARK):
+        return None
+    try:
+        return DelayLevels.parse(metadata.removeprefix(_LEVELS_MARK))
+    except ConfigError:
+        return None
 
 
 class HeldQueue:
@@ -44,9 +62,11 @@ class HeldQueue:
         hop_prefix: first part of the coordinates of its records.
     """
 
-    __slots__ = ("committed", "gone", "hop_prefix", "number", "paused", "queue", "skipped_to")
+    __slots__ = ("_metadata", "_topic", "committed", "gone", "hop_prefix", "number", "paused", "queue", "skipped_to")
 
-    def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int) -> None:
+    def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int, metadata: str = "") -> None:
+        self._topic = topic
+        self._metadata = metadata
         self.number = number
         self.queue = queue
         self.committed = committed
@@ -62,6 +82,10 @@ class HeldQueue:
         if self.skipped_to > (position or -1) and self.queue.waiting_count == 0 and self.queue.idle:
             return self.skipped_to
         return position
+
+    def at(self, offset: int) -> TopicPartition:
+        """This offset of the partition as it is committed: with the level table of the worker that commits."""
+        return TopicPartition(self._topic, self.number, offset, metadata=self._metadata)
 
     @property
     def has_uncommitted(self) -> bool:
@@ -97,6 +121,7 @@ class Assignment:
         self.assignments = 0
         self._topic = topic
         self._levels = levels
+        self._metadata = levels_metadata(levels)
         self._limits = limits
         self._leave = leave
         self._alarm = alarm
@@ -168,12 +193,14 @@ class Assignment:
             offset = item.offset
             if offset < 0:
                 offset = low
-                first.append(TopicPartition(item.topic, item.partition, low))
+                first.append(TopicPartition(item.topic, item.partition, low, metadata=self._metadata))
             elif not low <= offset <= high:
                 self._alarm(
                     "worker.position-out-of-range", partition=item.partition, position=offset, low=low, high=high
                 )
                 offset = low
+            elif item.metadata != self._metadata:
+                first.append(TopicPartition(item.topic, item.partition, offset, metadata=self._metadata))
             starts.append(TopicPartition(item.topic, item.partition, offset))
         if first:
             consumer.commit(offsets=first, asynchronous=False)
@@ -185,7 +212,7 @@ class Assignment:
         # a level of somebody's longer table: looked at after a second, and hopped on if it is not due
         delay_ms = self._levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms
         queue: LevelQueue[Any] = LevelQueue(delay_ms, self._limits, self.assignments)
-        return HeldQueue(self._topic, number, queue, committed)
+        return HeldQueue(self._topic, number, queue, committed, self._metadata)
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 

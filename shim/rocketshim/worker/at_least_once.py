@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition, murmur2
+from confluent_kafka import KafkaError, KafkaException, murmur2
 
 from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory
 from rocketshim.core.clock import Clock
@@ -420,7 +420,7 @@ class AtLeastOnce:
         moved = [(each, position) for each in held if (position := each.position) and position > each.committed]
         if not moved:
             return
-        offsets = [TopicPartition(self._prober.topic, each.number, position) for each, position in moved]
+        offsets = [each.at(position) for each, position in moved]
         self._point("before-commit")
         try:
             if asynchronous:

@@ -268,7 +268,8 @@ class ExactlyOnce:
         if self._begun_ns is None or producer is None or consumer is None:
             return
         ends = {taken.held.number: taken.due.run.next_offset for taken in self._taken}
-        offsets = [TopicPartition(self._prober.topic, number, end) for number, end in ends.items()]
+        held = {taken.held.number: taken.held for taken in self._taken}
+        offsets = [held[number].at(end) for number, end in ends.items()]
         began_ns = now_ns
         try:
             left = 0 if self._is_spoilt else producer.flush(self._patience_s)
@@ -461,11 +462,7 @@ class ExactlyOnce:
     def commit(self, held: list[HeldQueue], *, asynchronous: bool) -> None:
         """Positions are committed with their transactions; only what passes probes is committed here."""
         consumer = self._consumer
-        moved = [
-            TopicPartition(self._prober.topic, each.number, each.skipped_to)
-            for each in held
-            if each.has_uncommitted and each.position == each.skipped_to
-        ]
+        moved = [each.at(each.skipped_to) for each in held if each.has_uncommitted and each.position == each.skipped_to]
         if consumer is None or not moved or self._doubtful:
             return
         try:

@@ -3,11 +3,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketshim.core.start_position import CommitMetadata, encode_metadata
 from rocketshim.operations.group_standing import GroupStanding, PartitionStanding, conflicts
 
 
+def commit(digest: str, subscription: str) -> str:
+    return encode_metadata(CommitMetadata(digest, 1, subscription))
+
+
 def standing(partition: int = 0, topic: str = "t", **changes: Any) -> PartitionStanding:
-    values: dict[str, Any] = {"position": 5, "low": 0, "end": 9, "member": None, "digest": "d", "subscription": "t=*"}
+    values: dict[str, Any] = {"position": 5, "low": 0, "end": 9, "member": None, "metadata": commit("d", "t=*")}
     return PartitionStanding(topic, partition, **(values | changes))
 
 
@@ -28,18 +33,18 @@ def test_a_partition_that_is_gone_leaves_nothing_to_read() -> None:
 
 
 def test_one_subscription_is_no_conflict() -> None:
-    assert conflicts(group(standing(0), standing(1), standing(0, "u", digest="e"))) == []
+    assert conflicts(group(standing(0), standing(1), standing(0, "u", metadata=commit("e", "")))) == []
 
 
 def test_two_subscriptions_of_a_topic_are_one_with_the_partitions_of_each() -> None:
-    [found] = conflicts(group(standing(0, digest="e", subscription="t=b"), standing(1), standing(2)))
+    [found] = conflicts(group(standing(0, metadata=commit("e", "t=b")), standing(1), standing(2)))
     assert found.topic == "t"
     assert list(found.partitions.items()) == [("t=*", (1, 2)), ("t=b", (0,))]
 
 
 def test_commits_of_other_programs_and_of_the_retry_topic_are_none() -> None:
-    others = standing(0, digest=None, subscription=None), standing(1)
+    others = standing(0, metadata="of another program"), standing(1)
     assert conflicts(group(*others)) == []
-    retries = standing(0, "rmq.retry.g", digest="e"), standing(1, "rmq.retry.g")
+    retries = standing(0, "rmq.retry.g", metadata=commit("e", "")), standing(1, "rmq.retry.g")
     assert conflicts(group(*retries), retry_topic="rmq.retry.g") == []
     assert conflicts(group(*retries)) != []

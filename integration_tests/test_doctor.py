@@ -1,0 +1,340 @@
+"""`rocketshim doctor` on a real broker: each check finds what is broken, and says nothing where all is well."""
+
+import json
+import shlex
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Producer as PlainProducer
+from confluent_kafka.admin import AdminClient
+
+from rocketshim import DelayWorker, Message, Producer, WorkerSettings
+from rocketshim.cli import main
+from rocketshim.doctor import CHECKS, Severity, examine, gather
+from rocketshim.local import Broker, LocalCluster
+from rocketshim.operations.group_standing import GroupReader
+from rocketshim.worker.assignment import levels_metadata
+from rocketshim_topics import DelayLevels, TopicNames, TopicSpec, provision
+
+DEADLINE_S = 60.0
+LEVELS = "1s 5s 10m"
+LOADING = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE}
+Findings = list[dict[str, str]]
+
+
+def doctor(bootstrap: str, *words: str) -> tuple[int, Findings]:
+    """The exit code and what `doctor --json` found."""
+    command = [sys.executable, "-m", "rocketshim", "doctor", "--bootstrap", bootstrap, "--json", *words]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    assert run.returncode in {0, 2}, run.stderr
+    return run.returncode, json.loads(run.stdout)
+
+
+def create(admin: AdminClient, name: str, partitions: int, replication: int | None = None, **config: str) -> None:
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    provision.ensure_topics(admin, [TopicSpec(name, partitions, settings, replication_factor=replication)])
+
+
+def commit(bootstrap: str, group: str, *places: TopicPartition) -> None:
+    """Commit; a broker that has just started may still be loading the group's positions."""
+    with closing(Consumer({"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False})) as member:
+        until = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                member.commit(offsets=list(places), asynchronous=False)
+            except KafkaException as error:
+                if error.args[0].code() not in LOADING or time.monotonic() > until:
+                    raise
+            else:
+                return
+
+
+def write(bootstrap: str, topic: str, *, partition: int, count: int = 1, **record: Any) -> None:
+    producer = PlainProducer({"bootstrap.servers": bootstrap, "acks": "all"})
+    for _ in range(count):
+        producer.produce(topic, b"x", partition=partition, **record)
+    assert producer.flush(DEADLINE_S) == 0
+
+
+@pytest.fixture(scope="module")
+def space(admin: AdminClient) -> Iterator[str]:
+    unique = f"ns{uuid.uuid4().hex[:10]}"
+    yield unique
+    made = [name for name in admin.list_topics(timeout=DEADLINE_S).topics if name.startswith(unique)]
+    for future in admin.delete_topics(made).values():
+        future.result(DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def broken(broker: Broker, admin: AdminClient, space: str) -> Iterator[tuple[list[str], Findings]]:
+    """A namespace in which everything is wrong that can be on one broker, and what the doctor says of it."""
+    namespace = f"{space}bad"
+    names, orders, there = TopicNames(namespace), f"{namespace}.orders", broker.bootstrap
+    create(
+        admin, names.schedule, 18, retention_ms="500000", retention_bytes="100000", max_message_bytes="2000",
+        message_timestamp_type="CreateTime",
+    )  # fmt: skip
+    create(admin, names.parked, 1)
+    create(admin, names.retry("payments"), 1, cleanup_policy="compact", retention_ms="60000")
+    create(admin, names.group_log("payments"), 2, segment_ms="3600000")  # and no dead-letter topic
+    create(admin, orders, 4, cleanup_policy="compact,delete", max_message_bytes="2097152")
+
+    with Producer(there, namespace=namespace, delay_levels="1s 5s 10s 60s") as producer:
+        for level in (1, 3, 4):
+            producer.send(Message(orders, b"x", key="k", delay_level=level), timeout_s=DEADLINE_S)
+    for number in range(20):
+        write(there, orders, partition=0, key=f"k{number}")
+    write(there, names.parked, partition=0)
+    write(there, names.schedule, partition=0, count=3)
+    ran_with = levels_metadata(DelayLevels.parse("1s 6s"))
+    commit(there, names.worker_group, TopicPartition(names.schedule, 0, 0, metadata=ran_with))
+    mine = [TopicPartition(orders, number, 1 - number, metadata=f"rs1;{number};4;t={number}") for number in (0, 1)]
+    commit(there, "payments", *mine)
+    for future in admin.delete_records([TopicPartition(names.schedule, 0, 2), TopicPartition(orders, 0, 5)]).values():
+        future.result(DEADLINE_S)
+
+    held = PlainProducer({"bootstrap.servers": there, "transactional.id": namespace, "transaction.timeout.ms": 600_000})
+    held.init_transactions(DEADLINE_S)
+    held.begin_transaction()
+    held.produce(orders, b"x", key=b"held", partition=3, timestamp=(time.time_ns() // 1_000_000) - 300_000)
+    held.flush(DEADLINE_S)
+
+    words = ["--namespace", namespace, "--topic", orders, "--topic", f"{namespace}.nowhere", "--delay-levels", LEVELS]
+    for setting in (
+        "isolation.level=read_uncommitted",
+        "partitioner=consistent_random",
+        "plugin.library.paths=/tmp/x",
+        "sasl.password=s3cret-canary",
+        "transaction.timeout.ms=9000000",
+        "fetch.min.bytes=100000",
+    ):
+        words += ["--client", setting]
+    code, found = doctor(there, *words, "--consume-timeout", "15m")
+    assert code == 2
+    yield ["--namespace", namespace, "--topic", orders, "--delay-levels", LEVELS], found
+    held.abort_transaction(DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def sound(broker: Broker, space: str) -> Iterator[list[str]]:
+    """A namespace as `init` makes it, with a worker that runs, messages that wait, and a group that has consumed."""
+    namespace, there = f"{space}good", broker.bootstrap
+    names, orders = TopicNames(namespace), f"{namespace}.orders"
+    common = ["--bootstrap", there, "--namespace", namespace, "--delay-levels", LEVELS]
+    assert main(["init", *common, "--topic", orders, "--partitions", "4", "--group", "billing"]) == 0
+    with Producer(there, namespace=namespace, delay_levels=LEVELS) as producer:
+        for number in range(40):
+            producer.send(Message(orders, b"x", key=f"k{number}"), timeout_s=DEADLINE_S)
+        producer.send(Message(orders, b"x", delay="1h"), timeout_s=DEADLINE_S)
+        producer.send(Message(orders, b"x", delay_level=3), timeout_s=DEADLINE_S)
+    commit(there, "billing", *(TopicPartition(orders, n, 0, metadata=f"rs1;d;4;{orders}=*") for n in range(4)))
+    worker = DelayWorker(
+        WorkerSettings.make(bootstrap=there, namespace=namespace, delay_levels=LEVELS, allow=(orders,))
+    )
+    worker.start()
+    stopping = threading.Event()
+
+    def work() -> None:
+        while not stopping.is_set():
+            worker.step()
+        worker.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert names.worker_group == worker.group
+    until = time.monotonic() + DEADLINE_S
+    while len(GroupReader(there).read(names.worker_group).partitions) < 32 and time.monotonic() < until:
+        pass
+    yield ["--namespace", namespace, "--topic", orders, "--delay-levels", LEVELS]
+    stopping.set()
+    worker.stop()
+    thread.join()
+
+
+ONE_BROKER = {
+    "topic-missing": ("rmq.dlq.payments", "error"),
+    "timestamp-type": ("SCHEDULE_TOPIC_XXXX", "error"),
+    "compaction": ("rmq.retry.payments", "error"),
+    "retention": ("SCHEDULE_TOPIC_XXXX", "error"),
+    "retention-bytes": ("SCHEDULE_TOPIC_XXXX", "error"),
+    "message-size": ("rmq.retry.payments", "error"),
+    "segment": ("rmq.group.payments", "warning"),
+    "partition-count": ("SCHEDULE_TOPIC_XXXX", "error"),
+    "target-compacted": ("orders", "warning"),
+    "worker-missing": ("rmq.sched", "error"),
+    "retention-overtook": ("SCHEDULE_TOPIC_XXXX", "error"),
+    "retention-backlog": ("SCHEDULE_TOPIC_XXXX/2", "error"),
+    "level-removed": ("SCHEDULE_TOPIC_XXXX", "warning"),
+    "level-changed": ("SCHEDULE_TOPIC_XXXX/2", "error"),
+    "level-table": ("rmq.sched", "warning"),
+    "parked": ("rmq.parked", "warning"),
+    "open-transaction": ("orders/3", "error"),
+    "subscriptions-differ": ("orders", "error"),
+    "partitioner": ("orders", "warning"),
+    "client-setting": ("isolation.level", "error"),
+    "poll-interval": ("max.poll.interval.ms", "error"),
+    "transaction-timeout": ("transaction.timeout.ms", "error"),
+}
+
+
+@pytest.mark.parametrize("check", ONE_BROKER)
+def test_what_is_broken_is_found_with_its_cost_and_what_mends_it(
+    check: str, broken: tuple[list[str], Findings]
+) -> None:
+    subject, severity = ONE_BROKER[check]
+    found = [each for each in broken[1] if each["check"] == check and each["subject"].endswith(subject)]
+    assert [each["severity"] for each in found] == [severity], broken[1]
+    assert all(each["what"] and each["cost"] and each["mend"] for each in found)
+
+
+@pytest.mark.parametrize(
+    ("check", "subject"),
+    [
+        ("topic-missing", "nowhere"),
+        ("timestamp-type", "rmq.group.payments"),
+        ("partition-count", "rmq.group.payments"),
+        ("retention", "rmq.retry.payments"),
+        ("retention-overtook", "orders/0"),
+        ("client-setting", "partitioner"),
+        ("client-setting", "plugin.library.paths"),
+        ("client-setting", "fetch.min.bytes"),
+        ("client-setting", "security.protocol"),
+    ],
+)
+def test_what_else_is_broken_is_found_too(check: str, subject: str, broken: tuple[list[str], Findings]) -> None:
+    assert [each for each in broken[1] if each["check"] == check and each["subject"].endswith(subject)]
+
+
+def test_what_changed_in_the_table_is_said_level_by_level(broken: tuple[list[str], Findings]) -> None:
+    [found] = [each for each in broken[1] if each["check"] == "level-table"]
+    assert found["what"].endswith("level 2 is 6000 ms there and 5000 ms here; levels 3 are added here")
+
+
+def test_a_running_workers_table_is_known_from_its_commits(broker: Broker, sound: list[str]) -> None:
+    """The worker has committed at its assignment, before anything was due."""
+    _, found = doctor(broker.bootstrap, *sound, "--delay-levels", "1s 5s")
+    assert "levels 3 are removed here" in next(each["what"] for each in found if each["check"] == "level-table")
+
+
+def test_no_password_is_shown(broken: tuple[list[str], Findings]) -> None:
+    assert "s3cret-canary" not in json.dumps(broken[1])
+
+
+def test_nothing_is_said_where_all_is_well(broker: Broker, sound: list[str]) -> None:
+    roles = [word for role in ("producer", "consumer", "worker", "operator", "spark") for word in ("--role", role)]
+    safe = ["--client", "linger.ms=5", "--client", "transaction.timeout.ms=15000", "--consume-timeout", "1m"]
+    assert doctor(broker.bootstrap, *sound, *roles, *safe, "--probe") == (0, [])
+
+
+def test_people_get_text_and_a_count(broker: Broker, sound: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--bootstrap", broker.bootstrap, *sound]) == 0
+    assert capsys.readouterr().out == f"{len(CHECKS)} checks on 5 topics, 2 groups, 1 brokers: all is well\n"
+    assert main(["doctor", "--bootstrap", broker.bootstrap, *sound, "--topic", "nowhere"]) == 2
+    shown = capsys.readouterr().out
+    assert "error   topic-missing  nowhere" in shown
+    assert "  mend  rocketshim init --topic nowhere" in shown
+
+
+def test_the_commands_that_mend_do_mend(
+    broker: Broker, broken: tuple[list[str], Findings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, found = broken
+    commands = {each["mend"] for each in found if each["mend"].startswith("rocketshim init")}
+    for command in sorted(commands):
+        if "nowhere" not in command:
+            assert main(shlex.split(command)[1:]) in {0, 2}, capsys.readouterr()
+    _, left = doctor(broker.bootstrap, *words)
+    mended = {"timestamp-type", "compaction", "retention", "retention-bytes", "message-size", "segment"}
+    assert [each for each in left if each["check"] in mended | {"topic-missing"}] == []
+    assert [each["subject"] for each in left if each["check"] == "partition-count"] == [
+        f"{words[1]}.rmq.group.payments"
+    ], "a log of two partitions has to be made anew"
+
+
+def test_a_worker_that_is_there_and_does_not_work_is_late(broker: Broker, admin: AdminClient, space: str) -> None:
+    namespace = f"{space}late"
+    names = TopicNames(namespace)
+    create(admin, names.schedule, 32, message_timestamp_type="CreateTime")
+    ages_ago_ms = time.time_ns() // 1_000_000 - 300_000
+    write(broker.bootstrap, names.schedule, partition=0, timestamp=ages_ago_ms, headers={"REAL_TOPIC": b"orders"})
+    stuck = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": names.worker_group})
+    with closing(stuck):
+        stuck.subscribe([names.schedule])
+        until = time.monotonic() + DEADLINE_S
+        while not stuck.assignment() and time.monotonic() < until:
+            stuck.poll(0.1)
+        _, found = doctor(broker.bootstrap, "--namespace", namespace)
+    [late] = [each for each in found if each["check"] == "worker-late"]
+    assert int(late["what"].split()[-3]) >= 299
+    assert "worker-missing" not in {each["check"] for each in found}
+
+
+def test_a_clock_that_is_off_is_measured(broker: Broker, sound: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's clock is put an hour back for the doctor: the broker's is an hour ahead then."""
+    right_ms = gather._now_ms
+    monkeypatch.setattr(gather, "_now_ms", lambda: right_ms() - 3_600_000)
+    facts = gather.gather(broker.bootstrap, TopicNames(sound[1]), DelayLevels.parse(LEVELS), probe=True)
+    [(node, ahead_ms)] = facts.clocks_ms.items()
+    assert abs(ahead_ms - 3_600_000) < 60_000
+    assert [each.subject for each in examine(facts) if each.check == "clock-skew"] == [f"broker {node}"]
+
+
+def test_no_broker_is_an_error_and_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--bootstrap", "127.0.0.1:1"]) == 1
+    assert "no broker at 127.0.0.1:1 answered" in capsys.readouterr().err
+
+
+def test_a_setting_that_is_none_is_an_error_without_its_value(
+    broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["doctor", "--bootstrap", broker.bootstrap, "--client", "sasl.passwort=s3cret-canary"]
+    assert main(words) == 1
+    shown = "".join(capsys.readouterr())
+    assert "sasl.passwort" in shown
+    assert "s3cret-canary" not in shown
+
+
+def test_copies_and_brokers_that_are_away_are_found() -> None:
+    """Three brokers, topics with too few copies, one broker killed; and settings of brokers that lose positions."""
+    unsafe = {"offsets.retention.minutes": "60", "auto.create.topics.enable": "true"}
+    with LocalCluster(3, properties=unsafe) as cluster:
+        admin = AdminClient(cluster.client_config())
+        create(admin, "one", 1, 1)
+        create(admin, "two", 1, 2, min_insync_replicas="2")
+        create(admin, "three", 1, 3, min_insync_replicas="1")
+        create(admin, "safe", 1, 3, min_insync_replicas="2")
+        cluster.touch_internal_topics()
+        topics = ["one", "two", "three", "safe"]
+        there = cluster.client_config()["bootstrap.servers"]
+        names, levels = TopicNames(), DelayLevels.default()
+        facts = gather.gather(there, names, levels, topics=topics)
+        assert {(each.check, each.subject, each.severity) for each in examine(facts)} - {
+            ("topic-missing", "SCHEDULE_TOPIC_XXXX", Severity.ERROR),
+            ("topic-missing", "rmq.parked", Severity.ERROR),
+        } == {
+            ("copies", "one", Severity.ERROR),
+            ("copies", "two", Severity.WARNING),
+            ("min-in-sync", "two", Severity.WARNING),
+            ("min-in-sync", "three", Severity.WARNING),
+            ("offsets-retention", "broker", Severity.WARNING),
+            ("auto-create", "broker", Severity.NOTE),
+        }
+        cluster.kill(cluster.leader("one"))
+        until = time.monotonic() + DEADLINE_S  # until the controller has noticed
+        while admin.list_topics("one", timeout=DEADLINE_S).topics["one"].partitions[0].leader >= 0:
+            assert time.monotonic() < until
+        facts = gather.gather(there, names, levels, topics=topics)
+        found = {(each.check, each.subject, each.severity) for each in examine(facts)}
+        assert {("no-leader", "one", Severity.ERROR), ("in-sync", "safe", Severity.WARNING)} <= found
+        refused = replace(facts.topics["safe"], config={"min.insync.replicas": "3"})
+        worse = examine(replace(facts, topics={"safe": refused}))
+        assert ("in-sync", Severity.ERROR) in {(each.check, each.severity) for each in worse}

@@ -1,0 +1,89 @@
+"""`rocketshim doctor`: what is wrong with the set-up, what it costs, and the command that mends it."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from rocketshim.cli.app import FINDING
+from rocketshim.cli.letters import console
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.doctor import CHECKS, Finding, Severity, examine
+from rocketshim.operations.access import Role
+from rocketshim_topics import DelayLevels, TopicNames, parse_duration_ms
+
+app = typer.Typer()
+
+_COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+
+
+@app.command(epilog="Example: rocketshim doctor --bootstrap localhost:9092 --topic orders --group payments")
+def doctor(
+    *,
+    bootstrap: Bootstrap,
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", help="A topic of yours, source or target; repeatable.")
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", help="A consumer group, besides those whose topics are found; repeatable."),
+    ] = None,
+    role: Annotated[
+        list[Role] | None, typer.Option("--role", help="Whether this principal has the rights of a role; repeatable.")
+    ] = None,
+    consume_timeout: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How long a handler in your own poll loop may take: 90s, 15m."),
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure the brokers' clocks: writes a record that every reader skips.")
+    ] = False,
+    client: Client = None,
+    as_json: Json = False,
+) -> None:
+    """Say what is wrong with the set-up, what it costs and the command that mends it. Changes nothing.
+
+    Exit code 2 with errors or warnings; notes alone are fine.
+    """
+    from rocketshim.doctor.gather import gather  # noqa: PLC0415 - `--help` does without
+
+    facts = gather(
+        bootstrap,
+        TopicNames(namespace),
+        DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels),
+        groups=group or (),
+        topics=topic or (),
+        roles=[each.value for each in role or ()],
+        client=client_settings(client),
+        consume_timeout_ms=None if consume_timeout is None else parse_duration_ms(consume_timeout),
+        probe=probe,
+    )
+    found = examine(facts)
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in found], indent=1))
+    else:
+        _show(found)
+        looked = f"{len(facts.topics)} topics, {len(facts.standings)} groups, {len(facts.brokers)} brokers"
+        typer.echo(f"{len(CHECKS)} checks on {looked}: {_counts(found)}")
+    if any(finding.severity is not Severity.NOTE for finding in found):
+        raise typer.Exit(FINDING)
+
+
+def _show(found: list[Finding]) -> None:
+    out = console()
+    for finding in found:
+        head = Text(f"{finding.severity:8}", style=_COLOURS[finding.severity])
+        head.append(f"{finding.check}  {finding.subject}", style="bold")
+        out.print(head, soft_wrap=True)
+        for label, text in (("", finding.what), ("costs", finding.cost), ("mend", finding.mend)):
+            out.print(Text(f"  {label:6}{text}"), soft_wrap=True)
+
+
+def _counts(found: list[Finding]) -> str:
+    numbers = {severity: sum(each.severity is severity for each in found) for severity in Severity}
+    said = [f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in numbers.items() if number]
+    return ", ".join(said) or "all is well"

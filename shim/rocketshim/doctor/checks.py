@@ -1,0 +1,58 @@
+"""Every check of the doctor, and running them. Pure."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from rocketshim.doctor import clients, groups, queues, rights, topics
+from rocketshim.doctor.facts import Facts
+from rocketshim.doctor.finding import Finding, Severity
+
+__all__ = ["CHECKS", "examine"]
+
+Check = Callable[[Facts], Iterator[Finding]]
+
+
+def _unread(facts: Facts) -> Iterator[Finding]:
+    for what in facts.unread:
+        yield Finding(
+            "not-looked-at",
+            Severity.NOTE,
+            "doctor",
+            what,
+            "checks that need it were left out",
+            "run the doctor as a principal with the rights of: rocketshim acls --role operator",
+        )
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    topics.missing_topics,
+    topics.settings,
+    topics.partition_counts,
+    topics.leaders,
+    topics.copies,
+    topics.user_topics,
+    topics.offsets_retention,
+    topics.auto_creation,
+    queues.worker,
+    queues.backlog,
+    queues.level_table,
+    queues.parked,
+    queues.clocks,
+    queues.open_transactions,
+    groups.subscriptions,
+    groups.lost_records,
+    groups.partitioner,
+    clients.client_settings,
+    clients.poll_interval,
+    clients.transaction_timeout,
+    rights.rights,
+    _unread,
+)
+
+_ORDER: Final = list(Severity)
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """What the checks find, the worst first."""
+    found = [finding for check in CHECKS for finding in check(facts)]
+    return sorted(found, key=lambda finding: _ORDER.index(finding.severity))

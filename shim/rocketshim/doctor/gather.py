@@ -1,0 +1,397 @@
+"""Looking at a cluster for the doctor: the facts, and what could not be looked at. The only module here with Kafka.
+
+Each question stands for itself: one that is refused or not answered is noted in `Facts.unread` and the others go on;
+only a cluster that does not answer at all is an error. Records are read beside all groups: nothing is joined or
+committed. With `probe` one record a leader is written to the schedule topic, which every reader of ours skips.
+
+Blocking, in seconds; one thread.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not re-export what it documents
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+
+from rocketshim.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.clients import Clients, confluent_clients
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
+from rocketshim.errors import BrokerUnavailableError, ConfigError, MalformedRecordError, RocketshimError
+from rocketshim.operations.group_standing import GroupReader, GroupStanding
+from rocketshim.worker.relay import is_probe
+from rocketshim_topics.hops import clock_probe
+from rocketshim_topics.layout import Layout, TopicState
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames, check_group
+from rocketshim_topics.partitioner import partition_for
+from rocketshim_topics.provision import read_topics
+from rocketshim_topics.wire import decode
+
+__all__ = ["gather"]
+
+_TIMEOUT_S: Final = 10.0
+_SAMPLES: Final = 5
+_SPAN: Final = 200
+_KEYS_A_PARTITION: Final = 50
+_DAY_MS: Final = 86_400_000
+_MOST_PARKED: Final = 1_000
+
+_EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+_T = TypeVar("_T")
+
+
+def gather(
+    bootstrap: str,
+    names: TopicNames,
+    levels: DelayLevels,
+    *,
+    groups: Iterable[str] = (),
+    topics: Iterable[str] = (),
+    roles: Iterable[str] = (),
+    client: Mapping[str, str] | None = None,
+    consume_timeout_ms: int | None = None,
+    probe: bool = False,
+) -> Facts:
+    """Look at a cluster.
+
+    Args:
+        bootstrap: addresses of the brokers.
+        names: of the namespace.
+        levels: the level table that is to hold.
+        groups: consumer groups, besides those whose retry topic is found.
+        topics: the users' topics, logical names.
+        roles: roles whose rights are wanted, see `rocketshim.operations.access`.
+        client: librdkafka settings; those that our clients refuse are judged and not used.
+        consume_timeout_ms: see `Facts`.
+        probe: measure the leaders' clocks by writing a probe to each.
+
+    Raises:
+        BrokerUnavailableError: no broker answered.
+        ConfigError: a setting that Kafka's client does not take.
+    """
+    client = dict(client or {})
+    look = _Look(bootstrap, names, {name: value for name, value in client.items() if name not in _REFUSED})
+    brokers = look.brokers()
+    visible = look.reader.topics()
+    user_topics = tuple(names.physical(topic) for topic in topics)
+    found = tuple(dict.fromkeys([*map(check_group, groups), *_groups(names, visible)]))
+    wanted = [
+        names.schedule,
+        names.parked,
+        *(name for group in found for name in (names.retry(group), names.dead_letter(group), names.group_log(group))),
+        *user_topics,
+    ]
+    described = look.topics([name for name in dict.fromkeys(wanted) if name in visible])
+    layout = _layout(names, levels, [described[name] for name in user_topics if name in described])
+    standings, operations = look.standings([names.worker_group, *found])
+    spans = look.spans(names.schedule, described, standings.get(names.worker_group))
+    try:
+        return Facts(
+            bootstrap=bootstrap,
+            layout=layout,
+            now_ms=_now_ms(),
+            brokers=brokers,
+            broker_config=look.broker_config(brokers),
+            groups=found,
+            user_topics=user_topics,
+            roles=tuple(roles),
+            topics=described,
+            standings=standings,
+            group_operations=operations,
+            queues=look.queues(spans),
+            parked=look.parked(described),
+            open_transactions_ms=look.open_transactions(
+                {name: topic for name, topic in described.items() if name in {names.schedule, *user_topics}}
+            ),
+            keys=look.keys({name: described[name] for name in user_topics if name in described}),
+            clocks_ms=look.clocks(described.get(names.schedule)) if probe else {},
+            client=client,
+            consume_timeout_ms=consume_timeout_ms,
+            unread=tuple(look.unread),
+        )
+    finally:
+        look.reader.close()
+
+
+_REFUSED: Final = CODE_KEYS | PROTECTED_CONSUMER.keys() | PROTECTED_PRODUCER.keys()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _groups(names: TopicNames, visible: Iterable[str]) -> list[str]:
+    """The groups whose retry topic is there, as far as its name shows them (an encoded name does not)."""
+    prefix = f"{names.prefix}rmq.retry."
+    ends = sorted(name.removeprefix(prefix) for name in visible if name.startswith(prefix))
+    return [end for end in ends if end and names.retry(end) == prefix + end]
+
+
+def _layout(names: TopicNames, levels: DelayLevels, sources: list[TopicFacts]) -> Layout:
+    sizes = [int((topic.config or {}).get("max.message.bytes", "0")) for topic in sources]
+    largest = max(sizes, default=0)
+    return Layout(names, levels, max_message_bytes=largest) if largest else Layout(names, levels)
+
+
+class _Look:
+    """The questions. Each returns what it found; what was refused is in `unread`."""
+
+    def __init__(self, bootstrap: str, names: TopicNames, client: Mapping[str, str]) -> None:
+        self._clients: Clients = confluent_clients()
+        self._bootstrap = bootstrap
+        self._names = names
+        self._client = client
+        self.unread: list[str] = []
+        try:
+            self._groups = GroupReader(bootstrap, {**client, "log_level": "0"})
+            self._admin = self._groups.admin
+            self.reader = TopicReader(bootstrap, client=client, patience_s=_TIMEOUT_S)
+        except KafkaException as error:
+            raise ConfigError(f"Kafka's client does not take these settings: {error.args[0].str()}") from error
+
+    def _settings(self, required: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return merge(self._client, defaults=defaults or {}, required={"bootstrap.servers": self._bootstrap, **required})
+
+    def _ask(self, what: str, question: Callable[[], _T], otherwise: _T) -> _T:
+        try:
+            return question()
+        except (KafkaException, RocketshimError, TimeoutError) as error:
+            self.unread.append(f"{what}: {_text(error)}")
+            return otherwise
+
+    def brokers(self) -> tuple[int, ...]:
+        """Node ids of those that are up; the first question, and the one that must be answered."""
+        try:
+            nodes = self._admin.describe_cluster(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S + 5).nodes
+        except (KafkaException, TimeoutError) as error:
+            raise BrokerUnavailableError(
+                f"no broker at {self._bootstrap} answered ({_text(error)}): check the address, the security settings "
+                "(--client) and that a broker is up"
+            ) from error
+        return tuple(sorted(node.id for node in nodes))
+
+    def broker_config(self, brokers: tuple[int, ...]) -> Mapping[str, str] | None:
+        """Settings of one broker."""
+
+        def question() -> Mapping[str, str] | None:
+            resource = ConfigResource(ResourceType.BROKER, str(brokers[0]))
+            [future] = self._admin.describe_configs([resource], request_timeout=_TIMEOUT_S).values()
+            entries = future.result(_TIMEOUT_S + 5)
+            return {name: entry.value for name, entry in entries.items() if entry.value is not None}
+
+        return self._ask("settings of the brokers", question, None)
+
+    def topics(self, wanted: list[str]) -> dict[str, TopicFacts]:
+        """Partitions, settings and rights."""
+        if not wanted:
+            return {}
+        futures = self._admin.describe_topics(
+            TopicCollection(wanted), include_authorized_operations=True, request_timeout=_TIMEOUT_S
+        )
+        described = {}
+        for name, future in futures.items():
+            found = self._ask(f"topic {name}", partial(future.result, _TIMEOUT_S + 5), None)
+            if found is not None:
+                described[name] = found
+        states: dict[str, TopicState] = self._ask(
+            "settings of topics", partial(read_topics, self._admin, described), {}
+        )
+        for name, state in states.items():
+            if state.config is None:
+                self.unread.append(f"settings of {name}: the principal lacks DESCRIBE_CONFIGS")
+        return {
+            name: TopicFacts(
+                tuple(
+                    PartitionFacts(
+                        None if each.leader is None or each.leader.id < 0 else each.leader.id,
+                        len(each.replicas),
+                        len(each.isr),
+                    )
+                    for each in sorted(topic.partitions, key=lambda each: each.id)
+                ),
+                states[name].config if name in states else None,
+                _operations(topic),
+            )
+            for name, topic in described.items()
+        }
+
+    def standings(self, groups: list[str]) -> tuple[dict[str, GroupStanding], dict[str, frozenset[str]]]:
+        """Where the groups stand, and what may be done with them."""
+        standings: dict[str, GroupStanding] = {}
+        operations: dict[str, frozenset[str]] = {}
+        for group in groups:
+            standing = self._ask(f"group {group}", partial(self._groups.read, group), None)
+            if standing is not None:
+                standings[group] = standing
+        if standings:
+            futures = self._admin.describe_consumer_groups(
+                list(standings), include_authorized_operations=True, request_timeout=_TIMEOUT_S
+            )
+            for group, future in futures.items():
+                found = self._ask(f"rights on {group}", partial(future.result, _TIMEOUT_S + 5), None)
+                allowed = None if found is None else _operations(found)
+                if allowed is not None:
+                    operations[group] = allowed
+        return standings, operations
+
+    def spans(
+        self, schedule: str, described: Mapping[str, TopicFacts], standing: GroupStanding | None
+    ) -> dict[int, tuple[int, int, int]]:
+        """Position, earliest offset and end of each queue in which something waits."""
+        topic = described.get(schedule)
+        if topic is None:
+            return {}
+        positions = {
+            each.partition: each.position
+            for each in (standing.partitions if standing else ())
+            if each.topic == schedule
+        }
+
+        def question() -> dict[int, tuple[int, int, int]]:
+            led = [(schedule, number) for number, each in enumerate(topic.partitions) if each.leader is not None]
+            lows, ends = self._groups.offsets(led, _EARLIEST), self._groups.offsets(led, _LATEST)
+            found = {place[1]: (positions.get(place[1], lows[place]), lows[place], ends[place]) for place in led}
+            return {number: span for number, span in found.items() if max(span[0], span[1]) < span[2]}
+
+        return self._ask("what waits", question, {})
+
+    def queues(self, spans: Mapping[int, tuple[int, int, int]]) -> tuple[QueueFacts, ...]:
+        """The next few records of each queue."""
+        found = []
+        for number, (position, low, end) in sorted(spans.items()):
+            start = max(position, low)
+            samples: tuple[Sample, ...] = self._ask(
+                f"records of {self._names.schedule}/{number}",
+                partial(self._samples, number, start, end),
+                (),
+            )
+            if samples:
+                found.append(QueueFacts(number, end - samples[0].offset, max(0, low - position), samples))
+        return tuple(found)
+
+    def _samples(self, number: int, start: int, end: int) -> tuple[Sample, ...]:
+        place = (self._names.schedule, number)
+        records = (each for each in self.reader.read_spans({place: (start, end)}) if not is_probe(each))
+        return tuple(_sample(record) for record in islice(records, _SAMPLES))
+
+    def parked(self, described: Mapping[str, TopicFacts]) -> int | None:
+        """Records parked within a day, up to a thousand."""
+        name = self._names.parked
+        if name not in described:
+            return None
+
+        def question() -> int | None:
+            records = self.reader.read([name], since_ms=_now_ms() - _DAY_MS)
+            return sum(1 for _ in islice(records, _MOST_PARKED))
+
+        return self._ask(f"records of {name}", question, None)
+
+    def open_transactions(self, topics: Mapping[str, TopicFacts]) -> dict[str, int]:
+        """The age of the oldest record behind each last stable offset, ms."""
+        led = [
+            (name, number)
+            for name, topic in topics.items()
+            for number, each in enumerate(topic.partitions)
+            if each.leader is not None
+        ]
+
+        def question() -> dict[str, int]:
+            stable = self._groups.offsets(led, _LATEST)
+            ends = self._groups.offsets(led, _LATEST, committed=False)
+            held = [TopicPartition(*place, stable[place]) for place in led if stable[place] < ends[place]]
+            return self._ages_ms(held) if held else {}
+
+        return self._ask("open transactions", question, {})
+
+    def _ages_ms(self, places: list[TopicPartition]) -> dict[str, int]:
+        required = {"group.id": f"rocketshim-read-{uuid.uuid4().hex[:8]}", "isolation.level": "read_uncommitted"}
+        consumer = self._clients.consumer(self._settings({**required, "enable.auto.commit": False}))
+        ages = {}
+        try:
+            for place in places:
+                consumer.assign([place])
+                message = consumer.poll(_TIMEOUT_S)
+                if message is not None and message.error() is None:
+                    ages[f"{place.topic}/{place.partition}"] = _now_ms() - message.timestamp()[1]
+        finally:
+            consumer.close()
+        return ages
+
+    def keys(self, topics: Mapping[str, TopicFacts]) -> dict[str, KeySample]:
+        """Where the last keyed records of each topic lie."""
+        looked = {
+            name: self._ask(f"records of {name}", partial(self._keys, name, topic), None)
+            for name, topic in topics.items()
+        }
+        return {name: sample for name, sample in looked.items() if sample is not None}
+
+    def _keys(self, name: str, topic: TopicFacts) -> KeySample | None:
+        places = [(name, number) for number, each in enumerate(topic.partitions) if each.leader is not None]
+        lows, ends = self._groups.offsets(places, _EARLIEST), self._groups.offsets(places, _LATEST)
+        lies: dict[bytes, int] = {}
+        for place in places:
+            span = max(lows[place], ends[place] - _SPAN), ends[place]
+            for record in islice(self.reader.read_spans({place: span}), _KEYS_A_PARTITION):
+                if record.key() is not None:
+                    lies[record.key()] = place[1]
+        count = len(topic.partitions)
+        return KeySample(len(lies), sum(partition_for(key, count) != number for key, number in lies.items()))
+
+    def clocks(self, schedule: TopicFacts | None) -> dict[int, int]:
+        """How far each leader's clock is ahead of this machine's, ms."""
+        if schedule is None:
+            return {}
+        leaders = {each.leader: number for number, each in enumerate(schedule.partitions) if each.leader is not None}
+        return self._ask("clocks", partial(self._probe, leaders), {})
+
+    def _probe(self, leaders: Mapping[int, int]) -> dict[int, int]:
+        defaults = {"delivery.timeout.ms": round(_TIMEOUT_S * 1_000), "linger.ms": 0}
+        producer = self._clients.producer(self._settings(PROTECTED_PRODUCER, defaults))
+        ahead: dict[int, int] = {}
+        for node, number in leaders.items():
+            out = clock_probe(self._names, partition=number)
+            for _ in range(2):  # the first finds the connection, the second is measured
+                reports: list[tuple[Any, Any]] = []
+
+                def reported(error: Any, message: Any, into: list[tuple[Any, Any]] = reports) -> None:
+                    into.append((error, message))
+
+                sent_ms = _now_ms()
+                producer.produce(out.topic, out.value, out.key, number, headers=out.headers, on_delivery=reported)
+                producer.flush(_TIMEOUT_S + 5)
+                error, message = reports[0]
+                if error is not None:
+                    raise KafkaException(error)
+                ahead[node] = message.timestamp()[1] - (sent_ms + _now_ms()) // 2
+        return ahead
+
+
+def _sample(record: Any) -> Sample:
+    appended_ms = record.timestamp()[1]
+    try:
+        envelope = decode(record.headers(), trusted=True)
+    except MalformedRecordError:
+        return Sample(record.offset(), appended_ms, None, None)
+    return Sample(record.offset(), appended_ms, envelope.delay_level, envelope.delay_ms)
+
+
+def _operations(described: Any) -> frozenset[str] | None:
+    allowed = described.authorized_operations
+    return None if allowed is None else frozenset(operation.name for operation in allowed)
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, KafkaException) and error.args:
+        return f"{error.args[0].name()}: {error.args[0].str()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,290 @@
+"""Checks of what lies on the cluster: topics, their settings, their copies. Pure.
+
+What `layout.compare` finds is explained here by setting; the rest is what a layout cannot know: the users' own topics,
+and how many brokers there are.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rocketshim.doctor.facts import Facts, TopicFacts
+from rocketshim.doctor.finding import Finding, Severity
+from rocketshim_topics.layout import Difference, Layout, TopicSpec, TopicState, compare
+from rocketshim_topics.levels import DelayLevels
+
+__all__ = [
+    "auto_creation",
+    "copies",
+    "expected",
+    "leaders",
+    "missing_topics",
+    "offsets_retention",
+    "partition_counts",
+    "settings",
+    "user_topics",
+]
+
+_SAFE_COPIES: Final = 3
+_WEEK_MINUTES: Final = 7 * 24 * 60
+
+_CHECKS: Final = {
+    "message.timestamp.type": "timestamp-type",
+    "cleanup.policy": "compaction",
+    "retention.ms": "retention",
+    "retention.bytes": "retention-bytes",
+    "max.message.bytes": "message-size",
+    "segment.ms": "segment",
+}
+
+
+def expected(facts: Facts) -> tuple[TopicSpec, ...]:
+    """The shim's topics that there should be: the shared ones, each group's, and the group logs that are there."""
+    layout = facts.layout
+    specs = list(layout.shared())
+    for group in facts.groups:
+        specs += layout.for_group(group, with_log=layout.names.group_log(group) in facts.topics)
+    return tuple(specs)
+
+
+def missing_topics(facts: Facts) -> Iterator[Finding]:
+    """A topic that has to be there."""
+    for spec in expected(facts):
+        if spec.name not in facts.topics:
+            yield Finding(
+                "topic-missing",
+                Severity.ERROR,
+                spec.name,
+                f"the topic for {spec.purpose} is not there, or the principal may not see it",
+                "senders of delayed messages, the worker or the group's consumers fail at their start",
+                facts.init(),
+            )
+    for name in facts.user_topics:
+        if name not in facts.topics:
+            yield Finding(
+                "topic-missing",
+                Severity.ERROR,
+                name,
+                "the topic is not there, or the principal may not see it",
+                "consumers of it do not start; delayed messages for it are parked",
+                facts.command("init", "--topic", name, "--partitions", "N"),
+            )
+
+
+def settings(facts: Facts) -> Iterator[Finding]:
+    """Settings of the shim's topics against the layout: timestamps, compaction, retention, sizes, segments."""
+    found = {name: TopicState(len(topic.partitions), topic.config) for name, topic in facts.topics.items()}
+    specs = {spec.name: spec for spec in expected(facts)}
+    for each in compare(specs.values(), found).differences:
+        if each.setting != "partitions":
+            yield _explain(facts, specs[each.topic], each)
+
+
+def partition_counts(facts: Facts) -> Iterator[Finding]:
+    """The schedule topic has whole lanes, a group log one partition."""
+    names, stride = facts.names, DelayLevels.STRIDE
+    topic = facts.topics.get(names.schedule)
+    if topic is not None and len(topic.partitions) % stride:
+        count = len(topic.partitions)
+        lanes = -(-count // stride)
+        yield Finding(
+            "partition-count",
+            Severity.ERROR,
+            names.schedule,
+            f"{count} partitions, which are no whole lanes of {stride}",
+            "the place of a queue is fixed: some levels have no partition, and sends to them fail",
+            facts.init("--lanes", str(lanes)),
+        )
+    for group in facts.groups:
+        log = facts.topics.get(names.group_log(group))
+        if log is not None and len(log.partitions) != 1:
+            yield Finding(
+                "partition-count",
+                Severity.ERROR,
+                names.group_log(group),
+                f"{len(log.partitions)} partitions, not one",
+                "locks are decided by the order of one log: two members may hold one queue",
+                "stop the group, delete the topic, then: " + facts.command("init", "--group", group, "--with-log"),
+            )
+
+
+def leaders(facts: Facts) -> Iterator[Finding]:
+    """Each partition has a leader and enough copies in sync to be written to."""
+    for name, topic in facts.topics.items():
+        without = [number for number, each in enumerate(topic.partitions) if each.leader is None]
+        if without:
+            yield Finding(
+                "no-leader",
+                Severity.ERROR,
+                name,
+                f"no leader for partitions {_numbers(without)}",
+                "they can be neither read nor written: delayed messages of these queues wait, commits stand still",
+                "bring the brokers that hold them back: kafka-topics.sh --describe --unavailable-partitions",
+            )
+        needed = _min_in_sync(topic)
+        led = [(number, each) for number, each in enumerate(topic.partitions) if each.leader is not None]
+        refusing = [number for number, each in led if each.in_sync < min(needed, each.replicas)]
+        behind = [number for number, each in led if min(needed, each.replicas) <= each.in_sync < each.replicas]
+        if refusing:
+            yield Finding(
+                "in-sync",
+                Severity.ERROR,
+                name,
+                f"partitions {_numbers(refusing)} have fewer copies in sync than min.insync.replicas={needed}",
+                "every write with acks=all is refused now: retries, dead letters and delayed sends fail",
+                "bring the brokers back: kafka-topics.sh --describe --under-min-isr-partitions",
+            )
+        if behind:
+            yield Finding(
+                "in-sync",
+                Severity.WARNING,
+                name,
+                f"partitions {_numbers(behind)} have copies that are not in sync",
+                "one more failure loses the partition or what was acknowledged last",
+                "bring the brokers back: kafka-topics.sh --describe --under-replicated-partitions",
+            )
+
+
+def copies(facts: Facts) -> Iterator[Finding]:
+    """Enough copies of each topic, and a `min.insync.replicas` that neither loses records nor stops at one failure."""
+    brokers = len(facts.brokers)
+    for name, topic in facts.topics.items():
+        if not topic.partitions:
+            continue
+        replicas = min(each.replicas for each in topic.partitions)
+        if replicas < min(_SAFE_COPIES, brokers):
+            yield Finding(
+                "copies",
+                Severity.ERROR if replicas == 1 else Severity.WARNING,
+                name,
+                f"{replicas} {'copy' if replicas == 1 else 'copies'} of each record on {brokers} brokers",
+                "losing one broker loses what lies there" if replicas == 1 else "two failures lose records",
+                "kafka-reassign-partitions.sh with more replicas (new topics: rocketshim init --replication-factor 3)",
+            )
+        in_sync = _min_in_sync(topic)
+        if topic.config is None:
+            continue
+        if replicas >= _SAFE_COPIES and in_sync < 2:
+            yield Finding(
+                "min-in-sync",
+                Severity.WARNING,
+                name,
+                f"min.insync.replicas is {in_sync} with {replicas} copies",
+                "a write counts as stored when one broker has it; if that one dies, the record is lost although it "
+                "was acknowledged",
+                facts.alter(name, min_insync_replicas="2"),
+            )
+        if replicas > 1 and in_sync >= replicas:
+            yield Finding(
+                "min-in-sync",
+                Severity.WARNING,
+                name,
+                f"min.insync.replicas is {in_sync} with {replicas} copies",
+                "as soon as one broker is away every write is refused: retries and delayed sends stop",
+                facts.alter(name, min_insync_replicas=str(max(1, replicas - 1))),
+            )
+
+
+def user_topics(facts: Facts) -> Iterator[Finding]:
+    """The users' own topics, as targets of delayed messages and sources of retries."""
+    for name in facts.user_topics:
+        topic = facts.topics.get(name)
+        if topic is None or topic.config is None:
+            continue
+        if "compact" in topic.config.get("cleanup.policy", ""):
+            yield Finding(
+                "target-compacted",
+                Severity.WARNING,
+                name,
+                "the topic is compacted",
+                "it refuses records without a key: delayed messages without one are parked",
+                "send only keyed messages there, or: " + facts.alter(name, cleanup_policy="delete"),
+            )
+
+
+def offsets_retention(facts: Facts) -> Iterator[Finding]:
+    """Positions of a group that is away are kept for long enough."""
+    minutes = _number((facts.broker_config or {}).get("offsets.retention.minutes"))
+    if minutes is not None and minutes < _WEEK_MINUTES:
+        yield Finding(
+            "offsets-retention",
+            Severity.WARNING,
+            "broker",
+            f"offsets.retention.minutes is {minutes}, less than 7 days",
+            "a group or worker that is away for longer loses its position: the worker delivers everything again that "
+            "is still there, a consumer begins as if it were new",
+            "set offsets.retention.minutes=10080 or more on every broker",
+        )
+
+
+def auto_creation(facts: Facts) -> Iterator[Finding]:
+    """Topics are not created by a typing error."""
+    if (facts.broker_config or {}).get("auto.create.topics.enable") == "true":
+        yield Finding(
+            "auto-create",
+            Severity.NOTE,
+            "broker",
+            "auto.create.topics.enable is true",
+            "a program that names a topic wrongly creates it, with the cluster's default settings; the shim's own "
+            "topics would be created with wrong ones",
+            "set auto.create.topics.enable=false on every broker",
+        )
+
+
+def _explain(facts: Facts, spec: TopicSpec, each: Difference) -> Finding:
+    severity, cost = _cost(facts, spec, each)
+    what = f"{each.setting} is {each.found}, should be {each.wanted}"
+    mend = facts.init("--mend")
+    for group in facts.groups:
+        if spec.name == facts.names.group_log(group):
+            mend = facts.command("init", f"--group={group}", "--with-log", "--mend")
+    return Finding(_CHECKS[each.setting], severity, each.topic, what, cost, mend)
+
+
+def _cost(facts: Facts, spec: TopicSpec, each: Difference) -> tuple[Severity, str]:
+    layout: Layout = facts.layout
+    is_schedule = spec.name == facts.names.schedule
+    match each.setting:
+        case "message.timestamp.type" if is_schedule:
+            return Severity.ERROR, "delays would count from a time that the sender wrote: the worker refuses to run"
+        case "message.timestamp.type":
+            return Severity.ERROR, "leases would be judged by the members' own clocks: two may hold one queue"
+        case "cleanup.policy":
+            return Severity.ERROR, "compaction deletes messages that have the same key, and refuses those without one"
+        case "retention.ms" if is_schedule and _below(each.found, layout.levels.longest_ms):
+            longest = layout.levels.longest_ms
+            return Severity.ERROR, f"messages of the longest level ({longest} ms) are deleted before they are due"
+        case "retention.ms" if is_schedule:
+            return Severity.WARNING, "if no worker runs for a while, messages are deleted before they are delivered"
+        case "retention.ms":
+            return Severity.WARNING, f"{spec.purpose} are deleted before anybody has looked at them"
+        case "retention.bytes":
+            return Severity.ERROR, "messages that wait are deleted to make room for others"
+        case "max.message.bytes":
+            source = layout.max_message_bytes
+            return Severity.ERROR, (
+                f"a message as large as its source topic takes ({source} bytes) does not fit with the headers of a "
+                "hop: its retry is refused, and it becomes a dead letter without its body"
+            )
+        case _:
+            return Severity.WARNING, "old records stay longer than they should: a new member reads more at its start"
+
+
+def _below(found: str, limit: int) -> bool:
+    number = _number(found)
+    return number is not None and 0 <= number < limit
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None
+
+
+def _min_in_sync(topic: TopicFacts) -> int:
+    return _number((topic.config or {}).get("min.insync.replicas")) or 1
+
+
+def _numbers(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"

@@ -1,0 +1,183 @@
+"""The least rights of each role, as Kafka ACLs. Pure.
+
+`grants` names what a role needs on which resource, and what for; `commands` and `bindings` write it for `kafka-acls`
+and for programs. Whoever may READ or WRITE may DESCRIBE (Kafka's rule), so DESCRIBE stands only where it is all that is
+needed.
+
+Prefixes end at a separator: `rmq.retry.` covers every group's retry topic and nothing else. A role never gets CREATE,
+ALTER or DELETE: topics are created once, by whoever runs `rocketshim init`.
+
+Source: Kafka's table of operations and protocols; each role was run with exactly these on a broker with an authorizer.
+"""
+
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from rocketshim.errors import ConfigError
+from rocketshim_topics.names import TopicNames, check_topic
+
+__all__ = ["Grant", "Resource", "Role", "bindings", "commands", "grants"]
+
+
+class Role(StrEnum):
+    """Who connects."""
+
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+    WORKER = "worker"
+    OPERATOR = "operator"
+    SPARK = "spark"
+
+
+class Resource(StrEnum):
+    """What a right is about."""
+
+    TOPIC = "topic"
+    GROUP = "group"
+    TRANSACTIONAL_ID = "transactional-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a role may do with one resource, or with all whose names begin alike.
+
+    Attributes:
+        resource: its kind.
+        name: its name, or the beginning of the names; `*`: every one.
+        prefixed: `name` is a beginning.
+        operations: as Kafka names them: `READ`, `WRITE`, `DESCRIBE`, `DESCRIBE_CONFIGS`.
+        why: what for.
+    """
+
+    resource: Resource
+    name: str
+    prefixed: bool
+    operations: tuple[str, ...]
+    why: str
+
+    def covers(self, name: str) -> bool:
+        """Whether the grant is about a resource of this name."""
+        return self.name == "*" or (name.startswith(self.name) if self.prefixed else name == self.name)
+
+
+def grants(
+    role: Role, names: TopicNames, *, groups: Iterable[str] = (), topics: Iterable[str] = (), orderly: bool = False
+) -> tuple[Grant, ...]:
+    """What a role needs.
+
+    Args:
+        role: who connects.
+        names: of the namespace.
+        groups: consumer groups: a consumer's own, or those an operator looks at.
+        topics: the users' topics: to send to, to consume, to deliver to, to look at; a name, or a prefix with one `*`
+            at its end.
+        orderly: a consumer takes queue locks (orderly listeners, allocation strategies).
+
+    Raises:
+        ConfigError: a topic or group that is none, or a consumer without either.
+
+    Source: see the module.
+    """
+    groups, topics = tuple(groups), tuple(topics)
+    if role is Role.CONSUMER and not (groups and topics):
+        raise ConfigError("a consumer has rights on its group and its topics: name them with --group and --topic")
+    match role:
+        case Role.PRODUCER:
+            return (*_users(topics, "WRITE", why="send"), _topic(names.schedule, "WRITE", why="send with a delay"))
+        case Role.CONSUMER:
+            return (*_users(topics, "READ", why="consume"), *_consumer(names, groups, orderly=orderly))
+        case Role.WORKER:
+            return (*_worker(names), *_users(topics, "WRITE", why="deliver"))
+        case Role.OPERATOR:
+            return (*_operator(names, groups), *_users(topics, "READ", "DESCRIBE_CONFIGS", why="trace, doctor"))
+        case Role.SPARK:
+            return (*_everything_read(names), *_users(topics, "READ", why="analyse"))
+
+
+def _consumer(names: TopicNames, groups: Iterable[str], *, orderly: bool) -> Iterator[Grant]:
+    yield _topic(names.schedule, "WRITE", why="send back what failed")
+    for group in groups:
+        yield _topic(names.retry(group), "READ", why="consume retries")
+        yield _topic(names.dead_letter(group), "WRITE", why="write dead letters")
+        yield _group(group, "READ", why="join and commit")
+        if orderly:
+            yield _topic(names.group_log(group), "READ", "WRITE", why="members and locks")
+
+
+def _worker(names: TopicNames) -> Iterator[Grant]:
+    yield _topic(names.schedule, "READ", "WRITE", why="read the queues; hops and probes")
+    yield _topic(names.parked, "WRITE", why="park")
+    yield _topic(f"{names.prefix}rmq.retry.", "WRITE", why="deliver retries", prefixed=True)
+    yield _group(names.worker_group, "READ", why="join and commit")
+    yield Grant(
+        Resource.TRANSACTIONAL_ID, f"{names.worker_group}.", prefixed=True, operations=("WRITE",), why="--exactly-once"
+    )
+
+
+def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
+    yield _topic(names.schedule, "READ", "WRITE", "DESCRIBE_CONFIGS", why="delayed, trace; parked redrive; doctor")
+    yield _topic(names.parked, "READ", "DESCRIBE_CONFIGS", why="parked; doctor")
+    yield _topic(
+        f"{names.prefix}rmq.retry.", "READ", "WRITE", "DESCRIBE_CONFIGS", why="retry; dlq apply", prefixed=True
+    )
+    yield _topic(f"{names.prefix}rmq.dlq.", "READ", "DESCRIBE_CONFIGS", why="dlq; doctor", prefixed=True)
+    yield _topic(f"{names.prefix}rmq.group.", "READ", "DESCRIBE_CONFIGS", why="group locks, members", prefixed=True)
+    for group in (names.worker_group, *groups):
+        yield _group(group, "DESCRIBE", why="positions: group lag, delayed, doctor")
+
+
+def _everything_read(names: TopicNames) -> Iterator[Grant]:
+    yield _topic(names.schedule, "READ", why="analyse")
+    yield _topic(f"{names.prefix}rmq.", "READ", why="analyse", prefixed=True)
+
+
+def _users(topics: Iterable[str], *operations: str, why: str) -> Iterator[Grant]:
+    for entry in topics:
+        prefix = entry.removesuffix("*")
+        if prefix or entry != "*":
+            check_topic(prefix)
+        prefixed = entry.endswith("*") and bool(prefix)
+        yield Grant(Resource.TOPIC, prefix or "*", prefixed, operations, why)
+
+
+def _group(name: str, *operations: str, why: str) -> Grant:
+    return Grant(Resource.GROUP, name, prefixed=False, operations=operations, why=why)
+
+
+def _topic(name: str, *operations: str, why: str, prefixed: bool = False) -> Grant:
+    return Grant(Resource.TOPIC, name, prefixed, operations, why)
+
+
+def commands(wanted: Iterable[Grant], *, principal: str, bootstrap: str) -> list[str]:
+    """The grants as `kafka-acls.sh` commands, one a grant."""
+    lines = []
+    for grant in wanted:
+        words = ["kafka-acls.sh", "--bootstrap-server", bootstrap, "--add", "--allow-principal", principal]
+        for operation in grant.operations:
+            words += ["--operation", operation.title().replace("_", "")]
+        words += [f"--{grant.resource}", grant.name]
+        if grant.prefixed:
+            words += ["--resource-pattern-type", "prefixed"]
+        lines.append(shlex.join(words))
+    return lines
+
+
+def bindings(wanted: Iterable[Grant], *, principal: str) -> list[dict[str, Any]]:
+    """The grants as ACL bindings, one an operation, with Kafka's names of the fields, for programs."""
+    return [
+        {
+            "principal": principal,
+            "host": "*",
+            "permission_type": "ALLOW",
+            "resource_type": grant.resource.name,
+            "resource_name": grant.name,
+            "pattern_type": "PREFIXED" if grant.prefixed else "LITERAL",
+            "operation": operation,
+            "why": grant.why,
+        }
+        for grant in wanted
+        for operation in grant.operations
+    ]

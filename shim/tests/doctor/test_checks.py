@@ -1,0 +1,248 @@
+"""What each check says of facts made by hand; the same on a real broker: integration_tests/test_doctor.py."""
+
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.core.start_position import CommitMetadata, encode_metadata
+from rocketshim.doctor import Facts, Finding, Severity, examine
+from rocketshim.doctor.facts import KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
+from rocketshim.operations.access import Role
+from rocketshim.operations.group_standing import GroupStanding, PartitionStanding
+from rocketshim.worker.assignment import levels_metadata, levels_of
+from rocketshim_topics import DelayLevels, Layout, TopicNames
+
+NOW_MS = 1_800_000_000_000
+LEVELS = DelayLevels.parse("1s 5s 10s")
+WELL = PartitionFacts(leader=1, replicas=3, in_sync=3)
+
+
+def sound(**changes: Any) -> Facts:
+    """A set-up without a fault, but for what is changed."""
+    layout = Layout(TopicNames(), LEVELS)
+    specs = [*layout.shared(), *layout.for_group("g", with_log=True)]
+    topics = {
+        spec.name: TopicFacts((WELL,) * spec.partitions, {**spec.config, "min.insync.replicas": "2"}) for spec in specs
+    }
+    topics["orders"] = TopicFacts((WELL,) * 4, {"cleanup.policy": "delete", "min.insync.replicas": "2"})
+    values: dict[str, Any] = {
+        "bootstrap": "b:9092",
+        "layout": layout,
+        "now_ms": NOW_MS,
+        "brokers": (1, 2, 3),
+        "broker_config": {"offsets.retention.minutes": "10080", "auto.create.topics.enable": "false"},
+        "groups": ("g",),
+        "user_topics": ("orders",),
+        "topics": topics,
+        "standings": {
+            "rmq.sched": worker(levels_metadata(LEVELS)),
+            "g": GroupStanding("g", "STABLE", ("c@h",), (partition("orders"),)),
+        },
+        "queues": (queue(2, Sample(7, NOW_MS - 3_000, 3, 10_000)),),
+        "parked": 0,
+        "keys": {"orders": KeySample(100, 0)},
+        "clocks_ms": {1: 12, 2: -40},
+    }
+    return Facts(**(values | changes))
+
+
+def partition(topic: str, number: int = 0, **changes: Any) -> PartitionStanding:
+    values: dict[str, Any] = {"position": 5, "low": 0, "end": 9, "member": "c@h", "metadata": None}
+    return PartitionStanding(topic, number, **(values | changes))
+
+
+def worker(*metadata: str, members: tuple[str, ...] = ("w@h",)) -> GroupStanding:
+    rows = tuple(partition("SCHEDULE_TOPIC_XXXX", n, metadata=text) for n, text in enumerate(metadata))
+    return GroupStanding("rmq.sched", "STABLE", members, rows)
+
+
+def queue(number: int, *samples: Sample, behind: int = 1, lost: int = 0) -> QueueFacts:
+    return QueueFacts(number, behind, lost, samples)
+
+
+def topics(**changes: TopicFacts | None) -> dict[str, TopicFacts]:
+    """Those of a sound set-up with some replaced; None: it is not there. Dots are written as two underscores."""
+    named = {name.replace("__", "."): topic for name, topic in changes.items()}
+    return {name: topic for name, topic in {**sound().topics, **named}.items() if topic is not None}
+
+
+def with_config(name: str, **config: str) -> dict[str, TopicFacts]:
+    topic = sound().topics[name]
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    return {**sound().topics, name: TopicFacts(topic.partitions, {**(topic.config or {}), **settings})}
+
+
+def only(facts: Facts) -> Finding:
+    [finding] = examine(facts)
+    return finding
+
+
+def test_nothing_is_said_of_a_sound_set_up() -> None:
+    assert examine(sound()) == []
+
+
+def test_nothing_is_said_of_what_could_not_be_looked_at_but_that() -> None:
+    blind = sound(
+        topics={name: TopicFacts(topic.partitions) for name, topic in sound().topics.items()},
+        broker_config=None, standings={}, queues=(), parked=None, keys={}, clocks_ms={}, unread=("settings: denied",),
+    )  # fmt: skip
+    finding = only(blind)
+    assert (finding.check, finding.severity, finding.what) == ("not-looked-at", Severity.NOTE, "settings: denied")
+
+
+BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
+    ("topic-missing", "rmq.parked", Severity.ERROR, {"topics": topics(rmq__parked=None), "parked": None}),
+    ("topic-missing", "rmq.dlq.g", Severity.ERROR, {"topics": topics(rmq__dlq__g=None)}),
+    ("topic-missing", "orders", Severity.ERROR, {"topics": topics(orders=None)}),
+    (
+        "timestamp-type", "SCHEDULE_TOPIC_XXXX", Severity.ERROR,
+        {"topics": with_config("SCHEDULE_TOPIC_XXXX", message_timestamp_type="CreateTime")},
+    ),
+    ("timestamp-type", "rmq.group.g", Severity.ERROR,
+     {"topics": with_config("rmq.group.g", message_timestamp_type="CreateTime")}),
+    ("compaction", "rmq.dlq.g", Severity.ERROR, {"topics": with_config("rmq.dlq.g", cleanup_policy="compact")}),
+    ("retention", "SCHEDULE_TOPIC_XXXX", Severity.WARNING,
+     {"topics": with_config("SCHEDULE_TOPIC_XXXX", retention_ms="86400000")}),
+    ("retention", "rmq.retry.g", Severity.WARNING, {"topics": with_config("rmq.retry.g", retention_ms="60000")}),
+    ("retention-bytes", "rmq.retry.g", Severity.ERROR,
+     {"topics": with_config("rmq.retry.g", retention_bytes="1000")}),
+    ("message-size", "rmq.dlq.g", Severity.ERROR, {"topics": with_config("rmq.dlq.g", max_message_bytes="1048588")}),
+    ("segment", "rmq.group.g", Severity.WARNING, {"topics": with_config("rmq.group.g", segment_ms="604800000")}),
+    ("partition-count", "SCHEDULE_TOPIC_XXXX", Severity.ERROR,
+     {"topics": topics(SCHEDULE_TOPIC_XXXX=TopicFacts((WELL,) * 40)) }),
+    ("partition-count", "rmq.group.g", Severity.ERROR, {"topics": topics(rmq__group__g=TopicFacts((WELL,) * 2))}),
+    ("no-leader", "orders", Severity.ERROR, {"topics": topics(orders=TopicFacts((PartitionFacts(None, 3, 0),)))}),
+    ("in-sync", "orders", Severity.WARNING, {"topics": topics(orders=TopicFacts((PartitionFacts(1, 3, 2),)))}),
+    ("in-sync", "orders", Severity.ERROR,
+     {"topics": topics(orders=TopicFacts((PartitionFacts(1, 3, 1),), {"min.insync.replicas": "2"}))}),
+    ("copies", "orders", Severity.ERROR, {"topics": topics(orders=TopicFacts((PartitionFacts(1, 1, 1),)))}),
+    ("copies", "orders", Severity.WARNING, {"topics": topics(orders=TopicFacts((PartitionFacts(1, 2, 2),)))}),
+    ("min-in-sync", "orders", Severity.WARNING, {"topics": with_config("orders", min_insync_replicas="1")}),
+    ("min-in-sync", "orders", Severity.WARNING, {"topics": with_config("orders", min_insync_replicas="3")}),
+    ("target-compacted", "orders", Severity.WARNING, {"topics": with_config("orders", cleanup_policy="compact")}),
+    ("offsets-retention", "broker", Severity.WARNING, {"broker_config": {"offsets.retention.minutes": "60"}}),
+    ("auto-create", "broker", Severity.NOTE, {"broker_config": {"auto.create.topics.enable": "true"}}),
+    ("worker-missing", "rmq.sched", Severity.ERROR, {"standings": {"rmq.sched": worker(members=())}}),
+    ("worker-late", "rmq.sched", Severity.ERROR, {"queues": (queue(0, Sample(1, NOW_MS - 90_000, 1, 1_000)),)}),
+    ("retention-overtook", "SCHEDULE_TOPIC_XXXX", Severity.ERROR, {"queues": (queue(0, lost=4),)}),
+    ("retention-overtook", "g on orders/0", Severity.ERROR,
+     {"standings": {"g": GroupStanding("g", "EMPTY", (), (partition("orders", low=7),))}}),
+    ("level-removed", "SCHEDULE_TOPIC_XXXX", Severity.WARNING,
+     {"queues": (queue(8, Sample(1, NOW_MS - 500, 9, 50_000)),)}),
+    ("level-changed", "SCHEDULE_TOPIC_XXXX/2", Severity.WARNING,
+     {"queues": (queue(2, Sample(1, NOW_MS - 500, 3, 30_000)),)}),
+    ("level-changed", "SCHEDULE_TOPIC_XXXX/2", Severity.ERROR,
+     {"queues": (queue(2, Sample(1, NOW_MS - 500, 3, 4_000)),)}),
+    ("level-table", "rmq.sched", Severity.WARNING,
+     {"standings": {"rmq.sched": worker(levels_metadata(DelayLevels.parse("1s 5s")))}}),
+    ("parked", "rmq.parked", Severity.WARNING, {"parked": 3}),
+    ("clock-skew", "broker 2", Severity.WARNING, {"clocks_ms": {1: 5, 2: -1_500}}),
+    ("open-transaction", "orders/1", Severity.ERROR, {"open_transactions_ms": {"orders/1": 61_000, "orders/2": 9}}),
+    ("subscriptions-differ", "g on orders", Severity.ERROR,
+     {"standings": {"g": GroupStanding("g", "STABLE", (), tuple(
+         partition("orders", n, metadata=encode_metadata(CommitMetadata(f"d{n}", 4, f"orders={n}"))) for n in (0, 1)
+     ))}}),
+    ("partitioner", "orders", Severity.WARNING, {"keys": {"orders": KeySample(100, 70)}}),
+    ("client-setting", "acks", Severity.ERROR, {"client": {"acks": "1"}}),
+    ("client-setting", "plugin.library.paths", Severity.WARNING, {"client": {"plugin.library.paths": "x"}}),
+    ("client-setting", "enable.ssl.certificate.verification", Severity.ERROR,
+     {"client": {"enable.ssl.certificate.verification": "false"}}),
+    ("client-setting", "security.protocol", Severity.ERROR, {"client": {"sasl.mechanisms": "PLAIN"}}),
+    ("client-setting", "security.protocol", Severity.WARNING, {"client": {"security.protocol": "SASL_PLAINTEXT"}}),
+    ("client-setting", "auto.offset.reset", Severity.ERROR, {"client": {"auto.offset.reset": "latest"}}),
+    ("client-setting", "session.timeout.ms", Severity.WARNING, {"client": {"session.timeout.ms": "1000"}}),
+    ("poll-interval", "max.poll.interval.ms", Severity.ERROR, {"consume_timeout_ms": 900_000}),
+    ("transaction-timeout", "transaction.timeout.ms", Severity.ERROR,
+     {"broker_config": {"transaction.max.timeout.ms": "10000"}}),
+    ("rights", "worker on topic rmq.retry.g", Severity.ERROR,
+     {"roles": ("worker",),
+      "topics": topics(rmq__retry__g=TopicFacts((WELL,), operations=frozenset({"READ", "DESCRIBE"})))}),
+    ("rights", "consumer on group g", Severity.ERROR,
+     {"roles": ("consumer",), "group_operations": {"g": frozenset({"DESCRIBE"})}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "subject", "severity", "broken"), BROKEN)
+def test_one_fault_is_one_finding(check: str, subject: str, severity: Severity, broken: dict[str, Any]) -> None:
+    finding = only(sound(**broken))
+    assert (finding.check, finding.subject, finding.severity) == (check, subject, severity)
+    assert finding.what
+    assert finding.cost
+    assert finding.mend
+
+
+def test_a_retention_shorter_than_the_longest_level_is_an_error_in_two_ways() -> None:
+    found = examine(sound(topics=with_config("SCHEDULE_TOPIC_XXXX", retention_ms="9000")))
+    assert [(each.check, each.severity) for each in found] == [
+        ("retention", Severity.ERROR),
+        ("retention-backlog", Severity.ERROR),
+    ]
+
+
+@given(
+    st.integers(1, 10**7),
+    st.integers(0, 10**7),
+    st.sampled_from(range(3)),
+)
+def test_backlog_is_an_error_exactly_where_retention_comes_first_or_half_of_it_is_gone(
+    retention_ms: int, age_ms: int, level: int
+) -> None:
+    facts = sound(
+        topics=with_config("SCHEDULE_TOPIC_XXXX", retention_ms=str(retention_ms)),
+        queues=(queue(level, Sample(1, NOW_MS - age_ms, None, None)),),
+    )
+    delay_ms = LEVELS.delay_ms(level + 1)
+    wanted = delay_ms >= retention_ms or (age_ms > delay_ms and age_ms > retention_ms // 2)
+    assert any(each.check == "retention-backlog" for each in examine(facts)) == wanted
+
+
+def test_unlimited_retention_is_never_too_short() -> None:
+    assert examine(sound(topics=with_config("SCHEDULE_TOPIC_XXXX", retention_ms="-1"))) == []
+
+
+def test_the_worst_comes_first() -> None:
+    found = examine(sound(parked=1, broker_config={"auto.create.topics.enable": "true"}, clocks_ms={}, queues=(
+        queue(0, Sample(1, NOW_MS - 90_000, 1, 1_000)),)))  # fmt: skip
+    assert [each.severity for each in found] == [Severity.ERROR, Severity.WARNING, Severity.NOTE]
+
+
+def test_a_command_can_be_typed_as_it_stands() -> None:
+    facts = sound(
+        layout=Layout(TopicNames("pay"), DelayLevels.parse("1s 2s"), max_message_bytes=2_000_000),
+        groups=("a b", "c"),
+        topics={},
+    )
+    mend = next(each.mend for each in examine(facts) if each.check == "topic-missing")
+    assert shlex.split(mend) == [
+        "rocketshim", "init", "--group=a b", "--group=c", "--delay-levels", "1s 2s", "--max-message-bytes", "2000000",
+        "--bootstrap", "b:9092", "--namespace", "pay",
+    ]  # fmt: skip
+
+
+def test_no_value_of_a_secret_setting_is_shown() -> None:
+    secrets = {"sasl.password": "canary", "ssl.key.pem": "canary", "sasl.oauthbearer.client.secret": "canary"}
+    assert "canary" not in str(examine(sound(client=secrets)))
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=27))
+def test_a_workers_table_survives_its_commit(seconds: list[int]) -> None:
+    levels = DelayLevels(tuple(each * 1_000 for each in seconds))
+    text = levels_metadata(levels)
+    assert text.isascii()
+    assert len(text) <= 4_096
+    assert levels_of(text) == levels
+
+
+@pytest.mark.parametrize("text", [None, "", "rs1;d;4;t=*", "rs1-levels;soon", "rs1-levels; 1s"])
+def test_what_is_no_table_is_none(text: str | None) -> None:
+    assert levels_of(text) is None
+
+
+def test_roles_are_those_that_acls_knows() -> None:
+    everything = TopicFacts((WELL,), operations=frozenset())
+    for role in Role:
+        facts = sound(roles=(role.value,), topics=topics(SCHEDULE_TOPIC_XXXX=everything), groups=("g",))
+        assert any(each.check == "rights" for each in examine(facts))
