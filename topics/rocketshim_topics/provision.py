@@ -61,6 +61,7 @@ _AWAY: Final = frozenset(
         KafkaError.BROKER_NOT_AVAILABLE,
     }
 )
+_MOVED: Final = frozenset({KafkaError.NOT_CONTROLLER, KafkaError._DESTROY_BROKER})  # ask again, elsewhere
 _LOOK_AGAIN_S: Final = 0.05
 _GRACE_S: Final = 5.0
 _LOOK_S: Final = 10.0
@@ -189,8 +190,14 @@ def _create(
         )
         for spec in specs
     ]
-    futures = admin.create_topics(topics, operation_timeout=timeout_s, request_timeout=timeout_s)
-    errors = _errors(futures, timeout_s)
+    until = time.monotonic() + timeout_s
+    while True:
+        futures = admin.create_topics(topics, operation_timeout=timeout_s, request_timeout=timeout_s)
+        errors = _errors(futures, timeout_s)
+        if time.monotonic() > until or not any(error.code() in _MOVED for error in errors.values()):
+            break
+        topics = [topic for topic in topics if topic.topic in errors]
+        time.sleep(_LOOK_AGAIN_S)
     raced = tuple(
         spec for spec in specs if (error := errors.get(spec.name)) and error.code() == KafkaError.TOPIC_ALREADY_EXISTS
     )
