@@ -1,0 +1,53 @@
+"""The group-log thread as it is made from a connection."""
+
+import pytest
+
+from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim.group.connect import connect_group_log, log_reader_config, new_client_id
+from rocketshim.group.lease import QueueStarted
+from rocketshim.settings import ConnectionSettings
+from rocketshim.testing import InMemoryKafka
+from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.message_queue import MessageQueue
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        {"isolation.level": "read_committed", "auto.offset.reset": "latest", "group.instance.id": "x"},
+        {"session.timeout.ms": 6_000},
+    ],
+)
+def test_what_the_user_sets_for_his_consumer_does_not_reach_the_reader_of_the_log(client: dict[str, object]) -> None:
+    settings = ConnectionSettings.make(bootstrap="b:1", client={**client, "security.protocol": "ssl"})
+    config = log_reader_config(settings, "g")
+    assert config["isolation.level"] == "read_uncommitted"
+    assert config["auto.offset.reset"] == "error"
+    assert config["security.protocol"] == "ssl"
+    assert "group.instance.id" not in config
+    assert "session.timeout.ms" not in config
+
+
+def test_client_ids_of_one_process_differ() -> None:
+    assert new_client_id() != new_client_id()
+
+
+def test_a_connected_thread_holds_what_it_wants() -> None:
+    kafka = InMemoryKafka()
+    kafka.create_topics(Layout(TopicNames("pay"), DelayLevels.default()).for_group("g", with_log=True))
+    thread = connect_group_log(
+        ConnectionSettings.make(bootstrap="b:1", namespace="pay", client={"linger.ms": 7, "delivery.timeout.ms": 1}),
+        "g",
+        client_id="a",
+        lock_settings=QueueLockSettings(),
+        topics=["orders"],
+        clients=kafka.clients(),
+        clock=kafka.clock,
+    )
+    thread.open()
+    thread.want([MessageQueue("orders", queue_id=3)])
+    for _ in range(4):
+        thread.turn(0)
+    events = [thread.events.get_nowait() for _ in range(thread.events.qsize())]
+    assert [event.lease.queue.queue_id for event in events if isinstance(event, QueueStarted)] == [3]
