@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rocketshim.consumer.lite_pull_consumer import LitePullConsumer as LitePullConsumer
+    from rocketshim.consumer.orderly_context import ConsumeOrderlyContext as ConsumeOrderlyContext
     from rocketshim.consumer.outcome import ConsumeConcurrentlyContext as ConsumeConcurrentlyContext
     from rocketshim.consumer.outcome import DeadLetter as DeadLetter
     from rocketshim.consumer.outcome import RetryLater as RetryLater
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rocketshim.consumer.pull_consumer import PullStatus as PullStatus
     from rocketshim.consumer.push_consumer import PushConsumer as PushConsumer
     from rocketshim.core.consume_concurrently import ConsumeStatus as ConsumeStatus
+    from rocketshim.core.consume_orderly import ConsumeOrderlyStatus as ConsumeOrderlyStatus
     from rocketshim.core.message_model import MessageModel as MessageModel
     from rocketshim.core.retry_policy import ExponentialRetryPolicy as ExponentialRetryPolicy
     from rocketshim.core.retry_policy import LevelTableRetryPolicy as LevelTableRetryPolicy
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 _HOME = {
     "ConsumeConcurrentlyContext": "rocketshim.consumer.outcome",
     "ConsumeFromWhere": "rocketshim.core.start_position",
+    "ConsumeOrderlyContext": "rocketshim.consumer.orderly_context",
+    "ConsumeOrderlyStatus": "rocketshim.core.consume_orderly",
     "ConsumeStatus": "rocketshim.core.consume_concurrently",
     "DeadLetter": "rocketshim.consumer.outcome",
     "DelayWorker": "rocketshim.worker.worker",

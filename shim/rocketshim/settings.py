@@ -4,12 +4,13 @@ Durations end in `_ms`, sizes in `_bytes`, counts in nothing or `_count`. Names 
 RocketMQ has the setting. Every object can be printed: secrets in `client` are hidden.
 """
 
-from typing import Annotated, Any, Self, TypedDict
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from rocketshim.client_config import mask
 from rocketshim.core.message_model import MessageModel
+from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
@@ -198,6 +199,12 @@ class PushConsumerOptions(TypedDict, total=False):
     hop_timeout_ms: int
     hop_back_off_ms: int
     revoke_drain_ms: int
+    suspend_current_queue_time_ms: int
+    order: Literal["queue", "key"]
+    order_by_key_max_span: int
+    lock_lease_ms: int
+    lock_hold_ms: int
+    lock_renew_ms: int
 
 
 class PushConsumerSettings(ConnectionSettings):
@@ -220,7 +227,8 @@ class PushConsumerSettings(ConnectionSettings):
         consume_message_batch_max_size: most messages one listener call gets, 1 to 1,024; above 1 it gets lists.
             Default 1.
         max_reconsume_times: failed attempts before a message becomes a dead letter; -1 (default): 16, so that a
-            message is delivered 17 times; 0: the first failure is the last. Other negatives are taken literally.
+            message is delivered 17 times, in orderly mode for ever; 0: the first failure is the last. Other negatives
+            are taken literally.
         consume_timeout_ms: how long one listener call may last before its message is sent back, in ms. Default 15 min.
         consume_concurrently_max_span: widest distance in offsets between the oldest message that is not done and the
             newest, 1 to 65,535. Default 2,000.
@@ -236,6 +244,17 @@ class PushConsumerSettings(ConnectionSettings):
         hop_timeout_ms: how long librdkafka tries to store a retry or dead letter, in ms. Default 30 s.
         hop_back_off_ms: pause before a retry or dead letter that was not stored is sent again, in ms. Default 5 s.
         revoke_drain_ms: how long a rebalance waits for listener calls in work, in ms. Default 3 s.
+        suspend_current_queue_time_ms: orderly mode: wait before a failed message is tried again, in ms, 10 to 30,000.
+            Default 1 s.
+        order: orderly mode: what is kept in order: `"queue"` (default, as RocketMQ) or `"key"`: a failing message
+            holds up only those with its key.
+        order_by_key_max_span: with `order="key"`, widest distance in offsets between the oldest message that is not
+            done and the newest, 1 to 1,000,000: how far others may run ahead of a failing one, and how many messages a
+            crash may repeat. Default 65,535.
+        lock_lease_ms: how long the group's log keeps a queue for its owner, in ms; above `lock_hold_ms`, at most a day,
+            the same in the whole group. Default 60 s.
+        lock_hold_ms: how long the owner believes in a lock, in ms; above `lock_renew_ms`. Default 30 s.
+        lock_renew_ms: from one renewal of a lock to the next, in ms. Default 20 s.
     """
 
     group: str = Field(min_length=1)
@@ -261,10 +280,22 @@ class PushConsumerSettings(ConnectionSettings):
     hop_timeout_ms: int = Field(default=30_000, ge=100)
     hop_back_off_ms: int = Field(default=5_000, ge=1)
     revoke_drain_ms: int = Field(default=3_000, ge=0, le=60_000)
+    suspend_current_queue_time_ms: int = Field(default=1_000, ge=10, le=30_000)
+    order: Literal["queue", "key"] = "queue"
+    order_by_key_max_span: int = Field(default=65_535, ge=1, le=1_000_000)
+    lock_lease_ms: int = Field(default=60_000, ge=1)
+    lock_hold_ms: int = Field(default=30_000, ge=1)
+    lock_renew_ms: int = Field(default=20_000, ge=1)
+
+    @property
+    def lock_settings(self) -> QueueLockSettings:
+        """The times of queue locks."""
+        return QueueLockSettings(self.lock_lease_ms, self.lock_hold_ms, self.lock_renew_ms)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_group(self.group)
+        _ = self.lock_settings  # refuses times that do not fit
         if self.consume_thread_max < self.consume_thread_min:
             raise ValueError(f"consume_thread_max={self.consume_thread_max} is below {self.consume_thread_min=}")
         for name in ("pull_threshold_for_topic", "pull_threshold_size_for_topic_bytes"):

@@ -10,6 +10,8 @@ import rocketshim
 PINNED = [
     "ConsumeConcurrentlyContext",
     "ConsumeFromWhere",
+    "ConsumeOrderlyContext",
+    "ConsumeOrderlyStatus",
     "ConsumeStatus",
     "DeadLetter",
     "DelayLevels",

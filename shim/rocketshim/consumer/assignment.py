@@ -8,6 +8,7 @@ at another end of the log and lose what lay between. Owned by the poll thread.
 
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -32,6 +33,7 @@ from rocketshim.core.start_position import (
 __all__ = ["Starts"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
+TokenOf = Callable[[tuple[str, int]], int | None]
 _TIMEOUT_S: Final = 10.0
 
 
@@ -49,6 +51,9 @@ class Starts:
     Attributes:
         conflicts: topic to the subscription of a member that committed there and subscribes differently, as text. Two
             subscriptions of one group lose messages: each skips what the other wants.
+        found_tokens: fencing token that the commit of a partition carried when it was resolved last; None: the commit
+            carries none. A partition that is missing here had no commit.
+        token_of: the token that commits of a partition are to carry; None: none (default).
 
     Thread-safety: none; the poll thread's.
 
@@ -72,6 +77,8 @@ class Starts:
         self._subscription = subscription
         self._store = store
         self._born: dict[tuple[str, int], int] = {}
+        self.found_tokens: dict[tuple[str, int], int | None] = {}
+        self.token_of: TokenOf = lambda _: None
         self.conflicts: dict[str, str] = {}
 
     def subscribe(self, digest: str, subscription: str) -> None:
@@ -81,7 +88,8 @@ class Starts:
 
     def metadata(self, place: tuple[str, int]) -> str:
         """What a commit of this partition carries."""
-        return encode_metadata(CommitMetadata(self._digest, self._born.get(place, 0), self._subscription))
+        born = self._born.get(place, 0)
+        return encode_metadata(CommitMetadata(self._digest, born, self._subscription, self.token_of(place)))
 
     def resolve(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """The same partitions with the offsets to begin at; starts that were resolved here are committed.
@@ -105,6 +113,10 @@ class Starts:
                     partition_count=count,
                 )
                 self._born[topic, number] = born
+                self.found_tokens.pop((topic, number), None)
+                if number in found:
+                    commit = found[number].metadata
+                    self.found_tokens[topic, number] = None if commit is None else commit.token
                 at = TopicPartition(topic, number, self._offset(consumer, topic, number, start))
                 starts.append(at)
                 if not isinstance(start, StartAt):

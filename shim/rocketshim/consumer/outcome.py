@@ -122,6 +122,8 @@ class Outcome:
         asked_level: 0 none, above 0 that level, below 0 the dead-letter topic.
         asked_delay_ms: delay asked for, in ms, or None.
         malformed: the record breaks the wire format, for this reason: it is parked and no listener sees it.
+        reconsume_times: failed attempts before this one, where they were counted elsewhere (orderly mode); None: as the
+            record says.
     """
 
     message: Any
@@ -129,3 +131,4 @@ class Outcome:
     asked_level: int = 0
     asked_delay_ms: int | None = None
     malformed: str | None = None
+    reconsume_times: int | None = None

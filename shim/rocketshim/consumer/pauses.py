@@ -30,6 +30,8 @@ class PauseReason(Flag):
     """It is not known yet where to begin."""
     USER = auto()
     """The program has asked for it."""
+    LOCK = auto()
+    """Its queue lock is not ours (orderly mode)."""
 
 
 _NONE: Final = PauseReason(0)

@@ -137,7 +137,7 @@ class PollLoop:
         self.opened = threading.Event()  # or failed to open
         self.is_open = False
         self.commits = Committer(starts.metadata, store)
-        self.dispatch = Dispatch(pool, settings.batch_count, self._failed, self._left)
+        self.dispatch = self._make_dispatch(pool, settings.batch_count)
         self.turn_ended_ms = 0
         self._make_consumer = make_consumer
         self._make_producer = make_producer
@@ -297,6 +297,18 @@ class PollLoop:
             except (KafkaException, RuntimeError) as error:
                 self.error = self.error or error
 
+    # --- what orderly consumption does its own way -------------------------------------------------------------------
+
+    def _make_dispatch(self, pool: Pool, batch_count: int) -> Dispatch:
+        return Dispatch(pool, batch_count, self._failed, self._left)
+
+    def _make_queue(self, place: Place, epoch: int) -> ProcessQueue[Any]:
+        return ProcessQueue(*place, epoch)
+
+    def _idle_s(self) -> float:
+        """How long the consumer is polled while no listener has work."""
+        return _IDLE_S
+
     # --- fetching ----------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
@@ -305,7 +317,7 @@ class PollLoop:
             self._catch_up(consumer)
             return
         outstanding = self.dispatch.in_flight or (self._send_back is not None and self._send_back.outstanding)
-        wait_s = _GATHER_S if self.dispatch.has_results else (_BUSY_S if outstanding else _IDLE_S)
+        wait_s = _GATHER_S if self.dispatch.has_results else (_BUSY_S if outstanding else self._idle_s())
         first = consumer.poll(wait_s)
         if first is None:
             return
@@ -344,7 +356,7 @@ class PollLoop:
             before.drop()
         self._epoch += 1
         self._fresh.add(place)
-        self._queues[place] = ProcessQueue(*place, self._epoch)
+        self._queues[place] = self._make_queue(place, self._epoch)
         self.commits.adopt(place, offset)
 
     def _over(self) -> list[ProcessQueue[Any]]:

@@ -22,6 +22,8 @@ from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.drop_failed import DropFailed
 from rocketshim.consumer.listener import ChunkRunner, Listener, Subscription, adapt
 from rocketshim.consumer.local_offsets import LocalOffsetStore, offset_folder
+from rocketshim.consumer.orderly_loop import OrderlyLoop, OrderlySettings
+from rocketshim.consumer.orderly_runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import LoopSettings, PollLoop
 from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.queue_lookup import cluster_errors
@@ -32,6 +34,7 @@ from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.message_model import MessageModel
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError, TopicMissingError
 from rocketshim.filters import CallableFilter, TagFilter, compile_filter
+from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.topic_id import TopicId
 from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
 from rocketshim_topics import DelayLevels, TopicNames
@@ -45,6 +48,9 @@ _HALF_HOUR_MS: Final = 1_800_000
 _SWEEPS: Final = 10  # sweeps a consume timeout
 _JOIN_GRACE_S: Final = 5.0
 _ASK_TIMEOUT_S: Final = 30.0
+_SESSION_MS: Final = 45_000  # Kafka's default
+_SESSION_MIN_MS: Final = 6_000  # the least that a broker takes by default
+_HEARTBEAT_MS: Final = 500  # by which the others learn that a member has left: a clean stop hands over within a second
 
 
 class PushConsumer:
@@ -98,6 +104,8 @@ class PushConsumer:
         self._clock: Clock = clock or SystemClock()
         self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - _HALF_HOUR_MS
         self._subscriptions: dict[str, Subscription] = {}
+        self._orderly: bool | None = None  # as the first listener says
+        self._admin: Any = None
         self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
         self._pool: ListenerPool | None = None
         self._stopped = False
@@ -109,7 +117,13 @@ class PushConsumer:
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     def listener(
-        self, topic: str, *, tags: str | None = None, sql: str | None = None, selector: Any = None
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        selector: Any = None,
+        orderly: bool = False,
     ) -> Callable[[FunctionT], FunctionT]:
         """Decorator: this function listens to a topic.
 
@@ -118,6 +132,9 @@ class PushConsumer:
             tags: tag expression, `"A || B"`; `"*"` or None: all.
             sql: SQL92 condition on the properties, in place of `tags`.
             selector: a function of the message, or an object with `matches`, in place of `tags`.
+            orderly: messages of one queue come one after the other, in order, under the queue's lock; a failing one
+                holds up its queue. All listeners of a consumer alike. The function gets a `ConsumeOrderlyContext` and
+                may return a `ConsumeOrderlyStatus`.
 
         The function takes the message, or a list of them when `consume_message_batch_max_size` is above 1, and the
         context, if it wants it. It may return nothing (success) or a `ConsumeStatus`; any other value is a failure.
@@ -128,7 +145,7 @@ class PushConsumer:
         """
 
         def register(function: FunctionT) -> FunctionT:
-            self.register_message_listener(topic, function, tags=tags, sql=sql, selector=selector)
+            self.register_message_listener(topic, function, tags=tags, sql=sql, selector=selector, orderly=orderly)
             return function
 
         return register
@@ -141,6 +158,7 @@ class PushConsumer:
         tags: str | None = None,
         sql: str | None = None,
         selector: Any = None,
+        orderly: bool = False,
     ) -> None:
         """Like `listener`, as a call.
 
@@ -154,6 +172,11 @@ class PushConsumer:
             raise ConfigError(f"{topic!r} is a topic of the shim's own: retries need no listener of their own")
         if physical in self._subscriptions:
             raise ConfigError(f"{topic!r} has a listener; one listener per topic")
+        if self._orderly not in {None, orderly}:
+            raise ConfigError(
+                f"{topic!r}: the listeners of one consumer are all orderly or all concurrent; make a second consumer, "
+                "in a group of its own"
+            )
         chosen = compile_filter(tags, sql, selector)
         function: Listener = adapt(listener)
         if isinstance(chosen, CallableFilter):
@@ -163,6 +186,7 @@ class PushConsumer:
             matches = None if everything else chosen.matches_headers
             subscription = Subscription(physical, function, matches, None, str(chosen), chosen.digest())
         self._subscriptions[physical] = subscription
+        self._orderly = orderly
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -346,37 +370,65 @@ class PushConsumer:
 
     def _make_loop(self, clients: Clients, store: LocalOffsetStore | None) -> tuple[PollLoop, ListenerPool]:
         settings = self.settings
-        own = [] if self._broadcasts else [self._retry_topic]
-        runner = ChunkRunner(
-            settings.group,
-            self._subscriptions.get,
-            self._retry_topic,
-            settings.consume_message_batch_max_size,
-            self._clock,
-        )
-        pool = ListenerPool(runner.run, settings.consume_thread_min, self._name("listener"))
-        loop = PollLoop(
-            make_consumer=lambda: clients.consumer(self._consumer_config(loop)),
-            make_producer=None if self._broadcasts else lambda: clients.producer(self._producer_config()),
-            topics=[*self._subscriptions, *own],
-            make_send_back=self._make_send_back,
-            pool=pool,
-            starts=Starts(
+        run, own = self._make_runner(), [] if self._broadcasts else [self._retry_topic]
+        pool = ListenerPool(run, settings.consume_thread_min, self._name("listener"))
+        arguments: dict[str, Any] = {
+            "make_consumer": lambda: clients.consumer(self._consumer_config(loop)),
+            "make_producer": None if self._broadcasts else lambda: clients.producer(self._producer_config()),
+            "topics": [*self._subscriptions, *own],
+            "make_send_back": self._make_send_back,
+            "pool": pool,
+            "starts": Starts(
                 retry_topic=self._retry_topic,
                 where=settings.consume_from_where,
                 timestamp_ms=self._timestamp_ms,
                 digest=self._digest(),
-                subscription=", ".join(
-                    sorted(f"{name}={each.expression}" for name, each in self._subscriptions.items())
-                ),
+                subscription=self._subscription_text(),
                 store=store,
             ),
-            settings=self._loop_settings(),
-            clock=self._clock,
-            sharing=self._sharing(),
-            store=store,
-        )
+            "settings": self._loop_settings(),
+            "clock": self._clock,
+            "sharing": self._sharing(),
+            "store": store,
+        }
+        loop: PollLoop = self._make_orderly_loop(clients, arguments) if self._orderly else PollLoop(**arguments)
         return loop, pool
+
+    def _make_runner(self) -> Callable[[Any], Any]:
+        settings, find = self.settings, self._subscriptions.get
+        batch_count = settings.consume_message_batch_max_size
+        if not self._orderly:
+            return ChunkRunner(settings.group, find, self._retry_topic, batch_count, self._clock).run
+        return OrderlyRunner(
+            settings.group,
+            find,
+            self._retry_topic,
+            batch_count=batch_count,
+            clock=self._clock,
+            levels=settings.delay_levels,
+        ).run
+
+    def _make_orderly_loop(self, clients: Clients, arguments: dict[str, Any]) -> PollLoop:
+        settings = self.settings
+        log = None
+        if not self._broadcasts:  # where every member reads every queue there is nothing to lock
+            log = connect_group_log(
+                settings,
+                settings.group,
+                client_id=settings.client_id or new_client_id(),
+                lock_settings=settings.lock_settings,
+                topics=arguments["topics"],
+                clients=clients,
+                clock=self._clock,
+                admin=self._admin,
+            )
+        orderly = OrderlySettings(
+            self._retry_topic,
+            max_reconsume_times=settings.max_reconsume_times,
+            suspend_ms=settings.suspend_current_queue_time_ms,
+            by_key=settings.order == "key",
+        )
+        return OrderlyLoop(log=log, orderly=orderly, **arguments)
 
     def _run_loop(self, loop: PollLoop, store: LocalOffsetStore | None) -> None:
         loop.run()
@@ -410,9 +462,10 @@ class PushConsumer:
         from rocketshim_topics import provision  # noqa: PLC0415 - the one module of the contract that loads Kafka
 
         settings = self.settings
-        admin = clients.admin(self._connection(required={}))
+        admin = self._admin = clients.admin(self._connection(required={}))
         if not self._broadcasts:
-            specs = Layout(self.names, settings.delay_levels).for_group(settings.group, with_log=False)
+            layout = Layout(self.names, settings.delay_levels)
+            specs = layout.for_group(settings.group, with_log=bool(self._orderly))
             provision.ensure_topics(admin, specs, create=settings.create_topics)
         names = [self.names.schedule, *self._subscriptions]
         try:
@@ -463,9 +516,14 @@ class PushConsumer:
             limits=FlowLimits(
                 settings.pull_threshold_for_queue,
                 settings.pull_threshold_size_for_queue_bytes,
-                settings.consume_concurrently_max_span,
+                self._max_span(),
             ),
         )
+
+    def _max_span(self) -> int | None:
+        if not self._orderly:
+            return self.settings.consume_concurrently_max_span
+        return self.settings.order_by_key_max_span if self.settings.order == "key" else None
 
     def _digest(self) -> str:
         parts = sorted(f"{name}={each.digest}" for name, each in self._subscriptions.items())
@@ -491,13 +549,17 @@ class PushConsumer:
         }
         if self.settings.client.get("group.protocol", "classic") != "consumer":  # KIP-848 assigns on the broker
             required["partition.assignment.strategy"] = "cooperative-sticky"
-        defaults = {
+        defaults: dict[str, Any] = {
             "client.id": "rocketshim",
             "queued.min.messages": 5_000,
             "queued.max.messages.kbytes": 16_384,
             "fetch.message.max.bytes": 1_048_576,
             "fetch.queue.backoff.ms": 50,
         }
+        if self._orderly and "partition.assignment.strategy" in required:
+            # A dead member's queues come to others when its session ends: not later than its locks do.
+            session_ms = min(max(self.settings.lock_lease_ms, _SESSION_MIN_MS), _SESSION_MS)
+            defaults |= {"session.timeout.ms": session_ms, "heartbeat.interval.ms": _HEARTBEAT_MS}
         return self._connection(required=required, defaults=defaults)
 
     def _producer_config(self) -> dict[str, Any]:

@@ -211,7 +211,7 @@ class SendBack:
 
     def _plan(self, hop: _Hop, outcome: Outcome) -> None:
         view = MessageView(hop.message, hop.trusted)
-        before = view.reconsume_times
+        before = view.reconsume_times if outcome.reconsume_times is None else outcome.reconsume_times
         hop.reconsume_times = before + 1
         failed = Failed(
             reconsume_times=before,

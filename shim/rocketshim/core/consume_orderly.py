@@ -100,6 +100,7 @@ class BatchAnswer:
         auto_commit: `context.auto_commit` after the call.
         suspend_ms: `context.suspend_current_queue_time_ms` after the call; below 0: the consumer's setting.
         dead_letter: the listener asked for the dead-letter topic (`DeadLetter`); status is SUSPEND then.
+        skipped: the filter matched none of them: they are finished, nobody was called, and what is open stays open.
     """
 
     msg_count: int
@@ -107,6 +108,7 @@ class BatchAnswer:
     auto_commit: bool = True
     suspend_ms: int = -1
     dead_letter: bool = False
+    skipped: bool = False
 
     @property
     def stops(self) -> bool:
@@ -121,7 +123,8 @@ class OrderlyRun(Generic[MessageT]):
     """Messages for one listener thread, in order.
 
     Attributes:
-        messages: at least one.
+        messages: at least one. The listener thread may bring those that its filter skips to the front, and answers them
+            first.
         reconsume_counts: failed attempts by offset; a message that is not in it has not failed here: its stored count.
     """
 

@@ -302,6 +302,9 @@ class OrderlyQueue(Generic[MessageT]):
     # --- answers ------------------------------------------------------------------------------------------------
 
     def _apply(self, answer: BatchAnswer, batch: list[MessageT], now_ms: int) -> Iterable[OrderlyAction[MessageT]]:
+        if answer.skipped:
+            self._finish(batch)
+            return []
         match answer.status:
             case ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT:
                 return self._suspend(answer, batch, now_ms)

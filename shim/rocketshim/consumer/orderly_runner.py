@@ -1,0 +1,268 @@
+"""Calling an orderly listener: one run of one queue, in order, to the first answer that stops. In listener threads.
+
+* Before each call: is the lease still held, has the queue been withheld, is the run's time slice over? Then the run
+  ends here; what was not reached goes back. One look at the monotonic clock a call; nothing else is paid for the lock.
+* A run ends after 100 ms at the latest plus the call it is in, so that commits, renewals and rebalances see progress.
+* The filter is asked first for the whole run: what it skips is finished in any case. A message the filter cannot read
+  fails at its turn.
+* Every exception is SUSPEND (`RetryLater` names the wait, `DeadLetter` asks for the dead-letter topic), also
+  `SystemExit` and its like, as RocketMQ catches every Throwable.
+"""
+
+import logging
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Final
+
+from rocketshim.consumer.listener import Subscription
+from rocketshim.consumer.orderly_context import ConsumeOrderlyContext, TriedMessageView
+from rocketshim.consumer.orderly_place import OrderlyTask
+from rocketshim.consumer.outcome import DeadLetter, RetryLater
+from rocketshim.core.clock import Clock
+from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
+from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView
+from rocketshim_topics.message_queue import MessageQueue
+
+__all__ = ["OrderlyRunner"]
+
+_LOG = logging.getLogger("rocketshim.consumer")
+_SLICE_NS: Final = 100_000_000
+_NS: Final = 1_000_000
+_NEVER_MS: Final = 2**62
+_SUSPEND: Final = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+_TEXT_MAX: Final = 200
+
+
+class OrderlyRunner:
+    """Runs tasks through their listeners.
+
+    Args:
+        group: the consumer group.
+        subscription_of: finds the subscription of a logical topic; None: nobody listens to it.
+        retry_topic: physical name of the group's retry topic.
+        batch_count: most messages a listener call gets; above 1 it gets lists.
+        clock: monotonic time, the one of the leases; wall time of a failure.
+        levels: what `RetryLater(level=…)` means as a wait.
+
+    Thread-safety: immutable but for what user code does; every listener thread uses the same object.
+    """
+
+    __slots__ = ("_batch_count", "_clock", "_group", "_levels", "_retry_topic", "_subscription_of")
+
+    def __init__(
+        self,
+        group: str,
+        subscription_of: Callable[[str], Subscription | None],
+        retry_topic: str,
+        *,
+        batch_count: int,
+        clock: Clock,
+        levels: DelayLevels,
+    ) -> None:
+        self._group = group
+        self._subscription_of = subscription_of
+        self._retry_topic = retry_topic
+        self._batch_count = batch_count
+        self._clock = clock
+        self._levels = levels
+
+    def run(self, task: OrderlyTask) -> list[BatchAnswer]:
+        """Call the listener for the messages of a run, in order.
+
+        Returns:
+            The answers, covering the run's beginning; an answer that stops is the last.
+        """
+        place = task.queue
+        if place.topic == self._retry_topic:
+            return self._retried(task)
+        subscription = self._subscription_of(place.topic)
+        if subscription is None:
+            return [self._no_listener(task, place.topic)]
+        skipped, end = self._ask_filter(task, subscription)
+        answers = [BatchAnswer(skipped, skipped=True)] if skipped else []
+        if skipped == end < len(task.messages):  # the filter cannot read the next one
+            return [*answers, self._failed(task, 1)]
+        task.failure = None
+        if self._batch_count == 1:
+            self._one_by_one(task, subscription, skipped, end, answers)
+        else:
+            self._in_batches(task, subscription, skipped, end, answers)
+        return answers
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def _one_by_one(
+        self, task: OrderlyTask, subscription: Subscription, begin: int, end: int, answers: list[BatchAnswer]
+    ) -> None:
+        listener: Any = subscription.listener
+        now_ns, counts, success = self._clock.monotonic_ns, task.counts, ConsumeOrderlyStatus.SUCCESS
+        slice_end_ns = now_ns() + _SLICE_NS
+        context = self._context(task)
+        lease = task.lease
+        done = 0
+        for message in islice(task.messages, begin, end):
+            now = now_ns()
+            if task.withheld or now >= slice_end_ns or (lease is not None and now >= lease.until_ms * _NS):
+                break
+            view = self._view(message, task) if counts else MessageView(message, False)  # noqa: FBT003 - costs time
+            try:
+                status = listener(view, context)
+            except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
+                if done:
+                    answers.append(BatchAnswer(done))
+                answers.append(self._raised(task, error, context, 1))
+                return
+            if (
+                (status is None or status is success)
+                and context.auto_commit is True
+                and context.suspend_current_queue_time_ms == -1
+            ):
+                done += 1  # nearly always
+                continue
+            if done:
+                answers.append(BatchAnswer(done))
+                done = 0
+            answer = self._answered(task, status, context, 1)
+            answers.append(answer)
+            if answer.stops:
+                return
+            context = self._context(task)
+        if done:
+            answers.append(BatchAnswer(done))
+
+    def _in_batches(
+        self, task: OrderlyTask, subscription: Subscription, begin: int, end: int, answers: list[BatchAnswer]
+    ) -> None:
+        slice_end_ns = self._clock.monotonic_ns() + _SLICE_NS
+        for at in range(begin, end, self._batch_count):
+            if not self._may_begin(task, slice_end_ns):
+                return
+            batch = task.messages[at : min(at + self._batch_count, end)]
+            answers.append(self._call(task, subscription.listener, [self._view(m, task) for m in batch], len(batch)))
+            if answers[-1].stops:
+                return
+
+    def _retried(self, task: OrderlyTask) -> list[BatchAnswer]:
+        """Messages of the retry topic, one by one: each goes to the listener of the topic it first came from."""
+        slice_end_ns = self._clock.monotonic_ns() + _SLICE_NS
+        answers: list[BatchAnswer] = []
+        for message in task.messages:
+            if not self._may_begin(task, slice_end_ns):
+                break
+            view = self._view(message, task, trusted=True)
+            try:
+                topic = view.topic
+            except MalformedRecordError as error:
+                task.malformed = error.reason
+                task.failure = self._failure(error)
+                answers.append(self._failed(task, 1, dead_letter=True))
+                break
+            subscription = self._subscription_of(topic)
+            if subscription is None:
+                answers.append(self._no_listener(task, topic))
+                break
+            views = view if self._batch_count == 1 else [view]
+            answers.append(self._call(task, subscription.listener, views, 1))
+            if answers[-1].stops:
+                break
+        return answers
+
+    def _call(self, task: OrderlyTask, listener: Any, views: Any, count: int) -> BatchAnswer:
+        context = self._context(task)
+        try:
+            status = listener(views, context)
+        except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
+            return self._raised(task, error, context, count)
+        return self._answered(task, status, context, count)
+
+    def _may_begin(self, task: OrderlyTask, slice_end_ns: int) -> bool:
+        now = self._clock.monotonic_ns()
+        until_ms = _NEVER_MS if task.lease is None else task.lease.until_ms
+        return not task.withheld and now < slice_end_ns and now < until_ms * _NS
+
+    def _ask_filter(self, task: OrderlyTask, subscription: Subscription) -> tuple[int, int]:
+        """Bring what the filter skips to the front; how many those are, and up to where the run can go."""
+        messages = task.messages
+        matches, selects = subscription.matches, subscription.selects
+        if matches is None and selects is None:
+            return 0, len(messages)
+        skipped: list[Any] = []
+        matched: list[Any] = []
+        read = 0
+        for message in messages:
+            try:
+                if selects is not None:
+                    wanted = selects(self._view(message, task))
+                else:
+                    wanted = matches is None or matches(message.headers())
+            except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
+                task.failure = self._failure(error)
+                break
+            (matched if wanted else skipped).append(message)
+            read += 1
+        messages[:read] = skipped + matched
+        return len(skipped), read
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _context(self, task: OrderlyTask) -> ConsumeOrderlyContext:
+        place = task.queue
+        token = None if task.lease is None else task.lease.token
+        queue = MessageQueue(place.topic, queue_id=place.partition)
+        return ConsumeOrderlyContext(self._group, queue, place.epoch, token)
+
+    def _view(self, message: Any, task: OrderlyTask, *, trusted: bool = False) -> MessageView:
+        times = task.counts.get(message.offset()) if task.counts else None
+        return MessageView(message, trusted) if times is None else TriedMessageView(message, trusted, times)
+
+    def _answered(self, task: OrderlyTask, returned: object, context: ConsumeOrderlyContext, count: int) -> BatchAnswer:
+        status = orderly_status(returned)
+        if status is _SUSPEND:
+            asked = returned is _SUSPEND
+            text = "the listener asked for it" if asked else f"the listener returned {_shown(returned)}"
+            task.failure = Failure("Suspended" if asked else "ReturnedNoStatus", text, self._clock.wall_ms())
+        return BatchAnswer(count, status, context.auto_commit is not False, _suspend_ms(context))
+
+    def _raised(
+        self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, count: int
+    ) -> BatchAnswer:
+        if not isinstance(error, Exception):
+            _LOG.warning("consumer.listener-raised", extra={"error": _shown(error)})
+        task.failure = self._failure(error)
+        suspend_ms = _suspend_ms(context)
+        if isinstance(error, RetryLater):
+            if error.delay_ms is not None:
+                suspend_ms = error.delay_ms
+            elif error.level is not None:
+                suspend_ms = self._levels.delay_ms(self._levels.clamp(error.level))
+        auto_commit = context.auto_commit is not False
+        return BatchAnswer(count, _SUSPEND, auto_commit, suspend_ms, dead_letter=isinstance(error, DeadLetter))
+
+    def _failed(self, task: OrderlyTask, count: int, *, dead_letter: bool = False) -> BatchAnswer:
+        if task.failure is None:
+            task.failure = Failure("Suspended", "", self._clock.wall_ms())
+        return BatchAnswer(count, _SUSPEND, dead_letter=dead_letter)
+
+    def _no_listener(self, task: OrderlyTask, topic: str) -> BatchAnswer:
+        task.failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
+        return self._failed(task, 1, dead_letter=True)
+
+    def _failure(self, error: BaseException) -> Failure:
+        return Failure(type(error).__qualname__, _shown(error, str), self._clock.wall_ms())
+
+
+def _suspend_ms(context: ConsumeOrderlyContext) -> int:
+    """The wait that the listener asked for; what is no number is said, and counts as not asked."""
+    asked: object = context.suspend_current_queue_time_ms
+    if isinstance(asked, int):
+        return asked
+    _LOG.error("consumer.suspend-time-ignored", extra={"asked": _shown(asked)})
+    return -1
+
+
+def _shown(value: object, how: Callable[[object], str] = repr) -> str:
+    """An object of user code as text, whatever its own methods do."""
+    try:
+        return how(value)[:_TEXT_MAX] if how is repr else how(value)
+    except BaseException:  # noqa: BLE001 - user code
+        return f"<{type(value).__name__}>"

@@ -1,0 +1,612 @@
+"""The orderly loop, turned by hand on the in-memory Kafka: order, locks, hand-over, counts, dead letters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from rocketshim.consumer.assignment import Starts
+from rocketshim.consumer.listener import Subscription, adapt
+from rocketshim.consumer.orderly_context import ConsumeOrderlyContext
+from rocketshim.consumer.orderly_loop import OrderlyLoop, OrderlySettings
+from rocketshim.consumer.orderly_runner import OrderlyRunner
+from rocketshim.consumer.outcome import DeadLetter, RetryLater
+from rocketshim.consumer.poll_loop import LoopSettings
+from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
+from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim.core.retry_policy import LevelTableRetryPolicy
+from rocketshim.core.start_position import ConsumeFromWhere, decode_metadata
+from rocketshim.group.connect import connect_group_log
+from rocketshim.settings import ConnectionSettings
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.group_log import ReleaseRecord, decode_group_record
+from rocketshim_topics.layout import Layout
+
+from .conftest import HandPool
+
+GROUP = "g"
+NAMES = TopicNames()
+LEVELS = DelayLevels.parse("1s 2s 3s 4s 5s")
+SHORT = QueueLockSettings(lock_lease_ms=6_000, lock_hold_ms=3_000, lock_renew_ms=1_000)
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+COMMIT = ConsumeOrderlyStatus.COMMIT
+ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
+
+
+class Member:
+    """One orderly member of group `g` on `orders`; its group-log thread is turned with it."""
+
+    def __init__(
+        self,
+        kafka: InMemoryKafka,
+        name: str,
+        listener: Callable[..., Any],
+        *,
+        limit: int = -1,
+        batch_count: int = 1,
+        by_key: bool = False,
+        span: int | None = None,
+        matches: Callable[[Any], bool] | None = None,
+        where: ConsumeFromWhere = ConsumeFromWhere.FIRST_OFFSET,
+    ) -> None:
+        clock = kafka.clock
+        assert isinstance(clock, VirtualClock)
+        self.kafka, self.clock = kafka, clock
+        subscriptions = {"orders": Subscription("orders", adapt(listener), matches)}
+        self.runner = OrderlyRunner(
+            GROUP, subscriptions.get, NAMES.retry(GROUP), batch_count=batch_count, clock=clock, levels=LEVELS
+        )
+        self.pool = HandPool(self.runner, clock)  # type: ignore[arg-type]
+        self.log = connect_group_log(
+            ConnectionSettings.make(bootstrap="memory:1"),
+            GROUP,
+            client_id=name,
+            lock_settings=SHORT,
+            topics=["orders", NAMES.retry(GROUP)],
+            clients=kafka.clients(),
+            clock=clock,
+        )
+        self.log.start = lambda *_: self.log.open()  # type: ignore[method-assign]
+        config = {
+            "group.id": GROUP,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",
+            "partition.assignment.strategy": "cooperative-sticky",
+        }
+        self.consumers: list[Any] = []
+
+        def make_consumer() -> Any:
+            self.consumers.append(kafka.consumer({**config, "on_commit": self.loop.on_commit}))
+            return self.consumers[-1]
+
+        def make_send_back(producer: Any) -> SendBack:
+            return SendBack(
+                producer,
+                names=NAMES,
+                levels=LEVELS,
+                group=GROUP,
+                lanes=lambda: 1,
+                policy=LevelTableRetryPolicy(),
+                limit=16,
+                back_off_ms=5_000,
+            )
+
+        self.loop = OrderlyLoop(
+            log=self.log,
+            orderly=OrderlySettings(NAMES.retry(GROUP), max_reconsume_times=limit, by_key=by_key),
+            make_consumer=make_consumer,
+            make_producer=lambda: kafka.producer({"enable.idempotence": True}),
+            topics=["orders", NAMES.retry(GROUP)],
+            make_send_back=make_send_back,
+            pool=self.pool,
+            starts=Starts(
+                retry_topic=NAMES.retry(GROUP), where=where, timestamp_ms=0, digest="d", subscription="orders"
+            ),
+            settings=LoopSettings(
+                batch_count=batch_count,
+                commit_interval_ms=5_000,
+                consume_timeout_ms=900_000,
+                sweep_interval_ms=1_000,
+                revoke_drain_ms=3_000,
+                limits=FlowLimits(span=span),
+            ),
+            clock=clock,
+        )
+        self.loop.open()
+
+    def turn(self, *, work: bool = True) -> None:
+        self.log.turn(0)
+        self.loop.turn()
+        if work:
+            self.pool.work_all()
+
+    @property
+    def held(self) -> list[int]:
+        return sorted(queue.partition for queue in self.loop.queues if queue.topic == "orders")
+
+
+class Stage:
+    """Members of one group and what their listeners saw."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.kafka = InMemoryKafka(self.clock)
+        self.kafka.create_topics(Layout(NAMES, LEVELS).shared())
+        self.kafka.create_topics(Layout(NAMES, LEVELS).for_group(GROUP, with_log=True))
+        self.members: dict[str, Member] = {}
+        self.seen: list[Any] = []
+        self.contexts: list[ConsumeOrderlyContext] = []
+        self.answer: Callable[[Any], Any] = lambda _: None
+
+    def topic(self, partitions: int = 1) -> None:
+        self.kafka.create_topic("orders", partitions)
+
+    def fill(self, count: int, partition: int = 0, **options: Any) -> None:
+        for number in range(count):  # a message that is tested for truth would not be seen
+            headers = [("n", str(number).encode())]
+            self.kafka.append("orders", b"" if number % 2 else None, partition=partition, headers=headers, **options)
+
+    def listener(self, message: Any, context: ConsumeOrderlyContext) -> Any:
+        self.seen.append(message)
+        self.contexts.append(context)
+        return self.answer(message)
+
+    def join(self, name: str, listener: Callable[..., Any] | None = None, **options: Any) -> Member:
+        self.members[name] = Member(self.kafka, name, listener or self.listener, **options)
+        return self.members[name]
+
+    def leave(self, name: str) -> Member:
+        member = self.members.pop(name)
+        member.loop.stop(1_000)
+        member.loop.close()
+        for _ in range(3):
+            member.log.turn(0)
+        return member
+
+    def turn(self, times: int = 10, *names: str, work: bool = True) -> None:
+        for _ in range(times):
+            for name in names or tuple(self.members):
+                self.members[name].turn(work=work)
+
+    def wait(self, ms: int, *names: str, work: bool = True) -> None:
+        for _ in range(ms // 100):
+            self.clock.advance(100)
+            self.turn(2, *names, work=work)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        return [(message.queue_id, message.queue_offset) for message in self.seen]
+
+    def committed(self, partition: int = 0) -> int | None:
+        return self.kafka.committed(GROUP).get(("orders", partition))
+
+    def dead(self) -> list[Any]:
+        return self.kafka.records(NAMES.dead_letter(GROUP))
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def times(view: Any) -> int:
+    count: int = view.reconsume_times
+    return count
+
+
+# --- order and counts -------------------------------------------------------------------------------------------
+
+
+def test_messages_come_in_order_under_a_token_and_are_committed_with_it(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    stage.join("a")
+    stage.turn()
+    assert stage.offsets == [(0, number) for number in range(5)]
+    assert len({context.fencing_token for context in stage.contexts}) == 1
+    stage.wait(5_100)
+    assert stage.committed() == 5
+    found = decode_metadata(stage.kafka.commits(GROUP)[-1].metadata)
+    assert found is not None
+    assert found.token == stage.contexts[0].fencing_token
+
+
+def test_nothing_is_handed_out_before_the_start_is_committed_under_the_token(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+    stage.join("a")
+    stage.turn(20, work=False)
+    assert stage.committed() == 0
+    assert any(decode_metadata(commit.metadata).token for commit in stage.kafka.commits(GROUP))  # type: ignore[union-attr]
+
+
+def test_a_failing_message_holds_its_queue_and_no_other(stage: Stage) -> None:
+    stage.topic(2)
+    stage.fill(3, 0)
+    stage.fill(3, 1)
+    stage.answer = lambda m: SUSPEND if m.queue_id == 0 and m.queue_offset == 1 and times(m) < 2 else None
+    stage.join("a")
+    stage.turn()
+    assert stage.offsets.count((1, 2)) == 1
+    assert (0, 2) not in stage.offsets
+    stage.wait(2_500)
+    assert [offset for queue, offset in stage.offsets if queue == 0] == [0, 1, 1, 1, 2]
+    assert [times(m) for m in stage.seen if m.queue_id == 0] == [0, 0, 1, 2, 0]
+
+
+def test_the_listener_names_the_wait(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+
+    def fail(message: Any) -> Any:
+        if times(message) == 0:
+            raise RetryLater("3s")
+        stage.contexts[-1].suspend_current_queue_time_ms = 200
+        return SUSPEND if times(message) == 1 else None
+
+    stage.answer = fail
+    stage.join("a")
+    stage.turn()
+    stage.wait(2_900)
+    assert len(stage.seen) == 1
+    stage.wait(200)
+    assert len(stage.seen) == 2
+    stage.wait(300)
+    assert len(stage.seen) == 3
+
+
+def test_at_the_limit_a_message_is_dead_and_its_queue_goes_on_when_that_is_stored(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(2)
+
+    def fail(message: Any) -> None:
+        if message.queue_offset == 0:
+            raise OSError("no")
+
+    stage.answer = fail
+    stage.join("a", limit=1)
+    stage.turn()
+    stage.kafka.hold_reports(NAMES.dead_letter(GROUP))
+    stage.wait(1_500)
+    assert stage.offsets == [(0, 0), (0, 0)]
+    assert len(stage.dead()) == 1
+    stage.kafka.release()
+    stage.turn()
+    assert stage.offsets[-1] == (0, 1)
+    headers = dict(stage.dead()[0].headers())
+    assert headers["RECONSUME_TIMES"] == b"2"
+    assert headers["FAIL_CLASS"] == b"OSError"
+    stage.wait(5_000)
+    assert stage.committed() == 2
+
+
+def test_a_dead_letter_that_is_asked_for_goes_at_once(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+
+    def fail(_: Any) -> None:
+        raise DeadLetter("hopeless")
+
+    stage.answer = fail
+    stage.join("a")
+    stage.turn()
+    assert dict(stage.dead()[0].headers())["FAIL_TEXT"] == b"hopeless"
+
+
+def test_manual_commits_cover_what_is_open_and_rollback_takes_it_back(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(4)
+    answers = iter([None, ROLLBACK, None, COMMIT, None, None])
+
+    def manual(message: Any) -> Any:
+        del message
+        stage.contexts[-1].auto_commit = False
+        return next(answers)
+
+    stage.answer = manual
+    stage.join("a")
+    stage.turn()
+    assert stage.offsets == [(0, 0), (0, 1)]
+    stage.wait(1_200)
+    assert stage.offsets[2:] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert [times(m) for m in stage.seen] == [0] * 6
+    stage.wait(5_000)
+    assert stage.committed() == 2
+
+
+def test_what_the_filter_skips_is_finished_and_leaves_open_what_is_open(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(6)
+
+    def manual(message: Any) -> Any:
+        del message
+        stage.contexts[-1].auto_commit = False
+
+    stage.answer = manual
+    stage.join("a", matches=lambda headers: dict(headers)["n"] in {b"1", b"4"})
+    stage.turn()
+    stage.wait(5_000)
+    assert stage.offsets == [(0, 1), (0, 4)]
+    assert stage.committed() == 1
+
+
+def test_a_record_the_filter_cannot_read_fails_at_its_turn(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(3)
+
+    def matches(headers: Any) -> bool:
+        if dict(headers)["n"] == b"1":
+            raise ValueError("unreadable")
+        return True
+
+    stage.join("a", limit=0, matches=matches)
+    stage.turn()
+    assert stage.offsets == [(0, 0), (0, 2)]
+    assert dict(stage.dead()[0].headers())["FAIL_TEXT"] == b"unreadable"
+
+
+def test_batches_are_lists_in_order(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    batches: list[list[int]] = []
+    stage.join("a", lambda batch: batches.append([m.queue_offset for m in batch]), batch_count=2)
+    stage.turn()
+    assert batches == [[0, 1], [2, 3], [4]]
+
+
+def test_by_key_a_failing_key_holds_only_itself(stage: Stage) -> None:
+    stage.topic()
+    for number in range(8):
+        stage.kafka.append("orders", b"%d" % number, key=b"bad" if number in {2, 5} else b"good")
+    stage.answer = lambda m: SUSPEND if m.key == b"bad" and times(m) == 0 and m.queue_offset == 2 else None
+    stage.join("a", by_key=True, span=1_000)
+    stage.turn()
+    assert [offset for _, offset in stage.offsets if offset not in {2, 5}] == [0, 1, 3, 4, 6, 7]
+    assert (0, 5) not in stage.offsets
+    stage.wait(5_500)
+    assert [offset for _, offset in stage.offsets][-2:] == [2, 5]
+    assert stage.committed() == 8
+
+
+def test_a_redriven_message_comes_from_the_retry_topic_in_order_too(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+
+    def fail(_: Any) -> None:
+        raise DeadLetter("x")
+
+    stage.answer = fail
+    stage.join("a")
+    stage.turn()
+    letter = stage.dead()[0]
+    stage.answer = lambda _: None
+    stage.kafka.append(NAMES.retry(GROUP), letter.value(), key=letter.key(), headers=letter.headers())
+    stage.turn()
+    assert stage.seen[-1].topic == "orders"
+    assert stage.seen[-1].reconsume_times == 1
+
+
+def test_a_message_that_stands_for_ever_is_named(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.topic()
+    stage.fill(1)
+
+    def fail(_: Any) -> None:
+        raise ValueError("never")
+
+    stage.answer = fail
+    member = stage.join("a")
+    stage.turn()
+    stage.wait(17_000)
+    (said,) = [record for record in caplog.records if record.message == "consumer.message-stuck"]
+    assert said.__dict__["record"] == "orders/0/0"
+    assert member.loop.orderly_counts.stuck >= 1
+
+
+# --- locks --------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_member_takes_over_where_the_first_has_stopped(stage: Stage) -> None:
+    stage.topic(2)
+    stage.fill(3, 0)
+    stage.fill(3, 1)
+    stage.join("a")
+    stage.turn()
+    stage.join("b")
+    stage.wait(3_000)
+    assert stage.members["a"].held != stage.members["b"].held
+    assert sorted(stage.members["a"].held + stage.members["b"].held) == [0, 1]
+    assert len(stage.seen) == 6, "nothing comes twice"
+    stage.fill(2, 0)
+    stage.fill(2, 1)
+    stage.turn()
+    assert [offset for queue, offset in stage.offsets if queue == 0] == [0, 1, 2, 3, 4]
+    assert [offset for queue, offset in stage.offsets if queue == 1] == [0, 1, 2, 3, 4]
+
+
+def test_counts_survive_a_hand_over(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+    stage.answer = lambda _: SUSPEND
+    stage.join("a", limit=5)
+    stage.turn()
+    stage.wait(2_100)
+    before = times(stage.seen[-1])
+    assert before == 2
+    stage.leave("a")
+    stage.join("b", limit=5)
+    stage.wait(3_000)
+    assert times(stage.seen[-1]) > before
+    counts = [times(m) for m in stage.seen]
+    assert counts == sorted(counts), "no count begins again"
+
+
+def test_counts_survive_a_death_after_a_renewal(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+    stage.answer = lambda _: SUSPEND
+    a = stage.join("a", limit=50)
+    stage.turn()
+    stage.wait(4_000)
+    before = times(stage.seen[-1])
+    stage.kafka.kill(a.consumers[0])
+    stage.members.pop("a")
+    stage.join("b", limit=50)
+    stage.wait(60_000)
+    assert before - 1 <= times(stage.seen[before + 1])
+
+
+def test_an_owner_that_was_frozen_hands_out_and_commits_nothing_more(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(10)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    assert len(a.pool.tasks) == 1
+    stage.clock.advance(4_000)  # longer than it may believe
+    a.pool.work_all()
+    assert not stage.seen, "the run that was handed out is not begun"
+    stage.wait(15_000)
+    assert len(stage.offsets) == 10
+    assert a.loop.orderly_counts.lost == 2, "orders and the retry topic"
+    assert a.loop.orderly_counts.starts >= 2
+
+
+def test_a_listener_that_outlasts_its_lease_commits_nothing_and_is_waited_for(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(2)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    first = stage.seen
+
+    def freeze(message: Any) -> None:
+        del message
+        if len(first) == 1:
+            stage.clock.advance(4_000)
+
+    stage.answer = freeze
+    a.pool.work_all()
+    assert stage.offsets == [(0, 0)], "the second call is not made"
+    stage.turn(2)
+    assert stage.committed() == 0
+    stage.wait(10_000)
+    assert stage.offsets == [(0, 0), (0, 0), (0, 1)]
+
+
+def test_a_listener_that_outlasts_the_drain_keeps_the_lock_and_not_the_group_waiting(stage: Stage) -> None:
+    stage.topic(1)
+    stage.fill(3)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    assert a.held == [0]
+    b = stage.join("b")
+    task = a.pool.tasks.popleft()
+    stage.kafka.evict(a.consumers[0])
+    stage.wait(2_000)
+    holder, waiter = (a, b) if a.held else (b, a)
+    assert not holder.held or holder is a
+    assert not b.held, "the lock is still a's: its listener has not returned"
+    a.pool.tasks.append(task)
+    a.pool.work_all()
+    stage.wait(12_000)
+    assert b.held == [0] or a.held == [0]
+    assert waiter in {a, b}
+    assert sorted(set(stage.offsets)) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_position_reset_while_nobody_was_there_counts(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    stage.join("a")
+    stage.turn()
+    stage.leave("a")
+    assert stage.committed() == 5
+    tool = stage.kafka.consumer({"group.id": GROUP})
+    tool.commit(offsets=[TopicPartition("orders", 0, 2)], asynchronous=False)
+    stage.join("b")
+    stage.wait(3_000)
+    assert stage.offsets[5:] == [(0, 2), (0, 3), (0, 4)]
+
+
+def test_a_log_created_again_stops_the_queue_and_goes_on_with_a_higher_token(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(2)
+    a = stage.join("a")
+    stage.turn()
+    stage.wait(5_100)
+    before = stage.contexts[-1].fencing_token
+    stage.kafka.delete_topic(NAMES.group_log(GROUP))
+    stage.kafka.create_topics(Layout(NAMES, LEVELS).for_group(GROUP, with_log=True))
+    stage.wait(3_000)
+    assert not a.held
+    stage.fill(2)
+    stage.wait(15_000)
+    assert stage.offsets == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    after = stage.contexts[-1].fencing_token
+    assert before is not None
+    assert after is not None
+    assert after > before
+
+
+def test_a_topic_cut_while_it_is_read_goes_on_where_the_log_goes_on(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    a = stage.join("a")
+    stage.turn()
+    stage.wait(5_000)
+    stage.kafka.delete_topic("orders")
+    stage.topic()
+    stage.fill(2)
+    stage.wait(10_000)
+    assert a.loop.error is None
+    assert stage.offsets[5:] == [(0, 0), (0, 1)]
+
+
+def test_a_clean_stop_commits_releases_and_says_goodbye(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(3)
+    stage.join("a")
+    stage.turn()
+    stage.leave("a")
+    assert stage.committed() == 3
+    kinds = [decode_group_record(record.value()).kind for record in stage.kafka.records(NAMES.group_log(GROUP))]
+    assert kinds[-3:] == ["release", "release", "leave"]
+
+
+def test_what_a_listener_still_holds_at_the_end_is_not_released(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(3)
+    stage.join("a")
+    stage.turn(10, work=False)
+    stage.leave("a")
+    named = [
+        held.topic
+        for record in stage.kafka.records(NAMES.group_log(GROUP))
+        if isinstance(found := decode_group_record(record.value()), ReleaseRecord)
+        for held in found.queues
+    ]
+    assert named == [NAMES.retry(GROUP)]
+
+
+def test_a_failed_group_log_ends_the_consumer(stage: Stage) -> None:
+    stage.topic()
+    a = stage.join("a")
+    stage.turn()
+    a.log.error = RuntimeError("gone")
+    with pytest.raises(Exception, match="gone"):
+        a.loop.turn()
+
+
+def test_suspend_and_resume_reach_queues_that_start_meanwhile(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(2)
+    a = stage.join("a")
+    a.loop.ask(a.loop.suspend)
+    stage.turn()
+    assert not stage.seen
+    a.loop.ask(a.loop.resume_reading)
+    stage.turn()
+    assert len(stage.seen) == 2
