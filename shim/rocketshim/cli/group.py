@@ -1,4 +1,4 @@
-"""`rocketshim group lag | subscriptions`: where a consumer group stands, and whether its members want the same."""
+"""`rocketshim group lag | subscriptions | locks | members | release`: where a group stands, who does what in it."""
 
 import json
 import time
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from rocketshim.cli import group_locks
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import console
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
@@ -15,7 +16,7 @@ from rocketshim.operations.group_standing import GroupReader, GroupStanding, con
 from rocketshim_topics import TopicNames
 
 app = typer.Typer(
-    help="A consumer group: how far it is, and what its members subscribe to.",
+    help="A consumer group: how far it is, what its members subscribe to, who holds which queue.",
     epilog="Example: rocketshim group lag payments --bootstrap localhost:9092",
     no_args_is_help=True,
 )
@@ -129,3 +130,8 @@ def _age(age_ms: int) -> str:
         if seconds >= 2 * length:
             return f"{seconds // length} {unit}"
     return f"{seconds} s"
+
+
+app.command(epilog="Example: rocketshim group locks payments")(group_locks.locks)
+app.command(epilog="Example: rocketshim group members payments")(group_locks.members)
+app.command(epilog="Example: rocketshim group release payments orders/3 --owner-is-gone")(group_locks.release)

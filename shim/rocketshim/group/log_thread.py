@@ -357,8 +357,8 @@ class GroupLogThread:
             self._observe(self._log.fold(offset, append_ms, record))
 
     def _observe(self, folded: Folded) -> None:
-        if folded.owner == self.owner and folded.seq is not None:
-            self._read_seq = max(self._read_seq, folded.seq)
+        if folded.owner == self.owner and folded.seq is not None and folded.seq <= self._sent_seq:
+            self._read_seq = max(self._read_seq, folded.seq)  # else an operator has written it for us: a release
         if folded.began_anew:
             _LOG.warning("group.log-began-anew", extra={"topic": self._place.topic, "offset": folded.offset})
         self._perform(self._holder.observe(folded, self._now_ms()))

@@ -1,0 +1,157 @@
+"""`rocketshim group locks | members | release`: who holds which queue of a group that consumes in order."""
+
+import json
+import time
+from typing import Annotated, Any, Final
+
+import typer
+from rich.table import Table
+
+from rocketshim.cli.app import FINDING
+from rocketshim.cli.letters import console
+from rocketshim.cli.options import Bootstrap, Json, Namespace
+from rocketshim.errors import ConfigError, SendError
+from rocketshim.group.connect import log_reader_config
+from rocketshim.group.standing import GroupLogStanding, read_group_log, release_record
+from rocketshim.settings import ConnectionSettings
+from rocketshim_topics import TopicNames
+from rocketshim_topics.group_log import encode_group_record
+from rocketshim_topics.message_queue import MessageQueue
+
+__all__ = ["locks", "members", "release"]
+
+_STORE_S: Final = 30.0
+
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+
+
+def _read(bootstrap: str, namespace: str, group: str) -> tuple[str, GroupLogStanding]:
+    from confluent_kafka import Consumer  # noqa: PLC0415 - `--help` does without
+
+    settings = ConnectionSettings.make(bootstrap=bootstrap, namespace=namespace)
+    topic = TopicNames(namespace).group_log(group)
+    consumer = Consumer(log_reader_config(settings, group))
+    try:
+        return topic, read_group_log(consumer, topic)
+    finally:
+        consumer.close()
+
+
+def _age_s(standing: GroupLogStanding) -> int | None:
+    """Seconds since the log's last record, by this machine's clock."""
+    return (
+        None
+        if standing.last_append_ms is None
+        else max(0, time.time_ns() // 1_000_000 - standing.last_append_ms) // 1_000
+    )
+
+
+def locks(*, group: GroupName, bootstrap: Bootstrap, namespace: Namespace = "", as_json: Json = False) -> None:
+    """Show who holds which queue, by which token and for how long, and what its next owner will know.
+
+    Leases are counted in the time of the log, which moves by its records only: while nobody writes, none runs out.
+    """
+    _, standing = _read(bootstrap, namespace, group)
+    rows: list[dict[str, Any]] = [
+        {
+            "topic": lock.queue.topic,
+            "partition": lock.queue.queue_id,
+            "owner": None if lock.owner is None else lock.owner.client_id,
+            "known": lock.known,
+            "token": lock.token,
+            "lease_left_ms": lock.lease_left_ms,
+            "next_offset": lock.next_offset,
+            "reconsume_counts": [list(pair) for pair in lock.reconsume_counts],
+        }
+        for lock in standing.log.locks
+    ]
+    if as_json:
+        typer.echo(json.dumps({"group": group, "last_record_s_ago": _age_s(standing), "locks": rows}))
+        return
+    table = Table(
+        "topic", "partition", "owner", "token", "lease left", "next offset", "failing", box=None, pad_edge=False
+    )
+    for row in rows:
+        owner = row["owner"] or "(free)"
+        table.add_row(
+            row["topic"],
+            str(row["partition"]),
+            owner if row["known"] else f"{owner}?",
+            "" if row["token"] is None else str(row["token"]),
+            f"{row['lease_left_ms'] / 1_000:.0f} s" if row["owner"] else "",
+            "" if row["next_offset"] is None else str(row["next_offset"]),
+            ", ".join(f"{offset}: {count} times" for offset, count in row["reconsume_counts"][:3]),
+        )
+    console().print(table)
+    typer.echo(f"last record of the log: {_age_s(standing)} s ago")
+
+
+def members(*, group: GroupName, bootstrap: Bootstrap, namespace: Namespace = "", as_json: Json = False) -> None:
+    """Show the members that the group's log knows, and how they share the queues out."""
+    _, standing = _read(bootstrap, namespace, group)
+    rows = [
+        {
+            "client_id": member.owner.client_id,
+            "incarnation": member.owner.incarnation,
+            "strategy": member.strategy,
+            "gone_in_ms": member.lease_left_ms,
+            "queues": sum(lock.owner == member.owner for lock in standing.log.locks),
+        }
+        for member in standing.log.members
+    ]
+    if as_json:
+        typer.echo(json.dumps({"group": group, "last_record_s_ago": _age_s(standing), "members": rows}))
+        return
+    table = Table("client id", "queues", "shared out by", "gone without a heartbeat in", box=None, pad_edge=False)
+    for row in rows:
+        how = str(row["strategy"] or "Kafka's group protocol")
+        table.add_row(str(row["client_id"]), str(row["queues"]), how, f"{int(str(row['gone_in_ms'])) / 1_000:.0f} s")
+    console().print(table)
+    typer.echo(f"last record of the log: {_age_s(standing)} s ago")
+
+
+def release(
+    *,
+    group: GroupName,
+    queue: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION", help="The queue, as `group locks` shows it.")],
+    bootstrap: Bootstrap,
+    namespace: Namespace = "",
+    owner_is_gone: Annotated[
+        bool, typer.Option("--owner-is-gone", help="The process that holds the queue has ended: do it.")
+    ] = False,
+) -> None:
+    """Free a queue whose owner has died, without waiting for its lease. Position and counts are kept.
+
+    Without --owner-is-gone it says who holds the queue, changes nothing and ends with 2. An owner that lives after all
+    stops when it reads the record; one that is frozen cannot, and may finish one call when it wakes, beside the new
+    owner: only a sink that checks fencing tokens refuses that.
+    """
+    topic, _, number = queue.rpartition("/")
+    if not topic or not number.isdecimal():
+        raise ConfigError(f"{queue!r}: write TOPIC/PARTITION, as `rocketshim group locks` shows it")
+    wanted = MessageQueue(topic, queue_id=int(number))
+    log_topic, standing = _read(bootstrap, namespace, group)
+    record = release_record(standing, wanted)
+    if record is None:
+        typer.echo(f"nobody is known to hold {queue}: there is nothing to release")
+        return
+    if not owner_is_gone:
+        lock = standing.log.lock(wanted)
+        typer.echo(
+            f"{queue} is held by {record.client_id} for {lock.lease_left_ms / 1_000:.0f} s more (token {lock.token})"
+        )
+        typer.echo("nothing was changed; if that process has ended, say --owner-is-gone", err=True)
+        raise typer.Exit(FINDING)
+    _store(bootstrap, log_topic, encode_group_record(record))
+    typer.echo(f"{queue} is free; {record.client_id} held it")
+
+
+def _store(bootstrap: str, topic: str, value: bytes) -> None:
+    from confluent_kafka import Producer  # noqa: PLC0415
+
+    errors: list[Any] = []
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all"})
+    producer.produce(topic, value, partition=0, on_delivery=lambda error, _: errors.append(error))
+    producer.flush(_STORE_S)
+    if errors != [None]:
+        raise SendError(f"the release was not stored: {errors or 'no answer'}")

@@ -1,0 +1,113 @@
+"""A group's log as it stands, for people who look: read once from its first record to its present end, and folded."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from rocketshim.clients import ConsumerClient
+from rocketshim.core.group_log import GroupLog, Outcome
+from rocketshim.core.lease_rules import Owner
+from rocketshim.errors import BrokerUnavailableError, TopicMissingError
+from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.group_log import HeldQueue, ReleaseRecord, UnknownVersionError, decode_group_record
+from rocketshim_topics.message_queue import MessageQueue
+
+__all__ = ["GroupLogStanding", "read_group_log", "release_record"]
+
+_TIMEOUT_S: Final = 10.0
+_SILENT_S: Final = 10.0
+_STRANGER_SEQ: Final = 2**63 - 1
+
+
+@dataclass(slots=True)
+class GroupLogStanding:
+    """What a group's log says.
+
+    Attributes:
+        log: the fold.
+        last_append_ms: append time of its last record, epoch ms of the broker's clock; None: it holds none.
+        leases_ms: length of the lease each owner asks for, in ms.
+        confirmed: offset of the last record by which a queue was claimed or renewed.
+    """
+
+    log: GroupLog
+    last_append_ms: int | None = None
+    leases_ms: dict[Owner, int] = field(default_factory=dict)
+    confirmed: dict[MessageQueue, int] = field(default_factory=dict)
+
+
+def read_group_log(consumer: ConsumerClient, topic: str) -> GroupLogStanding:
+    """Read and fold the whole log.
+
+    Args:
+        consumer: made with `log_reader_config`; its assignment is replaced.
+        topic: physical name of the log.
+
+    Raises:
+        TopicMissingError: the group has no log: it has never consumed in order, or with an allocation strategy.
+        BrokerUnavailableError: the log could not be read to its end.
+    """
+    try:
+        found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+        if found is None or not found.partitions:
+            raise TopicMissingError(
+                f"missing: {topic}. The group has no log: it never consumed in order, or with an allocation strategy"
+            )
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)
+    except KafkaException as error:
+        raise BrokerUnavailableError(f"{topic} cannot be read: {error}") from error
+    standing = GroupLogStanding(GroupLog(low))
+    consumer.assign([TopicPartition(topic, 0, low)])
+    while standing.log.next_offset < high:
+        message = consumer.poll(_SILENT_S)
+        if message is None:
+            raise BrokerUnavailableError(f"{topic}: nothing came for {_SILENT_S:g} s at {standing.log.next_offset}")
+        if message.error() is None:
+            _take(standing, message.offset(), message.timestamp()[1], message.value())
+        elif message.error().fatal():
+            raise BrokerUnavailableError(f"{topic} cannot be read: {message.error()}")
+    return standing
+
+
+def _take(standing: GroupLogStanding, offset: int, append_ms: int, value: bytes | None) -> None:
+    standing.last_append_ms = append_ms
+    try:
+        record = decode_group_record(value)
+    except UnknownVersionError:
+        standing.log.unreadable(offset, append_ms)
+    except MalformedRecordError:
+        standing.log.skip(offset, append_ms)
+    else:
+        folded = standing.log.fold(offset, append_ms, record)
+        standing.leases_ms[Owner(record.client_id, record.incarnation)] = record.lease_ms
+        for judgement in folded.judgements:
+            if judgement.outcome in {Outcome.GRANTED, Outcome.RENEWED}:
+                standing.confirmed[judgement.queue] = offset
+
+
+def release_record(standing: GroupLogStanding, queue: MessageQueue) -> ReleaseRecord | None:
+    """The release that the owner of a queue would write; None: nobody is known to hold it.
+
+    Position and counts are kept for the next owner. An owner that lives stops the queue when it reads the record.
+    """
+    lock = standing.log.lock(queue)
+    base = standing.log.base
+    if lock.owner is None or lock.token is None or base is None or queue not in standing.confirmed:
+        return None
+    held = HeldQueue(
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        token=lock.token,
+        confirmed_offset=standing.confirmed[queue],
+        next_offset=lock.next_offset,
+        reconsume_counts=lock.reconsume_counts,
+    )
+    return ReleaseRecord(
+        client_id=lock.owner.client_id,
+        incarnation=lock.owner.incarnation,
+        seq=_STRANGER_SEQ,
+        lease_ms=standing.leases_ms[lock.owner],
+        base=base,
+        queues=(held,),
+    )
