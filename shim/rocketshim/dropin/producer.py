@@ -9,9 +9,9 @@ message shows where it lies, in the schedule topic.
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 from confluent_kafka import KafkaError, Message
@@ -42,15 +42,22 @@ class Producer(confluent_kafka.Producer):
     """
 
     __slots__ = ("_ids", "_in_transaction", "_lanes", "_names", "_settings")
+    _settings: ProducerDropinSettings
+    _names: TopicNames
+    _lanes: Lanes
+    _ids: tuple[str, Iterator[int]]
+    _in_transaction: bool
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        values, args, kwargs = take(args, kwargs)
-        self._settings = ProducerDropinSettings.make(**values)
-        self._names = TopicNames(self._settings.namespace)
-        self._lanes = Lanes(self._names.schedule)
-        self._ids = (uuid.uuid4().hex[:20], itertools.count())
-        self._in_transaction = False
-        super().__init__(*args, **kwargs)
+    if not TYPE_CHECKING:  # type checkers see the original's
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            values, args, kwargs = take(args, kwargs)
+            self._settings = ProducerDropinSettings.make(**values)
+            self._names = TopicNames(self._settings.namespace)
+            self._lanes = Lanes(self._names.schedule)
+            self._ids = (uuid.uuid4().hex[:20], itertools.count())
+            self._in_transaction = False
+            super().__init__(*args, **kwargs)
 
     def produce(  # noqa: PLR0917 - the original's
         self,

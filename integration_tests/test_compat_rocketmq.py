@@ -1,0 +1,65 @@
+"""A program written for rocketmq-client-python 2.0, on a real broker: sent, failed, delayed, received."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from rocketshim import ConsumeFromWhere, DelayLevels, DelayWorker, TopicNames, WorkerSettings
+from rocketshim.compat.rocketmq import ConsumeStatus, Message, Producer, PushConsumer, ReceivedMessage, SendStatus
+from rocketshim.local import Broker
+from rocketshim_topics import provision
+from rocketshim_topics.layout import Layout
+
+LEVELS = "0s 0s 0s 0s 0s 0s"
+GUARD_S = 90.0
+
+
+@pytest.mark.timeout(300)
+def test_a_message_that_fails_and_one_that_waits_are_received(
+    broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    provision.ensure_topics(admin, Layout(TopicNames(namespace), DelayLevels.parse(LEVELS)).shared())
+    worker = DelayWorker(
+        WorkerSettings.make(bootstrap=broker.bootstrap, namespace=namespace, allow=("*",), delay_levels=LEVELS)
+    )
+    moving = threading.Thread(target=worker.run)
+    moving.start()
+    name, over = topic(), threading.Event()
+    seen: list[tuple[bytes, bytes, bytes, int]] = []
+
+    def callback(message: ReceivedMessage) -> ConsumeStatus | None:
+        seen.append((message.body, message.tags, message["property"], message.reconsume_times))
+        if len(seen) == 4:
+            over.set()
+        if message.body == b"twice" and message.reconsume_times == 0:
+            return None
+        return ConsumeStatus.CONSUME_SUCCESS
+
+    producer = Producer("producer group", timeout=60_000)
+    consumer = PushConsumer(group())
+    for each in (producer, consumer):
+        each.set_name_server_address(broker.bootstrap)
+        each.set_namespace(namespace)
+        each.set_delay_levels(LEVELS)
+    consumer.set_consume_from_where(ConsumeFromWhere.FIRST_OFFSET)
+    consumer.subscribe(name, callback, "a || b")
+    with producer, consumer:
+        for body, tag, level in (("twice", "a", 0), ("later", "b", 2), ("not for us", "c", 0), ("once", "a", 0)):
+            message = Message(name)
+            message.set_body(body)
+            message.set_tags(tag)
+            message.set_keys("o-7")
+            message.set_property("property", "test")
+            message.set_delay_time_level(level)
+            assert producer.send_sync(message).status == SendStatus.OK
+        assert over.wait(GUARD_S), seen
+    worker.stop()
+    moving.join(GUARD_S)
+    assert sorted(seen) == [
+        (b"later", b"b", b"test", 0),
+        (b"once", b"a", b"test", 0),
+        (b"twice", b"a", b"test", 0),
+        (b"twice", b"a", b"test", 1),
+    ]

@@ -1,0 +1,1 @@
+"""The shapes of other clients over ours: `rocketshim.compat.rocketmq`."""

@@ -1,0 +1,565 @@
+"""The shape of `rocketmq-client-python` 2.0 over Kafka: its programs change one import.
+
+`from rocketmq.client import …` becomes `from rocketshim.compat.rocketmq import …`, and the name server's address
+becomes Kafka's bootstrap servers. A thin layer: `Producer` is a `rocketshim.Producer`, `PushConsumer` a
+`rocketshim.PushConsumer`, and what they promise is said there. What RocketMQ's client does and this cannot raises
+`NotSupportedError` where it is asked for, with what to do instead.
+
+As there, a callback gets one message at a time, and anything but a `ConsumeStatus` (None too) or an exception means:
+again later. As there, `tags`, `keys`, `body` and properties of a received message are bytes.
+
+Source: https://github.com/apache/rocketmq-client-python, `rocketmq/client.py` of 2.0.
+"""
+
+from collections.abc import Callable
+from enum import Enum, IntEnum
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import rocketshim
+from rocketshim import settings as shim
+from rocketshim.clients import Clients
+from rocketshim.core import consume_concurrently
+from rocketshim.core.message_model import MessageModel as ShimModel
+from rocketshim.errors import ClosedError, ConfigError, NotSupportedError, RocketshimError
+from rocketshim_topics import wire
+from rocketshim_topics.message import MessageView
+
+__all__ = [
+    "ConsumeStatus",
+    "Message",
+    "MessageModel",
+    "Producer",
+    "PushConsumer",
+    "ReceivedMessage",
+    "RocketMQException",
+    "SendResult",
+    "SendStatus",
+    "TransactionMQProducer",
+    "TransactionStatus",
+]
+
+RocketMQException = RocketshimError
+"""What `except RocketMQException` catches here: every error of ours."""
+
+_DEFAULT_TIMEOUT_MS: Final = 3_000
+
+
+class SendStatus(IntEnum):
+    """How a send ended; here always `OK`, everything else is an exception."""
+
+    OK = 0
+    FLUSH_DISK_TIMEOUT = 1
+    FLUSH_SLAVE_TIMEOUT = 2
+    SLAVE_NOT_AVAILABLE = 3
+
+
+class ConsumeStatus(IntEnum):
+    """What a callback returns."""
+
+    CONSUME_SUCCESS = 0
+    RECONSUME_LATER = 1
+
+
+class MessageModel(IntEnum):
+    """Who gets a message: every consumer, or one of the group."""
+
+    BROADCASTING = 0
+    CLUSTERING = 1
+
+
+class TransactionStatus(IntEnum):
+    """How a local transaction ended; only for programs that name it, see `TransactionMQProducer`."""
+
+    COMMIT = 0
+    ROLLBACK = 1
+    UNKNOWN = 2
+
+
+class SendResult(NamedTuple):
+    """A message that is stored.
+
+    Attributes:
+        status: `SendStatus.OK`.
+        msg_id: the id that is the same on every hop.
+        offset: in the partition it was written to; of a delayed message, in the schedule topic.
+    """
+
+    status: SendStatus
+    msg_id: str
+    offset: int
+
+
+class Message:
+    """A message to send.
+
+    Args:
+        topic: logical topic.
+    """
+
+    def __init__(self, topic: str | bytes) -> None:
+        self._topic = _text(topic)
+        self._body: bytes = b""
+        self._tags: str | None = None
+        self._keys: str | None = None
+        self._level: int | None = None
+        self._properties: dict[str, bytes] = {}
+
+    def set_keys(self, keys: str | bytes) -> None:
+        """Business keys, separated by spaces."""
+        self._keys = _text(keys)
+
+    def set_tags(self, tags: str | bytes) -> None:
+        """The message's one tag."""
+        self._tags = _text(tags)
+
+    def set_body(self, body: str | bytes) -> None:
+        """The body; text is sent as UTF-8."""
+        self._body = _bytes(body)
+
+    def set_property(self, key: str | bytes, value: str | bytes) -> None:
+        """A user property; one that is there is replaced."""
+        self._properties[_text(key)] = _bytes(value)
+
+    def set_delay_time_level(self, delay_time_level: int) -> None:
+        """Deliver after the delay of this level; 0: at once."""
+        self._level = delay_time_level
+
+    def to_shim(self) -> rocketshim.Message:
+        """The message as ours.
+
+        Raises:
+            MessageError: it breaks a rule of `rocketshim.Message`.
+        """
+        return rocketshim.Message(
+            self._topic,
+            self._body,
+            tag=self._tags or None,
+            keys=tuple((self._keys or "").split()),
+            delay_level=self._level,
+            properties=self._properties,
+        )
+
+
+class ReceivedMessage:
+    """A received message, read-only.
+
+    Args:
+        view: the message as ours.
+    """
+
+    def __init__(self, view: MessageView) -> None:
+        self._view = view
+
+    @property
+    def topic(self) -> str:
+        """Logical topic of the first delivery."""
+        return self._view.topic
+
+    @property
+    def tags(self) -> bytes:
+        """The tag; `b""` if there is none."""
+        return _bytes(self._view.tag or "")
+
+    @property
+    def keys(self) -> bytes:
+        """Business keys, separated by spaces; `b""` if there are none."""
+        return _bytes(" ".join(self._view.keys))
+
+    @property
+    def body(self) -> bytes:
+        """The body; `b""` for a tombstone, which RocketMQ does not know."""
+        return self._view.body or b""
+
+    @property
+    def id(self) -> str:
+        """The id that is the same on every hop."""
+        return self._view.msg_id
+
+    @property
+    def delay_time_level(self) -> int:
+        """0: what was delivered is not scheduled any more (RocketMQ leaves the level it was sent with)."""
+        return self._view.delay_level
+
+    @property
+    def queue_id(self) -> int:
+        """Partition of this very record."""
+        return self._view.queue_id
+
+    @property
+    def reconsume_times(self) -> int:
+        """Failed attempts so far."""
+        return self._view.reconsume_times
+
+    @property
+    def store_size(self) -> int:
+        """Bytes of key, value and headers."""
+        record = self._view.record
+        headers = sum(len(_bytes(name)) + len(value or b"") for name, value in record.headers() or ())
+        return len(record.key() or b"") + len(record.value() or b"") + headers
+
+    @property
+    def born_timestamp(self) -> int:
+        """Epoch ms of the first send."""
+        return self._view.born_timestamp_ms
+
+    @property
+    def store_timestamp(self) -> int:
+        """Timestamp of this very record, epoch ms."""
+        return self._view.store_timestamp_ms
+
+    @property
+    def queue_offset(self) -> int:
+        """Offset of this very record."""
+        return self._view.queue_offset
+
+    @property
+    def commit_log_offset(self) -> int:
+        """The same as `queue_offset`: Kafka has no log besides its partitions."""
+        return self._view.queue_offset
+
+    @property
+    def prepared_transaction_offset(self) -> int:
+        """0: there are no half messages."""
+        return 0
+
+    def get_property(self, prop: str | bytes | Enum) -> bytes:
+        """A user property, or one of RocketMQ's own that the record carries; `b""` if it is not there."""
+        name = _text(prop.value if isinstance(prop, Enum) else prop)
+        of_ours = {
+            "TAGS": lambda: self.tags,
+            "KEYS": lambda: self.keys,
+            "UNIQ_KEY": lambda: _bytes(self.id),
+            "RECONSUME_TIME": lambda: _bytes(str(self.reconsume_times)),
+        }.get(name)
+        if of_ours is not None:
+            return of_ours()
+        for key, value in self._view.headers:
+            if key == name:
+                return value or b""
+        if self._view.trusted and name in wire.RESERVED:
+            return next((value or b"" for key, value in self._view.record.headers() or () if key == name), b"")
+        return b""
+
+    def __getitem__(self, key: str | bytes | Enum) -> bytes:
+        return self.get_property(key)
+
+    def __str__(self) -> str:
+        return self.body.decode()
+
+    def __bytes__(self) -> bytes:
+        return self.body
+
+    def __repr__(self) -> str:
+        return f"<ReceivedMessage topic={self.topic!r} id={self.id!r} body={self.body!r}>"
+
+
+class _Settings:
+    """What producer and consumer are told before they start.
+
+    Args:
+        clients: where Kafka clients come from; None: confluent_kafka.
+    """
+
+    def __init__(self, group_id: str | bytes, clients: Clients | None) -> None:
+        self._group = _text(group_id)
+        self._clients = clients
+        self._values: dict[str, Any] = {"bootstrap": "", "client": {}}
+
+    def set_group(self, group_id: str | bytes) -> None:
+        """The group; a producer's has no meaning on Kafka."""
+        self._group = _text(group_id)
+
+    def set_instance_name(self, name: str | bytes) -> None:
+        """Kafka's `client.id`."""
+        self._values["client"]["client.id"] = _text(name)
+
+    def set_name_server_address(self, addr: str | bytes) -> None:
+        """Kafka's bootstrap servers: `host:port`, separated by commas (or, as there, semicolons)."""
+        self._values["bootstrap"] = _text(addr).replace(";", ",")
+
+    def set_name_server_domain(self, domain: str | bytes) -> None:
+        """Refused: there is nobody to ask for brokers by HTTP.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        raise NotSupportedError(
+            f"{_text(domain)!r}: Kafka's brokers are not found by a domain: give set_name_server_address() the "
+            "bootstrap servers"
+        )
+
+    def set_session_credentials(
+        self, access_key: str | bytes, access_secret: str | bytes, channel: str | bytes = ""
+    ) -> None:
+        """User name and password: SASL PLAIN over TLS, unless `set_kafka_settings` says otherwise.
+
+        Args:
+            access_key: user name.
+            access_secret: password.
+            channel: not used.
+        """
+        del channel
+        self._values["client"] = {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "PLAIN",
+            **self._values["client"],
+            "sasl.username": _text(access_key),
+            "sasl.password": _text(access_secret),
+        }
+
+    def set_message_trace(self, message_trace: bool) -> None:
+        """No effect: `rocketshim trace ID` reads a message's life from the topics themselves."""
+
+    def set_kafka_settings(self, settings: dict[str, Any]) -> None:
+        """Ours: further librdkafka settings (TLS, another SASL mechanism, …)."""
+        self._values["client"].update(settings)
+
+    def set_namespace(self, namespace: str) -> None:
+        """Ours: prefix of every shim topic; `""` for none."""
+        self._values["namespace"] = namespace
+
+    def set_delay_levels(self, levels: str) -> None:
+        """Ours: the level table as RocketMQ writes it; the same for all of a namespace."""
+        self._values["delay_levels"] = levels
+
+
+class Producer(_Settings):
+    """Sends messages.
+
+    Args:
+        group_id: has no meaning on Kafka.
+        orderly: has no meaning here: `send_orderly_with_sharding_key` does not need it.
+        timeout: how long a send waits for its delivery report, in ms. Default 3 s.
+        compress_level: of gzip; None: no compression.
+        max_message_size: largest message, in bytes. Default 4 MiB.
+        clients: where Kafka clients come from; None: confluent_kafka.
+
+    Thread-safety: sending, from any thread; settings and life belong to one.
+    """
+
+    def __init__(
+        self,
+        group_id: str | bytes,
+        orderly: bool = False,  # noqa: FBT002 - as there
+        timeout: int | None = None,
+        compress_level: int | None = None,
+        max_message_size: int | None = None,
+        *,
+        clients: Clients | None = None,
+    ) -> None:
+        del orderly
+        super().__init__(group_id, clients)
+        self._timeout_s = _DEFAULT_TIMEOUT_MS / 1_000
+        self._producer: rocketshim.Producer | None = None
+        if timeout is not None:
+            self.set_timeout(timeout)
+        if compress_level is not None:
+            self.set_compress_level(compress_level)
+        if max_message_size is not None:
+            self.set_max_message_size(max_message_size)
+
+    def set_timeout(self, timeout: int) -> None:
+        """How long a send waits for its delivery report, in ms."""
+        self._timeout_s = timeout / 1_000
+
+    def set_compress_level(self, level: int) -> None:
+        """Compress with gzip at this level, 0 to 9; 0: not at all."""
+        self._values["client"] |= {"compression.type": "gzip", "compression.level": level} if level else {}
+
+    def set_max_message_size(self, max_size: int) -> None:
+        """Largest message, in bytes; room for the headers of later hops is kept inside it."""
+        self._values["max_message_bytes"] = max_size
+
+    def start(self) -> None:
+        """Open the producer. Safe twice.
+
+        Raises:
+            ConfigError: a setting is wrong, or no address was given.
+        """
+        if self._producer is None:
+            settings = shim.ProducerSettings.make(**self._values)
+            self._producer = rocketshim.Producer(settings=settings, clients=self._clients)
+
+    def shutdown(self) -> None:
+        """Wait for what was sent, then end. Safe twice."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+    def send_sync(self, msg: Message) -> SendResult:
+        """Send and wait until it is stored.
+
+        Raises:
+            As `rocketshim.Producer.send`.
+        """
+        return _result(self._running().send(msg.to_shim(), timeout_s=self._timeout_s))
+
+    def send_oneway(self, msg: Message) -> None:
+        """Send and forget.
+
+        Raises:
+            As `rocketshim.Producer.send_oneway`.
+        """
+        self._running().send_oneway(msg.to_shim())
+
+    def send_orderly_with_sharding_key(self, msg: Message, sharding_key: str | bytes) -> SendResult:
+        """Send so that messages of one sharding key share a queue.
+
+        Raises:
+            As `rocketshim.Producer.send`.
+        """
+        sent = self._running().send_orderly(msg.to_shim(), _text(sharding_key), timeout_s=self._timeout_s)
+        return _result(sent)
+
+    def _running(self) -> rocketshim.Producer:
+        if self._producer is None:
+            raise ClosedError("the producer is not running: call start() first; nothing was sent")
+        return self._producer
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+class TransactionMQProducer(Producer):
+    """Refused: half messages with check-back are the broker's, and Kafka's has none.
+
+    Raises:
+        NotSupportedError: always.
+    """
+
+    def __init__(self, group_id: str | bytes, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        raise NotSupportedError(
+            f"TransactionMQProducer({_text(group_id)!r}): Kafka has no half messages whose sender is asked again. To "
+            "store a message if and only if a database transaction commits, write it to an outbox table in that "
+            "transaction and send from there; to send several messages all or none, use the transactions of "
+            "rocketshim.dropin.Producer"
+        )
+
+
+Callback = Callable[[ReceivedMessage], Any]
+
+
+class PushConsumer(_Settings):
+    """Calls a function for each message.
+
+    Args:
+        group_id: the consumer group.
+        orderly: not yet.
+        message_model: `MessageModel.CLUSTERING` or `BROADCASTING`.
+        clients: where Kafka clients come from; None: confluent_kafka.
+
+    Raises:
+        NotSupportedError: `orderly`.
+
+    Thread-safety: set-up and life belong to one thread; callbacks run in several.
+    """
+
+    def __init__(
+        self,
+        group_id: str | bytes,
+        orderly: bool = False,  # noqa: FBT002 - as there
+        message_model: MessageModel = MessageModel.CLUSTERING,
+        *,
+        clients: Clients | None = None,
+    ) -> None:
+        if orderly:
+            raise NotSupportedError(
+                "orderly=True: not in this version; give each topic one partition and one consumer thread "
+                "(set_thread_count(1)), and return CONSUME_SUCCESS after retrying in the callback"
+            )
+        super().__init__(group_id, clients)
+        self._callbacks: dict[str, tuple[Callback, str]] = {}
+        self._consumer: rocketshim.PushConsumer | None = None
+        self.set_message_model(message_model)
+
+    def set_message_model(self, model: MessageModel) -> None:
+        """Who gets a message; with `BROADCASTING` every consumer of the group, and failed ones are dropped."""
+        self._values["message_model"] = ShimModel[MessageModel(model).name]
+
+    def set_thread_count(self, thread_count: int) -> None:
+        """Threads that callbacks run in, 1 to 1,000. Default 20."""
+        self._values["consume_thread_min"] = thread_count
+
+    def set_message_batch_max_size(self, max_size: int) -> None:
+        """No effect: a callback gets one message at a time, as there; a failure does not drag a batch along."""
+
+    def set_consume_from_where(self, where: rocketshim.ConsumeFromWhere) -> None:
+        """Ours: where a group begins on a topic it has never consumed. Default: at its end, as there."""
+        self._values["consume_from_where"] = where
+
+    def subscribe(self, topic: str | bytes, callback: Callback, expression: str | bytes = "*") -> None:
+        """Call a function for each message of a topic; one that is there is replaced.
+
+        Args:
+            topic: logical topic.
+            callback: gets a `ReceivedMessage`, returns a `ConsumeStatus`.
+            expression: tags, `"A || B"`; `"*"`: all.
+
+        Raises:
+            ConfigError: the consumer has started.
+        """
+        if self._consumer is not None:
+            raise ConfigError(f"subscribe({_text(topic)!r}) comes after start(): subscribe before")
+        self._callbacks[_text(topic)] = (callback, _text(expression))
+
+    def start(self) -> None:
+        """Join the group and consume. Safe twice.
+
+        Raises:
+            As `rocketshim.PushConsumer.start`, and its `register_message_listener`.
+        """
+        if self._consumer is not None:
+            return
+        settings = shim.PushConsumerSettings.make(group=self._group, **self._values)
+        consumer = rocketshim.PushConsumer(settings=settings, clients=self._clients)
+        for topic, (callback, expression) in self._callbacks.items():
+            consumer.register_message_listener(topic, _listener(callback), tags=expression)
+        consumer.start()
+        self._consumer = consumer
+
+    def shutdown(self) -> None:
+        """Finish what is in work, commit, leave the group. Safe twice; then it may start again."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def _listener(callback: Callback) -> Callable[[MessageView], consume_concurrently.ConsumeStatus]:
+    def listen(view: MessageView) -> consume_concurrently.ConsumeStatus:
+        status = callback(ReceivedMessage(view))
+        if status == ConsumeStatus.CONSUME_SUCCESS:
+            return consume_concurrently.ConsumeStatus.CONSUME_SUCCESS
+        if status == ConsumeStatus.RECONSUME_LATER:
+            return consume_concurrently.ConsumeStatus.RECONSUME_LATER
+        raise ValueError(f"the callback returned {status!r:.80}: return a ConsumeStatus")
+
+    return listen
+
+
+def _result(sent: rocketshim.SendResult) -> SendResult:
+    return SendResult(SendStatus.OK, sent.msg_id, sent.queue_offset)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,237 @@
+"""The shape of rocketmq-client-python 2.0, on the in-memory Kafka."""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from rocketshim import ConsumeFromWhere
+from rocketshim.clients import Clients
+from rocketshim.clock import SystemClock
+from rocketshim.compat.rocketmq import (
+    ConsumeStatus,
+    Message,
+    MessageModel,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    RocketMQException,
+    SendStatus,
+    TransactionMQProducer,
+)
+from rocketshim.errors import ClosedError, ConfigError, MessageError, NotSupportedError
+from rocketshim.testing import InMemoryKafka
+from rocketshim_topics import DelayLevels, TopicNames, decode
+from rocketshim_topics.message import MessageView
+
+NAMES = TopicNames()
+PROPERTIES = Enum("PROPERTIES", {"KEYS": "KEYS"})
+
+
+@pytest.fixture
+def kafka() -> InMemoryKafka:
+    made = InMemoryKafka(SystemClock())
+    made.create_topic("orders", 4)
+    made.create_topic(NAMES.schedule, DelayLevels.STRIDE, config={"message.timestamp.type": "LogAppendTime"})
+    made.create_topic(NAMES.retry("g"))
+    made.create_topic(NAMES.dead_letter("g"))
+    return made
+
+
+@pytest.fixture
+def producer(kafka: InMemoryKafka) -> Producer:
+    made = Producer("pg", timeout=20_000, clients=Clients(kafka.consumer, kafka.producer))
+    made.set_name_server_address("memory:1")
+    made.start()
+    return made
+
+
+def message(body: str | bytes = "XXXX", **more: Any) -> Message:
+    made = Message("orders")
+    made.set_body(body)
+    for name, value in more.items():
+        getattr(made, f"set_{name}")(value)
+    return made
+
+
+def full() -> Message:
+    made = message(tags=b"a", keys="k1 k2")
+    for name, value in (("p", "v"), ("p", "w"), (b"q", "ü")):
+        made.set_property(name, value)
+    return made
+
+
+def consumer_of(kafka: InMemoryKafka, group: str = "g") -> PushConsumer:
+    made = PushConsumer(group, clients=Clients(kafka.consumer, kafka.producer))
+    made.set_name_server_address(b"memory:1")
+    made.set_thread_count(2)
+    made.set_message_batch_max_size(32)
+    made.set_consume_from_where(ConsumeFromWhere.FIRST_OFFSET)
+    return made
+
+
+def viewed(kafka: InMemoryKafka, topic: str = "orders") -> ReceivedMessage:
+    (record,) = kafka.records(topic)
+    return ReceivedMessage(MessageView(record, topic != "orders"))
+
+
+def test_a_sent_message_is_what_was_set(kafka: InMemoryKafka, producer: Producer) -> None:
+    sent = producer.send_sync(full())
+    assert (sent.status, sent.offset, len(sent.msg_id)) == (SendStatus.OK, 0, 32)
+    (record,) = kafka.records("orders")
+    envelope = decode(record.headers(), trusted=False)
+    assert (record.value(), envelope.tags, envelope.keys) == (b"XXXX", "a", "k1 k2")
+    assert envelope.user == (("p", b"w"), ("q", "ü".encode()))
+
+
+def test_a_received_message_has_the_properties_of_the_other_client(kafka: InMemoryKafka, producer: Producer) -> None:
+    producer.send_sync(full())
+    got = viewed(kafka)
+    assert (got.topic, got.tags, got.keys, got.body, bytes(got), str(got)) == (
+        "orders", b"a", b"k1 k2", b"XXXX", b"XXXX", "XXXX",
+    )  # fmt: skip
+    assert (got["p"], got[b"q"], got.get_property("none"), got["TAGS"]) == (b"w", "ü".encode(), b"", b"a")
+    assert (got[PROPERTIES.KEYS], got["UNIQ_KEY"], got["RECONSUME_TIME"]) == (b"k1 k2", got.id.encode(), b"0")
+    assert (got.delay_time_level, got.reconsume_times, got.queue_offset, got.commit_log_offset) == (0, 0, 0, 0)
+    assert (got.prepared_transaction_offset, got.born_timestamp > 0, got.store_timestamp > 0) == (0, True, True)
+    assert 0 <= got.queue_id < 4
+    assert got.store_size > 4
+    assert "XXXX" in repr(got)
+
+
+def test_a_message_without_anything_has_empty_properties(kafka: InMemoryKafka, producer: Producer) -> None:
+    producer.send_oneway(Message("orders"))
+    producer.shutdown()
+    got = viewed(kafka)
+    assert (got.body, got.tags, got.keys) == (b"", b"", b"")
+
+
+def test_one_sharding_key_keeps_its_queue(kafka: InMemoryKafka, producer: Producer) -> None:
+    for number in range(5):
+        producer.send_orderly_with_sharding_key(message(str(number)), b"o-7")
+    assert len({record.partition() for record in kafka.records("orders")}) == 1
+
+
+def test_a_delay_level_goes_to_the_schedule_topic(kafka: InMemoryKafka, producer: Producer) -> None:
+    producer.send_sync(message(delay_time_level=3))
+    (record,) = kafka.records(NAMES.schedule)
+    assert (record.partition(), decode(record.headers(), trusted=True).delay_ms) == (2, 10_000)
+
+
+def test_a_message_that_breaks_a_rule_is_refused(producer: Producer) -> None:
+    wrong = message()
+    wrong.set_property("REAL_TOPIC", "x")
+    with pytest.raises(MessageError):
+        producer.send_sync(wrong)
+    with pytest.raises(RocketMQException):
+        producer.send_sync(wrong)
+
+
+def test_a_producer_that_does_not_run_says_so(kafka: InMemoryKafka, producer: Producer) -> None:
+    producer.shutdown()
+    producer.shutdown()
+    with pytest.raises(ClosedError, match="start"):
+        producer.send_sync(message())
+    with producer:
+        producer.send_sync(message())
+    assert len(kafka.records("orders")) == 1
+
+
+def test_settings_become_ours() -> None:
+    made = Producer("g", orderly=True, timeout=500, compress_level=5, max_message_size=10_000)
+    made.set_name_server_address("a:1;b:2")
+    made.set_kafka_settings({"sasl.mechanism": "SCRAM-SHA-512"})
+    made.set_session_credentials("ak", b"sk", "ALIYUN")
+    made.set_instance_name("one")
+    made.set_message_trace(True)
+    made.set_namespace("pay")
+    made.set_delay_levels("1s 2s")
+    made.set_group("other")
+    made.start()
+    assert made._producer is not None
+    settings = made._producer.settings
+    assert (settings.bootstrap, settings.namespace, settings.max_message_bytes) == ("a:1,b:2", "pay", 10_000)
+    assert settings.client == {
+        "security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "ak",
+        "sasl.password": "sk", "client.id": "one", "compression.type": "gzip", "compression.level": 5,
+    }  # fmt: skip
+    assert "sk" not in repr(settings).replace("SASL_SSL", "")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: PushConsumer("g", orderly=True),
+        lambda: TransactionMQProducer("g", print),
+        lambda: Producer("g").set_name_server_domain("http://x"),
+    ],
+)
+def test_what_cannot_be_had_says_what_to_do_instead(ask: Callable[[], object]) -> None:
+    with pytest.raises(NotSupportedError, match=r"set_|outbox"):
+        ask()
+
+
+def test_what_a_consumer_needs_is_checked_at_start(kafka: InMemoryKafka) -> None:
+    with pytest.raises(ConfigError, match="listener"):
+        consumer_of(kafka).start()
+    with pytest.raises(ConfigError, match="bootstrap"):
+        PushConsumer("g").start()
+
+
+def test_broadcasting_is_passed_on(kafka: InMemoryKafka) -> None:
+    consumer = consumer_of(kafka)
+    consumer.set_message_model(MessageModel.BROADCASTING)
+    assert consumer._values["message_model"].name == "BROADCASTING"
+
+
+def test_a_callback_gets_what_its_expression_matches(kafka: InMemoryKafka, producer: Producer) -> None:
+    came: list[bytes] = []
+
+    def callback(got: ReceivedMessage) -> ConsumeStatus:
+        came.append(got.body)
+        return ConsumeStatus.CONSUME_SUCCESS
+
+    consumer = consumer_of(kafka)
+    consumer.subscribe("orders", print, "b")
+    consumer.subscribe(b"orders", callback, "a || c")
+    for tag in ("a", "b", "c"):
+        producer.send_sync(message(tag, tags=tag))
+    with consumer:
+        kafka.wait_until(lambda: sorted(came) == [b"a", b"c"])
+        with pytest.raises(ConfigError, match="before"):
+            consumer.subscribe("orders", callback)
+    consumer.shutdown()
+    with consumer:
+        assert consumer._consumer is not None, "it may start again"
+    assert sorted(came) == [b"a", b"c"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda: ConsumeStatus.RECONSUME_LATER, "the listener asked for it"),
+        (lambda: None, "the callback returned None: return a ConsumeStatus"),
+        (lambda: "fine", "the callback returned 'fine': return a ConsumeStatus"),
+        (lambda: 1 // 0, "by zero"),
+    ],
+)
+def test_everything_but_success_is_sent_back(
+    kafka: InMemoryKafka, producer: Producer, answer: Callable[[], object], said: str
+) -> None:
+    producer.send_sync(message())
+    consumer = consumer_of(kafka)
+    consumer.subscribe("orders", lambda _: answer())
+    with consumer:
+        kafka.wait_until(lambda: kafka.records(NAMES.schedule))
+    (record,) = kafka.records(NAMES.schedule)
+    assert said in (decode(record.headers(), trusted=True).fail_text or "")
+
+
+def test_a_retried_message_shows_its_first_topic_and_its_count(kafka: InMemoryKafka) -> None:
+    headers = [("RETRY_TOPIC", b"orders"), ("ORIGIN_MESSAGE_ID", b"orders/1/7"), ("RECONSUME_TIMES", b"3")]
+    kafka.append(NAMES.retry("g"), b"x", headers=headers)
+    got = viewed(kafka, NAMES.retry("g"))
+    assert (got.topic, got.reconsume_times, got["ORIGIN_MESSAGE_ID"], got["RECONSUME_TIME"]) == (
+        "orders", 3, b"orders/1/7", b"3",
+    )  # fmt: skip
