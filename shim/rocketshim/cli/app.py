@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "retry": ("rocketshim.cli.retry", "Retries: what came back to a group."),
     "trace": ("rocketshim.cli.trace", "One message through its whole life."),
     "group": ("rocketshim.cli.group", "A consumer group: how far it is, what its members subscribe to."),
+    "acls": ("rocketshim.cli.acls", "The least rights that each role needs, as kafka-acls commands."),
     "broker": ("rocketshim.cli.broker", "A real Kafka on this machine; neither Docker nor an installed Java needed."),
 }
 """Command name to (module, its line in `rocketshim --help`), in the order of the help."""

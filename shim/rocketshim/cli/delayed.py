@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import Limit, console
-from rocketshim.cli.options import Bootstrap, DelayLevelsText, Json, Namespace
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import time_text
 from rocketshim.errors import ConfigError
 from rocketshim.worker.delayed import DelayedReader, WaitingRecord, waiting_record
@@ -23,15 +23,18 @@ app = typer.Typer(
 )
 
 
-def _reader(bootstrap: str, namespace: str, delay_levels: str | None) -> tuple[DelayedReader, DelayLevels]:
+def _reader(
+    bootstrap: str, namespace: str, delay_levels: str | None, client: list[str] | None
+) -> tuple[DelayedReader, DelayLevels]:
     levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
-    return DelayedReader(bootstrap, TopicNames(namespace), levels), levels
+    return DelayedReader(bootstrap, TopicNames(namespace), levels, client=client_settings(client)), levels
 
 
 @app.command(epilog="Example: rocketshim delayed ls --topic orders --limit 20")
 def ls(
     *,
     bootstrap: Bootstrap,
+    client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     topic: Annotated[str | None, typer.Option(help="Only what goes to this logical topic.")] = None,
@@ -39,7 +42,7 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List messages that wait, queue by queue in the order in which they leave."""
-    reader, levels = _reader(bootstrap, namespace, delay_levels)
+    reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     shown: list[WaitingRecord] = []
     with reader:
         for message in reader.records():
@@ -76,6 +79,7 @@ def show(
     *,
     place: Annotated[str, typer.Argument(metavar="PARTITION/OFFSET", help="A place that `ls` has shown.")],
     bootstrap: Bootstrap,
+    client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
 ) -> None:
@@ -83,7 +87,7 @@ def show(
     partition, _, offset = place.partition("/")
     if not partition.isdecimal() or not offset.isdecimal():
         raise ConfigError(f"{place!r}: write PARTITION/OFFSET, as `rocketshim delayed ls` shows it")
-    reader, levels = _reader(bootstrap, namespace, delay_levels)
+    reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     with reader:
         message = reader.fetch(int(partition), int(offset))
     if message is None:
@@ -99,10 +103,15 @@ def show(
 
 @app.command(epilog="Example: rocketshim delayed stats --json")
 def stats(
-    *, bootstrap: Bootstrap, namespace: Namespace = "", delay_levels: DelayLevelsText = None, as_json: Json = False
+    *,
+    bootstrap: Bootstrap,
+    client: Client = None,
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+    as_json: Json = False,
 ) -> None:
     """Count what waits in each queue, and say what leaves next. Exit code 2 if something is due for over a minute."""
-    reader, levels = _reader(bootstrap, namespace, delay_levels)
+    reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     with reader:
         summaries = reader.summaries()
     now_ms = time.time_ns() // 1_000_000

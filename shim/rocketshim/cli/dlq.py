@@ -24,7 +24,7 @@ from rocketshim.cli.letters import (
     show_list,
     show_one,
 )
-from rocketshim.cli.options import Bootstrap, Json, Namespace
+from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import time_text
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.redriving import read_log
@@ -46,6 +46,7 @@ app.command(epilog=redrive.DISCARD_EXAMPLE)(redrive.discard)
 def ls(
     *,
     bootstrap: Bootstrap,
+    client: Client = None,
     group: Group,
     namespace: Namespace = "",
     where: Where = None,
@@ -60,7 +61,7 @@ def ls(
     """List dead letters of a group, oldest first within a partition."""
     names = TopicNames(namespace)
     choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
-    with TopicReader(bootstrap) as reader:
+    with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
         entries = chosen(reader, names.dead_letter(group), choice, follow=follow, log=log)
         show_list(entries, limit=limit, as_json=as_json, follow=follow, with_state=True)
@@ -71,13 +72,14 @@ def show(
     *,
     what: Annotated[str, typer.Argument(metavar="ID|PARTITION/OFFSET", help="Which dead letter.")],
     bootstrap: Bootstrap,
+    client: Client = None,
     group: Group,
     namespace: Namespace = "",
     as_json: Json = False,
 ) -> None:
     """Show everything of one dead letter. Exit code 2 if there is none."""
     names = TopicNames(namespace)
-    with TopicReader(bootstrap) as reader:
+    with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
         entry = find(reader, names, names.dead_letter(group), what, log=log)
     if entry is None:
@@ -90,6 +92,7 @@ def show(
 def export(
     *,
     bootstrap: Bootstrap,
+    client: Client = None,
     group: Group,
     namespace: Namespace = "",
     where: Where = None,
@@ -101,7 +104,7 @@ def export(
     """Write dead letters as JSON Lines, whole: headers and bodies too (what is not text as base64)."""
     names = TopicNames(namespace)
     choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
-    with TopicReader(bootstrap) as reader:
+    with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
         for entry in chosen(reader, names.dead_letter(group), choice, log=log):
             typer.echo(json.dumps(entry.as_json()))
@@ -111,6 +114,7 @@ def export(
 def stats(
     *,
     bootstrap: Bootstrap,
+    client: Client = None,
     group: Group,
     namespace: Namespace = "",
     where: Where = None,
@@ -123,7 +127,7 @@ def stats(
     """Count dead letters by cause. Records that were read are counted, not offsets."""
     names = TopicNames(namespace)
     choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
-    with TopicReader(bootstrap) as reader:
+    with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
         counts = by_cause(chosen(reader, names.dead_letter(group), choice, log=log))
     if as_json:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, DelayLevelsText, DryRun, Namespace
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, DryRun, Namespace, client_settings
 from rocketshim.errors import ConfigError
 
 app = typer.Typer()
@@ -15,6 +15,7 @@ app = typer.Typer()
 def init(
     *,
     bootstrap: Bootstrap,
+    client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     group: Annotated[
@@ -49,6 +50,7 @@ def init(
     """
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` does without
 
+    from rocketshim.client_config import merge  # noqa: PLC0415
     from rocketshim_topics import DelayLevels, TopicNames, provision  # noqa: PLC0415
     from rocketshim_topics.layout import Layout, TopicSpec  # noqa: PLC0415
     from rocketshim_topics.names import check_topic  # noqa: PLC0415
@@ -72,7 +74,7 @@ def init(
         specs.append(
             TopicSpec(each, partitions or 1, purpose="yours", replication_factor=replication_factor, grows=False)
         )
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient(merge(client_settings(client), defaults={}, required={"bootstrap.servers": bootstrap}))
     planned = provision.plan(admin, specs, grow=lanes is not None, mend=mend)
     for line in planned.lines():
         typer.echo(line)

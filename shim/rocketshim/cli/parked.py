@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import Limit, console
-from rocketshim.cli.options import Bootstrap, DryRun, Json, Namespace
+from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import time_text
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import ConfigError, MessageError
@@ -45,6 +45,7 @@ def _place(text: str) -> tuple[int, int]:
 def ls(
     *,
     bootstrap: Bootstrap,
+    client: Client = None,
     namespace: Namespace = "",
     reason: Reason = None,
     topic: Topic = None,
@@ -54,7 +55,7 @@ def ls(
     """List parked records, oldest first."""
     names = TopicNames(namespace)
     table = Table("place", "parked", "reason", "target", "from", "id", "bytes")
-    with TopicReader(bootstrap) as reader:
+    with TopicReader(bootstrap, client=client_settings(client)) as reader:
         for number, message in enumerate(_chosen(reader, names, reason, topic)):
             if number == limit:
                 break
@@ -80,10 +81,11 @@ def show(
     *,
     place: Annotated[str, typer.Argument(metavar="PARTITION/OFFSET", help="A place that `ls` has shown.")],
     bootstrap: Bootstrap,
+    client: Client = None,
     namespace: Namespace = "",
 ) -> None:
     """Show one parked record: headers and body. Exit code 2 if it is not there (any more)."""
-    with TopicReader(bootstrap) as reader:
+    with TopicReader(bootstrap, client=client_settings(client)) as reader:
         message = reader.fetch(TopicNames(namespace).parked, *_place(place))
     if message is None:
         typer.echo(f"{place} is not there (any more)", err=True)
@@ -103,6 +105,7 @@ def redrive(
         list[str] | None, typer.Argument(metavar="[PARTITION/OFFSET]…", help="These; or choose by an option.")
     ] = None,
     bootstrap: Bootstrap,
+    client: Client = None,
     namespace: Namespace = "",
     reason: Reason = None,
     topic: Topic = None,
@@ -117,7 +120,10 @@ def redrive(
     names = TopicNames(namespace)
     wanted = {_place(text) for text in places or ()}
     sent = left = 0
-    with TopicReader(bootstrap) as reader, _Sender(bootstrap, dry_run=dry_run) as sender:
+    with (
+        TopicReader(bootstrap, client=client_settings(client)) as reader,
+        _Sender(bootstrap, client_settings(client), dry_run=dry_run) as sender,
+    ):
         for message in _chosen(reader, names, reason, topic):
             place = (message.partition(), message.offset())
             if wanted and place not in wanted:
@@ -143,12 +149,13 @@ def redrive(
 class _Sender:
     """Produces records and counts those that were not stored."""
 
-    def __init__(self, bootstrap: str, *, dry_run: bool) -> None:
-        from rocketshim.client_config import PROTECTED_PRODUCER  # noqa: PLC0415 - `--help` does without
+    def __init__(self, bootstrap: str, client: dict[str, str], *, dry_run: bool) -> None:
+        from rocketshim.client_config import PROTECTED_PRODUCER, merge  # noqa: PLC0415 - `--help` does without
         from rocketshim.clients import confluent_clients  # noqa: PLC0415
 
+        required = {**PROTECTED_PRODUCER, "bootstrap.servers": bootstrap}
         self._producer = (
-            None if dry_run else confluent_clients().producer({**PROTECTED_PRODUCER, "bootstrap.servers": bootstrap})
+            None if dry_run else confluent_clients().producer(merge(client, defaults={}, required=required))
         )
         self.failed = 0
 

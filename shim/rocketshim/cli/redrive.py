@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import Choice, Group, Key, Since, Tags, Where, chosen_records
-from rocketshim.cli.options import Bootstrap, DryRun, Json, Namespace
+from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.redriving import Redriver, read_log
@@ -49,6 +49,7 @@ Again = Annotated[bool, typer.Option("--again", help="Also those that were redri
 def plan(
     *,
     bootstrap: Bootstrap,
+    client: Client = None,
     group: Group,
     namespace: Namespace = "",
     where: Where = None,
@@ -74,12 +75,13 @@ def plan(
         again=again,
     )
     choice = Choice(where=where, tags=tags, key=key, since=since)
-    _plan(bootstrap, group, rules, choice, out, as_json=as_json)
+    _plan(bootstrap, client_settings(client), group, rules, choice, out, as_json=as_json)
 
 
 def discard(
     *,
     bootstrap: Bootstrap,
+    client: Client = None,
     group: Group,
     namespace: Namespace = "",
     where: Where = None,
@@ -92,13 +94,22 @@ def discard(
     """Plan which dead letters would be marked as discarded: no longer listed, and not deleted. Changes nothing."""
     rules = RedriveRules(action="discard", namespace=namespace)
     choice = Choice(where=where, tags=tags, key=key, since=since)
-    _plan(bootstrap, group, rules, choice, out, as_json=as_json)
+    _plan(bootstrap, client_settings(client), group, rules, choice, out, as_json=as_json)
 
 
-def _plan(bootstrap: str, group: str, rules: RedriveRules, choice: Choice, out: Path | None, *, as_json: bool) -> None:
+def _plan(  # noqa: PLR0917 - each is another thing
+    bootstrap: str,
+    client: dict[str, str],
+    group: str,
+    rules: RedriveRules,
+    choice: Choice,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
     names = TopicNames(rules.namespace)
     source = names.dead_letter(group)
-    with TopicReader(bootstrap) as reader:
+    with TopicReader(bootstrap, client=client) as reader:
         planner = Planner(source, rules, read_log(reader, names.redrive_log), reader.topics())
         for message, entry in chosen_records(reader, source, choice):
             planner.add(message, entry.envelope, malformed=entry.malformed)
@@ -136,6 +147,7 @@ def apply(
     *,
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A plan, of `dlq plan` or `dlq discard`.")],
     bootstrap: Bootstrap,
+    client: Client = None,
     rate: Annotated[float | None, typer.Option("--rate", help="Letters a second at most. Default: no limit.")] = None,
     most: Annotated[int | None, typer.Option("--max", min=1, help="Letters at most in this run; then stop.")] = None,
     stop_ratio: Annotated[
@@ -150,7 +162,8 @@ def apply(
     """
     made = RedrivePlan.from_json(file.read_text(encoding="utf-8"))
     names = TopicNames(made.rules.namespace)
-    _check_cluster(bootstrap, made, names, dry_run=dry_run)
+    settings = client_settings(client)
+    _check_cluster(bootstrap, settings, made, names, dry_run=dry_run)
     progress = RedriveProgress(made.letters, rate_per_s=rate, most=most, stop_ratio=stop_ratio)
     with _bar(progress, hidden=as_json) as report:
         redriver = Redriver(
@@ -163,6 +176,7 @@ def apply(
             again=made.rules.again,
             progress=progress,
             report=report,
+            client=settings,
         )
         try:
             if dry_run:
@@ -179,9 +193,11 @@ def apply(
         raise typer.Exit(FINDING)
 
 
-def _check_cluster(bootstrap: str, made: RedrivePlan, names: TopicNames, *, dry_run: bool) -> None:
+def _check_cluster(
+    bootstrap: str, client: dict[str, str], made: RedrivePlan, names: TopicNames, *, dry_run: bool
+) -> None:
     """Refuse a plan of another cluster or for topics that are not there; make the redrive log if it is missing."""
-    with TopicReader(bootstrap) as reader:
+    with TopicReader(bootstrap, client=client) as reader:
         cluster_id, topics = reader.cluster_id(), reader.topics()
     if cluster_id != made.cluster_id:
         raise ConfigError(f"the plan is for the cluster {made.cluster_id!r}, and {bootstrap} is {cluster_id!r}")
@@ -192,10 +208,12 @@ def _check_cluster(bootstrap: str, made: RedrivePlan, names: TopicNames, *, dry_
     if names.redrive_log not in topics and not dry_run:
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` does without
 
+        from rocketshim.client_config import merge  # noqa: PLC0415
         from rocketshim_topics import provision  # noqa: PLC0415
 
         log = Layout(names, DelayLevels.default()).redrive_log()
-        provision.ensure_topics(AdminClient({"bootstrap.servers": bootstrap}), [log])
+        admin = AdminClient(merge(client, defaults={}, required={"bootstrap.servers": bootstrap}))
+        provision.ensure_topics(admin, [log])
 
 
 def _maker(made: RedrivePlan) -> Any:

@@ -3,7 +3,7 @@
 import typer
 
 from rocketshim.cli.letters import Choice, Follow, Group, Key, Limit, Since, Tags, Where, chosen, show_list
-from rocketshim.cli.options import Bootstrap, Json, Namespace
+from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim_topics import TopicNames
 
@@ -23,6 +23,7 @@ def _group() -> None:
 def ls(
     *,
     bootstrap: Bootstrap,
+    client: Client = None,
     group: Group,
     namespace: Namespace = "",
     where: Where = None,
@@ -36,6 +37,6 @@ def ls(
     """List records of a group's retry topic: attempts that were due. What still waits is shown by `delayed ls`."""
     names = TopicNames(namespace)
     choice = Choice(where=where, tags=tags, key=key, since=since)
-    with TopicReader(bootstrap) as reader:
+    with TopicReader(bootstrap, client=client_settings(client)) as reader:
         entries = chosen(reader, names.retry(group), choice, follow=follow)
         show_list(entries, limit=limit, as_json=as_json, follow=follow)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rocketshim.cli.options import Bootstrap, DelayLevelsText, Json, Namespace
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.errors import ConfigError
 
 app = typer.Typer()
@@ -18,6 +18,7 @@ def send(
     topic: Annotated[str, typer.Argument(help="Logical topic.")],
     body: Annotated[str, typer.Argument(help="The body as text; '-' reads standard input.")],
     bootstrap: Bootstrap,
+    client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     key: Annotated[str | None, typer.Option(help="Kafka's key.")] = None,
@@ -47,7 +48,9 @@ def send(
         delay_level=delay_level,
         properties=[_pair(text) for text in set_property or []],
     )
-    with Producer(bootstrap, namespace=namespace, delay_levels=delay_levels) as producer:
+    with Producer(
+        bootstrap, namespace=namespace, delay_levels=delay_levels, client=client_settings(client)
+    ) as producer:
         result = producer.send(message, timeout_s=timeout)
     if as_json:
         typer.echo(json.dumps({"msg_id": result.msg_id, "offset_msg_id": result.offset_msg_id}))

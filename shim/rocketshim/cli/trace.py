@@ -8,7 +8,7 @@ from rich.table import Table
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import console
-from rocketshim.cli.options import Bootstrap, DelayLevelsText, Json, Namespace
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.trace import Hop, Missing, life
@@ -23,6 +23,7 @@ def trace(
     *,
     what: Annotated[str, typer.Argument(metavar="ID|TOPIC/PARTITION/OFFSET", help="Which message.")],
     bootstrap: Bootstrap,
+    client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     topic: Annotated[
@@ -37,7 +38,7 @@ def trace(
     """
     names = TopicNames(namespace)
     levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
-    with TopicReader(bootstrap) as reader:
+    with TopicReader(bootstrap, client=client_settings(client)) as reader:
         wanted = _id(reader, names, what)
         if wanted is None:
             typer.echo(f"there is no record at {what} (any more)", err=True)

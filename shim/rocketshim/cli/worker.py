@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketshim.cli.options import Bootstrap, DelayLevelsText, Namespace
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Namespace, client_settings
 from rocketshim.errors import ConfigError, RocketshimError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class _LogFormat(StrEnum):
 def worker(
     *,
     bootstrap: Bootstrap,
+    client: Client = None,
     allow: Annotated[
         list[str],
         typer.Option(
@@ -61,10 +62,6 @@ def worker(
         str | None,
         typer.Option(metavar="[HOST:]PORT", help="Serve /live, /ready, /state and /metrics here; HOST: 127.0.0.1."),
     ] = None,
-    client: Annotated[
-        list[str] | None,
-        typer.Option("--client", metavar="NAME=VALUE", help="A librdkafka setting (TLS, SASL …); repeatable."),
-    ] = None,
     log_format: Annotated[_LogFormat, typer.Option(help="How log lines look on standard error.")] = _LogFormat.TEXT,
 ) -> None:
     """Deliver delayed and retried messages when they are due; until SIGTERM. Exit code 1 if it cannot go on."""
@@ -85,7 +82,7 @@ def worker(
         instance=instance,
         create_topics=not no_create_topics,
         stop_timeout_ms=round(stop_timeout * 1_000),
-        client=dict(_pair(text) for text in client or []),
+        client=client_settings(client),
     )
     configure("json" if log_format is _LogFormat.JSON else "text")
     process = DelayWorker(settings)
@@ -133,13 +130,6 @@ def _address(text: str) -> tuple[str, int]:
     if not port.isdecimal() or int(port) > 65_535:
         raise ConfigError(f"--health {text!r}: write PORT or HOST:PORT, for example 127.0.0.1:8080")
     return host.strip("[]") or "127.0.0.1", int(port)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ConfigError(f"--client {text!r}: write NAME=VALUE, for example security.protocol=SASL_SSL")
-    return name.strip(), value
 
 
 def _stop_on_signals(process: "DelayWorker", deadline_s: float) -> None:

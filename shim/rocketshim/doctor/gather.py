@@ -89,6 +89,7 @@ def gather(
     wanted = [
         names.schedule,
         names.parked,
+        names.redrive_log,
         *(name for group in found for name in (names.retry(group), names.dead_letter(group), names.group_log(group))),
         *user_topics,
     ]

@@ -38,9 +38,11 @@ _CHECKS: Final = {
 
 
 def expected(facts: Facts) -> tuple[TopicSpec, ...]:
-    """The shim's topics that there should be: the shared ones, each group's, and the group logs that are there."""
+    """The shim's topics that there should be: the shared ones and each group's; logs where they are there."""
     layout = facts.layout
     specs = list(layout.shared())
+    if layout.names.redrive_log in facts.topics:
+        specs.append(layout.redrive_log())
     for group in facts.groups:
         specs += layout.for_group(group, with_log=layout.names.group_log(group) in facts.topics)
     return tuple(specs)
@@ -243,6 +245,8 @@ def _explain(facts: Facts, spec: TopicSpec, each: Difference) -> Finding:
 def _cost(facts: Facts, spec: TopicSpec, each: Difference) -> tuple[Severity, str]:
     layout: Layout = facts.layout
     is_schedule = spec.name == facts.names.schedule
+    if spec.name == facts.names.redrive_log:
+        return Severity.ERROR, "what was sent again may be forgotten, and a plan that is applied again sends it twice"
     match each.setting:
         case "message.timestamp.type" if is_schedule:
             return Severity.ERROR, "delays would count from a time that the sender wrote: the worker refuses to run"

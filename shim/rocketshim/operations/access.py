@@ -120,13 +120,18 @@ def _worker(names: TopicNames) -> Iterator[Grant]:
 def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(names.schedule, "READ", "WRITE", "DESCRIBE_CONFIGS", why="delayed, trace; parked redrive; doctor")
     yield _topic(names.parked, "READ", "DESCRIBE_CONFIGS", why="parked; doctor")
+    yield _topic(names.redrive_log, "READ", "WRITE", "DESCRIBE_CONFIGS", why="what was redriven; doctor")
+    ours = f"{names.prefix}rmq."
+    yield _topic(f"{ours}retry.", "READ", "WRITE", "DESCRIBE_CONFIGS", why="retry; dlq apply; doctor", prefixed=True)
+    yield _topic(f"{ours}dlq.", "READ", "DESCRIBE_CONFIGS", why="dlq; doctor", prefixed=True)
     yield _topic(
-        f"{names.prefix}rmq.retry.", "READ", "WRITE", "DESCRIBE_CONFIGS", why="retry; dlq apply", prefixed=True
+        f"{ours}group.", "READ", "WRITE", "DESCRIBE_CONFIGS", why="group locks, release; doctor", prefixed=True
     )
-    yield _topic(f"{names.prefix}rmq.dlq.", "READ", "DESCRIBE_CONFIGS", why="dlq; doctor", prefixed=True)
-    yield _topic(f"{names.prefix}rmq.group.", "READ", "DESCRIBE_CONFIGS", why="group locks, members", prefixed=True)
     for group in (names.worker_group, *groups):
         yield _group(group, "DESCRIBE", why="positions: group lag, delayed, doctor")
+    yield Grant(
+        Resource.TRANSACTIONAL_ID, f"{names.redrive_log}.", prefixed=True, operations=("WRITE",), why="dlq apply"
+    )
 
 
 def _everything_read(names: TopicNames) -> Iterator[Grant]:

@@ -1,0 +1,89 @@
+import json
+import shlex
+
+import pytest
+
+from rocketshim.cli import main
+from rocketshim.errors import ConfigError
+from rocketshim.operations.access import Grant, Resource, Role, bindings, commands, grants
+from rocketshim_topics import TopicNames
+
+HARMLESS = {"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"}
+EVERY = pytest.mark.parametrize("role", list(Role))
+
+
+def of(role: Role, namespace: str = "pay") -> tuple[Grant, ...]:
+    return grants(role, TopicNames(namespace), groups=["g"], topics=["orders", "bills-*"], orderly=True)
+
+
+@EVERY
+def test_no_role_may_create_alter_or_delete(role: Role) -> None:
+    assert {operation for grant in of(role) for operation in grant.operations} <= HARMLESS
+
+
+@EVERY
+def test_a_prefix_of_ours_ends_at_a_separator_and_stays_in_its_namespace(role: Role) -> None:
+    ours = [grant for grant in of(role) if grant.name not in {"orders", "bills-", "g"}]
+    assert all(grant.name.startswith("pay.") for grant in ours)
+    assert all(grant.name.endswith(".") for grant in ours if grant.prefixed)
+
+
+@EVERY
+def test_no_grant_covers_another_groups_or_namespaces_topics_for_writing(role: Role) -> None:
+    foreign = ["payroll", "SCHEDULE_TOPIC_XXXX", "rmq.parked", "__consumer_offsets", "pay2.rmq.retry.g"]
+    if role is Role.CONSUMER:
+        foreign += ["pay.rmq.retry.g1", "pay.rmq.dlq.g1", "pay.rmq.group.g1"]
+    for grant in of(role):
+        if grant.resource is Resource.TOPIC and "WRITE" in grant.operations:
+            assert not [name for name in foreign if grant.covers(name)], grant
+
+
+@pytest.mark.parametrize("role", [Role.SPARK])
+def test_who_only_looks_never_writes(role: Role) -> None:
+    assert {operation for grant in of(role) for operation in grant.operations} == {"READ"}
+
+
+@pytest.mark.parametrize(("groups", "topics"), [([], ["orders"]), (["g"], [])])
+def test_a_consumer_without_group_or_topic_is_refused(groups: list[str], topics: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--group and --topic"):
+        grants(Role.CONSUMER, TopicNames(), groups=groups, topics=topics)
+
+
+@pytest.mark.parametrize("topic", ["a b", "%RETRY%g", "a*b*", "..", ""])
+def test_what_is_no_topic_is_refused(topic: str) -> None:
+    with pytest.raises(ConfigError):
+        grants(Role.WORKER, TopicNames(), topics=[topic])
+
+
+def test_a_star_is_every_topic_and_a_prefix_what_begins_so() -> None:
+    every, some = grants(Role.WORKER, TopicNames(), topics=["*", "orders*"])[-2:]
+    assert (every.name, every.prefixed) == ("*", False)
+    assert (some.name, some.prefixed) == ("orders", True)
+    assert every.covers("x")
+    assert some.covers("orders2")
+    assert not some.covers("my-orders")
+
+
+def test_commands_can_be_typed_as_they_stand() -> None:
+    one, _ = commands(of(Role.WORKER)[-2:], principal="User:CN=worker, O=shop", bootstrap="b:9092")
+    assert shlex.split(one) == [
+        "kafka-acls.sh", "--bootstrap-server", "b:9092", "--add", "--allow-principal", "User:CN=worker, O=shop",
+        "--operation", "Write", "--topic", "orders",
+    ]  # fmt: skip
+    config = commands(of(Role.OPERATOR)[-1:], principal="User:o", bootstrap="b")[0]
+    assert config.endswith(
+        "--operation Read --operation DescribeConfigs --topic bills- --resource-pattern-type prefixed"
+    )
+
+
+def test_json_has_one_binding_for_each_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["acls", "--role", "consumer", "--group", "g", "--topic", "orders", "--principal", "User:c"]
+    assert main([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    wanted = grants(Role.CONSUMER, TopicNames(), groups=["g"], topics=["orders"])
+    assert shown == bindings(wanted, principal="User:c")
+    assert {each["permission_type"] for each in shown} == {"ALLOW"}
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "# consume"
+    assert len(lines) == 2 * len(wanted)
