@@ -9,7 +9,8 @@ from rich.table import Table
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import console
-from rocketshim.cli.options import Bootstrap, Json, Namespace
+from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.group.standing import GroupLogStanding, read_group_log, release_record
@@ -25,10 +26,10 @@ _STORE_S: Final = 30.0
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 
 
-def _read(bootstrap: str, namespace: str, group: str) -> tuple[str, GroupLogStanding]:
+def _read(bootstrap: str, client: dict[str, str], namespace: str, group: str) -> tuple[str, GroupLogStanding]:
     from confluent_kafka import Consumer  # noqa: PLC0415 - `--help` does without
 
-    settings = ConnectionSettings.make(bootstrap=bootstrap, namespace=namespace)
+    settings = ConnectionSettings.make(bootstrap=bootstrap, namespace=namespace, client=client)
     topic = TopicNames(namespace).group_log(group)
     consumer = Consumer(log_reader_config(settings, group))
     try:
@@ -46,12 +47,14 @@ def _age_s(standing: GroupLogStanding) -> int | None:
     )
 
 
-def locks(*, group: GroupName, bootstrap: Bootstrap, namespace: Namespace = "", as_json: Json = False) -> None:
+def locks(
+    *, group: GroupName, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = "", as_json: Json = False
+) -> None:
     """Show who holds which queue, by which token and for how long, and what its next owner will know.
 
     Leases are counted in the time of the log, which moves by its records only: while nobody writes, none runs out.
     """
-    _, standing = _read(bootstrap, namespace, group)
+    _, standing = _read(bootstrap, client_settings(client), namespace, group)
     rows: list[dict[str, Any]] = [
         {
             "topic": lock.queue.topic,
@@ -86,9 +89,11 @@ def locks(*, group: GroupName, bootstrap: Bootstrap, namespace: Namespace = "", 
     typer.echo(f"last record of the log: {_age_s(standing)} s ago")
 
 
-def members(*, group: GroupName, bootstrap: Bootstrap, namespace: Namespace = "", as_json: Json = False) -> None:
+def members(
+    *, group: GroupName, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = "", as_json: Json = False
+) -> None:
     """Show the members that the group's log knows, and how they share the queues out."""
-    _, standing = _read(bootstrap, namespace, group)
+    _, standing = _read(bootstrap, client_settings(client), namespace, group)
     rows = [
         {
             "client_id": member.owner.client_id,
@@ -115,6 +120,7 @@ def release(
     group: GroupName,
     queue: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION", help="The queue, as `group locks` shows it.")],
     bootstrap: Bootstrap,
+    client: Client = None,
     namespace: Namespace = "",
     owner_is_gone: Annotated[
         bool, typer.Option("--owner-is-gone", help="The process that holds the queue has ended: do it.")
@@ -130,7 +136,7 @@ def release(
     if not topic or not number.isdecimal():
         raise ConfigError(f"{queue!r}: write TOPIC/PARTITION, as `rocketshim group locks` shows it")
     wanted = MessageQueue(topic, queue_id=int(number))
-    log_topic, standing = _read(bootstrap, namespace, group)
+    log_topic, standing = _read(bootstrap, client_settings(client), namespace, group)
     record = release_record(standing, wanted)
     if record is None:
         typer.echo(f"nobody is known to hold {queue}: there is nothing to release")
@@ -142,15 +148,15 @@ def release(
         )
         typer.echo("nothing was changed; if that process has ended, say --owner-is-gone", err=True)
         raise typer.Exit(FINDING)
-    _store(bootstrap, log_topic, encode_group_record(record))
+    _store(bootstrap, client_settings(client), log_topic, encode_group_record(record))
     typer.echo(f"{queue} is free; {record.client_id} held it")
 
 
-def _store(bootstrap: str, topic: str, value: bytes) -> None:
+def _store(bootstrap: str, client: dict[str, str], topic: str, value: bytes) -> None:
     from confluent_kafka import Producer  # noqa: PLC0415
 
     errors: list[Any] = []
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all"})
+    producer = Producer(merge(client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": bootstrap}))
     producer.produce(topic, value, partition=0, on_delivery=lambda error, _: errors.append(error))
     producer.flush(_STORE_S)
     if errors != [None]:
