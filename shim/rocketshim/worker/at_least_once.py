@@ -407,6 +407,9 @@ class AtLeastOnce:
 
     # --- waiting, committing, ending ---------------------------------------------------------------------------------
 
+    def connection_lost(self) -> None:
+        """Nothing to do: librdkafka sends again by itself."""
+
     def wait_ns(self, now_ns: int) -> int | None:
         """Not long while reports are outstanding."""
         del now_ns

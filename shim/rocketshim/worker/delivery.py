@@ -117,6 +117,9 @@ class Delivery(Protocol):
     def settle(self, now_ns: int) -> None:
         """Take in what has become of what was placed; make again what failed."""
 
+    def connection_lost(self) -> None:
+        """A connection to some broker broke since the last turn."""
+
     def wait_ns(self, now_ns: int) -> int | None:
         """How long the loop may sleep at most; None: as long as it likes."""
 

@@ -121,6 +121,8 @@ class ExactlyOnce:
         self._is_silent = False
         self._begun_ns: int | None = None
         self._not_before_ns = 0
+        self._is_stale = False
+        self._renewed_ns = 0
         self._doubtful: list[_Taken] = []
         self._careful_until_ns = 0
         self._is_careful = False
@@ -413,6 +415,15 @@ class ExactlyOnce:
         if old is not None:
             discard(old, 0)
 
+    def connection_lost(self) -> None:
+        """Have a new producer before the next transaction, but not more than one a second.
+
+        `send_offsets_to_transaction` of librdkafka ignores its time-out, and waits for ever for a coordinator that it
+        remembers and that has gone from its metadata meanwhile (librdkafka 5456 and 5511; without this, the worker hung
+        in most restarts of a broker on a busy machine). A new producer remembers none.
+        """
+        self._is_stale = True
+
     def settle(self, now_ns: int) -> None:
         """Make the producer ready where there is none, and find out what has become of doubtful transactions."""
         if self._probes is not None:
@@ -422,6 +433,8 @@ class ExactlyOnce:
                 discard(self._probes, 0)
                 self._probes = self._make_producer(self._probe_config)
                 self._prober.use(self._probes)
+        if self._is_stale and self._begun_ns is None and now_ns - self._renewed_ns >= _AGAIN_NS:
+            self._renew()
         if self._producer is not None or now_ns < self._not_before_ns or self._consumer is None:
             return
         self._is_careful = now_ns < self._careful_until_ns
@@ -436,6 +449,7 @@ class ExactlyOnce:
             self._not_before_ns = self._clock.monotonic_ns() + _AGAIN_NS
             return
         self._producer = producer
+        self._is_stale, self._renewed_ns = False, self._clock.monotonic_ns()
 
     def _resolve(self, consumer: ConsumerClient) -> None:
         """The committed positions say which doubtful transactions were committed."""
@@ -457,6 +471,8 @@ class ExactlyOnce:
         """Until the next transaction may begin."""
         if self._producer is None:
             return max(0, self._not_before_ns - now_ns)
+        if self._is_stale:
+            return max(0, self._renewed_ns + _AGAIN_NS - now_ns)
         return max(0, self._not_before_ns - now_ns) or (_BUSY_NS if self._prober.outstanding > 0 else None)
 
     def commit(self, held: list[HeldQueue], *, asynchronous: bool) -> None:

@@ -227,6 +227,7 @@ class DelayWorker:
             count, last = len(self._client_errors), self._client_errors[-1]
             self._client_errors.clear()
             self._alarm("worker.client-error", error=str(last), count=count)
+            delivery.connection_lost()
         self._fetch(consumer, self._wait_ns(delivery, max_wait_ms * _NS))
         self._relay_due(delivery)
         now_ns = self._clock.monotonic_ns()

@@ -110,3 +110,21 @@ def test_one_transaction_takes_what_is_due_in_all_queues(sim: Any) -> None:
     sim.until(again, lambda: len(values(sim)) == 15, 5_000)
     commits = {commit.monotonic_ns for commit in sim.kafka.commits(GROUP) if commit.next_offset > 0}
     assert len(commits) <= 3
+
+
+def test_after_a_lost_connection_a_new_producer_makes_the_next_transaction_but_not_more_than_one_a_second(
+    sim: Any,
+) -> None:
+    worker = sim.worker()
+    sim.run(worker, 1_500)
+    first = worker._delivery._producer
+    worker._client_errors.append(KafkaError(KafkaError._TRANSPORT, "connection refused"))
+    sim.run(worker, 50)
+    second = worker._delivery._producer
+    worker._client_errors.append(KafkaError(KafkaError._TRANSPORT, "connection refused"))
+    sim.run(worker, 500)
+    assert first is not second is worker._delivery._producer
+    sim.run(worker, 1_000)
+    assert worker._delivery._producer is not second
+    sim.schedule()
+    sim.until(worker, lambda: len(values(sim)) == 1, 5_000)
