@@ -1,9 +1,10 @@
 """Handing messages to the listener threads and taking results back. Owned by the poll thread.
 
-* Chunks hold 64 messages (or a batch, if that is more), or one batch while the *minimum* time per message of the last
-  32 chunks is above 200 µs, or 256 while it is below 10 µs, where waking threads would cost more than the listener.
-  Never the mean: it contains waiting for the interpreter lock and takes fast listeners for
-  slow (tried: 0.86 of raw with the minimum, 0.56 with chunks of one).
+* How large a chunk is follows from the *minimum* time per message of the last 32 chunks, never from the mean: it
+  contains waiting for the interpreter lock and takes fast listeners for slow (tried: 0.86 of raw with the minimum, 0.56
+  with chunks of one). Below 10 µs a chunk holds 1,024 messages, since to wake a thread costs more than the listener
+  does; below 200 µs 64; above, as many as take 8 ms, one batch from 8 ms on, and never so many that a thread is left
+  without work while another has a quarter of its chunks before it.
 * A chunk that is at the same call as 10 ms ago gives back what it has not begun, so that one slow message does not
   hold its neighbours.
 * What failed goes to `SendBack` as soon as its chunk is reported.
@@ -12,6 +13,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
@@ -21,9 +23,12 @@ from rocketshim.core.process_queue import Chunk, ProcessQueue
 __all__ = ["Dispatch", "DispatchCounts", "Pool", "Result"]
 
 _CHUNK: Final = 64
-_LARGE_CHUNK: Final = 256
+_LARGE_CHUNK: Final = 1_024
 _FAST_NS: Final = 10_000
 _SLOW_NS: Final = 200_000
+_SLOW_CHUNK_NS: Final = 8_000_000
+_CHUNKS_A_WORKER: Final = 4
+_GATHER_S: Final = 0.004
 _WINDOW: Final = 32
 _STUCK_MS: Final = 10
 
@@ -60,8 +65,11 @@ class Pool(Protocol):
     def stop(self, timeout_s: float) -> bool:
         """Let every worker end after its chunk; whether all did within the time."""
 
-    def wait(self, timeout_s: float) -> Result:
-        """The next result; raises `queue.Empty` when none came in time. It may wait a moment for others to gather."""
+    def wait(self, timeout_s: float, gather_s: float) -> Result:
+        """The next result; raises `queue.Empty` when none came in time.
+
+        Having one, it waits so long for others to gather.
+        """
 
 
 @dataclass(slots=True)
@@ -105,8 +113,11 @@ class Dispatch:
 
     def hand_out(self, queues: Iterable[ProcessQueue[Any]]) -> None:
         """Hand out everything that is pending."""
-        limit = self.chunk_count
-        for queue in queues:
+        waiting = [queue for queue in queues if queue.pending_count]
+        if not waiting:
+            return
+        limit = self.chunk_count(self.in_flight + sum(queue.pending_count for queue in waiting))
+        for queue in waiting:
             while queue.pending_count:
                 chunk = queue.take(limit)
                 if chunk is None:
@@ -117,16 +128,29 @@ class Dispatch:
                     self._many[chunk] = None
                 self._pool.submit(chunk)
 
-    @property
-    def chunk_count(self) -> int:
-        """Most messages of the next chunk."""
+    def chunk_count(self, backlog: int) -> int:
+        """Most messages of the next chunk, when so many are in flight or pending."""
+        quickest = self._quickest_ns()
+        if quickest is None:
+            return self._batch_count
+        if quickest <= _SLOW_NS:
+            return max(_CHUNK if quickest > _FAST_NS else _LARGE_CHUNK, self._batch_count)
+        fair = min(_SLOW_CHUNK_NS // quickest, backlog // (_CHUNKS_A_WORKER * self._pool.size))
+        return max(fair - fair % self._batch_count, self._batch_count)
+
+    def gather_s(self) -> float:
+        """How long results may lie there without a worker being short of work, in seconds.
+
+        Taking them in one by one would cost more than the listeners do.
+        """
+        quickest = self._quickest_ns()
+        if quickest is None or quickest <= _SLOW_NS:
+            return 0.0
+        return min(_GATHER_S, self.in_flight * quickest / (2e9 * self._pool.size))
+
+    def _quickest_ns(self) -> int | None:
         times = self._per_message_ns
-        if len(times) < _WINDOW:
-            return self._batch_count
-        quickest = min(times)
-        if quickest > _SLOW_NS:
-            return self._batch_count
-        return max(_CHUNK if quickest > _FAST_NS else _LARGE_CHUNK, self._batch_count)
+        return min(times) if len(times) == _WINDOW else None
 
     @property
     def has_results(self) -> bool:
@@ -145,7 +169,7 @@ class Dispatch:
     def wait(self, timeout_s: float) -> None:
         """Wait for one result, no longer than this."""
         try:
-            result = self._pool.wait(timeout_s)
+            result = self._pool.wait(timeout_s, self.gather_s())
         except Empty:
             return
         self._take(result)
@@ -181,7 +205,8 @@ class Dispatch:
             self._left(queue)
 
     def _give_back(self) -> None:
-        for chunk, seen in list(self._many.items()):
+        first = islice(self._many.items(), 2 * self._pool.size)  # what is begun is among the oldest
+        for chunk, seen in list(first):
             at = chunk.in_work
             if at is not None and at is seen:
                 del self._many[chunk]

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any
 
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.outcome import Outcome
@@ -18,7 +18,6 @@ from rocketshim.core.process_queue import Chunk
 __all__ = ["ListenerPool"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
-_GATHER_S: Final = 0.001
 
 
 class ListenerPool:
@@ -46,14 +45,15 @@ class ListenerPool:
         """Hand a chunk to whichever thread is free first."""
         self._tasks.put(chunk)
 
-    def wait(self, timeout_s: float) -> Result:
+    def wait(self, timeout_s: float, gather_s: float) -> Result:
         """The next result; raises `queue.Empty` when none came in time.
 
-        Having one, it waits a millisecond for others, so that the owner is not woken for each (20 threads that sleep
-        1 ms make 20,000 results a second).
+        Having one, it waits for others to gather, so that the owner is not woken for each (20 threads that sleep 1 ms
+        make 20,000 results a second).
         """
         result = self.results.get(timeout=timeout_s)
-        time.sleep(min(_GATHER_S, timeout_s))
+        if gather_s > 0:
+            time.sleep(min(gather_s, timeout_s))
         return result
 
     def resize(self, size: int) -> None:

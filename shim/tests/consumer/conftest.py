@@ -47,7 +47,8 @@ class HandPool:
     def work_all(self) -> None:
         self.work(len(self.tasks))
 
-    def wait(self, timeout_s: float) -> Result:
+    def wait(self, timeout_s: float, gather_s: float) -> Result:
+        del gather_s
         if self.on_wait is not None:
             self.on_wait()
         if not self.results.qsize():
