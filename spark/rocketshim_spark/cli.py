@@ -8,98 +8,35 @@ Under `spark-submit` the file is `rocketshim_spark/submit.py` with the same word
 
 import datetime as dt
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, DelayLevelsText, Namespace
 from rocketshim.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from rocketshim_spark import cli_replay
+from rocketshim_spark.cli_options import (
+    Connector,
+    DriverClient,
+    DriverMemory,
+    Lake,
+    Master,
+    Out,
+    SparkClient,
+    Version,
+    end,
+    note,
+    properties,
+    session,
+)
 
 app = typer.Typer(
     help="Spark jobs over the topics: what failed, is anything lost, how late, what do we send again.",
     epilog="Example: rocketshim spark land orders --lake ./lake --bootstrap localhost:9092",
     no_args_is_help=True,
 )
-
-Lake = Annotated[str, typer.Option("--lake", envvar="ROCKETSHIM_LAKE", help="The lake folder; any path Spark knows.")]
-Master = Annotated[
-    str | None, typer.Option("--master", help="Where Spark runs; without it as spark-submit says, else local[*].")
-]
-Connector = Annotated[
-    str, typer.Option("--connector", help="Where Spark's jars come from: auto, cache, packages, provided.")
-]
-DriverMemory = Annotated[str | None, typer.Option("--driver-memory", help="Heap of a local Spark: 1g, 2g.")]
-SparkClient = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--kafka-property", metavar="NAME=VALUE", help="A setting of Spark's Kafka client (Java); repeatable."
-    ),
-]
-DriverClient = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--client-property", metavar="NAME=VALUE", help="A setting of the driver's client (librdkafka); repeatable."
-    ),
-]
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)
-
-
-@contextmanager
-def session(master: str | None, connector: str, driver_memory: str | None) -> Iterator["SparkSession"]:
-    """A session for one command, stopped at its end; one that runs already (a notebook's) is used and left running.
-
-    Raises:
-        ConfigError: PySpark is not installed, or an option is not right.
-    """
-    try:
-        from pydantic import ValidationError  # noqa: PLC0415 `--help` does without
-        from pyspark.sql import SparkSession  # noqa: PLC0415
-
-        from rocketshim_spark.session import SessionSettings, create  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'rocketshim[spark]'") from error
-    try:
-        settings = SessionSettings.model_validate(
-            {"master": master, "connector": connector, "driver_memory": driver_memory}
-        )
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise ConfigError(
-            f"--{'-'.join(str(wrong['loc'][0]).split('_'))} {wrong['input']!r}: {wrong['msg']}"
-        ) from error
-    running = SparkSession.getActiveSession()
-    spark = create(settings)
-    if running is None:
-        spark.sparkContext.setLogLevel("ERROR")
-    try:
-        yield spark
-    finally:
-        if running is None:
-            spark.stop()
-
-
-def properties(given: list[str] | None) -> dict[str, str]:
-    """`NAME=VALUE` texts as a mapping.
-
-    Raises:
-        ConfigError: one of them is not of this form.
-    """
-    found = {}
-    for text in given or []:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise ConfigError(f"{text!r} is no property: write NAME=VALUE, for example security.protocol=SSL")
-        found[name.strip()] = value.strip()
-    return found
+app.add_typer(cli_replay.app, name="replay")
 
 
 @app.command(epilog="Example: rocketshim spark fetch")
@@ -109,8 +46,8 @@ def fetch() -> None:
         from rocketshim_spark.session import fetch as fetch_all  # noqa: PLC0415 `--help` does without
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'rocketshim[spark]'") from error
-    jars = fetch_all(report=_say)
-    _say(f"ready: {len(jars)} jars in {jars[0].parent}")
+    jars = fetch_all(report=note)
+    note(f"ready: {len(jars)} jars in {jars[0].parent}")
 
 
 @app.command(epilog="Example: rocketshim spark land orders --lake s3a://lake/shim --bootstrap localhost:9092")
@@ -149,12 +86,6 @@ def land(
         raise typer.Exit(FINDING)
 
 
-Out = Annotated[str | None, typer.Option("--out", help="Folder for the result and its page; without it LAKE/reports.")]
-Version = Annotated[
-    int | None, typer.Option("--version", min=0, help="Version of the landed records; without it the newest.")
-]
-
-
 @app.command(epilog="Example: rocketshim spark failures --lake ./lake --since 2026-11-20T00:00:00Z")
 def failures(
     *,
@@ -182,7 +113,7 @@ def failures(
         found = job.transform(opened.events, job.FailureParams.model_validate({**times, "group": group}))
         report = job.report(publish(opened, "failures", found, out))
         say(opened, report, out)
-    _end(fine=report.fine)
+    end(fine=report.fine)
 
 
 @app.command(epilog="Example: rocketshim spark lineage --lake ./lake --id AC1100012A9C18B4AAC2")
@@ -213,8 +144,8 @@ def lineage(
                 typer.echo(job.story(life))
             fine = bool(lives)
             if not fine:
-                _say(f"nothing is known of a message {message} in {lake}")
-    _end(fine=fine)
+                note(f"nothing is known of a message {message} in {lake}")
+    end(fine=fine)
 
 
 @app.command(epilog="Example: rocketshim spark delays --lake ./lake --grace 5m")
@@ -240,17 +171,11 @@ def delays(
         from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
 
         opened = open_lake(spark, lake, namespace=namespace, delay_levels=delay_levels, version=version)
-        now = opened.snapshot.taken_at or dt.datetime.now(dt.UTC)
-        params = job.DelayParams(
-            now=now.replace(tzinfo=dt.UTC) if now.tzinfo is None else now,
-            worker=opened.worker,
-            grace_ms=grace_ms,
-            skew_ms=skew_ms,
-        )
+        params = job.DelayParams(now=opened.now, worker=opened.worker, grace_ms=grace_ms, skew_ms=skew_ms)
         found = publish(opened, "delay_outcomes", job.outcomes(opened.events, params), out)
         report = job.report(found, publish(opened, "delays", job.transform(found), out))
         say(opened, report, out)
-    _end(fine=report.fine)
+    end(fine=report.fine)
 
 
 @app.command(epilog="Example: rocketshim spark audit --lake ./lake")
@@ -275,7 +200,64 @@ def audit(
         account = publish(opened, "audit", job.transform(lives, opened.gaps), out)
         report = job.report(account, missing, opened.gaps)
         say(opened, report, out)
-    _end(fine=report.fine)
+    end(fine=report.fine)
+
+
+@app.command(epilog="Example: rocketshim spark keys --lake ./lake --orderly payments")
+def keys(
+    *,
+    lake: Lake,
+    min_failures: Annotated[int, typer.Option("--min-failures", min=1, help="From so many on a key is poison.")] = 3,
+    orderly: Annotated[
+        list[str] | None, typer.Option("--orderly", help="A group that relies on order; repeatable.")
+    ] = None,
+    namespace: Namespace = "",
+    version: Version = None,
+    out: Out = None,
+    master: Master = None,
+    connector: Connector = "auto",
+    driver_memory: DriverMemory = None,
+) -> None:
+    """Which keys are poison, and where order was broken. Exit code 2 if there are such."""
+    with session(master, connector, driver_memory) as spark:
+        from rocketshim_spark.jobs import keys as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+
+        opened = open_lake(spark, lake, namespace=namespace, version=version)
+        params = job.KeyParams(min_failures=min_failures, orderly=tuple(orderly or ()))
+        report = job.report(publish(opened, "keys", job.transform(opened.lives(), params), out))
+        say(opened, report, out)
+    end(fine=report.fine)
+
+
+@app.command(epilog="Example: rocketshim spark dlq-trend --lake ./lake --retention 30d")
+def dlq_trend(
+    *,
+    lake: Lake,
+    retention: Annotated[str, typer.Option("--retention", help="Of the dead-letter topics: 7d, 30d.")] = "30d",
+    warn: Annotated[str, typer.Option("--warn", help="A letter that is deleted this soon is a finding.")] = "24h",
+    namespace: Namespace = "",
+    version: Version = None,
+    out: Out = None,
+    master: Master = None,
+    connector: Connector = "auto",
+    driver_memory: DriverMemory = None,
+) -> None:
+    """Do dead letters pile up, and when does retention delete them. Exit code 2 if it does so soon."""
+    from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` does without
+
+    retention_ms, warn_ms = parse_duration_ms(retention), parse_duration_ms(warn)
+    with session(master, connector, driver_memory) as spark:
+        from rocketshim_spark.jobs import dlq_trend as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+
+        opened = open_lake(spark, lake, namespace=namespace, version=version)
+        params = job.TrendParams(now=opened.now, retention_ms=retention_ms, warn_hours=warn_ms / 3_600_000)
+        found = job.letters(opened.events).cache()
+        days = publish(opened, "dlq_trend", job.transform(found), out)
+        report = job.report(days, publish(opened, "dlq_open", job.open_letters(found, params), out), params)
+        say(opened, report, out)
+    end(fine=report.fine)
 
 
 def _time(text: str | None) -> dt.datetime | None:
@@ -286,11 +268,6 @@ def _time(text: str | None) -> dt.datetime | None:
     except ValueError as error:
         raise ConfigError(f"{text!r} is no time: write it as 2026-11-20T18:00:00Z") from error
     return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
-
-
-def _end(*, fine: bool) -> None:
-    if not fine:
-        raise typer.Exit(FINDING)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -31,7 +31,7 @@ undecodable         a text header is not UTF-8 (shown with U+FFFD)
 value_bytes, …      size and SHA-256 of the value; the value itself stays behind
 ==================  ==================================================================================================
 
-Not rows: the worker's clock probes, and the group logs, which are no messages.
+Not rows: the worker's clock probes, the group logs and the redrive log, which are no messages.
 """
 
 import functools
@@ -205,7 +205,7 @@ def _is_true(condition: Column) -> Column:
 def _kind(namespace: str) -> Column:
     names = TopicNames(namespace)
     foreign = F.col("topic").rlike(
-        r"\A(?:[A-Za-z0-9_-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.parked|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)\z"
+        r"\A(?:[A-Za-z0-9_-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)\z"
     )
     return (
         F.when(F.col("topic") == names.schedule, "schedule")

@@ -46,6 +46,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
 from rocketshim_spark.errors import LakeError, TopicRecreatedError
+from rocketshim_spark.frames import small_frame
 from rocketshim_spark.session import require
 from rocketshim_spark.sources import Cluster, PartitionBounds, spark_options
 from rocketshim_topics.errors import ConfigError, TopicMissingError
@@ -55,6 +56,7 @@ __all__ = [
     "Landing",
     "Snapshot",
     "find_gaps",
+    "find_table",
     "land",
     "latest_version",
     "positions",
@@ -72,6 +74,7 @@ _TOPICS_SCHEMA: Final = "topic string, topic_id string, first_landed_at timestam
 _POSITIONS_SCHEMA: Final = (
     "taken_at timestamp, version bigint, grp string, topic string, partition int, committed bigint"
 )
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _NOT_THERE: Final = frozenset(
     {"PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_TABLE_ONLY_OPERATION"}
 )
@@ -118,7 +121,7 @@ class Snapshot:
     """What was known of the groups just before a version of the lake was landed.
 
     Attributes:
-        taken_at: when; None: no landing has noted anything.
+        taken_at: when, aware; None: no landing has noted anything.
         committed: of each group its committed positions, (topic, partition) to the next offset.
     """
 
@@ -308,24 +311,34 @@ def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) ->
     found = _table(spark, f"{lake.rstrip('/')}/positions", _POSITIONS_SCHEMA)
     if version is not None:
         found = found.filter(F.col("version") <= version)
-    newest = found.agg(F.max("taken_at")).collect()[0][0]
-    if newest is None:
-        return Snapshot(None, {})
-    committed: dict[str, dict[Place, int]] = {}
-    for row in found.filter((F.col("taken_at") == F.lit(newest)) & F.col("grp").isNotNull()).collect():
-        committed.setdefault(row.grp, {})[(row.topic, row.partition)] = row.committed
-    return Snapshot(newest, committed)
+    newest = found.agg(F.max("taken_at").alias("newest"))
+    rows = found.join(F.broadcast(newest), F.col("taken_at") == F.col("newest")).select(
+        F.unix_micros("taken_at").alias("taken_us"), "grp", "topic", "partition", "committed"
+    )
+    taken_us, committed = None, dict[str, dict[Place, int]]()
+    for row in rows.collect():
+        taken_us = row.taken_us
+        if row.grp is not None:
+            committed.setdefault(row.grp, {})[(row.topic, row.partition)] = row.committed
+    taken_at = None if taken_us is None else _EPOCH + dt.timedelta(microseconds=taken_us)
+    return Snapshot(taken_at, committed)
 
 
-def _table(spark: SparkSession, path: str, schema: str) -> DataFrame:
+def find_table(spark: SparkSession, path: str) -> DataFrame | None:
+    """A Delta table; None: there is none."""
     try:
         found = spark.read.format("delta").load(path)
         found.schema  # noqa: B018 resolved here, so that a missing table is noticed here
     except AnalysisException as error:
         if _is_absent(error):
-            return spark.createDataFrame([], schema)
+            return None
         raise
     return found
+
+
+def _table(spark: SparkSession, path: str, schema: str) -> DataFrame:
+    found = find_table(spark, path)
+    return small_frame(spark, [], schema) if found is None else found
 
 
 def _committed(cluster: Cluster, topics: Sequence[str], groups: Sequence[str] | None) -> dict[str, dict[Place, int]]:
@@ -423,16 +436,12 @@ def _write_gaps(spark: SparkSession, lake: str, gaps: Sequence[Gap], now: dt.dat
 
 def _append(spark: SparkSession, path: str, rows: Sequence[tuple[Any, ...]], schema: str) -> None:
     if rows:
-        spark.createDataFrame(list(rows), schema).coalesce(1).write.format("delta").mode("append").save(path)
+        small_frame(spark, rows, schema).write.format("delta").mode("append").save(path)
 
 
 def _rows(spark: SparkSession, path: str) -> list[Any]:
-    try:
-        return spark.read.format("delta").load(path).collect()
-    except AnalysisException as error:
-        if _is_absent(error):
-            return []
-        raise
+    found = find_table(spark, path)
+    return [] if found is None else found.collect()
 
 
 def _checkpoint(spark: SparkSession, lake: str, folder: str) -> dict[int, str]:

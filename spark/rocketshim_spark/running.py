@@ -6,6 +6,7 @@ that a reader sees the old one or the new one; the page lies beside it where tha
 directory. The page is written anew and renamed, never half.
 """
 
+import datetime as dt
 import os
 import tempfile
 from collections.abc import Mapping
@@ -17,11 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rocketshim_spark import events
 from rocketshim_spark.jobs import lineage
-from rocketshim_spark.land import Place, Snapshot, latest_version, read_gaps, read_records, read_snapshot
+from rocketshim_spark.land import Place, Snapshot, find_table, latest_version, read_gaps, read_records, read_snapshot
 from rocketshim_spark.report import Report, as_html, as_text
 from rocketshim_topics import TopicNames
 
-__all__ = ["OpenLake", "open_lake", "publish", "say"]
+__all__ = ["OpenLake", "open_lake", "publish", "published", "say"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,11 @@ class OpenLake:
     def worker(self) -> Mapping[Place, int]:
         """The worker's positions."""
         return self.snapshot.committed.get(TopicNames(self.namespace).worker_group, {})
+
+    @property
+    def now(self) -> dt.datetime:
+        """The moment of the landing; without any note of one, this moment."""
+        return self.snapshot.taken_at or dt.datetime.now(dt.UTC)
 
     def lives(self) -> DataFrame:
         """The life of every message."""
@@ -92,6 +98,11 @@ def publish(lake: OpenLake, name: str, result: DataFrame, out: str | None) -> Da
     path = f"{_folder(lake, out)}/{name}"
     result.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
     return lake.spark.read.format("delta").load(path)
+
+
+def published(lake: OpenLake, name: str, out: str | None) -> DataFrame | None:
+    """A result as it was written; None: there is none of that name."""
+    return find_table(lake.spark, f"{_folder(lake, out)}/{name}")
 
 
 def say(lake: OpenLake, report: Report, out: str | None) -> None:

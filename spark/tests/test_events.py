@@ -126,6 +126,7 @@ def test_clock_probes_group_logs_and_other_namespaces_are_no_events(events: Call
     assert not events(
         record(NAMES.schedule, [("CLOCK", b"")]),
         record("rmq.group.pay", None),
+        record("rmq.redrive", None),
         record("other.rmq.retry.pay", None),
         record("other.SCHEDULE_TOPIC_XXXX", None),
     )
@@ -226,4 +227,4 @@ def test_the_topics_of_a_report_come_in_the_order_in_which_messages_travel() -> 
         "rmq.dlq.g",
         "rmq.parked",
     ]
-    assert kind_of("rmq.group.g") is None
+    assert kind_of("rmq.group.g") is kind_of("rmq.redrive") is None

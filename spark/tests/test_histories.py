@@ -4,17 +4,19 @@ Several histories, each with its own topic and groups, share one schedule topic 
 judges them all. Records are made by the runtime's own hop functions.
 """
 
+import datetime as dt
 import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from rocketshim_spark import events
-from rocketshim_spark.jobs import audit, delays, failures, lineage
+from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
 from rocketshim_topics import DelayLevels, Message, OutgoingRecord, TopicNames, decode, hops
 
 NAMES = TopicNames()
@@ -252,8 +254,6 @@ def frame(spark: SparkSession, stored: list[Stored]) -> DataFrame:
 
 
 def ms(at_ms: int) -> Any:
-    import datetime as dt
-
     return dt.datetime.fromtimestamp(at_ms / 1_000, dt.UTC)
 
 
@@ -350,3 +350,96 @@ def test_reports_say_what_is_wrong_in_their_first_line(lives: DataFrame, gaps: D
     assert lineage.report(clean).fine
     life = lineage.biography(clean, "clean-0")[0]
     assert lineage.story(life).startswith(f"clean-0 in group {life.grp}: {life.state}")
+
+
+def test_keys_are_judged_as_a_plain_loop_over_the_lives_judges_them(lives: DataFrame) -> None:
+    rows = lives.collect()
+    found = {(row.grp, row.key and bytes(row.key)): row for row in keys.transform(lives).collect()}
+    by_key: dict[tuple[str, bytes], list[Row]] = {}
+    for row in rows:
+        by_key.setdefault((row.grp, bytes(row.key)), []).append(row)
+    assert found.keys() == by_key.keys()
+    for place, messages in by_key.items():
+        failed = [row for row in messages if any(each.attempt > 0 for each in row.history)]
+        consecutive = overtaken = 0
+        for _, same in groupby(sorted(messages, key=at), key=lambda row: at(row)[:-1]):
+            in_order, run = list(same), 0
+            for number, row in enumerate(in_order):
+                run = run + 1 if row in failed else 0
+                consecutive = max(consecutive, run)
+                overtaken += row in failed and any(
+                    later.state == "acknowledged" and began(later) < row.last_at for later in in_order[number + 1 :]
+                )
+        row = found[place]
+        assert (row.messages, row.failed, row.consecutive) == (len(messages), len(failed), consecutive)
+        assert row.overtaken == overtaken
+        assert row.dead == sum(each.state == "dead" for each in messages)
+        assert row.poison == (len(failed) >= 3 and 2 * len(failed) >= len(messages))
+    assert sum(row.overtaken for row in found.values()) > 0
+    strict = keys.transform(lives, keys.KeyParams(orderly=("pay-a",)))
+    assert not keys.report(strict).fine
+    assert {row.grp for row in strict.filter("violation").collect()} == {"pay-a"}
+
+
+def at(row: Row) -> tuple[str, int, int]:
+    topic, number, offset = (row.origin or "//").split("/")
+    return topic, int(number or -1), int(offset or -1)
+
+
+def began(row: Row) -> Any:
+    return next((each["at"] for each in row.history if each["step"] == 2), row.first_sent)
+
+
+def test_dead_letters_are_planned_once_each_and_a_second_plan_is_the_same(
+    spark: SparkSession, told: DataFrame, world: World
+) -> None:
+    topics = spark.range(1).selectExpr("'rmq.dlq.pay-a' AS topic", "'topic-id' AS topic_id")
+    params = replay.PlanParams(plan_id="monday")
+    planned = replay.with_targets(replay.plan(told, topics, params), params).cache()
+    rows = planned.collect()
+    dead = [pair for pair, state in world.truth.states.items() if state == "dead"]
+    assert sorted((row.grp, row.msg_id) for row in rows) == sorted(dead)
+    assert {(row.action, row.target == NAMES.retry(row.grp)) for row in rows} == {("send", True)}
+    assert len({row.replay_id for row in rows}) == len(rows)
+    again = {row.replay_id for row in replay.plan(told, topics, params).collect()}
+    assert again == {row.replay_id for row in rows}
+    few = replay.PlanParams(plan_id="tuesday", group="pay-a", max_messages=2)
+    some = replay.plan(told, topics, few).collect()
+    assert {row.grp for row in some} == {"pay-a"}
+    assert sum(row.action == "send" for row in some) == 2
+    assert {row.reason for row in some if row.action == "skip"} <= {"beyond-max"}
+    assert not again & {row.replay_id for row in some}
+    there_check(spark, planned, world)
+
+
+def there_check(spark: SparkSession, planned: DataFrame, world: World) -> None:
+    """Of the planned letters: the first goes missing, the second comes twice, the third altered, the others well."""
+    rows = sorted(planned.collect(), key=lambda row: row.replay_id)
+    stored = {record.where: record for record in world.log.stored}
+    sent: list[Stored] = []
+    for number, row in enumerate(rows):
+        out = hops.redriven(stored[f"{row.topic}/{row.partition}/{row.offset}"], NAMES, replay_id=row.replay_id)
+        if number == 2:
+            out.value = b"other"
+        times = 0 if number == 0 else 2 if number == 1 else 1
+        sent += [Stored(out, 0, 1_000 + number * 2 + copy, NOW_MS) for copy in range(times)]
+    checked = replay.check(planned, frame(spark, sent))
+    found = [row.outcome for row in checked.orderBy("replay_id").collect()]
+    assert found == ["missing", "twice", "altered", *["there"] * (len(rows) - 3)]
+    report = replay.verify_report(checked)
+    assert report.verdict.startswith(f"{len(rows)} planned: {len(rows) - 3} there, 1 missing, 1 twice, 1 altered")
+    assert not report.fine
+
+
+def test_the_trend_counts_what_came_what_went_and_the_hours_left(told: DataFrame, world: World) -> None:
+    params = dlq_trend.TrendParams(now=ms(NOW_MS), retention_ms=30 * 86_400_000)
+    letters = dlq_trend.letters(told)
+    left = dlq_trend.open_letters(letters, params).collect()
+    dead = Counter(group for (group, _), state in world.truth.states.items() if state == "dead")
+    assert {row.grp: row.depth for row in left} == dead
+    assert all(29 * 24 - 1 < row.hours_left < 29 * 24 + 4 for row in left)
+    days = dlq_trend.transform(letters)
+    assert sum(row.arrived for row in days.collect()) == dead.total()
+    assert dlq_trend.report(days, dlq_trend.open_letters(letters, params), params).fine
+    soon = dlq_trend.TrendParams(now=ms(NOW_MS), retention_ms=86_400_000)
+    assert not dlq_trend.report(days, dlq_trend.open_letters(letters, soon), soon).fine

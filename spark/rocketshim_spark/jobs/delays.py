@@ -25,6 +25,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
+from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
 
 __all__ = ["DelayParams", "outcomes", "report", "transform"]
@@ -65,7 +66,7 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
     """
     spark = events.sparkSession
     rows = [(topic, partition, offset) for (topic, partition), offset in params.worker.items()]
-    passed = F.broadcast(spark.createDataFrame(rows, "of string, part int, committed bigint"))
+    passed = F.broadcast(small_frame(spark, rows, "of string, part int, committed bigint"))
     waited = events.filter((F.col("kind") == "schedule") & F.col("decode_error").isNull())
     next_hop = F.col("kind").isin("source", "retry", "replay", "schedule", "parked") & F.col("hop_id").isNotNull()
     followed = (

@@ -38,6 +38,7 @@ from pydantic import BaseModel, ConfigDict
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
+from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
 from rocketshim_topics import TopicNames
 
@@ -87,9 +88,9 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
         for (topic, partition), offset in places.items()
     ]
     spark = events.sparkSession
-    positions = spark.createDataFrame(rows, _POSITIONS)
+    positions = small_frame(spark, rows, _POSITIONS)
     consuming = sorted({(group, topic) for group, topic, _, _ in rows if group != worker})
-    groups_of = spark.createDataFrame(consuming, "of_grp string, their_topic string")
+    groups_of = small_frame(spark, consuming, "of_grp string, their_topic string")
     steps = events.filter(
         F.col("kind").isin("source", "schedule", "retry", "replay", "dlq", "parked") & F.col("decode_error").isNull()
     ).withColumns(

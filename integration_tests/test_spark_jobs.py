@@ -1,0 +1,173 @@
+"""A day of a real group on a real broker, landed, and asked every question by the commands a person types."""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from rocketshim import ConsumeFromWhere, DeadLetter, DelayWorker, Producer, PushConsumer, WorkerSettings
+from rocketshim.local import Broker
+from rocketshim_spark.cli import main
+from rocketshim_topics import DelayLevels, Message, TopicNames, provision
+from rocketshim_topics.layout import Layout
+
+LEVELS = "1s 1s 1s 1s"
+GUARD_S = 120.0
+
+
+@dataclass(frozen=True)
+class Day:
+    """What happened, and where it was landed."""
+
+    bootstrap: str
+    namespace: str
+    topic: str
+    group: str
+    lake: str
+    ids: dict[int, str]
+
+    def ask(self, *words: str) -> int:
+        return main([*words, "--lake", self.lake, "--namespace", self.namespace])
+
+
+@pytest.fixture(scope="module")
+def day(
+    spark: SparkSession, broker: Broker, admin: AdminClient, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Day]:
+    """24 messages: 0 to 3 die at once, 4 to 7 fail twice, 8 to 11 are sent with a delay, the others just work."""
+    del spark  # the one that the commands will find
+    unique = uuid.uuid4().hex[:10]
+    namespace, topic, group = f"ns{unique}", f"orders-{unique}", f"pay-{unique}"
+    names = TopicNames(namespace)
+    provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
+    admin.create_topics([NewTopic(topic, num_partitions=2)])[topic].result(GUARD_S)
+    worker = DelayWorker(
+        WorkerSettings.make(bootstrap=broker.bootstrap, namespace=namespace, delay_levels=LEVELS, allow=(topic,))
+    )
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    consumer = PushConsumer(
+        broker.bootstrap, group=group, namespace=namespace, delay_levels=LEVELS,
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+    )  # fmt: skip
+    done = threading.Event()
+    seen: set[tuple[int, int]] = set()
+
+    def handle(message: object, context: object) -> None:
+        del context
+        number, times = int(message.body), message.reconsume_times  # type: ignore[attr-defined]
+        seen.add((number, times))
+        if len(seen) == 24 + 2 * 4:
+            done.set()
+        if number < 4:
+            raise DeadLetter(f"customer {number} is gone")
+        if number < 8 and times < 2:
+            raise TimeoutError(f"no answer after {number}00 ms")
+
+    consumer.register_message_listener(topic, handle)
+    consumer.start()
+    ids = {}
+    with Producer(broker.bootstrap, namespace=namespace, delay_levels=LEVELS) as producer:
+        for number in range(24):
+            message = Message(
+                topic, str(number).encode(), key=f"k{number % 4}", delay="1s" if 8 <= number < 12 else None
+            )
+            ids[number] = producer.send(message, timeout_s=GUARD_S).msg_id
+    assert done.wait(GUARD_S)
+    consumer.stop()
+    worker.stop()
+    thread.join()
+    lake = str(tmp_path_factory.mktemp("lake"))
+    made = Day(broker.bootstrap, namespace, topic, group, lake, ids)
+    assert made.ask("land", topic, "--bootstrap", broker.bootstrap) == 0
+    yield made
+    ours = [name for name in admin.list_topics(timeout=GUARD_S).topics if unique in name]
+    for future in admin.delete_topics(ours).values():
+        future.result(GUARD_S)
+
+
+Printed = Callable[[], str]
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    return lambda: capsys.readouterr().out
+
+
+def test_a_second_landing_finds_nothing_new(day: Day, printed: Printed) -> None:
+    assert day.ask("land", day.topic, "--bootstrap", day.bootstrap) == 0
+    assert printed().startswith("landed 0 new records")
+
+
+def test_failures_names_both_causes_and_is_a_finding(day: Day, printed: Printed) -> None:
+    assert day.ask("failures", "--group", day.group) == 2
+    out = printed()
+    assert out.startswith("failures: 12 failures of 2 causes: 4 ended dead")
+    assert "customer # is gone" in out
+    assert "no answer after # ms" in out
+    page = (Path(day.lake) / "reports" / "failures.html").read_text()
+    assert "customer # is gone" in page
+    assert "<svg" in page
+    assert "<script" not in page
+
+
+def test_nothing_is_lost_and_every_message_is_in_one_state(day: Day, spark: SparkSession, printed: Printed) -> None:
+    assert day.ask("audit") == 0
+    assert printed().startswith("audit: residual 0; 0 parked; at most 0 deleted")
+    (row,) = spark.read.format("delta").load(f"{day.lake}/reports/audit").collect()
+    assert (row.topic, row.grp, row.sent, row.residual) == (day.topic, day.group, 24, 0)
+    assert (row.acknowledged, row.dead, row.pending, row.retrying) == (20, 4, 0, 0)
+
+
+def test_a_biography_tells_every_attempt(day: Day, printed: Printed) -> None:
+    assert day.ask("lineage", "--id", day.ids[5]) == 0
+    lines = printed().splitlines()
+    assert lines[0].startswith(f"{day.ids[5]} in group {day.group}: acknowledged (inferred)")
+    assert [line.split()[2] for line in lines[1:]] == ["source", "schedule", "retry", "schedule", "retry"]
+    assert day.ask("lineage", "--id", "nobody") == 2
+    assert day.ask("lineage") == 0
+    assert printed().startswith("lineage: 24 lives: 0 lost")
+
+
+def test_delays_were_kept_and_none_came_early(day: Day, printed: Printed) -> None:
+    assert day.ask("delays") == 0
+    assert printed().startswith("delays: 12 delivered: 0 early, 0 never delivered, 0 stuck")
+
+
+def test_a_folder_that_nothing_was_landed_in_is_an_error(day: Day, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--lake", f"{day.lake}-not"]) == 1
+    assert "run `rocketshim spark land" in capsys.readouterr().err
+
+
+def test_dead_letters_are_sent_again_once_and_proved_to_be_there(
+    day: Day, spark: SparkSession, printed: Printed
+) -> None:
+    at = ("--bootstrap", day.bootstrap, "--plan", "monday")
+    assert day.ask("dlq-trend") == 0
+    assert printed().startswith("dlq-trend: 4 dead letters were never sent again")
+    assert day.ask("replay", "plan", "--plan", "monday", "--where", "FAIL_CLASS = 'DeadLetter'") == 0
+    assert printed().startswith("replay-plan: 4 dead letters: 4 to send, 0 skipped")
+    assert day.ask("replay", "run", *at, "--dry-run") == 0
+    assert printed() == "would send 4 letters\n"
+    assert day.ask("replay", "verify", *at) == 2
+    assert "4 missing" in printed()
+    assert day.ask("replay", "run", *at, "--max-per-second", "50") == 0
+    assert printed() == "sent 4 letters\n"
+    assert day.ask("replay", "run", *at) == 0
+    assert printed() == "sent 0 letters\n"
+    assert day.ask("replay", "verify", *at) == 0
+    assert printed().startswith("replay-verify: 4 planned: 4 there, 0 missing, 0 twice, 0 altered")
+
+    assert day.ask("land", day.topic, "--bootstrap", day.bootstrap) == 0
+    assert day.ask("replay", "plan", "--plan", "tuesday") == 0
+    assert "replayed-already" in printed()
+    assert day.ask("audit") == 0
+    (row,) = spark.read.format("delta").load(f"{day.lake}/reports/audit").collect()
+    assert (row.sent, row.acknowledged, row.retrying, row.dead) == (24, 20, 4, 0)  # they wait for their second run
+    assert day.ask("keys") == 0
+    assert "keys: 4 keys: 0 poison" in printed()

@@ -1,0 +1,98 @@
+"""What the commands of `rocketshim spark` share: their options, the session they run in, how they end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocketshim.cli.app import FINDING
+from rocketshim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Lake = Annotated[str, typer.Option("--lake", envvar="ROCKETSHIM_LAKE", help="The lake folder; any path Spark knows.")]
+Master = Annotated[
+    str | None, typer.Option("--master", help="Where Spark runs; without it as spark-submit says, else local[*].")
+]
+Connector = Annotated[
+    str, typer.Option("--connector", help="Where Spark's jars come from: auto, cache, packages, provided.")
+]
+DriverMemory = Annotated[str | None, typer.Option("--driver-memory", help="Heap of a local Spark: 1g, 2g.")]
+SparkClient = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kafka-property", metavar="NAME=VALUE", help="A setting of Spark's Kafka client (Java); repeatable."
+    ),
+]
+DriverClient = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--client-property", metavar="NAME=VALUE", help="A setting of the driver's client (librdkafka); repeatable."
+    ),
+]
+Out = Annotated[str | None, typer.Option("--out", help="Folder for the result and its page; without it LAKE/reports.")]
+Version = Annotated[
+    int | None, typer.Option("--version", min=0, help="Version of the landed records; without it the newest.")
+]
+
+
+def note(line: str) -> None:
+    """Say something on the error output, where results are not."""
+    typer.echo(line, err=True)
+
+
+@contextmanager
+def session(master: str | None, connector: str, driver_memory: str | None) -> Iterator["SparkSession"]:
+    """A session for one command, stopped at its end; one that runs already (a notebook's) is used and left running.
+
+    Raises:
+        ConfigError: PySpark is not installed, or an option is not right.
+    """
+    try:
+        from pydantic import ValidationError  # noqa: PLC0415 `--help` does without
+        from pyspark.sql import SparkSession  # noqa: PLC0415
+
+        from rocketshim_spark.session import SessionSettings, create  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'rocketshim[spark]'") from error
+    try:
+        settings = SessionSettings.model_validate(
+            {"master": master, "connector": connector, "driver_memory": driver_memory}
+        )
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise ConfigError(
+            f"--{'-'.join(str(wrong['loc'][0]).split('_'))} {wrong['input']!r}: {wrong['msg']}"
+        ) from error
+    running = SparkSession.getActiveSession()
+    spark = create(settings)
+    if running is None:
+        spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        if running is None:
+            spark.stop()
+
+
+def properties(given: list[str] | None) -> dict[str, str]:
+    """`NAME=VALUE` texts as a mapping.
+
+    Raises:
+        ConfigError: one of them is not of this form.
+    """
+    found = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{text!r} is no property: write NAME=VALUE, for example security.protocol=SSL")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def end(*, fine: bool) -> None:
+    """End with the exit code of a finding, unless all is fine."""
+    if not fine:
+        raise typer.Exit(FINDING)
