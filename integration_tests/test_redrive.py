@@ -1,5 +1,6 @@
 """Plan and apply on a real broker: a thousand dead letters of six causes, killed in the middle, each sent once."""
 
+import base64
 import json
 import os
 import signal
@@ -176,3 +177,67 @@ def test_letters_are_chosen_discarded_and_sent_to_their_source_only_when_asked(
 
     plan.write_text(plan.read_text().replace('"again": false', '"again": true'))
     run("dlq", "apply", str(plan), *world.connection, code=1)
+
+
+GOLDEN = Path(__file__).parents[1] / "shim" / "tests" / "deadletter" / "golden" / "dead_letters.json"
+SHARED: list[tuple[str, bytes | None]] = [
+    ("__dlq.errors.topic", b""),
+    ("__dlq.errors.partition", b"0"),
+    ("__dlq.errors.offset", b"0"),
+    ("__dlq.errors.group", b"payers"),
+    ("__dlq.errors.message", b"Offset rejected by client."),
+]
+
+
+def unpacked(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
+
+
+def test_letters_of_other_projects_are_seen_and_sent_again(
+    broker: Broker, namespace: str, topic: Callable[..., str], run: Callable[..., str], tmp_path: Path
+) -> None:
+    """Every golden letter, and one of a share group without a body, in one topic; their sources are one topic here."""
+    source, letters, plan = topic(2), topic(2), tmp_path / "plan.json"
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "partitioner": "murmur2_random"})
+    producer.produce(source, b"order 8", b"o-8", headers=[("mine", b"1")], partition=0)
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    for letter in golden:
+        headers = [
+            (name, source.encode() if name.endswith(("original-topic", "errors.topic")) else unpacked(value))
+            for name, value in letter["headers"]
+        ]
+        producer.produce(letters, unpacked(letter["value"]), unpacked(letter["key"]), headers=headers)
+    producer.produce(letters, None, None, headers=[("__dlq.errors.topic", source.encode()), *SHARED[1:]])
+    assert producer.flush(60) == 0
+
+    scope = ["--bootstrap", broker.bootstrap, "--namespace", namespace, "--topic", letters]
+    listed = [json.loads(line) for line in run("dlq", "ls", *scope, "--json").splitlines()]
+    assert Counter(each["dialect"] for each in listed) == {
+        "Spring Kafka dead-letter topic": 1,
+        "Spring Kafka retry topics": 3,
+        "Kafka Streams": 1,
+        "Kafka Connect": 1,
+        "Kafka share group": 1,
+    }
+    assert {each["origin_topic"] for each in listed} == {source}
+    stats = json.loads(run("dlq", "stats", *scope, "--where", "CONSUMER_GROUP = 'spring-steps'", "--json"))
+    assert [(each["cause"], each["count"]) for each in stats] == [("SpringLetters$NoStockException", 3)]
+    shared = next(each for each in listed if each["dialect"] == "Kafka share group")
+    shown = run("dlq", "show", f"{shared['partition']}/{shared['offset']}", *scope)
+    assert "order 8" in shown
+    assert "Kafka share group" in shown
+
+    held = json.loads(run("dlq", "plan", *scope, "--json", "--out", str(plan)))
+    assert held["letters"] == 0, "their groups have no retry topic here"
+    made = json.loads(run("dlq", "plan", *scope, "--to-source", "--json", "--out", str(plan)))
+    assert (made["letters"], made["by_target"], made["held_back"]) == (7, {source: 7}, {})
+    told = json.loads(run("dlq", "apply", str(plan), "--bootstrap", broker.bootstrap, "--json"))
+    assert (told["sent"], told["failed"]) == (7, 0)
+    with TopicReader(broker.bootstrap) as reader:
+        arrived = [message for message in reader.read([source]) if "REPLAY_ID" in dict(message.headers())]
+    assert Counter(message.value() for message in arrived) == {b"order 7": 6, b"order 8": 1}
+    for message in arrived:
+        names = [name for name, _ in message.headers()]
+        assert names[-1] == ("mine" if message.value() == b"order 8" else "traceparent")
+        assert not [name for name in names if "rrors" in name or "kafka_" in name or "retry_topic" in name]
+    assert json.loads(run("dlq", "apply", str(plan), "--bootstrap", broker.bootstrap, "--json"))["sent"] == 0

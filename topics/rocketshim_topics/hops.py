@@ -50,6 +50,7 @@ __all__ = [
     "parked",
     "record_size_bytes",
     "redriven",
+    "replays",
     "retried_target",
     "retry",
     "source_record",
@@ -514,7 +515,7 @@ def redriven(
     following = _following(record, envelope)
     _unschedule(following)
     following.replay_id = _cut(replay_id, 64)
-    following.replay_count = min((envelope.replay_count or 0) + 1, _INT_MAX)
+    following.replay_count = min(replays(envelope) + 1, _INT_MAX)
     if to_source:
         return _to_source(record, names, following)
     if group is None:
@@ -527,6 +528,20 @@ def redriven(
     following.shim = WIRE_VERSION
     following.reconsume_times = 0
     return _outgoing(record, target, None, following)
+
+
+def replays(envelope: Envelope) -> int:
+    """How often a letter was redriven.
+
+    One that was redriven to its source topic comes back with `REPLAY_COUNT` as a header of the user's, since nothing
+    but its identity is believed there: here a forged count can only hold a letter back.
+    """
+    carried = dict(envelope.user).get(wire.USER_PREFIX + wire.REPLAY_COUNT) or b"0"
+    count = int(carried) if carried.isdigit() and len(carried) <= _LONGEST_COUNT else 0
+    return min(max(envelope.replay_count or 0, count), _INT_MAX)
+
+
+_LONGEST_COUNT: Final = 10
 
 
 def _to_source(record: Record, names: TopicNames, following: Envelope) -> OutgoingRecord:

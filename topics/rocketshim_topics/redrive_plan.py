@@ -29,7 +29,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rocketshim_topics.errors import ConfigError, MalformedRecordError
-from rocketshim_topics.hops import OutgoingRecord, redriven
+from rocketshim_topics.hops import OutgoingRecord, redriven, replays
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.wire import Envelope, Record
@@ -235,21 +235,24 @@ class Planner:
         self._held_back: list[HeldBack] = []
         self._attempts: dict[tuple[object, ...], str] = {}
 
-    def add(self, record: Record, envelope: Envelope, *, malformed: str | None = None, read: bool = False) -> None:
+    def add(
+        self, record: Record, envelope: Envelope, *, malformed: str | None = None, opened: Record | None = None
+    ) -> None:
         """One letter that was chosen.
 
         Args:
             record: as fetched.
             envelope: its headers, decoded as far as they can be.
             malformed: why they could not be decoded; None: they could.
-            read: the envelope was read by other rules than the wire format's.
+            opened: another project's letter: what would be sent of it, and the envelope was read by their rules.
+                None: it is in the wire format.
         """
         place = (record.partition() or 0, record.offset() or 0)
         digest = record_digest(record)
         cause = envelope.fail_class or ""
         target, reason = "", self._settled(place, digest)
         if reason is None and self._rules.action == "redrive":
-            target, reason = self._judged(record, envelope, malformed, read)
+            target, reason = self._judged(record, envelope, malformed, opened)
         if reason is not None:
             self._held_back.append(HeldBack(*place, reason, cause))
             return
@@ -274,14 +277,17 @@ class Planner:
             return None
         return f"{found.state}-by:{found.plan}"
 
-    def _judged(self, record: Record, envelope: Envelope, malformed: str | None, read: bool) -> tuple[str, str | None]:
+    def _judged(
+        self, record: Record, envelope: Envelope, malformed: str | None, opened: Record | None
+    ) -> tuple[str, str | None]:
         """Where a letter would go, or why it would not."""
         if malformed is not None:
             return "", f"malformed:{malformed}"
-        if (envelope.replay_count or 0) >= self._rules.max_replays:
+        if replays(envelope) >= self._rules.max_replays:
             return "", "replayed-too-often"
         try:
-            target = next_hop(record, envelope if read else None, self._rules, replay_id="-").topic
+            read = None if opened is None else envelope
+            target = next_hop(record if opened is None else opened, read, self._rules, replay_id="-").topic
         except MalformedRecordError as error:
             return "", error.reason
         if target not in self._topics:

@@ -731,6 +731,26 @@ def test_redrive_to_the_source_gives_the_users_headers_back_under_their_names(st
     ]
 
 
+def test_redrives_to_the_source_are_counted_although_the_source_topic_is_not_believed(
+    store: Store, foreign: Foreign
+) -> None:
+    record = foreign()
+    for count in (b"1", b"2", b"3"):
+        outgoing = redriven(dead_again(store, record), NAMES, replay_id="r", to_source=True)
+        assert [value for name, value in outgoing.headers if name == "REPLAY_COUNT"] == [count]
+        record = store(outgoing)
+
+
+def dead_again(store: Store, record: Any) -> Any:
+    return store(died(record, times=17, trusted=False))
+
+
+@pytest.mark.parametrize(("forged", "count"), [(b"x", 1), (b"9" * 11, 1), (b"9999999999", 2**31 - 1), (None, 1)])
+def test_a_forged_replay_count_harms_nobody(store: Store, foreign: Foreign, forged: bytes | None, count: int) -> None:
+    outgoing = redriven(dead_again(store, foreign([("REPLAY_COUNT", forged)])), NAMES, replay_id="r")
+    assert texts_of(outgoing)["REPLAY_COUNT"] == str(count)
+
+
 def test_redrive_to_another_group(store: Store, foreign: Foreign) -> None:
     outgoing = redriven(dead(store, foreign), NAMES, replay_id="r", group="audit")
     assert (outgoing.topic, texts_of(outgoing)["CONSUMER_GROUP"]) == ("rmq.retry.audit", "audit")

@@ -12,20 +12,23 @@ from rocketshim.cli.letters import (
     Choice,
     Everything,
     Follow,
-    Group,
     Key,
     Limit,
+    OfGroup,
+    OfTopic,
     Since,
     Tags,
     Where,
     chosen,
     console,
     find,
+    letters_topic,
     show_list,
     show_one,
 )
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import time_text
+from rocketshim.deadletter.opening import Opener
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.redriving import read_log
 from rocketshim.deadletter.statistics import by_cause
@@ -47,7 +50,8 @@ def ls(
     *,
     bootstrap: Bootstrap,
     client: Client = None,
-    group: Group,
+    group: OfGroup = None,
+    topic: OfTopic = None,
     namespace: Namespace = "",
     where: Where = None,
     tags: Tags = None,
@@ -63,7 +67,7 @@ def ls(
     choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
-        entries = chosen(reader, names.dead_letter(group), choice, follow=follow, log=log)
+        entries = chosen(reader, Opener(names, letters_topic(names, group, topic)), choice, follow=follow, log=log)
         show_list(entries, limit=limit, as_json=as_json, follow=follow, with_state=True)
 
 
@@ -73,17 +77,21 @@ def show(
     what: Annotated[str, typer.Argument(metavar="ID|PARTITION/OFFSET", help="Which dead letter.")],
     bootstrap: Bootstrap,
     client: Client = None,
-    group: Group,
+    group: OfGroup = None,
+    topic: OfTopic = None,
     namespace: Namespace = "",
     as_json: Json = False,
 ) -> None:
     """Show everything of one dead letter. Exit code 2 if there is none."""
     names = TopicNames(namespace)
-    with TopicReader(bootstrap, client=client_settings(client)) as reader:
+    settings = client_settings(client)
+    with TopicReader(bootstrap, client=settings) as reader:
         log = read_log(reader, names.redrive_log)
-        entry = find(reader, names, names.dead_letter(group), what, log=log)
+        with TopicReader(bootstrap, client=settings) as sources:
+            opener = Opener(names, letters_topic(names, group, topic), fetch=sources.fetch)
+            entry = find(reader, opener, what, log=log)
     if entry is None:
-        typer.echo(f"no dead letter {what} in group {group}", err=True)
+        typer.echo(f"no dead letter {what} in {opener.topic}", err=True)
         raise typer.Exit(FINDING)
     show_one(entry, as_json=as_json)
 
@@ -93,7 +101,8 @@ def export(
     *,
     bootstrap: Bootstrap,
     client: Client = None,
-    group: Group,
+    group: OfGroup = None,
+    topic: OfTopic = None,
     namespace: Namespace = "",
     where: Where = None,
     tags: Tags = None,
@@ -104,10 +113,13 @@ def export(
     """Write dead letters as JSON Lines, whole: headers and bodies too (what is not text as base64)."""
     names = TopicNames(namespace)
     choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
-    with TopicReader(bootstrap, client=client_settings(client)) as reader:
+    settings = client_settings(client)
+    with TopicReader(bootstrap, client=settings) as reader:
         log = read_log(reader, names.redrive_log)
-        for entry in chosen(reader, names.dead_letter(group), choice, log=log):
-            typer.echo(json.dumps(entry.as_json()))
+        with TopicReader(bootstrap, client=settings) as sources:
+            opener = Opener(names, letters_topic(names, group, topic), fetch=sources.fetch)
+            for entry in chosen(reader, opener, choice, log=log):
+                typer.echo(json.dumps(entry.as_json()))
 
 
 @app.command(epilog="Example: rocketshim dlq stats --group payments --since 1d")
@@ -115,7 +127,8 @@ def stats(
     *,
     bootstrap: Bootstrap,
     client: Client = None,
-    group: Group,
+    group: OfGroup = None,
+    topic: OfTopic = None,
     namespace: Namespace = "",
     where: Where = None,
     tags: Tags = None,
@@ -129,7 +142,8 @@ def stats(
     choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
-        counts = by_cause(chosen(reader, names.dead_letter(group), choice, log=log))
+        opener = Opener(names, letters_topic(names, group, topic))
+        counts = by_cause(chosen(reader, opener, choice, log=log))
     if as_json:
         rows = [
             {
@@ -145,7 +159,7 @@ def stats(
         ]
         typer.echo(json.dumps(rows, indent=1))
         return
-    typer.echo(f"{sum(each.count for each in counts)} dead letters in group {group}")
+    typer.echo(f"{sum(each.count for each in counts)} dead letters in {opener.topic}")
     if not counts:
         return
     table = Table(box=None, pad_edge=False)

@@ -4,19 +4,26 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from rocketshim.deadletter.entry import Entry, time_text
+from rocketshim.deadletter.opening import Letter, Opener
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import ConfigError
 from rocketshim.filters import SqlFilter, TagFilter
-from rocketshim_topics import Origin, TopicNames, parse_duration_ms
+from rocketshim_topics import TopicNames, parse_duration_ms
 from rocketshim_topics.redrive_log import RedriveLog
 
+OfGroup = Annotated[
+    str | None, typer.Option("--group", help="The consumer group whose dead letters, or that gets those of --topic.")
+]
+OfTopic = Annotated[
+    str | None, typer.Option("--topic", help="Another dead-letter topic: Spring's, Connect's, Streams', … (see docs).")
+]
 Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
 Where = Annotated[
     str | None, typer.Option("--where", help="SQL92 over headers: \"FAIL_CLASS = 'Timeout' AND price > 10\".")
@@ -38,6 +45,19 @@ def console() -> Console:
     return made if made.is_terminal or "COLUMNS" in os.environ else Console(width=_PIPED_WIDTH)
 
 
+def letters_topic(names: TopicNames, group: str | None, topic: str | None) -> str:
+    """The physical topic that `--group` or `--topic` means.
+
+    Raises:
+        ConfigError: neither was given.
+    """
+    if topic is not None:
+        return names.physical(topic)
+    if group is None:
+        raise ConfigError("say whose dead letters: --group GROUP, or --topic TOPIC for another project's")
+    return names.dead_letter(group)
+
+
 class Choice:
     """Which records a person asked for.
 
@@ -56,9 +76,9 @@ class Choice:
         self._key = key
         self.since_ms = None if since is None else time.time_ns() // 1_000_000 - parse_duration_ms(since)
 
-    def wants(self, message: Any, entry: Entry) -> bool:
+    def wants(self, entry: Entry) -> bool:
         """Whether a record is one of them."""
-        headers = message.headers()
+        headers = entry.properties
         if self._where is not None and not self._where.matches_headers(headers):
             return False
         if self._tags is not None and not self._tags.matches_headers(headers):
@@ -69,11 +89,11 @@ class Choice:
 
 
 def chosen(
-    reader: TopicReader, topic: str, choice: Choice, *, follow: bool = False, log: RedriveLog | None = None
+    reader: TopicReader, opener: Opener, choice: Choice, *, follow: bool = False, log: RedriveLog | None = None
 ) -> Iterator[Entry]:
     """The records of a topic that are wanted; of settled ones, at the end, how many were left out."""
     hidden = 0
-    for _, entry in chosen_records(reader, topic, choice, follow=follow, log=log):
+    for _, entry in chosen_letters(reader, opener, choice, follow=follow, log=log):
         if choice.everything or entry.plan is None:
             yield entry
         else:
@@ -82,15 +102,16 @@ def chosen(
         typer.echo(f"{hidden} more were redriven or discarded; --all shows them", err=True)
 
 
-def chosen_records(
-    reader: TopicReader, topic: str, choice: Choice, *, follow: bool = False, log: RedriveLog | None = None
-) -> Iterator[tuple[Any, Entry]]:
-    """The records of a topic that are wanted, as read and as entries."""
-    for message in reader.read([topic], since_ms=choice.since_ms, follow=follow):
+def chosen_letters(
+    reader: TopicReader, opener: Opener, choice: Choice, *, follow: bool = False, log: RedriveLog | None = None
+) -> Iterator[tuple[Letter, Entry]]:
+    """The records of a topic that are wanted, as letters and as entries."""
+    for message in reader.read([opener.topic], since_ms=choice.since_ms, follow=follow):
         if message is not None:
-            entry = Entry.of(message, log=log)
-            if choice.wants(message, entry):
-                yield message, entry
+            letter = opener.open(message)
+            entry = Entry.opened(letter, log=log)
+            if choice.wants(entry):
+                yield letter, entry
 
 
 def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bool, with_state: bool = False) -> None:
@@ -137,6 +158,7 @@ def show_one(entry: Entry, *, as_json: bool) -> None:
     for label, value in (
         ("id", entry.id),
         ("lies at", entry.at),
+        ("written by", entry.dialect or ""),
         ("state", entry.state if entry.plan is None else f"{entry.state} by plan {entry.plan}"),
         ("stored", time_text(entry.stored_ms)),
         ("first sent", time_text(envelope.born_timestamp_ms)),
@@ -161,23 +183,15 @@ def show_one(entry: Entry, *, as_json: bool) -> None:
     console().print(table)
 
 
-def find(
-    reader: TopicReader, names: TopicNames, topic: str, what: str, *, log: RedriveLog | None = None
-) -> Entry | None:
-    """A record by `partition/offset`, `topic/partition/offset` or a message's id; None if there is none."""
-    parts = what.split("/")
-    if len(parts) == 2 and all(part.isdigit() for part in parts):
-        message = reader.fetch(topic, int(parts[0]), int(parts[1]))
-        return None if message is None else Entry.of(message, log=log)
-    if len(parts) == 3:
-        try:
-            at = Origin.parse(what)
-        except ValueError as error:
-            raise ConfigError(f"{what!r} is no id and no topic/partition/offset") from error
-        message = reader.fetch(at.topic, at.partition, at.offset)
-        return None if message is None else Entry.of(message, trusted=names.is_ours(at.topic), log=log)
-    for message in reader.read([topic]):
-        entry = Entry.of(message, log=log)
+def find(reader: TopicReader, opener: Opener, what: str, *, log: RedriveLog | None = None) -> Entry | None:
+    """A record of a topic by `partition/offset`, `topic/partition/offset` or a message's id; None if there is none."""
+    place = what.removeprefix(f"{opener.topic}/")
+    partition, _, offset = place.partition("/")
+    if partition.isdecimal() and offset.isdecimal():
+        message = reader.fetch(opener.topic, int(partition), int(offset))
+        return None if message is None else Entry.opened(opener.open(message), log=log)
+    for message in reader.read([opener.topic]):
+        entry = Entry.opened(opener.open(message), log=log)
         if entry.id == what:
             return entry
     return None

@@ -6,6 +6,8 @@ knows from the cluster (`rocketshim.deadletter.redriving`), so it may be stopped
 
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +16,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Choice, Group, Key, Since, Tags, Where, chosen_records
+from rocketshim.cli.letters import (
+    Choice,
+    Key,
+    OfGroup,
+    OfTopic,
+    Since,
+    Tags,
+    Where,
+    chosen_letters,
+    letters_topic,
+)
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
+from rocketshim.deadletter.opening import Opener
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.redriving import Redriver, read_log
 from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
@@ -50,7 +63,8 @@ def plan(
     *,
     bootstrap: Bootstrap,
     client: Client = None,
-    group: Group,
+    group: OfGroup = None,
+    topic: OfTopic = None,
     namespace: Namespace = "",
     where: Where = None,
     tags: Tags = None,
@@ -75,14 +89,17 @@ def plan(
         again=again,
     )
     choice = Choice(where=where, tags=tags, key=key, since=since)
-    _plan(bootstrap, client_settings(client), group, rules, choice, out, as_json=as_json)
+    source = letters_topic(TopicNames(namespace), group, topic)
+    reading = partial(TopicReader, bootstrap, client=client_settings(client))
+    _plan(reading, source, rules, choice, out, as_json=as_json)
 
 
 def discard(
     *,
     bootstrap: Bootstrap,
     client: Client = None,
-    group: Group,
+    group: OfGroup = None,
+    topic: OfTopic = None,
     namespace: Namespace = "",
     where: Where = None,
     tags: Tags = None,
@@ -94,13 +111,14 @@ def discard(
     """Plan which dead letters would be marked as discarded: no longer listed, and not deleted. Changes nothing."""
     rules = RedriveRules(action="discard", namespace=namespace)
     choice = Choice(where=where, tags=tags, key=key, since=since)
-    _plan(bootstrap, client_settings(client), group, rules, choice, out, as_json=as_json)
+    source = letters_topic(TopicNames(namespace), group, topic)
+    reading = partial(TopicReader, bootstrap, client=client_settings(client))
+    _plan(reading, source, rules, choice, out, as_json=as_json)
 
 
-def _plan(  # noqa: PLR0917 - each is another thing
-    bootstrap: str,
-    client: dict[str, str],
-    group: str,
+def _plan(
+    reading: Callable[[], TopicReader],
+    source: str,
     rules: RedriveRules,
     choice: Choice,
     out: Path | None,
@@ -108,11 +126,15 @@ def _plan(  # noqa: PLR0917 - each is another thing
     as_json: bool,
 ) -> None:
     names = TopicNames(rules.namespace)
-    source = names.dead_letter(group)
-    with TopicReader(bootstrap, client=client) as reader:
+    with reading() as reader, reading() as sources:
         planner = Planner(source, rules, read_log(reader, names.redrive_log), reader.topics())
-        for message, entry in chosen_records(reader, source, choice):
-            planner.add(message, entry.envelope, malformed=entry.malformed)
+        for letter, _ in chosen_letters(reader, Opener(names, source, fetch=sources.fetch), choice):
+            planner.add(
+                letter.message,
+                letter.envelope,
+                malformed=letter.malformed,
+                opened=None if letter.dialect is None else letter.record,
+            )
         made = planner.plan(
             cluster_id=reader.cluster_id(), created_ms=time.time_ns() // 1_000_000, choice=choice.written
         )
@@ -165,14 +187,14 @@ def apply(
     settings = client_settings(client)
     _check_cluster(bootstrap, settings, made, names, dry_run=dry_run)
     progress = RedriveProgress(made.letters, rate_per_s=rate, most=most, stop_ratio=stop_ratio)
-    with _bar(progress, hidden=as_json) as report:
+    with _bar(progress, hidden=as_json) as report, TopicReader(bootstrap, client=settings) as sources:
         redriver = Redriver(
             bootstrap,
             names.redrive_log,
             source=made.source,
             plan=made.id,
             state="discarded" if made.rules.action == "discard" else "redriven",
-            make=_maker(made),
+            make=_maker(made, Opener(names, made.source, fetch=sources.fetch)),
             again=made.rules.again,
             progress=progress,
             report=report,
@@ -216,13 +238,18 @@ def _check_cluster(
         provision.ensure_topics(admin, [log])
 
 
-def _maker(made: RedrivePlan) -> Any:
+def _maker(made: RedrivePlan, opener: Opener) -> Any:
     plan_id = made.id
 
     def make(message: Any, letter: PlannedLetter) -> OutgoingRecord | None:
         if made.rules.action == "discard":
             return None
-        out = next_hop(message, None, made.rules, replay_id=replay_id(plan_id, letter.partition, letter.offset))
+        opened = opener.open(message)
+        if opened.malformed is not None:
+            raise MalformedRecordError(opened.malformed, "the letter cannot be read")
+        envelope = None if opened.dialect is None else opened.envelope
+        place_id = replay_id(plan_id, letter.partition, letter.offset)
+        out = next_hop(opened.record, envelope, made.rules, replay_id=place_id)
         if out.topic != letter.target:
             raise MalformedRecordError("other-target", f"{out.topic} is not the target that was planned")
         return out

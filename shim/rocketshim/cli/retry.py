@@ -4,6 +4,7 @@ import typer
 
 from rocketshim.cli.letters import Choice, Follow, Group, Key, Limit, Since, Tags, Where, chosen, show_list
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.deadletter.opening import Opener
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim_topics import TopicNames
 
@@ -38,5 +39,5 @@ def ls(
     names = TopicNames(namespace)
     choice = Choice(where=where, tags=tags, key=key, since=since)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        entries = chosen(reader, names.retry(group), choice, follow=follow)
+        entries = chosen(reader, Opener(names, names.retry(group)), choice, follow=follow)
         show_list(entries, limit=limit, as_json=as_json, follow=follow)

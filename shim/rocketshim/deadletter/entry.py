@@ -5,11 +5,12 @@ are shown as text where they are UTF-8, else as base64.
 """
 
 import base64
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rocketshim_topics import Envelope, MalformedRecordError, decode
+from rocketshim.deadletter.opening import Letter
+from rocketshim_topics import Envelope, MalformedRecordError, decode, encode
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.wire import RESERVED, own_name
 
@@ -38,6 +39,7 @@ class Entry:
         malformed: why it could not be decoded; None where it could.
         state: `dead`, or what the redrive log says became of it: `redriven`, `discarded`; `""`: not asked.
         plan: id of the plan that did it; None: none did.
+        dialect: whose letter it is; None: ours.
     """
 
     topic: str
@@ -51,16 +53,11 @@ class Entry:
     malformed: str | None
     state: str = ""
     plan: str | None = None
+    dialect: str | None = None
 
     @classmethod
-    def of(cls, message: Any, *, trusted: bool = True, log: RedriveLog | None = None) -> "Entry":
-        """The entry of a Kafka message.
-
-        Args:
-            message: as read.
-            trusted: it lies in a topic of the shim's own.
-            log: what became of letters; None: not asked.
-        """
+    def of(cls, message: Any, *, trusted: bool = True) -> "Entry":
+        """The entry of a Kafka message; `trusted`: it lies in a topic of the shim's own."""
         headers = tuple(message.headers() or ())
         malformed = None
         try:
@@ -68,11 +65,34 @@ class Entry:
         except MalformedRecordError as error:
             envelope, malformed = Envelope(), error.reason
         at = (message.topic(), message.partition(), message.offset())
-        made = cls(*at, message.timestamp()[1], message.key(), message.value(), headers, envelope, malformed)
-        if log is None:
-            return made
-        settled = log.settled(*at, record_digest(message)) if log.is_marked(*at) else None
-        return replace(made, state="dead") if settled is None else replace(made, state=settled.state, plan=settled.plan)
+        return cls(*at, message.timestamp()[1], message.key(), message.value(), headers, envelope, malformed)
+
+    @classmethod
+    def opened(cls, letter: Letter, *, log: RedriveLog | None = None) -> "Entry":
+        """The entry of a letter.
+
+        Args:
+            letter: as opened.
+            log: what became of letters; None: not asked.
+        """
+        message, record = letter.message, letter.record
+        at = (message.topic() or "", message.partition() or 0, message.offset() or 0)
+        state, plan = "", None
+        if log is not None:
+            settled = log.settled(*at, record_digest(message)) if log.is_marked(*at) else None
+            state, plan = ("dead", None) if settled is None else (settled.state, settled.plan)
+        return cls(
+            *at,
+            stored_ms=message.timestamp()[1],
+            key=record.key(),
+            value=record.value(),
+            headers=tuple(message.headers() or ()),
+            envelope=letter.envelope,
+            malformed=letter.malformed,
+            state=state,
+            plan=plan,
+            dialect=letter.dialect,
+        )
 
     @property
     def at(self) -> str:
@@ -88,6 +108,11 @@ class Entry:
     def cause(self) -> str:
         """Class of the last failure, `""` for none."""
         return self.envelope.fail_class or ""
+
+    @property
+    def properties(self) -> tuple[tuple[str, bytes | None], ...]:
+        """The headers that filters look at: a letter of another project's in our words."""
+        return self.headers if self.dialect is None else tuple(encode(self.envelope))
 
     @property
     def user_headers(self) -> list[tuple[str, bytes | None]]:
@@ -126,6 +151,7 @@ class Entry:
             "malformed": self.malformed,
             "state": self.state or None,
             "plan": self.plan,
+            "dialect": self.dialect,
             "headers": [[name, _json_bytes(value)] for name, value in self.user_headers],
             "size_bytes": len(self.value or b""),
         }

@@ -1,0 +1,252 @@
+"""Other projects' dead letters: which headers say where a record came from, why it failed and how often. Pure.
+
+One row a dialect (`DIALECTS`). A record is in the first dialect of the table whose topic header it carries. What is
+read becomes an `Envelope`, as if the letter were one of ours, so that everything that works on our dead letters works
+on these: the id of a message without one is the place of its first delivery, which is also what our own consumer would
+have given it. The dialect's own headers are taken off: a letter that is sent again starts anew in its framework, too.
+
+Numbers are big-endian two's complement of any length (Java's `ByteBuffer`, and Spring's `BigInteger.toByteArray` of six
+bytes) where the row says so, else decimal text; what is neither is not read. Where a header is there several times, the
+row says which counts: Spring appends one at each hop, SmallRye puts its own before those the record came with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from rocketshim_topics import Envelope, decode
+from rocketshim_topics.wire import Header
+
+__all__ = ["DIALECTS", "Dialect", "ForeignLetter", "read_foreign"]
+
+Numbers = Literal["text", "binary", "either"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one project marks its dead letters. Each header is a tuple of names, the first that is there counts.
+
+    Attributes:
+        name: for a person.
+        topic: topic of the first delivery; a record without it is not in this dialect.
+        partition, offset: of the first delivery.
+        own: beginnings of the names of the dialect's headers.
+        numbers: how they are written. `either`: text if all bytes are digits.
+        counts: which of several headers of one name counts.
+        group: the consumer group, or what stands for it.
+        cause: class of the failure.
+        text: its message.
+        failed_at: when: ISO 8601, epoch ms, or epoch seconds with a fraction.
+        attempts: how often it was delivered.
+        attempts_ahead: how much that number is ahead of the failures (1: it counts the next attempt).
+        by_reference: headers and perhaps the body are not copied: they lie at the place of the first delivery.
+    """
+
+    name: str
+    topic: tuple[str, ...]
+    partition: tuple[str, ...]
+    offset: tuple[str, ...]
+    own: tuple[str, ...]
+    numbers: Numbers = "text"
+    counts: Literal["first", "last"] = "last"
+    group: tuple[str, ...] = ()
+    cause: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    failed_at: tuple[str, ...] = ()
+    attempts: tuple[str, ...] = ()
+    attempts_ahead: int = 0
+    by_reference: bool = False
+
+
+_SPRING_OWN: Final = ("kafka_dlt-", "kafka_original-", "kafka_exception-", "kafka_key-exception-", "retry_topic-")
+
+DIALECTS: Final[tuple[Dialect, ...]] = (
+    Dialect(
+        "Spring Kafka dead-letter topic",
+        topic=("kafka_dlt-original-topic",),
+        partition=("kafka_dlt-original-partition",),
+        offset=("kafka_dlt-original-offset",),
+        own=(*_SPRING_OWN, "kafka_deliveryAttempt"),
+        numbers="binary",
+        group=("kafka_dlt-original-consumer-group",),
+        cause=("kafka_dlt-exception-cause-fqcn", "kafka_dlt-exception-fqcn", "kafka_dlt-key-exception-fqcn"),
+        text=("kafka_dlt-exception-message", "kafka_dlt-key-exception-message"),
+        attempts=("kafka_deliveryAttempt",),
+    ),
+    Dialect(
+        "Spring Kafka retry topics",
+        topic=("kafka_original-topic",),
+        partition=("kafka_original-partition",),
+        offset=("kafka_original-offset",),
+        own=(*_SPRING_OWN, "kafka_deliveryAttempt"),
+        numbers="binary",
+        group=("kafka_dlt-original-consumer-group",),
+        cause=("kafka_exception-cause-fqcn", "kafka_exception-fqcn", "kafka_key-exception-fqcn"),
+        text=("kafka_exception-message", "kafka_key-exception-message"),
+        attempts=("retry_topic-attempts",),
+        attempts_ahead=1,
+    ),
+    Dialect(
+        "Kafka Connect",
+        topic=("__connect.errors.topic",),
+        partition=("__connect.errors.partition",),
+        offset=("__connect.errors.offset",),
+        own=("__connect.errors.",),
+        group=("__connect.errors.connector.name",),
+        cause=("__connect.errors.exception.class.name",),
+        text=("__connect.errors.exception.message",),
+    ),
+    Dialect(
+        "Kafka Streams",
+        topic=("__streams.errors.topic",),
+        partition=("__streams.errors.partition",),
+        offset=("__streams.errors.offset",),
+        own=("__streams.errors.",),
+        cause=("__streams.errors.exception",),
+        text=("__streams.errors.message",),
+    ),
+    Dialect(
+        "Kafka share group",
+        topic=("__dlq.errors.topic",),
+        partition=("__dlq.errors.partition",),
+        offset=("__dlq.errors.offset",),
+        own=("__dlq.errors.", "_dlq.errors."),
+        group=("__dlq.errors.group",),
+        text=("__dlq.errors.message",),
+        attempts=("__dlq.errors.delivery.count",),
+        by_reference=True,
+    ),
+    Dialect(
+        "SmallRye",
+        topic=("dead-letter-topic",),
+        partition=("dead-letter-partition",),
+        offset=("dead-letter-offset",),
+        own=("dead-letter-",),
+        counts="first",
+        cause=("dead-letter-exception-class-name",),
+        text=("dead-letter-reason",),
+    ),
+    Dialect(
+        "x-original",
+        topic=("x-original-topic",),
+        partition=("x-original-partition",),
+        offset=("x-original-offset",),
+        own=("x-original-", "x-exception-", "x-error", "x-failure-", "x-failed-at", "x-attempt", "x-retry-"),
+        numbers="either",
+        cause=("x-exception-fqcn", "x-error-class", "x-error-type", "x-error-name"),
+        text=("x-exception-message", "x-error-message", "x-error", "x-failure-reason"),
+        failed_at=("x-failed-at",),
+        attempts=("x-attempts", "x-retry-count", "x-retry-attempts"),
+    ),
+    Dialect(
+        "django-kafka",
+        topic=("DEAD_LETTER_MESSAGE_TOPIC",),
+        partition=("DEAD_LETTER_MESSAGE_PARTITION",),
+        offset=("DEAD_LETTER_MESSAGE_OFFSET",),
+        own=("DEAD_LETTER_", "RETRY_MESSAGE", "RETRY_TIMESTAMP"),
+        text=("DEAD_LETTER_SUMMARY",),
+    ),
+    Dialect(
+        "Karafka",
+        topic=("source_topic",),
+        partition=("source_partition",),
+        offset=("source_offset",),
+        own=("source_topic", "source_partition", "source_offset", "source_consumer_group", "source_attempts"),
+        group=("source_consumer_group",),
+        attempts=("source_attempts",),
+    ),
+)
+"""Every dialect that is read, in the order in which they are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignLetter:
+    """What was read of another project's dead letter.
+
+    Attributes:
+        dialect: whose it is.
+        envelope: what it says, in our words; the user's headers among it.
+        source: partition and offset of the first delivery in `envelope.retry_topic`; None: it does not say.
+    """
+
+    dialect: Dialect
+    envelope: Envelope
+    source: tuple[int, int] | None
+
+
+def read_foreign(headers: Sequence[Header] | None) -> ForeignLetter | None:
+    """Read a letter of another project; None: it is in none of the dialects."""
+    for dialect in DIALECTS:
+        found = _Headers(headers or (), dialect)
+        topic = found.text(dialect.topic)
+        if topic is not None:
+            return _letter(found, dialect, topic)
+    return None
+
+
+def _letter(found: "_Headers", dialect: Dialect, topic: str) -> ForeignLetter:
+    rest = [each for each in found.headers if not each[0].startswith(dialect.own)]
+    envelope = decode(rest, trusted=False)
+    partition, offset = found.number(dialect.partition), found.number(dialect.offset)
+    source = None if partition is None or offset is None else (partition, offset)
+    origin = None if source is None else f"{topic}/{partition}/{offset}"
+    attempts = found.number(dialect.attempts)
+    envelope.uniq_key = envelope.uniq_key or origin
+    envelope.retry_topic = topic
+    envelope.origin_message_id = origin
+    envelope.consumer_group = found.text(dialect.group)
+    envelope.fail_class = found.text(dialect.cause)
+    envelope.fail_text = found.text(dialect.text)
+    envelope.fail_at_ms = _instant_ms(found.text(dialect.failed_at))
+    if attempts is not None:
+        envelope.reconsume_times = max(0, attempts - dialect.attempts_ahead)
+    return ForeignLetter(dialect, envelope, source)
+
+
+class _Headers:
+    """Headers read by the rules of one dialect."""
+
+    def __init__(self, headers: Sequence[Header], dialect: Dialect) -> None:
+        self.headers = headers
+        self._numbers = dialect.numbers
+        self._found: dict[str, bytes] = {}
+        for name, value in headers if dialect.counts == "last" else reversed(headers):
+            if value is not None and name.startswith(dialect.own):
+                self._found[name] = value
+
+    def text(self, names: tuple[str, ...]) -> str | None:
+        value = self._value(names)
+        return None if value is None else value.decode("utf-8", "replace")
+
+    def number(self, names: tuple[str, ...]) -> int | None:
+        """A number of 0 to 2^63 - 1; None: not there, or none."""
+        value = self._value(names)
+        if value is None or not 1 <= len(value) <= _LONGEST_NUMBER:
+            return None
+        if self._numbers == "text" or (self._numbers == "either" and value.isdigit()):
+            number = int(value) if value.isdigit() else -1
+        else:
+            number = int.from_bytes(value, "big", signed=True) if len(value) <= 8 else -1
+        return number if 0 <= number < 2**63 else None
+
+    def _value(self, names: tuple[str, ...]) -> bytes | None:
+        return next((self._found[name] for name in names if name in self._found), None)
+
+
+_LONGEST_NUMBER: Final = 19
+
+
+def _instant_ms(text: str | None) -> int | None:
+    """Epoch ms of an instant in ISO 8601, epoch ms, or epoch seconds with a fraction; None: it is none of them."""
+    if text is None:
+        return None
+    try:
+        if text.isdecimal():
+            return int(text) if len(text) <= _LONGEST_NUMBER else None
+        if "-" not in text[1:]:
+            return round(float(text) * 1_000)
+        at = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        return None
+    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1_000)

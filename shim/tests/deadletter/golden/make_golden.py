@@ -1,0 +1,100 @@
+"""Write `dead_letters.json` anew: dead letters made by the real producers on a real broker, as they lie in the topic.
+
+    python shim/tests/deadletter/golden/make_golden.py
+
+Fetches the producers by their Maven coordinates, compiles the three programs beside this file, runs each against a
+broker of its own and stores what it wrote to its dead-letter and retry topics. Needs a JDK (javac); takes some minutes.
+"""
+
+import base64
+import json
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jgo
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.local import any_broker
+
+HERE = Path(__file__).parent
+FINE = b'{"schema": null, "payload": null}'  # Connect's converter can read it
+SPRING = "org.springframework.kafka:spring-kafka:3.3.10"
+STREAMS = "org.apache.kafka:kafka-streams:4.3.0"
+CONNECT = "+".join(f"org.apache.kafka:connect-{part}:4.3.0" for part in ("runtime", "file", "json"))
+SPRING_TOPICS = ("plain-dlt", "steps-retry-50", "steps-retry-100", "steps-dlt")
+PROGRAMS = {
+    "SpringLetters": (SPRING, ("plain", "steps"), SPRING_TOPICS),
+    "StreamsLetters": (STREAMS, ("streams-in",), ("streams-dlq",)),
+    "ConnectLetters": (CONNECT, ("connect-in",), ("connect-dlq",)),
+}
+
+
+def main() -> None:
+    letters = []
+    with any_broker(report=print) as broker, tempfile.TemporaryDirectory() as folder:
+        for name, (coordinates, inputs, outputs) in PROGRAMS.items():
+            create(broker.bootstrap, [*inputs, *outputs])
+            if name != "SpringLetters":
+                send(broker.bootstrap, inputs[0])
+            run(name, coordinates, broker.bootstrap, Path(folder), outputs[-1])
+            letters += [as_json(name, coordinates, each) for each in read(broker.bootstrap, outputs)]
+    (HERE / "dead_letters.json").write_text(json.dumps(letters, indent=1) + "\n", encoding="utf-8")
+
+
+def create(bootstrap: str, topics: list[str]) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # kept: its futures end with it
+    for future in admin.create_topics([NewTopic(each, 2) for each in topics]).values():
+        future.result(30)
+
+
+def send(bootstrap: str, topic: str) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random"})
+    for body in (FINE, FINE, b"order 7"):
+        producer.produce(topic, body, b"o-7", partition=1, headers=[("traceparent", b"00-1-2-01")])
+    producer.flush(30)
+
+
+def run(name: str, coordinates: str, bootstrap: str, folder: Path, output: str) -> None:
+    """Run a program until its dead letter is there, at most two minutes."""
+    path = ":".join(str(jar) for jar in jgo.build(coordinates).all_jars)
+    subprocess.run(["javac", "-cp", path, "-d", folder, HERE / f"{name}.java"], check=True)  # noqa: S603, S607
+    process = subprocess.Popen(["java", "-cp", f"{path}:{folder}", name, bootstrap, str(folder)])  # noqa: S603, S607
+    deadline = time.monotonic() + 120
+    while not read(bootstrap, (output,)):
+        if process.poll() not in {None, 0} or time.monotonic() > deadline:
+            raise SystemExit(f"{name} wrote nothing to {output}")
+        time.sleep(1)
+    process.terminate()
+    process.wait(30)
+
+
+def read(bootstrap: str, topics: tuple[str, ...]) -> list[Any]:
+    with TopicReader(bootstrap) as reader:
+        return list(reader.read(topics))
+
+
+def as_json(program: str, coordinates: str, message: Any) -> dict[str, Any]:
+    return {
+        "made_by": coordinates,
+        "program": program,
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp_ms": message.timestamp()[1],
+        "key": encoded(message.key()),
+        "value": encoded(message.value()),
+        "headers": [[name, encoded(value)] for name, value in message.headers() or ()],
+    }
+
+
+def encoded(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""Other projects' dead letters are read as if they were ours.
+
+`golden/dead_letters.json` holds records that the real producers wrote (`golden/make_golden.py` says how). Dialects
+whose producers do not come by a Maven coordinate, need a framework around them or do not exist yet are tested by their
+documented format: `DOCUMENTED`.
+"""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Message as Record
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.deadletter.dialects import DIALECTS, read_foreign
+from rocketshim.deadletter.entry import Entry
+from rocketshim.deadletter.opening import Opener
+from rocketshim_topics import TopicNames
+from rocketshim_topics.hops import redriven
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "dead_letters.json").read_text(encoding="utf-8"))
+NAMES = TopicNames()
+Headers = list[tuple[str, bytes | None]]
+
+
+def unpacked(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
+
+
+def golden(topic: str) -> Record:
+    (found,) = [each for each in GOLDEN if each["topic"] == topic]
+    return Record(
+        topic=topic, partition=found["partition"], offset=found["offset"], key=unpacked(found["key"]),
+        value=unpacked(found["value"]), headers=[(name, unpacked(value)) for name, value in found["headers"]],
+        timestamp=(1, found["timestamp_ms"]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("topic", "dialect", "says"),
+    [
+        (
+            "plain-dlt",
+            "Spring Kafka dead-letter topic",
+            (
+                "plain",
+                "spring-plain",
+                "SpringLetters$NoStockException",
+                "Listener method 'public void SpringLetters$Listeners.plain(java.lang.String)' threw exception",
+                None,
+            ),
+        ),
+        *(
+            (
+                topic,
+                "Spring Kafka retry topics",
+                (
+                    "steps",
+                    "spring-steps",
+                    "SpringLetters$NoStockException",
+                    "Listener failed; no stock for order 7",
+                    failures,
+                ),
+            )
+            for topic, failures in (("steps-retry-50", 1), ("steps-retry-100", 2), ("steps-dlt", 3))
+        ),
+        (
+            "streams-dlq",
+            "Kafka Streams",
+            ("streams-in", None, "java.lang.IllegalArgumentException", "no stock for order 7", None),
+        ),
+        (
+            "connect-dlq",
+            "Kafka Connect",
+            (
+                "connect-in",
+                "file-sink",
+                "org.apache.kafka.connect.errors.DataException",
+                "Converting byte[] to Kafka Connect data failed due to serialization error: ",
+                None,
+            ),
+        ),
+    ],
+)
+def test_letters_of_the_real_producers(
+    topic: str, dialect: str, says: tuple[str, str | None, str, str, int | None]
+) -> None:
+    source, group, cause, text, failures = says
+    record = golden(topic)
+    letter = Opener(NAMES, topic).open(record)
+    envelope = letter.envelope
+    assert (letter.dialect, letter.malformed) == (dialect, None)
+    assert (envelope.retry_topic, envelope.origin_message_id, envelope.uniq_key) == (
+        source, f"{source}/1/2", f"{source}/1/2",
+    )  # fmt: skip
+    assert (envelope.consumer_group, envelope.fail_class) == (group, cause)
+    assert (envelope.fail_text or "").startswith(text)
+    assert envelope.reconsume_times == failures
+    assert envelope.user == (("traceparent", b"00-1-2-01"),)
+    out = redriven(record, NAMES, replay_id="r", to_source=True, envelope=envelope)
+    assert (out.topic, out.key, out.value) == (source, b"o-7", b"order 7")
+    names = [name for name, _ in out.headers]
+    assert names == ["UNIQ_KEY", "BORN_TIMESTAMP", "HOP_ID", "REPLAY_ID", "REPLAY_COUNT", "traceparent"]
+
+
+def test_there_is_a_golden_record_of_each_topic() -> None:
+    assert {each["topic"] for each in GOLDEN} == {
+        "plain-dlt", "steps-dlt", "steps-retry-50", "steps-retry-100", "streams-dlq", "connect-dlq",
+    }  # fmt: skip
+
+
+DOCUMENTED: list[tuple[str, Headers, dict[str, Any]]] = [
+    (
+        "Spring Kafka retry topics",  # before 2.8.?: attempts in one byte
+        [
+            ("kafka_original-topic", b"orders"),
+            ("kafka_original-partition", (3).to_bytes(4, "big")),
+            ("kafka_original-offset", (2**40).to_bytes(8, "big")),
+            ("retry_topic-attempts", b"\x05"),
+        ],
+        {"retry_topic": "orders", "origin_message_id": f"orders/3/{2**40}", "reconsume_times": 4},
+    ),
+    (
+        "Kafka share group",  # KIP-1191; no broker writes it yet
+        [
+            ("__dlq.errors.topic", b"orders"),
+            ("__dlq.errors.partition", b"3"),
+            ("__dlq.errors.offset", b"41"),
+            ("__dlq.errors.group", b"payers"),
+            ("__dlq.errors.delivery.count", b"5"),
+            ("__dlq.errors.message", b"Offset delivery count exceeded the threshold."),
+        ],
+        {"consumer_group": "payers", "reconsume_times": 5, "origin_message_id": "orders/3/41", "fail_class": None},
+    ),
+    (
+        "SmallRye",
+        [
+            ("dead-letter-exception-class-name", b"java.lang.IllegalStateException"),
+            ("dead-letter-reason", b"closed"),
+            ("dead-letter-topic", b"orders"),
+            ("dead-letter-partition", b"3"),
+            ("dead-letter-offset", b"41"),
+            ("mine", b"1"),
+            ("dead-letter-reason", b"of an earlier death, whose headers the record came with"),
+        ],
+        {"fail_class": "java.lang.IllegalStateException", "fail_text": "closed", "user": (("mine", b"1"),)},
+    ),
+    (
+        "x-original",  # Spring Cloud Stream: binary
+        [
+            ("x-original-topic", b"orders"),
+            ("x-original-partition", (3).to_bytes(4, "big")),
+            ("x-original-offset", (41).to_bytes(8, "big")),
+            ("x-exception-fqcn", b"E"),
+            ("x-exception-message", b"m"),
+        ],
+        {"origin_message_id": "orders/3/41", "fail_class": "E", "fail_text": "m"},
+    ),
+    (
+        "x-original",  # many others: text
+        [
+            ("x-original-topic", b"orders"),
+            ("x-original-partition", b"3"),
+            ("x-original-offset", b"41"),
+            ("x-error-class", b"E"),
+            ("x-error-message", b"m"),
+            ("x-attempts", b"4"),
+            ("x-failed-at", b"2026-11-21T20:00:00Z"),
+        ],
+        {"origin_message_id": "orders/3/41", "reconsume_times": 4, "fail_at_ms": 1_795_291_200_000, "user": ()},
+    ),
+    (
+        "django-kafka",
+        [
+            ("RETRY_MESSAGE", b"x"),
+            ("RETRY_TIMESTAMP", b"1795291200.5"),
+            ("DEAD_LETTER_MESSAGE_TOPIC", b"orders"),
+            ("DEAD_LETTER_MESSAGE_PARTITION", b"3"),
+            ("DEAD_LETTER_MESSAGE_OFFSET", b"41"),
+            ("DEAD_LETTER_SUMMARY", b"no"),
+            ("DEAD_LETTER_DETAIL", b"Traceback"),
+        ],
+        {"origin_message_id": "orders/3/41", "fail_text": "no", "user": ()},
+    ),
+    (
+        "Karafka",
+        [
+            ("source_topic", b"orders"),
+            ("source_partition", b"3"),
+            ("source_offset", b"41"),
+            ("source_consumer_group", b"g"),
+            ("source_attempts", b"2"),
+            ("source_of_truth", b"the user's own"),
+        ],
+        {"consumer_group": "g", "reconsume_times": 2, "user": (("source_of_truth", b"the user's own"),)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "headers", "expected"), DOCUMENTED)
+def test_letters_by_their_documented_format(dialect: str, headers: Headers, expected: dict[str, Any]) -> None:
+    found = read_foreign(headers)
+    assert found is not None
+    assert found.dialect.name == dialect
+    assert {name: getattr(found.envelope, name) for name in expected} == expected
+
+
+def test_every_dialect_is_tested() -> None:
+    by_golden = {
+        "Spring Kafka dead-letter topic", "Spring Kafka retry topics", "Kafka Streams", "Kafka Connect",
+    }  # fmt: skip
+    assert by_golden | {name for name, _, _ in DOCUMENTED} == {dialect.name for dialect in DIALECTS}
+
+
+def test_our_own_headers_in_another_projects_letter_are_kept_as_ours() -> None:
+    found = read_foreign([("dead-letter-topic", b"orders"), ("UNIQ_KEY", b"m1"), ("TAGS", b"t"), ("FAIL_CLASS", b"x")])
+    assert found is not None
+    assert (found.envelope.uniq_key, found.envelope.tags, found.envelope.fail_class) == ("m1", "t", None)
+    assert found.envelope.user == (("USER.FAIL_CLASS", b"x"),)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("dead-letter-topic", b"orders"), ("dead-letter-partition", b"-1"), ("dead-letter-offset", b"1")],
+        [("dead-letter-topic", b"orders"), ("dead-letter-partition", b"1"), ("dead-letter-offset", b"9" * 19)],
+        [("dead-letter-topic", b"orders"), ("dead-letter-partition", None), ("dead-letter-offset", b"1")],
+        [("kafka_dlt-original-topic", b"orders"), ("kafka_dlt-original-partition", b"\xff" * 4)],
+        [("kafka_dlt-original-topic", b"orders"), ("kafka_dlt-original-partition", b"")],
+    ],
+)
+def test_what_is_no_number_is_not_read(headers: Headers) -> None:
+    found = read_foreign(headers)
+    assert found is not None
+    assert (found.source, found.envelope.origin_message_id, found.envelope.retry_topic) == (None, None, "orders")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([name for each in DIALECTS for name in (*each.topic, *each.offset, *each.attempts)]),
+            st.none() | st.binary(max_size=20),
+        ),
+        max_size=8,
+    )
+)
+def test_no_headers_make_reading_fail(headers: Headers) -> None:
+    entry = Entry.opened(Opener(NAMES, "orders-dlt").open(Record(topic="orders-dlt", headers=headers, value=b"")))
+    json.dumps(entry.as_json())
+    assert entry.id
+
+
+def test_a_record_of_no_dialect_is_shown_as_what_it_is() -> None:
+    letter = Opener(NAMES, "orders-dlt").open(Record(topic="orders-dlt", headers=[("TAGS", b"t")], value=b"v"))
+    assert (letter.dialect, letter.envelope.tags, letter.malformed) == ("unknown", "t", None)
+
+
+SHARED: Headers = [("__dlq.errors.topic", b"orders"), ("__dlq.errors.partition", b"3"), ("__dlq.errors.offset", b"41")]
+
+
+def test_a_share_groups_letter_is_completed_from_its_source() -> None:
+    source = Record(
+        topic="orders", partition=3, offset=41, key=b"k", value=b"", headers=[("UNIQ_KEY", b"m1"), ("mine", None)],
+        timestamp=(1, 7),
+    )  # fmt: skip
+    asked: list[tuple[str, int, int]] = []
+
+    def fetch(*place: Any) -> Any:
+        asked.append(place)
+        return source
+
+    message = Record(topic="dlq.payers", partition=0, offset=5, headers=SHARED, timestamp=(1, 9))
+    letter = Opener(NAMES, "dlq.payers", fetch=fetch).open(message)
+    out = redriven(letter.record, NAMES, replay_id="r", to_source=True, envelope=letter.envelope)
+    assert asked == [("orders", 3, 41)]
+    assert (out.topic, out.key, out.value) == ("orders", b"k", b"")
+    assert dict(out.headers)["HOP_ID"] == b"dlq.payers/0/5"
+    assert dict(out.headers)["UNIQ_KEY"] == b"m1"
+    assert out.headers[-1] == ("mine", None)
+
+
+@pytest.mark.parametrize(("value", "malformed"), [(None, "source-gone"), (b"copied", None)])
+def test_a_share_groups_letter_whose_source_is_gone(value: bytes | None, malformed: str | None) -> None:
+    message = Record(topic="dlq.payers", partition=0, offset=5, value=value, headers=SHARED, timestamp=(1, 9))
+    letter = Opener(NAMES, "dlq.payers", fetch=lambda *_: None).open(message)
+    assert letter.malformed == malformed
+    assert letter.record.value() == value
