@@ -517,6 +517,7 @@ class PushConsumer:
                 settings.pull_threshold_for_queue,
                 settings.pull_threshold_size_for_queue_bytes,
                 self._max_span(),
+                resume_span=self._max_span() if self._orderly else None,
             ),
         )
 

@@ -43,6 +43,8 @@ class FlowLimits:
             MiB).
         span: offsets from the oldest message that is not done to the newest, 1 or more. Default 2000
             (`consumeConcurrentlyMaxSpan`); None for none (orderly mode).
+        resume_span: a paused queue may go on when its span is down to this; None (default): half of `span`. With
+            `order="key"` it is `span`: while one message fails the span only grows, and must not stop what it may not.
 
     Raises:
         ValueError: a threshold below 1: a queue under it would never be read, or never resumed.
@@ -51,6 +53,7 @@ class FlowLimits:
     count: int = 1_000
     size_bytes: int = 100 * _MIB
     span: int | None = 2_000
+    resume_span: int | None = None
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.size_bytes < 1 or (self.span is not None and self.span < 1):
@@ -67,12 +70,12 @@ def must_pause(queue: FlowCounts, limits: FlowLimits) -> bool:
 
 
 def should_resume(queue: FlowCounts, limits: FlowLimits) -> bool:
-    """Whether a paused queue is down to half of every threshold."""
-    return (
-        queue.msg_count * 2 <= limits.count
-        and queue.msg_bytes * 2 <= limits.size_bytes
-        and (limits.span is None or queue.span * 2 <= limits.span)
-    )
+    """Whether a paused queue is down to half of every threshold, or to `resume_span`."""
+    if queue.msg_count * 2 > limits.count or queue.msg_bytes * 2 > limits.size_bytes:
+        return False
+    if limits.span is None:
+        return True
+    return queue.span <= (limits.span // 2 if limits.resume_span is None else limits.resume_span)
 
 
 def per_queue_limits(limits: FlowLimits, topic_count: int, topic_size_bytes: int, queues_held: int) -> FlowLimits:
@@ -92,4 +95,5 @@ def per_queue_limits(limits: FlowLimits, topic_count: int, topic_size_bytes: int
         count=limits.count if topic_count < 0 else max(1, topic_count // queues_held),
         size_bytes=limits.size_bytes if topic_size_bytes < 0 else max(1, topic_size_bytes // queues_held),
         span=limits.span,
+        resume_span=limits.resume_span,
     )

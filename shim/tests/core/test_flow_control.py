@@ -138,3 +138,11 @@ def test_limit_of_a_topic_is_divided_among_all_queues_held_in_place_of_the_queue
     topic_count: int, topic_size: int, held: int, expected: FlowLimits
 ) -> None:
     assert per_queue_limits(FlowLimits(10, 20, 30), topic_count, topic_size, held) == expected
+
+
+def test_a_queue_may_be_told_to_go_on_at_a_wider_span() -> None:
+    limits = FlowLimits(span=10, resume_span=10)
+    assert should_resume(Counts(span=10), limits)
+    assert not should_resume(Counts(span=11), limits)
+    assert not should_resume(Counts(span=10), FlowLimits(span=10))
+    assert per_queue_limits(limits, 100, -1, 4).resume_span == 10

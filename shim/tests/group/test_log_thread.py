@@ -8,9 +8,10 @@ from confluent_kafka import KafkaError
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock_actions import StopReason
 from rocketshim.core.queue_lock_settings import QueueLockSettings
-from rocketshim.errors import ConsumerError, TopicMismatchError
+from rocketshim.errors import ConsumerError, TopicMismatchError, TopicMissingError
 from rocketshim.group.lease import GroupEvent, Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.group.standing import read_group_log, release_record
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.group_log import MemberRecord, decode_group_record, encode_group_record
 from rocketshim_topics.message_queue import MessageQueue
@@ -382,3 +383,49 @@ def test_the_thread_keeps_its_promises_without_anybody_turning_it() -> None:
     finally:
         assert member.stop(0) or member.stop(60)
     assert fleet.kinds()[:2] == ["member", "claim"]
+
+
+@pytest.mark.parametrize("step_ms", [3_600_000, -3_600_000])
+def test_a_leaders_clock_that_steps_by_an_hour_neither_ends_nor_gives_away_a_lease(fleet: Fleet, step_ms: int) -> None:
+    calm = QueueLockSettings(lock_lease_ms=20_000, lock_hold_ms=6_000, lock_renew_ms=1_000)
+    fleet.join("a", Q0, settings=calm)
+    fleet.join("b", Q0, settings=calm)
+    fleet.turn()
+    first = "a" if fleet.started("a") else "b"
+    other = "b" if first == "a" else "a"
+    fleet.wait(2_000)
+    fleet.kafka.set_leader_clock(step_ms)
+    fleet.wait(30_000)
+    assert fleet.holds(first)
+    assert not fleet.stops(first)
+    assert not fleet.started(other)
+    fleet.wait(60_000, other)
+    assert fleet.holds(other), "and time goes on"
+
+
+def test_a_release_that_an_operator_writes_stops_an_owner_that_lives(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    reader = fleet.kafka.consumer({"group.id": "g", "auto.offset.reset": "error"})
+    record = release_record(read_group_log(reader, LOG), Q0)
+    assert record is not None
+    fleet.kafka.append(LOG, encode_group_record(record))
+    fleet.turn()
+    assert fleet.stops("a") == [StopReason.LOST]
+    before = fleet.lease("a")
+    fleet.members["a"].drained(before)
+    fleet.turn()
+    assert fleet.lease("a").token > before.token
+    fleet.wait(10_000)
+    assert fleet.holds("a")
+
+
+def test_nothing_is_released_that_nobody_holds(fleet: Fleet) -> None:
+    reader = fleet.kafka.consumer({"group.id": "g", "auto.offset.reset": "error"})
+    assert release_record(read_group_log(reader, LOG), Q0) is None
+
+
+def test_a_group_without_a_log_is_said(fleet: Fleet) -> None:
+    reader = fleet.kafka.consumer({"group.id": "g", "auto.offset.reset": "error"})
+    with pytest.raises(TopicMissingError, match="no log"):
+        read_group_log(reader, "rmq.group.other")
