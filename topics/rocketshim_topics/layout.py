@@ -247,7 +247,8 @@ class Layout:
             "retention.ms": str(_DAY_MS),
             "segment.ms": str(10 * 60_000),
         }
-        return self._spec(self.names.group_log(group), 1, config, purpose=f"members and locks of {group}", group=group)
+        purpose = f"members and locks of {group}"
+        return self._spec(self.names.group_log(group), 1, config, purpose=purpose, group=group, is_log=True)
 
     def shared(self) -> tuple[TopicSpec, ...]:
         """What the namespace has once: delay queues and parked records."""
@@ -275,12 +276,13 @@ class Layout:
         purpose: str,
         group: str | None,
         partition_step: int = 1,
+        is_log: bool = False,
     ) -> TopicSpec:
         command = ["rocketshim", "init"]
         if self.names.namespace:
             command += ["--namespace", self.names.namespace]
         if group is not None:
-            command += ["--group", group]
+            command += ["--group", group, *(["--with-log"] if is_log else [])]
         if self.lanes > 1:
             command += ["--lanes", str(self.lanes)]
         return TopicSpec(

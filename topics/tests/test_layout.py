@@ -52,7 +52,8 @@ def test_topics_of_a_group() -> None:
         "retention.ms": str(DAY_MS),
         "segment.ms": "600000",
     }
-    assert {spec.init_command for spec in (retry, letters, log)} == {"rocketshim init --group 'pay ments'"}
+    assert {spec.init_command for spec in (retry, letters)} == {"rocketshim init --group 'pay ments'"}
+    assert log.init_command == "rocketshim init --group 'pay ments' --with-log"
     assert LAYOUT.for_group("g", with_log=False) == (LAYOUT.retry("g"), LAYOUT.dead_letter("g"))
 
 

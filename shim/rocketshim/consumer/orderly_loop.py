@@ -200,6 +200,11 @@ class OrderlyLoop(PollLoop):
     def _sweep(self, now_ms: int) -> None:
         """Orderly consumption has no consume timeout."""
 
+    def resume_reading(self, consumer: ConsumerClient) -> None:
+        """Read again, also what has lost its lock meanwhile and will be locked anew. For `ask`."""
+        super().resume_reading(consumer)
+        self._pauses.release(consumer, self._wanted, PauseReason.SUSPENDED)
+
     def _idle_s(self) -> float:
         if self._starting or self._ending or len(self._queues) < len(self._wanted):
             return _AWAITING_S
@@ -213,13 +218,14 @@ class OrderlyLoop(PollLoop):
         while log.events.qsize():
             event = log.events.get()
             match event:
-                case QueueStarted(lease):
+                case QueueStarted(lease, next_offset, reconsume_counts):
                     place = (lease.queue.topic, lease.queue.queue_id)
                     if place in self._wanted:
                         self._leases[place] = lease
                         self._starting[place] = event
                         self._start_at_ms = 0
-                    # else: it was given up meanwhile, and its QueueStopped follows
+                    else:  # it was given up meanwhile, and that was said before
+                        self._release(lease, next_offset, reconsume_counts)
                 case QueueStopped(lease, reason):
                     self._lock_stopped(lease, reason)
                 case MembersChanged():
@@ -234,9 +240,8 @@ class OrderlyLoop(PollLoop):
                 if reason is not StopReason.UNWANTED:
                     ending.then = _Then.FORGET
                 return
-        if self._leases.get(place) is not lease:  # started when it was not wanted any more, or released already
-            self._release(lease, None, ())
-            return
+        if self._leases.get(place) is not lease:
+            return  # released already
         self.orderly_counts.lost += 1
         del self._leases[place]
         running = self._queues.pop(place, None)
@@ -259,7 +264,7 @@ class OrderlyLoop(PollLoop):
         """Begin queues whose lock is ours: look up, commit, read. What cannot be done now is done a little later."""
         self._start_at_ms = now_ms + _START_AGAIN_MS
         busy = {(ending.place.topic, ending.place.partition) for ending in self._ending}
-        due = [place for place in self._starting if place not in busy]
+        due = [place for place in self._starting if place not in busy and self._leases[place].holds(now_ms)]
         if not due:
             return
         try:
@@ -354,7 +359,7 @@ class OrderlyLoop(PollLoop):
         for place in gone:
             lease = self._leases.pop(place, None)
             running = self._queues.pop(place, None)
-            self._starting.pop(place, None)
+            unbegun = self._starting.pop(place, None)
             self._counts.pop(place, None)
             for ending in self._ending:
                 if (ending.place.topic, ending.place.partition) == place and ending.then is _Then.BEGIN_ANEW:
@@ -363,7 +368,8 @@ class OrderlyLoop(PollLoop):
             if running is not None:
                 self._end(cast("OrderlyPlace", running), _Then.RELEASE)
             elif lease is not None:
-                self._release(lease, None, ())
+                known = (None, ()) if unbegun is None else (unbegun.next_offset, unbegun.reconsume_counts)
+                self._release(lease, *known)
 
     # --- what the poll loop does another way -------------------------------------------------------------------------
 
@@ -440,6 +446,8 @@ class OrderlyLoop(PollLoop):
         """The loop has closed, or `_depart` has given the queues up: what listeners still hold keeps its lock."""
         if self._closing:
             self._give_up(list(self._wanted))
+            if self._log is not None:
+                self._take_events(self._log)  # locks that were won and not heard of yet are given back, too
         super()._forget(places)
 
     # --- actions of the core -----------------------------------------------------------------------------------------

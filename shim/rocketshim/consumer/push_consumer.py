@@ -22,7 +22,7 @@ from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.drop_failed import DropFailed
 from rocketshim.consumer.listener import ChunkRunner, Listener, Subscription, adapt
 from rocketshim.consumer.local_offsets import LocalOffsetStore, offset_folder
-from rocketshim.consumer.orderly_loop import OrderlyLoop, OrderlySettings
+from rocketshim.consumer.orderly_loop import OrderlyCounts, OrderlyLoop, OrderlySettings
 from rocketshim.consumer.orderly_runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import LoopSettings, PollLoop
 from rocketshim.consumer.pool import ListenerPool
@@ -331,6 +331,11 @@ class PushConsumer:
         """What was sent back so far."""
         send_back = None if self._loop is None else self._loop.send_back
         return SendBackCounts() if send_back is None else send_back.counts
+
+    @property
+    def orderly_counts(self) -> OrderlyCounts:
+        """What an orderly consumer did so far: waits, messages that stand for ever, locks won and lost."""
+        return self._loop.orderly_counts if isinstance(self._loop, OrderlyLoop) else OrderlyCounts()
 
     @property
     def schedule(self) -> str:

@@ -610,3 +610,42 @@ def test_suspend_and_resume_reach_queues_that_start_meanwhile(stage: Stage) -> N
     a.loop.ask(a.loop.resume_reading)
     stage.turn()
     assert len(stage.seen) == 2
+
+
+def test_a_queue_that_loses_its_lock_while_reading_is_suspended_is_read_again_after_it(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(2)
+    a = stage.join("a")
+    stage.turn()
+    a.loop.ask(a.loop.suspend)
+    stage.turn()
+    stage.clock.advance(4_000)
+    stage.turn()
+    stage.fill(2)
+    stage.wait(1_000)
+    assert len(stage.seen) == 2
+    a.loop.ask(a.loop.resume_reading)
+    stage.wait(3_000)
+    assert [offset for _, offset in stage.offsets][-2:] == [2, 3]
+
+
+def test_counts_survive_a_lock_that_was_given_back_before_the_queue_began(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+    stage.answer = lambda _: SUSPEND
+    stage.join("a")
+    stage.turn()
+    stage.wait(2_100)
+    before = times(stage.seen[-1])
+    stage.leave("a")
+    stage.join("b")
+    b = stage.members["b"]
+    for _ in range(50):  # up to where b has the lock and has not begun
+        b.loop.turn()
+        if b.log.events.qsize() and b.held == []:
+            break
+        b.log.turn(0)
+    stage.leave("b")
+    stage.join("c")
+    stage.wait(3_000)
+    assert times(stage.seen[before + 1]) == before + 1
