@@ -642,9 +642,10 @@ def test_counts_survive_a_lock_that_was_given_back_before_the_queue_began(stage:
     b = stage.members["b"]
     for _ in range(50):  # up to where b has the lock and has not begun
         b.loop.turn()
-        if b.log.events.qsize() and b.held == []:
-            break
         b.log.turn(0)
+        if b.log.events.qsize() >= 2:  # both queues
+            break
+    assert b.held == []
     stage.leave("b")
     stage.join("c")
     stage.wait(3_000)
