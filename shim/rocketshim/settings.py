@@ -217,8 +217,8 @@ class PushConsumerSettings(ConnectionSettings):
         client_id: this member's name. None: `host@pid@n`, in broadcasting `host@DEFAULT`, because there the positions
             are kept under it: it has to be the same after a restart, and of each process its own.
         offset_store_dir: folder of the positions of broadcasting. None: `~/.rocketshim_offsets`.
-        rebalance_interval_ms: how often topics and queues are looked up where Kafka does not say (broadcasting), in
-            ms. Default 20 s.
+        rebalance_interval_ms: how often topics and queues are looked up where Kafka does not say (broadcasting,
+            patterns), in ms. Default 20 s.
         consume_from_where: where a group begins on a topic it has never consumed. Default: at its end.
         consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`; None: 30 minutes before the consumer is made.
         consume_thread_min: listener threads, 1 to 1,000. Default 20.

@@ -8,7 +8,7 @@ at another end of the log and lose what lay between. Owned by the poll thread.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -76,6 +76,7 @@ class Starts:
         self._digest = digest
         self._subscription = subscription
         self._store = store
+        self._counts: dict[str, int] = {}
         self._born: dict[tuple[str, int], int] = {}
         self.found_tokens: dict[tuple[str, int], int | None] = {}
         self.token_of: TokenOf = lambda _: None
@@ -130,6 +131,7 @@ class Starts:
     def _found(self, consumer: ConsumerClient, topic: str, assigned: list[int]) -> tuple[int, dict[int, Found]]:
         listed = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
         numbers = sorted({*assigned, *(() if listed is None else listed.partitions)})  # a broker may be behind
+        self._counts[topic] = len(numbers)
         found: dict[int, Found] = {}
         asked = [TopicPartition(topic, number) for number in numbers]
         for item in (self._store or consumer).committed(asked, timeout=_TIMEOUT_S):
@@ -139,13 +141,39 @@ class Starts:
                 continue
             commit = decode_metadata(item.metadata)
             found[item.partition] = Found(item.offset, commit)
-            if commit is not None and digest_conflict(self._digest, commit) is not None:
-                self._conflict(topic, commit)
+        self._compare(topic, [each.metadata for each in found.values()])
         return len(numbers), found
 
-    def _conflict(self, topic: str, commit: CommitMetadata) -> None:
-        theirs = commit.subscription or commit.digest
-        if topic != self._retry_topic and self.conflicts.get(topic) != theirs:
+    def look(self, consumer: ConsumerClient, topics: Iterable[str], timeout_s: float) -> None:
+        """Look whether anybody has committed of these topics under another subscription, whoever holds them now.
+
+        A member that holds none of a topic's queues would not find out otherwise, until it takes one over.
+
+        Raises:
+            KafkaException: the cluster did not answer.
+        """
+        topics = [topic for topic in topics if topic != self._retry_topic]
+        for topic in topics:
+            if topic not in self._counts:
+                listed = consumer.list_topics(topic, timeout=timeout_s).topics.get(topic)
+                self._counts[topic] = 0 if listed is None else len(listed.partitions)
+        asked = [TopicPartition(topic, number) for topic in topics for number in range(self._counts[topic])]
+        commits: dict[str, list[CommitMetadata | None]] = {topic: [] for topic in topics}
+        for item in consumer.committed(asked, timeout=timeout_s) if asked else ():
+            if item.error is None and item.offset >= 0:
+                commits[item.topic].append(decode_metadata(item.metadata))
+        for topic, found in commits.items():
+            self._compare(topic, found)
+
+    def _compare(self, topic: str, commits: Iterable[CommitMetadata | None]) -> None:
+        if topic == self._retry_topic or self._store is not None:  # a store of one's own has no other members
+            return
+        others = [each for each in commits if each is not None and digest_conflict(self._digest, each) is not None]
+        if not others:
+            self.conflicts.pop(topic, None)
+            return
+        theirs = others[0].subscription or others[0].digest
+        if self.conflicts.get(topic) != theirs:
             self.conflicts[topic] = theirs
             _LOG.error(
                 "consumer.subscriptions-differ", extra={"topic": topic, "mine": self._subscription, "theirs": theirs}

@@ -416,6 +416,11 @@ class LitePullConsumer:
         with self._call():
             return {self._queue(place) for place in self._positions.places()}
 
+    @property
+    def subscription_conflicts(self) -> dict[str, str]:
+        """Topics that the group has consumed under another subscription; see `PushConsumer.subscription_conflicts`."""
+        return dict(self._starts.conflicts)
+
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
         """All queues of a topic, sorted.
 

@@ -435,6 +435,7 @@ class OrderlyLoop(PollLoop):
         if not self._closing:
             self._wanted.update(places)
             self._want()
+        self._next_comparison_ms = self._now_ms()
         self.assigned.set()
         _LOG.info("consumer.assigned", extra={"partitions": [f"{topic}/{number}" for topic, number in places]})
 

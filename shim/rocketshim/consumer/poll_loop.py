@@ -48,6 +48,8 @@ __all__ = ["LoopSettings", "PollLoop"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
 T = TypeVar("T")
+TopicWatch = Callable[[Iterable[str]], list[str]]
+"""Takes the names of all topics there are, gives those to read now."""
 
 _ERROR: Final = Message.error  # called in C, by `map`
 _TOPIC: Final = Message.topic
@@ -61,6 +63,8 @@ _GATHER_S: Final = 0.001  # results are accounts, nobody waits for them: a turn 
 _CATCH_UP_MS: Final = 50
 _SATURATED_MS: Final = 500
 _RESOLVE_AGAIN_MS: Final = 1_000
+_COMPARE_TIMEOUT_S: Final = 0.5
+_WATCH_TIMEOUT_S: Final = 5.0
 _MISSING_GRACE_MS: Final = 30_000
 _DENIED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED})
 
@@ -75,6 +79,7 @@ class LoopSettings:
     sweep_interval_ms: int
     revoke_drain_ms: int
     limits: FlowLimits
+    watch_interval_ms: int = 20_000
     topic_count: int = -1
     topic_size_bytes: int = -1
 
@@ -114,6 +119,7 @@ class PollLoop:
         clock: monotonic time.
         sharing: says which partitions to read; None: Kafka's group protocol, over `topics`.
         store: where positions are kept; None: in Kafka.
+        watch: told at an interval which topics there are, and what to read then; None: `topics` stay as they are.
 
     Thread-safety: `run` belongs to one thread; `stop`, `ask` and the figures may be used from any.
     """
@@ -131,6 +137,7 @@ class PollLoop:
         clock: Clock,
         sharing: Sharing | None = None,
         store: OffsetStore | None = None,
+        watch: TopicWatch | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self.assigned = threading.Event()
@@ -149,6 +156,9 @@ class PollLoop:
         self._limits = settings.limits
         self._clock = clock
         self._sharing = sharing
+        self._watch = watch
+        self._next_watch_ms = 0
+        self._next_comparison_ms: int | None = None  # None: nothing was assigned yet
         self._stop_by_ms: int | None = None
         self._stopping = threading.Event()
         self._closing = False
@@ -222,16 +232,21 @@ class PollLoop:
             self.close()
 
     def open(self) -> None:
-        """Make the clients and subscribe; no network yet."""
+        """Make the clients and subscribe; no network yet, but to ask for the topics that patterns stand for."""
         self._producer = None if self._make_producer is None else self._make_producer()
         self._send_back = self._make_send_back(self._producer)
         self._consumer = self._make_consumer()
-        if self._sharing is None:
-            self._consumer.subscribe(
-                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
-            )
+        if self._watch is not None:
+            self._look_for_topics(self._consumer, self._watch, self._now_ms())
+        self._subscribe(self._consumer)
         self.is_open = True
         self.opened.set()
+
+    def _subscribe(self, consumer: ConsumerClient) -> None:
+        if self._sharing is None:
+            consumer.subscribe(
+                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
 
     def turn(self) -> None:
         """One turn of the loop.
@@ -466,6 +481,12 @@ class PollLoop:
     def _keep_house(self, now_ms: int) -> None:
         consumer = self._client()
         self._go_on(self._queues.values())
+        if (
+            self._watch is not None
+            and now_ms >= self._next_watch_ms
+            and self._look_for_topics(consumer, self._watch, now_ms)
+        ):
+            self._subscribe(consumer)
         if self._sharing is not None:
             self._follow(consumer, self._sharing, now_ms)
         if now_ms >= self._next_sweep_ms:
@@ -476,8 +497,31 @@ class PollLoop:
             self.commits.commit(consumer, self._queues.values(), now_ms=now_ms, asynchronous=True)
         if self._unresolved and now_ms >= self._next_resolve_ms:
             self._resolve_again(consumer, now_ms)
+        if self._next_comparison_ms is not None and now_ms >= self._next_comparison_ms:
+            self._compare_subscriptions(consumer, now_ms)
         if self._doubted:
             self._look_for_missing(consumer, now_ms)
+
+    def _compare_subscriptions(self, consumer: ConsumerClient, now_ms: int) -> None:
+        """Does anybody in this group subscribe differently? Two subscriptions of one group lose messages."""
+        self._next_comparison_ms = now_ms + self._settings.watch_interval_ms
+        try:
+            self._starts.look(consumer, self._topics, _COMPARE_TIMEOUT_S)
+        except KafkaException as error:
+            _LOG.debug("consumer.subscriptions-unknown", extra={"error": str(error)})
+
+    def _look_for_topics(self, consumer: ConsumerClient, watch: TopicWatch, now_ms: int) -> bool:
+        """Look which topics there are; whether that changes what is to be read."""
+        self._next_watch_ms = now_ms + self._settings.watch_interval_ms
+        try:
+            existing = consumer.list_topics(timeout=_WATCH_TIMEOUT_S).topics
+        except KafkaException as error:
+            _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
+            return False
+        topics = watch(existing)
+        changed = topics != self._topics
+        self._topics = topics
+        return changed
 
     def _follow(self, consumer: ConsumerClient, sharing: Sharing, now_ms: int) -> None:
         """Read what is to be read by now, and nothing else."""
@@ -501,6 +545,11 @@ class PollLoop:
                     self._send_back.send_timed_out(chunk, message, self._clock.wall_ms())
 
     # --- asked from other threads ------------------------------------------------------------------------------------
+
+    def read_topics(self, consumer: ConsumerClient, topics: list[str]) -> None:
+        """Read these topics from now on. For `ask`."""
+        self._topics = topics
+        self._subscribe(consumer)
 
     def suspend(self, consumer: ConsumerClient) -> None:
         """Read nothing more until `resume_reading`; what was read is handled. For `ask`."""
@@ -544,6 +593,7 @@ class PollLoop:
             self.error = self.error or error
             return
         self._share_limits()
+        self._next_comparison_ms = self._now_ms() if self._sharing is None else None
         self.assigned.set()
         _LOG.info("consumer.assigned", extra={"partitions": [f"{topic}/{number}" for topic, number in places]})
 

@@ -4,11 +4,10 @@ The facade over `PollLoop` (one thread that owns the Kafka consumer), `ListenerP
 and `SendBack` (retries and dead letters). It checks the set-up, creates the group's topics, starts and stops.
 """
 
-import hashlib
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future  # noqa: TC003 - read as an annotation by those who look
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
@@ -16,7 +15,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from confluent_kafka import KafkaException
 
 from rocketshim.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
-from rocketshim.clients import Clients, ProducerClient, confluent_clients
+from rocketshim.clients import Clients, ConsumerClient, ProducerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.drop_failed import DropFailed
@@ -29,6 +28,7 @@ from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.queue_lookup import cluster_errors
 from rocketshim.consumer.send_back import FailedSink, SendBack, SendBackCounts
 from rocketshim.consumer.sharing import EveryQueue, Sharing
+from rocketshim.consumer.subscriptions import Subscriptions, is_pattern
 from rocketshim.core.clock import Clock
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.message_model import MessageModel
@@ -103,13 +103,14 @@ class PushConsumer:
         self._clients = clients
         self._clock: Clock = clock or SystemClock()
         self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - _HALF_HOUR_MS
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions = Subscriptions(self.names)
         self._orderly: bool | None = None  # as the first listener says
         self._admin: Any = None
         self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
         self._pool: ListenerPool | None = None
         self._stopped = False
         self._loop: PollLoop | None = None
+        self._starts: Starts | None = None
         self._thread: threading.Thread | None = None
         self._lanes = 1
         self._ended = threading.Event()
@@ -128,7 +129,9 @@ class PushConsumer:
         """Decorator: this function listens to a topic.
 
         Args:
-            topic: logical name of the topic.
+            topic: logical name of the topic; or a pattern: a regular expression that begins with `^` and that names
+                have to begin with. It stands for every such topic there is and comes to be, but for the shim's own
+                and Kafka's (`__…`), and for those with a listener by name.
             tags: tag expression, `"A || B"`; `"*"` or None: all.
             sql: SQL92 condition on the properties, in place of `tags`.
             selector: a function of the message, or an object with `matches`, in place of `tags`.
@@ -167,11 +170,9 @@ class PushConsumer:
         """
         if self._loop is not None:
             raise ConfigError(f"listeners are registered before start(); the one for {topic!r} comes too late")
-        physical = self.names.physical(topic)
+        physical = topic if is_pattern(topic) else self.names.physical(topic)
         if self.names.is_ours(physical):
             raise ConfigError(f"{topic!r} is a topic of the shim's own: retries need no listener of their own")
-        if physical in self._subscriptions:
-            raise ConfigError(f"{topic!r} has a listener; one listener per topic")
         if self._orderly not in {None, orderly}:
             raise ConfigError(
                 f"{topic!r}: the listeners of one consumer are all orderly or all concurrent; make a second consumer, "
@@ -185,8 +186,37 @@ class PushConsumer:
             everything = isinstance(chosen, TagFilter) and chosen.matches_all
             matches = None if everything else chosen.matches_headers
             subscription = Subscription(physical, function, matches, None, str(chosen), chosen.digest())
-        self._subscriptions[physical] = subscription
+        self._subscriptions.add(subscription)
         self._orderly = orderly
+
+    def unsubscribe(self, topic: str) -> None:
+        """Listen to a topic, or a pattern, no longer; also while running. Safe twice.
+
+        What is in work is finished and committed. Retries of its messages that are still on their way reach the
+        listener as before, as long as this consumer runs. The other members of the group are to unsubscribe too: until
+        then they have another subscription, and take the topic's queues over.
+
+        Args:
+            topic: as it was registered.
+
+        Raises:
+            ConfigError: a name that is none.
+            ConsumerError: it is starting up or closing; nothing changed.
+
+        Source: `DefaultMQPushConsumer#unsubscribe` of RocketMQ.
+        """
+        physical = topic if is_pattern(topic) else self.names.physical(topic)
+        loop, starts = self._loop, self._starts
+        if loop is None or starts is None:
+            self._subscriptions.remove(physical)
+            return
+
+        def act(consumer: ConsumerClient) -> None:
+            if self._subscriptions.remove(physical):
+                starts.subscribe(self._subscriptions.digest(), self._subscriptions.text())
+                loop.read_topics(consumer, self._topics())
+
+        self._do(self._running().ask(act))
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -338,6 +368,16 @@ class PushConsumer:
         return self._loop.orderly_counts if isinstance(self._loop, OrderlyLoop) else OrderlyCounts()
 
     @property
+    def subscription_conflicts(self) -> dict[str, str]:
+        """Topics of this consumer that the group has consumed under another subscription, with that one as text.
+
+        Looked for when queues are assigned, and also said in the log (`consumer.subscriptions-differ`). Either another
+        member subscribes differently, and then messages are lost, as in RocketMQ: each skips what the others want. Or
+        the whole group's subscription was changed since its last commit: then it passes with the next ones.
+        """
+        return {} if self._starts is None else dict(self._starts.conflicts)
+
+    @property
     def schedule(self) -> str:
         """The retries of a message that always fails, for a person: `"16 retries: 10s 30s 1m …"`.
 
@@ -361,7 +401,7 @@ class PushConsumer:
         probe = clients.consumer(self._connection(required={**PROTECTED_CONSUMER, "group.id": settings.group}))
         try:
             with cluster_errors(f"the topics of group {settings.group!r} could not be looked up"):
-                cluster = probe.list_topics(next(iter(self._subscriptions)), timeout=10.0).cluster_id
+                cluster = probe.list_topics(timeout=10.0).cluster_id
         finally:
             probe.close()
         admin = None if clients.admin is None else clients.admin(self._connection(required={}))
@@ -375,26 +415,27 @@ class PushConsumer:
 
     def _make_loop(self, clients: Clients, store: LocalOffsetStore | None) -> tuple[PollLoop, ListenerPool]:
         settings = self.settings
-        run, own = self._make_runner(), [] if self._broadcasts else [self._retry_topic]
-        pool = ListenerPool(run, settings.consume_thread_min, self._name("listener"))
+        starts = self._starts = Starts(
+            retry_topic=self._retry_topic,
+            where=settings.consume_from_where,
+            timestamp_ms=self._timestamp_ms,
+            digest=self._subscriptions.digest(),
+            subscription=self._subscriptions.text(),
+            store=store,
+        )
+        pool = ListenerPool(self._make_runner(), settings.consume_thread_min, self._name("listener"))
         arguments: dict[str, Any] = {
             "make_consumer": lambda: clients.consumer(self._consumer_config(loop)),
             "make_producer": None if self._broadcasts else lambda: clients.producer(self._producer_config()),
-            "topics": [*self._subscriptions, *own],
+            "topics": self._topics(),
             "make_send_back": self._make_send_back,
             "pool": pool,
-            "starts": Starts(
-                retry_topic=self._retry_topic,
-                where=settings.consume_from_where,
-                timestamp_ms=self._timestamp_ms,
-                digest=self._digest(),
-                subscription=self._subscription_text(),
-                store=store,
-            ),
+            "starts": starts,
             "settings": self._loop_settings(),
             "clock": self._clock,
             "sharing": self._sharing(),
             "store": store,
+            "watch": self._watch if self._subscriptions.has_patterns else None,
         }
         loop: PollLoop = self._make_orderly_loop(clients, arguments) if self._orderly else PollLoop(**arguments)
         return loop, pool
@@ -472,12 +513,12 @@ class PushConsumer:
             layout = Layout(self.names, settings.delay_levels)
             specs = layout.for_group(settings.group, with_log=bool(self._orderly))
             provision.ensure_topics(admin, specs, create=settings.create_topics)
-        names = [self.names.schedule, *self._subscriptions]
+        names = [self.names.schedule, *self._subscriptions.named()]
         try:
             found = provision.read_topics(admin, names)
         except KafkaException as error:
             raise ConsumerError(f"the topics of group {settings.group!r} could not be looked up: {error}") from error
-        missing = [name for name in self._subscriptions if name not in found]
+        missing = [name for name in self._subscriptions.named() if name not in found]
         if missing:
             raise TopicMissingError(f"missing: {', '.join(missing)}. Create what you consume before you consume it")
         if self._broadcasts:
@@ -488,9 +529,17 @@ class PushConsumer:
             )
         self._lanes = max(1, found[self.names.schedule].partitions // DelayLevels.STRIDE)
 
+    def _topics(self) -> list[str]:
+        """What to read now, the group's retries included."""
+        return [*self._subscriptions.topics(), *([] if self._broadcasts else [self._retry_topic])]
+
+    def _watch(self, existing: Iterable[str]) -> list[str]:
+        self._subscriptions.see(existing)
+        return self._topics()
+
     def _sharing(self) -> Sharing | None:
         if self._broadcasts:
-            return EveryQueue(self._subscriptions.keys, self.settings.rebalance_interval_ms)
+            return EveryQueue(self._subscriptions.topics, self.settings.rebalance_interval_ms)
         return None
 
     def _make_send_back(self, producer: ProducerClient | None) -> FailedSink:
@@ -514,6 +563,7 @@ class PushConsumer:
             batch_count=settings.consume_message_batch_max_size,
             commit_interval_ms=settings.persist_consumer_offset_interval_ms,
             consume_timeout_ms=settings.consume_timeout_ms,
+            watch_interval_ms=settings.rebalance_interval_ms,
             sweep_interval_ms=max(10, min(1_000, settings.consume_timeout_ms // _SWEEPS)),
             revoke_drain_ms=settings.revoke_drain_ms,
             topic_count=settings.pull_threshold_for_topic,
@@ -530,13 +580,6 @@ class PushConsumer:
         if not self._orderly:
             return self.settings.consume_concurrently_max_span
         return self.settings.order_by_key_max_span if self.settings.order == "key" else None
-
-    def _digest(self) -> str:
-        parts = sorted(f"{name}={each.digest}" for name, each in self._subscriptions.items())
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-    def _subscription_text(self) -> str:
-        return ", ".join(sorted(f"{name}={each.expression}" for name, each in self._subscriptions.items()))
 
     def _connection(self, *, required: dict[str, Any], defaults: dict[str, Any] | None = None) -> dict[str, Any]:
         return merge(

@@ -1,0 +1,157 @@
+"""Patterns, several topics, unsubscribing while running and subscriptions that differ, on a real broker."""
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
+from rocketshim.local import Broker
+from rocketshim_topics import provision
+from rocketshim_topics.layout import Layout
+
+GUARD_S = 60.0
+NAMESPACE = f"runtime{os.getpid()}"
+NAMES = TopicNames(NAMESPACE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_topics(admin: AdminClient) -> None:
+    provision.ensure_topics(admin, Layout(NAMES, DelayLevels.default()).shared())
+
+
+@pytest.fixture
+def topics(admin: AdminClient) -> Iterator[Callable[[str], None]]:
+    """Make a topic of a certain name; deleted after the test."""
+    made: list[str] = []
+
+    def make(name: str, partitions: int = 2) -> None:
+        admin.create_topics([NewTopic(name, num_partitions=partitions)])[name].result(GUARD_S)
+        made.append(name)
+        wait_until(lambda: len(leaders(admin, name)) == partitions)
+
+    yield make
+    for future in admin.delete_topics(made).values() if made else ():
+        future.result(GUARD_S)
+
+
+def leaders(admin: AdminClient, topic: str) -> list[int]:
+    found = admin.list_topics(timeout=GUARD_S).topics.get(topic)
+    return [part.leader for part in found.partitions.values() if part.leader >= 0] if found else []
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + GUARD_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def send(broker: Broker, topic: str, *bodies: bytes) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for body in bodies:
+        producer.produce(topic, body, key=body)
+    assert producer.flush(GUARD_S) == 0
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Any) -> None:
+        with self._lock:
+            self.bodies.append(message.body)
+
+
+def member(broker: Broker, group: str, **values: Any) -> PushConsumer:
+    return PushConsumer(
+        broker.bootstrap,
+        group=group,
+        namespace=NAMESPACE,
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        rebalance_interval_ms=200,
+        persist_consumer_offset_interval_ms=100,
+        **values,
+    )
+
+
+def test_a_pattern_reads_what_is_there_and_what_comes_and_nothing_of_the_shim(
+    broker: Broker, group: Callable[..., str], topics: Callable[..., None]
+) -> None:
+    mark, heard = f"p{uuid.uuid4().hex[:8]}", Heard()
+    topics(f"{mark}.orders")
+    topics(f"{mark}.rmq.retry.somebody")  # has the form of a shim topic of another namespace
+    consumer = member(broker, group())
+    consumer.register_message_listener(f"^{mark}[.]", heard)
+    with consumer:
+        send(broker, f"{mark}.orders", b"1", b"2")
+        wait_until(lambda: len(heard.bodies) == 2)
+        topics(f"{mark}.refunds")
+        send(broker, f"{mark}.rmq.retry.somebody", b"never")
+        send(broker, f"{mark}.refunds", b"3", b"4")
+        wait_until(lambda: len(heard.bodies) >= 4)
+    assert sorted(heard.bodies) == [b"1", b"2", b"3", b"4"]
+
+
+def test_unsubscribing_while_running_keeps_the_other_topics_going(
+    broker: Broker, group: Callable[..., str], topic: Callable[..., str]
+) -> None:
+    orders, refunds, mine, heard = topic(2), topic(2), group(), Heard()
+    consumer = member(broker, mine)
+    consumer.register_message_listener(orders, heard)
+    consumer.register_message_listener(refunds, heard)
+    with consumer:
+        send(broker, orders, b"1")
+        wait_until(lambda: heard.bodies == [b"1"])
+        consumer.unsubscribe(orders)
+        send(broker, refunds, b"2")
+        wait_until(lambda: sorted(heard.bodies) == [b"1", b"2"])
+        send(broker, orders, b"nobody")
+        send(broker, refunds, b"3")
+        wait_until(lambda: b"3" in heard.bodies)
+    assert sorted(heard.bodies) == [b"1", b"2", b"3"]
+    reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": mine})
+    committed = reader.committed([TopicPartition(orders, number) for number in range(2)], timeout=GUARD_S)
+    reader.close()
+    assert sum(item.offset for item in committed) == 1
+
+
+def test_two_subscriptions_of_one_group_that_differ_are_found_and_said(
+    broker: Broker, group: Callable[..., str], topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    orders, mine = topic(2), group()
+    one, two = member(broker, mine), member(broker, mine)
+    one.register_message_listener(orders, Heard(), tags="created")
+    two.register_message_listener(orders, Heard(), tags="paid")
+    with caplog.at_level(logging.ERROR, "rocketshim.consumer"), one:
+        assert one.wait_assigned(GUARD_S)
+        with two:
+            wait_until(lambda: bool(two.subscription_conflicts))
+    assert two.subscription_conflicts == {orders: f"{orders}=created"}
+    said = next(record for record in caplog.records if record.getMessage() == "consumer.subscriptions-differ")
+    assert (said.mine, said.theirs) == (f"{orders}=paid", f"{orders}=created")  # type: ignore[attr-defined]
+
+
+def test_a_member_that_was_there_first_hears_of_the_one_that_differs(
+    broker: Broker, group: Callable[..., str], topic: Callable[..., str]
+) -> None:
+    orders, mine = topic(4), group()
+    one, two = member(broker, mine), member(broker, mine)
+    one.register_message_listener(orders, Heard(), tags="created")
+    two.register_message_listener(orders, Heard(), tags="paid")
+    with one:
+        assert one.wait_assigned(GUARD_S)
+        with two:
+            wait_until(lambda: bool(two.subscription_conflicts))
+            send(broker, orders, *(str(number).encode() for number in range(100)))  # of which each commits its share
+            wait_until(lambda: bool(one.subscription_conflicts))
+    assert one.subscription_conflicts == {orders: f"{orders}=paid"}

@@ -1,0 +1,130 @@
+"""What a consumer listens to: topics by name, and patterns that stand for every topic that fits.
+
+* A pattern begins with `^` and is a regular expression that a topic's name has to begin with (end it with `$` for the
+  whole name). Kafka's client could match patterns itself, but it would take the shim's own topics too: `^.*` would read
+  every group's retries and dead letters. So patterns are resolved here, against the topics there are, and only users'
+  topics are ever found: none of the shim's own, of any namespace, and none of Kafka's (`__…`).
+* A listener by name goes before patterns; of several patterns the one registered first counts.
+* What is unsubscribed is read no longer, but keeps its listener: messages in work, and retries that are still on their
+  way, would otherwise become dead letters for want of one.
+
+Thread-safety: `get` from any thread; everything else from one, before the start the caller's, then the poll thread.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+from rocketshim.consumer.listener import Subscription
+from rocketshim.errors import ConfigError
+from rocketshim_topics import TopicNames
+
+__all__ = ["Subscriptions", "is_pattern"]
+
+
+def is_pattern(topic: str) -> bool:
+    """Whether a subscription's topic is a pattern."""
+    return topic.startswith("^")
+
+
+class Subscriptions:
+    """The subscriptions of one consumer.
+
+    Args:
+        names: tells the shim's own topics from users'.
+    """
+
+    def __init__(self, names: TopicNames) -> None:
+        self._names = names
+        # by physical name or pattern, in order of registration; replaced as a whole, since `get` may be looking
+        self._active: dict[str, Subscription] = {}
+        self._retired: dict[str, Subscription] = {}
+        self._patterns: dict[str, re.Pattern[str]] = {}
+        self._matched: frozenset[str] = frozenset()
+        self._found: dict[str, Subscription | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self._active
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether topics have to be looked for."""
+        return any(map(is_pattern, self._active))
+
+    def named(self) -> list[str]:
+        """Physical names of the topics that are subscribed by name."""
+        return [topic for topic in self._active if not is_pattern(topic)]
+
+    def add(self, subscription: Subscription) -> None:
+        """Listen to one more topic or pattern.
+
+        Raises:
+            ConfigError: it has a listener, or the pattern is no regular expression; nothing changed.
+        """
+        topic = subscription.topic
+        if topic in self._active:
+            raise ConfigError(f"{topic!r} has a listener; one listener per topic")
+        if is_pattern(topic):
+            try:
+                self._patterns[topic] = re.compile(topic)
+            except re.error as error:
+                raise ConfigError(f"{topic!r} is no regular expression: {error}") from error
+        self._active = {**self._active, topic: subscription}
+        self._found = {}
+
+    def remove(self, topic: str) -> bool:
+        """Listen to a topic or pattern no longer; whether it was listened to."""
+        subscription = self._active.get(topic)
+        if subscription is None:
+            return False
+        self._retired = {**self._retired, topic: subscription}
+        self._active = {name: each for name, each in self._active.items() if name != topic}
+        self._matched = frozenset(name for name in self._matched if self._pattern_of(name, self._active) is not None)
+        self._found = {}
+        return True
+
+    def see(self, existing: Iterable[str]) -> None:
+        """Take note of the topics there are: patterns stand for those from now on."""
+        self._matched = frozenset(
+            name
+            for name in existing
+            if not name.startswith("__")
+            and not self._names.is_ours(name)
+            and name not in self._active
+            and self._pattern_of(name, self._active) is not None
+        )
+
+    def topics(self) -> list[str]:
+        """Physical names of what is to be read now, sorted."""
+        return sorted({*self.named(), *self._matched})
+
+    def get(self, topic: str) -> Subscription | None:
+        """Who listens to a physical topic; None: nobody, and nobody ever did."""
+        found = self._found
+        try:
+            return found[topic]
+        except KeyError:
+            subscription = found[topic] = self._lookup(topic)
+            return subscription
+
+    def digest(self) -> str:
+        """By which members that subscribe differently find each other."""
+        parts = sorted(f"{name}={each.digest}" for name, each in self._active.items())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def text(self) -> str:
+        """The same for a person."""
+        return ", ".join(sorted(f"{name}={each.expression}" for name, each in self._active.items()))
+
+    def _lookup(self, topic: str) -> Subscription | None:
+        for subscriptions in (self._active, self._retired):
+            name = topic if topic in subscriptions else self._pattern_of(topic, subscriptions)
+            if name is not None:
+                return subscriptions[name]
+        return None
+
+    def _pattern_of(self, topic: str, subscriptions: Iterable[str]) -> str | None:
+        return next((each for each in subscriptions if is_pattern(each) and self._patterns[each].match(topic)), None)

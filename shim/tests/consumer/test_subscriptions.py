@@ -1,0 +1,102 @@
+"""Topics by name and by pattern: who listens, what is read, and what no pattern ever catches."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.consumer.listener import Subscription
+from rocketshim.consumer.subscriptions import Subscriptions
+from rocketshim.errors import ConfigError
+from rocketshim_topics import TopicNames
+
+
+def of(*topics: str) -> Subscriptions:
+    subscriptions = Subscriptions(TopicNames())
+    for topic in topics:
+        subscriptions.add(Subscription(topic, print, expression=f"filter of {topic}", digest=topic))
+    return subscriptions
+
+
+def heard_by(subscriptions: Subscriptions, topic: str) -> str | None:
+    found = subscriptions.get(topic)
+    return None if found is None else found.topic
+
+
+def test_a_pattern_stands_for_the_topics_that_begin_with_it() -> None:
+    subscriptions = of("^orders[.]", "^eu$")
+    subscriptions.see(["orders.eu", "orders.us", "orders", "old-orders.eu", "eu", "europe"])
+    assert subscriptions.topics() == ["eu", "orders.eu", "orders.us"]
+    assert heard_by(subscriptions, "orders.us") == "^orders[.]"
+    assert heard_by(subscriptions, "europe") is None
+
+
+def test_a_name_goes_before_patterns_and_the_first_pattern_before_the_second() -> None:
+    subscriptions = of("^o", "^or", "orders")
+    subscriptions.see(["orders", "orchids"])
+    assert subscriptions.topics() == ["orchids", "orders"]
+    assert heard_by(subscriptions, "orders") == "orders"
+    assert heard_by(subscriptions, "orchids") == "^o"
+
+
+NAMESPACES = st.sampled_from(["", "pay", "a_b", "X-1"])
+GROUPS = st.text(min_size=1, max_size=20).filter(str.isprintable)
+
+
+@given(NAMESPACES, GROUPS)
+def test_no_pattern_catches_a_topic_of_the_shim_or_of_kafka(namespace: str, group: str) -> None:
+    names = TopicNames(namespace)
+    ours = [names.schedule, names.parked, names.retry(group), names.dead_letter(group), names.group_log(group)]
+    subscriptions = of("^.*", "^", "^.*rmq", f"^{namespace}[.]?")
+    subscriptions.see([*ours, "__consumer_offsets", "__transaction_state", "orders"])
+    assert subscriptions.topics() == ["orders"]
+
+
+def test_topics_that_go_are_not_read_any_more() -> None:
+    subscriptions = of("^o")
+    subscriptions.see(["o1", "o2"])
+    subscriptions.see(["o2"])
+    assert subscriptions.topics() == ["o2"]
+    assert heard_by(subscriptions, "o1") == "^o"  # its retries may be on their way
+
+
+def test_what_is_removed_is_not_read_and_keeps_its_listener_for_what_is_on_its_way() -> None:
+    subscriptions = of("orders", "^p")
+    subscriptions.see(["orders", "p1"])
+    assert subscriptions.remove("orders")
+    assert not subscriptions.remove("orders")
+    assert subscriptions.topics() == ["p1"]
+    assert heard_by(subscriptions, "orders") == "orders"
+    assert subscriptions.remove("^p")
+    assert subscriptions.topics() == []
+    assert heard_by(subscriptions, "p1") == "^p"
+    assert heard_by(subscriptions, "p2") == "^p"
+    assert not subscriptions.has_patterns
+    assert len(subscriptions) == 0
+
+
+def test_a_removed_name_may_be_caught_by_a_pattern_that_is_left() -> None:
+    subscriptions = of("orders", "^o")
+    subscriptions.see(["orders"])
+    subscriptions.remove("orders")
+    subscriptions.see(["orders"])
+    assert subscriptions.topics() == ["orders"]
+    assert heard_by(subscriptions, "orders") == "^o"
+
+
+def test_one_listener_a_topic() -> None:
+    subscriptions = of("orders")
+    with pytest.raises(ConfigError, match="one listener"):
+        subscriptions.add(Subscription("orders", print))
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused() -> None:
+    subscriptions = of()
+    with pytest.raises(ConfigError, match="no regular expression"):
+        subscriptions.add(Subscription("^(", print))
+    assert len(subscriptions) == 0
+
+
+def test_subscriptions_that_differ_have_digests_that_differ() -> None:
+    assert of("a", "b").digest() == of("b", "a").digest()
+    assert len({of(*topics).digest() for topics in [("a",), ("b",), ("a", "b"), ("^a",), ()]}) == 5
+    assert of("b", "a").text() == "a=filter of a, b=filter of b"
