@@ -30,6 +30,7 @@ __all__ = ["Assignment", "HeldQueue", "levels_metadata", "levels_of"]
 _LOG = logging.getLogger("rocketshim.worker")
 _TIMEOUT_S: Final = 5.0
 _FAR_NS: Final = 2_000_000_000
+_AGAIN_NS: Final = 1_000_000_000
 _LEVELS_MARK: Final = "rs1-levels;"
 _FAR_SHARE: Final = 20  # a far queue holds a twentieth of the limits
 
@@ -126,6 +127,8 @@ class Assignment:
         self._leave = leave
         self._alarm = alarm
         self._closing = False
+        self._unread: set[int] = set()
+        self._unread_ns = 0
 
     # --- callbacks of the Kafka consumer; nothing may escape from them -----------------------------------------------
 
@@ -164,6 +167,7 @@ class Assignment:
         for held in leaving:
             held.gone = True
             self.held.pop(held.number, None)
+            self._unread.discard(held.number)
         try:
             consumer.incremental_unassign(partitions)
         except (KafkaException, RuntimeError) as error:
@@ -224,9 +228,11 @@ class Assignment:
         return fresh
 
     def overtaken(self, consumer: ConsumerClient, number: int) -> None:
-        """The position of a partition is not in its log any more: retention was faster. Go on at the earliest record.
+        """The client has stopped reading a partition: its position is not in the log any more, or seems not to be.
 
-        The records between are lost, and that is said. What was fetched before is still delivered.
+        Where retention was faster, go on at the earliest record; the records between are lost, and that is said. What
+        was fetched before is still delivered. A position that is in the log after all (a leader that has just moved
+        may deny it) is read on from. A cluster that does not answer is asked again a second later, by `throttle`.
         """
         held = self.held.get(number)
         if held is None:
@@ -234,17 +240,32 @@ class Assignment:
         place = TopicPartition(self._topic, number)
         try:
             low, high = consumer.get_watermark_offsets(place, timeout=_TIMEOUT_S)
+            at = consumer.position([place])[0].offset
+        except KafkaException as error:
+            self._alarm("worker.positions-unknown", error=str(error))
+            self._unread.add(number)
+            return
+        self._unread.discard(number)
+        if at < 0:  # nothing read yet
+            at = held.committed
+        start = at if low <= at <= high else low
+        try:
             # the client has stopped fetching it, and would refuse to seek
             consumer.incremental_unassign([place])
-            consumer.incremental_assign([TopicPartition(self._topic, number, low)])
+            consumer.incremental_assign([TopicPartition(self._topic, number, start)])
         except (KafkaException, RuntimeError) as error:
             self.failure = error
             return
         held.paused = False
-        self._alarm("worker.position-out-of-range", partition=number, position=held.position, low=low, high=high)
+        if start != at:
+            self._alarm("worker.position-out-of-range", partition=number, position=at, low=low, high=high)
 
     def throttle(self, consumer: ConsumerClient, now_ns: int) -> None:
         """Pause and resume fetching by what waits."""
+        if self._unread and now_ns >= self._unread_ns:
+            self._unread_ns = now_ns + _AGAIN_NS
+            for number in sorted(self._unread):
+                self.overtaken(consumer, number)
         for held in self.held.values():
             queue = held.queue
             if not held.paused:

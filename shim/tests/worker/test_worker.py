@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.errors import TopicMismatchError, WorkerError
 from rocketshim_topics.levels import DelayLevels
@@ -148,6 +148,32 @@ def test_retention_that_overtakes_a_running_worker_means_earliest_and_an_alarm(s
     assert [record.value() for record in sim.delivered()] == [b"0", b"6", b"7"]
     assert worker.counts.alarms["worker.position-out-of-range"] == 1
     sim.until(worker, lambda: sim.position(3) > sent[6].offset())
+
+
+def test_a_client_that_stopped_reading_goes_on_where_it_was_once_the_cluster_answers(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = sim.worker()
+    sim.schedule(value=b"0")
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    consumer = worker._consumer
+    answers, asked = consumer.get_watermark_offsets, 0
+
+    def moved(*given: Any, **named: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+        return answers(*given, **named)
+
+    monkeypatch.setattr(consumer, "get_watermark_offsets", moved)
+    worker._assignment.overtaken(consumer, 0)
+    sim.schedule(value=b"1")
+    sim.until(worker, lambda: asked == 3, 10_000)
+    sim.until(worker, lambda: len(sim.delivered()) == 2, 10_000)
+    sim.run(worker, 3_000)
+    assert [record.value() for record in sim.delivered()] == [b"0", b"1"]
+    assert "worker.position-out-of-range" not in worker.counts.alarms
 
 
 def test_holes_in_the_log_do_not_hold_the_position(sim: Any) -> None:
