@@ -50,8 +50,7 @@ def test_waiting_and_parked_records_are_listed_shown_and_sent_again(
     ]
     assert [entry["place"] for entry in listed] == ["0/0", "2/0"]
     assert listed[1]["due_ms"] - listed[1]["appended_ms"] == 3_600_000
-    shown = cli("delayed", "show", "2/0", *tables)
-    assert "b'late'" in shown.stdout
+    assert "b'late'" in cli("delayed", "show", "2/0", *tables).stdout
     assert cli("delayed", "show", "2/99", *tables).returncode == 2
 
     def worker(allow: str) -> subprocess.Popen[bytes]:
@@ -72,8 +71,8 @@ def test_waiting_and_parked_records_are_listed_shown_and_sent_again(
             stderr=subprocess.DEVNULL,
         )
 
-    def parked() -> list[dict[str, str]]:
-        return [json.loads(line) for line in cli("parked", "ls", *there, "--json").stdout.splitlines()]
+    def parked(*words: str) -> list[dict[str, str]]:
+        return [json.loads(line) for line in cli("parked", "ls", *there, "--json", *words).stdout.splitlines()]
 
     narrow = worker("nothing-but-this")
     end = time.monotonic() + DEADLINE_S
@@ -84,9 +83,11 @@ def test_waiting_and_parked_records_are_listed_shown_and_sent_again(
     assert [(entry["reason"], entry["target"]) for entry in entries] == [("forbidden-target:not-allowed", target)]
     assert "b'soon'" in cli("parked", "show", entries[0]["place"], *there).stdout
     dry = cli("parked", "redrive", *there, "--topic", target, "--dry-run")
-    assert dry.stdout.endswith("1 would be sent, 0 not\n")
+    assert dry.stdout.endswith("1 would be sent, 0 before, 0 not\n")
     assert cli("parked", "redrive", *there).returncode == 1
-    assert cli("parked", "redrive", entries[0]["place"], *there).stdout.endswith("1 sent, 0 not\n")
+    assert cli("parked", "redrive", entries[0]["place"], *there).stdout.endswith("1 sent, 0 before, 0 not\n")
+    assert cli("parked", "redrive", "--reason", "", *there).stdout.endswith("0 sent, 1 before, 0 not\n")
+    assert (len(parked()), len(parked("--all"))) == (0, 1)
 
     wide = worker(target)
     end = time.monotonic() + DEADLINE_S

@@ -11,7 +11,7 @@ from rich.table import Table
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import Limit, console
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
-from rocketshim.deadletter.entry import time_text
+from rocketshim.deadletter.entry import as_read, time_text
 from rocketshim.errors import ConfigError
 from rocketshim.worker.delayed import DelayedReader, WaitingRecord, waiting_record
 from rocketshim_topics import DelayLevels, TopicNames
@@ -82,6 +82,7 @@ def show(
     client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
+    as_json: Json = False,
 ) -> None:
     """Show one record of the schedule topic: headers and body. Exit code 2 if it is not there (any more)."""
     partition, _, offset = place.partition("/")
@@ -93,6 +94,9 @@ def show(
     if message is None:
         typer.echo(f"{place} is not there (any more)", err=True)
         raise typer.Exit(FINDING)
+    if as_json:
+        typer.echo(json.dumps({**asdict(waiting_record(message, levels)), **as_read(message)}, indent=1))
+        return
     for name, value in asdict(waiting_record(message, levels)).items():
         typer.echo(f"{name:16} {value}")
     typer.echo(f"{'key':16} {message.key()!r}")

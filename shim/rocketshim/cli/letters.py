@@ -32,7 +32,7 @@ Tags = Annotated[str | None, typer.Option("--tags", help="Tags: 'created || paid
 Key = Annotated[str | None, typer.Option("--key", help="Kafka's key, or one of the business keys.")]
 Since = Annotated[str | None, typer.Option("--since", help="Not older than this: 30m, 2h, 3d.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many.")]
-Everything = Annotated[bool, typer.Option("--all", help="Also those that were redriven or discarded.")]
+Everything = Annotated[bool, typer.Option("--all", help="Also those that were sent again or discarded.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")]
 
 

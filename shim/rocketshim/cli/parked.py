@@ -1,21 +1,27 @@
 """`rocketshim parked ls | show | redrive`: what the worker could not deliver, why, and sending it again."""
 
 import json
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Limit, console
+from rocketshim.cli.letters import Everything, Limit, console
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
-from rocketshim.deadletter.entry import time_text
+from rocketshim.cli.redrive import Again, ensure_log
+from rocketshim.core.redrive import RedriveProgress
+from rocketshim.deadletter.entry import as_read, time_text
 from rocketshim.deadletter.reading import TopicReader
+from rocketshim.deadletter.redriving import Redriver, read_log
 from rocketshim.errors import ConfigError, MessageError
 from rocketshim.worker.parked import parked_record, redriven_parked
 from rocketshim_topics import TopicNames
+from rocketshim_topics.redrive_log import RedriveLog, record_digest
+from rocketshim_topics.redrive_plan import PlannedLetter
 
 app = typer.Typer(
     help="Parked records: malformed, forbidden, or refused by their target.",
@@ -50,18 +56,26 @@ def ls(
     reason: Reason = None,
     topic: Topic = None,
     limit: Limit = 50,
+    everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """List parked records, oldest first."""
+    """List parked records, oldest first: those that were not sent again since."""
     names = TopicNames(namespace)
     table = Table("place", "parked", "reason", "target", "from", "id", "bytes")
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        for number, message in enumerate(_chosen(reader, names, reason, topic)):
-            if number == limit:
+        log = read_log(reader, names.redrive_log)
+        shown = hidden = 0
+        for message in _chosen(reader, names, reason, topic):
+            plan = _settled_by(log, names, message)
+            if plan is not None and not everything:
+                hidden += 1
+                continue
+            if shown == limit:
                 break
+            shown += 1
             entry = parked_record(message)
             if as_json:
-                typer.echo(json.dumps(asdict(entry)))
+                typer.echo(json.dumps({**asdict(entry), "plan": plan}))
             size = "-" if entry.size_bytes is None else str(entry.size_bytes)
             table.add_row(
                 entry.place,
@@ -74,6 +88,15 @@ def ls(
             )
     if not as_json:
         console().print(table)
+    if hidden:
+        typer.echo(f"{hidden} more were sent again; --all shows them", err=True)
+
+
+def _settled_by(log: RedriveLog, names: TopicNames, message: Any) -> str | None:
+    """The plan that sent a parked record again; None: none did."""
+    place = (names.parked, message.partition(), message.offset())
+    found = log.settled(*place, record_digest(message)) if log.is_marked(*place) else None
+    return None if found is None else found.plan
 
 
 @app.command(epilog="Example: rocketshim parked show 0/3")
@@ -83,6 +106,7 @@ def show(
     bootstrap: Bootstrap,
     client: Client = None,
     namespace: Namespace = "",
+    as_json: Json = False,
 ) -> None:
     """Show one parked record: headers and body. Exit code 2 if it is not there (any more)."""
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
@@ -90,6 +114,9 @@ def show(
     if message is None:
         typer.echo(f"{place} is not there (any more)", err=True)
         raise typer.Exit(FINDING)
+    if as_json:
+        typer.echo(json.dumps({**asdict(parked_record(message)), **as_read(message)}, indent=1))
+        return
     for name, value in asdict(parked_record(message)).items():
         typer.echo(f"{name:12} {value}")
     typer.echo(f"{'key':12} {message.key()!r}")
@@ -109,71 +136,75 @@ def redrive(
     namespace: Namespace = "",
     reason: Reason = None,
     topic: Topic = None,
+    again: Again = False,
     dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
-    """Send parked records to the worker again, as due. They stay listed; each redrive sends them once more.
+    """Send parked records to the worker again, as due: each once, however often this is run, stopped or killed.
 
     Exit code 2 if some could not be sent (they do not say where to, or were parked without their body).
     """
     if not places and reason is None and topic is None:
         raise ConfigError("say which: PARTITION/OFFSET, --reason or --topic (--reason '' means all)")
-    names = TopicNames(namespace)
+    names, settings = TopicNames(namespace), client_settings(client)
     wanted = {_place(text) for text in places or ()}
-    sent = left = 0
-    with (
-        TopicReader(bootstrap, client=client_settings(client)) as reader,
-        _Sender(bootstrap, client_settings(client), dry_run=dry_run) as sender,
-    ):
+    letters: list[PlannedLetter] = []
+    left = before = 0
+    with TopicReader(bootstrap, client=settings) as reader:
+        log = read_log(reader, names.redrive_log)
         for message in _chosen(reader, names, reason, topic):
             place = (message.partition(), message.offset())
             if wanted and place not in wanted:
                 continue
+            entry, digest = parked_record(message), record_digest(message)
+            if not again and log.settled(names.parked, *place, digest) is not None:
+                before += 1
+                continue
             try:
-                out = redriven_parked(message, names)
+                redriven_parked(message, names)
             except MessageError as error:
                 left += 1
                 typer.echo(str(error), err=True)
                 continue
-            sent += 1
-            sender.send(out)
-            typer.echo(
-                f"{'would send' if dry_run else 'sent'} {place[0]}/{place[1]} to {parked_record(message).target}"
-            )
-    if sender.failed:
-        typer.echo(f"{sender.failed} were not stored", err=True)
-    typer.echo(f"{sent - sender.failed} {'would be ' if dry_run else ''}sent, {left + sender.failed} not")
-    if left or sender.failed:
+            letters.append(PlannedLetter(*place, digest, names.schedule, entry.reason, entry.uniq_key or ""))
+            if not as_json:
+                typer.echo(f"{'would send' if dry_run else 'sending'} {entry.place} to {entry.target}")
+    progress = RedriveProgress(letters)
+    if letters and not dry_run:
+        _send(bootstrap, settings, names, progress, again=again)
+    sent, left = len(letters) if dry_run else progress.sent, left + progress.failed
+    before += progress.settled
+    if as_json:
+        facts = {"sent": sent, "sent_before": before, "failed": left, "dry_run": dry_run}
+        typer.echo(json.dumps({**facts, "failures": dict(progress.failures)}))
+    else:
+        typer.echo(f"{sent} {'would be ' if dry_run else ''}sent, {before} before, {left} not")
+    if left or (progress.waiting and not dry_run):
         raise typer.Exit(FINDING)
 
 
-class _Sender:
-    """Produces records and counts those that were not stored."""
-
-    def __init__(self, bootstrap: str, client: dict[str, str], *, dry_run: bool) -> None:
-        from rocketshim.client_config import PROTECTED_PRODUCER, merge  # noqa: PLC0415 - `--help` does without
-        from rocketshim.clients import confluent_clients  # noqa: PLC0415
-
-        required = {**PROTECTED_PRODUCER, "bootstrap.servers": bootstrap}
-        self._producer = (
-            None if dry_run else confluent_clients().producer(merge(client, defaults={}, required=required))
-        )
-        self.failed = 0
-
-    def send(self, out: Any) -> None:
-        if self._producer is not None:
-            self._producer.produce(
-                out.topic, out.value, out.key, out.partition, on_delivery=self._reported, headers=out.headers
-            )
-            self._producer.poll(0)
-
-    def _reported(self, error: Any, message: Any) -> None:
-        del message
-        if error is not None:
-            self.failed += 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._producer is not None:
-            self.failed += self._producer.flush(30.0)
+def _send(
+    bootstrap: str,
+    client: dict[str, str],
+    names: TopicNames,
+    progress: RedriveProgress,
+    *,
+    again: bool,
+) -> None:
+    """Send them; each run is a plan of its own, which the log's marks keep from repeating what another has sent."""
+    ensure_log(bootstrap, client, names)
+    redriver = Redriver(
+        bootstrap,
+        names.redrive_log,
+        source=names.parked,
+        plan=f"parked-{uuid.uuid4().hex[:12]}",
+        state="redriven",
+        make=lambda message, _: redriven_parked(message, names),
+        again=again,
+        progress=progress,
+        client=client,
+    )
+    try:
+        redriver.run()
+    finally:
+        redriver.close()

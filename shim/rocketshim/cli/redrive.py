@@ -56,7 +56,7 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", dir_okay=False, help="Write the plan to this file; without it, only say what it would do."),
 ]
-Again = Annotated[bool, typer.Option("--again", help="Also those that were redriven or discarded before.")]
+Again = Annotated[bool, typer.Option("--again", help="Also those that were sent again or discarded before.")]
 
 
 def plan(
@@ -228,14 +228,19 @@ def _check_cluster(
     if missing:
         raise TopicMissingError(f"not there any more: {', '.join(missing)}; create them or make another plan")
     if names.redrive_log not in topics and not dry_run:
-        from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` does without
+        ensure_log(bootstrap, client, names)
 
-        from rocketshim.client_config import merge  # noqa: PLC0415
-        from rocketshim_topics import provision  # noqa: PLC0415
 
-        log = Layout(names, DelayLevels.default()).redrive_log()
-        admin = AdminClient(merge(client, defaults={}, required={"bootstrap.servers": bootstrap}))
-        provision.ensure_topics(admin, [log])
+def ensure_log(bootstrap: str, client: dict[str, str], names: TopicNames) -> None:
+    """Make the redrive log if it is missing."""
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` does without
+
+    from rocketshim.client_config import merge  # noqa: PLC0415
+    from rocketshim_topics import provision  # noqa: PLC0415
+
+    log = Layout(names, DelayLevels.default()).redrive_log()
+    admin = AdminClient(merge(client, defaults={}, required={"bootstrap.servers": bootstrap}))
+    provision.ensure_topics(admin, [log])
 
 
 def _maker(made: RedrivePlan, opener: Opener) -> Any:

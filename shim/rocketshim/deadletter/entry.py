@@ -14,7 +14,7 @@ from rocketshim_topics import Envelope, MalformedRecordError, decode, encode
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.wire import RESERVED, own_name
 
-__all__ = ["Entry", "time_text"]
+__all__ = ["Entry", "as_read", "time_text"]
 
 _SHOWN: Final = 200
 
@@ -169,6 +169,12 @@ class Entry:
             return f"({len(self.value)} bytes, not text)"
         printable = "".join(char if char.isprintable() else "�" for char in text)
         return printable if len(printable) <= _SHOWN else printable[: _SHOWN - 1] + "…"
+
+
+def as_read(message: Any) -> dict[str, Any]:
+    """Key, headers and value of a Kafka message for programs; bytes as `Entry.as_json` has them."""
+    headers = [[name, _json_bytes(value)] for name, value in message.headers() or ()]
+    return {"key": _json_bytes(message.key()), "headers": headers, "value": _json_bytes(message.value())}
 
 
 def _json_bytes(value: bytes | None) -> Any:
