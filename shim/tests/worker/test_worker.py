@@ -169,7 +169,7 @@ def test_a_client_that_stopped_reading_goes_on_where_it_was_once_the_cluster_ans
     monkeypatch.setattr(consumer, "get_watermark_offsets", moved)
     worker._assignment.overtaken(consumer, 0)
     sim.schedule(value=b"1")
-    sim.until(worker, lambda: asked == 3, 10_000)
+    sim.until(worker, lambda: asked >= 3, 10_000)
     sim.until(worker, lambda: len(sim.delivered()) == 2, 10_000)
     sim.run(worker, 3_000)
     assert [record.value() for record in sim.delivered()] == [b"0", b"1"]
