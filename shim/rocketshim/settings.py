@@ -185,6 +185,7 @@ class PushConsumerOptions(TypedDict, total=False):
     consume_timestamp_ms: int | None
     consume_thread_min: int
     consume_thread_max: int
+    async_concurrency: int
     consume_message_batch_max_size: int
     max_reconsume_times: int
     consume_timeout_ms: int
@@ -224,6 +225,8 @@ class PushConsumerSettings(ConnectionSettings):
         consume_thread_min: listener threads, 1 to 1,000. Default 20.
         consume_thread_max: no less than `consume_thread_min`, 1 to 1,000; as in RocketMQ the pool never grows past the
             minimum by itself, so it only bounds `update_core_pool_size`. Default 1,000 (RocketMQ: 20).
+        async_concurrency: calls of `async def` listeners at once, 1 to 10,000; the thresholds of a queue bound it, too.
+            Default 100.
         consume_message_batch_max_size: most messages one listener call gets, 1 to 1,024; above 1 it gets lists.
             Default 1.
         max_reconsume_times: failed attempts before a message becomes a dead letter; -1 (default): 16, so that a
@@ -266,6 +269,7 @@ class PushConsumerSettings(ConnectionSettings):
     consume_timestamp_ms: int | None = Field(default=None, ge=0)
     consume_thread_min: int = Field(default=20, ge=1, le=1_000)
     consume_thread_max: int = Field(default=1_000, ge=1, le=1_000)
+    async_concurrency: int = Field(default=100, ge=1, le=10_000)
     consume_message_batch_max_size: int = Field(default=1, ge=1, le=1_024)
     max_reconsume_times: int = -1
     consume_timeout_ms: int = Field(default=900_000, ge=1)

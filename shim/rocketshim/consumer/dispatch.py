@@ -28,6 +28,7 @@ _FAST_NS: Final = 10_000
 _SLOW_NS: Final = 200_000
 _SLOW_CHUNK_NS: Final = 8_000_000
 _CHUNKS_A_WORKER: Final = 4
+_SHARED_CHUNK: Final = 16
 _GATHER_S: Final = 0.004
 _WINDOW: Final = 32
 _STUCK_MS: Final = 10
@@ -55,6 +56,8 @@ class Pool(Protocol):
 
     results: SimpleQueue[Result]
     size: int
+    shares_chunks: bool
+    """Whether several workers take from one chunk at once: then no message waits for its neighbour."""
 
     def submit(self, chunk: Chunk[Any]) -> None:
         """Hand a chunk over; never blocks."""
@@ -124,12 +127,14 @@ class Dispatch:
                     break
                 count = len(chunk.messages)
                 self.in_flight += count
-                if count > self._batch_count:
+                if count > self._batch_count and not self._pool.shares_chunks:
                     self._many[chunk] = None
                 self._pool.submit(chunk)
 
     def chunk_count(self, backlog: int) -> int:
         """Most messages of the next chunk, when so many are in flight or pending."""
+        if self._pool.shares_chunks:
+            return max(self._batch_count, min(_SHARED_CHUNK, backlog // _SHARED_CHUNK))
         quickest = self._quickest_ns()
         if quickest is None:
             return self._batch_count
@@ -144,7 +149,7 @@ class Dispatch:
         Taking them in one by one would cost more than the listeners do.
         """
         quickest = self._quickest_ns()
-        if quickest is None or quickest <= _SLOW_NS:
+        if quickest is None or quickest <= _SLOW_NS or self._pool.shares_chunks:
             return 0.0
         return min(_GATHER_S, self.in_flight * quickest / (2e9 * self._pool.size))
 

@@ -142,12 +142,7 @@ class ChunkRunner:
         Returns:
             The messages that did not succeed; None when all did.
         """
-        queue = chunk.queue
-        topic = queue.topic
-        message_queue = self._queues.get((topic, queue.partition))
-        if message_queue is None:
-            message_queue = self._queues[topic, queue.partition] = MessageQueue(topic, queue_id=queue.partition)
-        context = ConsumeConcurrentlyContext(self._group, message_queue, queue.epoch)
+        topic, context = chunk.queue.topic, self.context_of(chunk)
         if topic == self._retry_topic:
             return self._retried(chunk, context)
         subscription = self._subscription_of(topic)
@@ -158,6 +153,15 @@ class ChunkRunner:
         if self._batch_count == 1:
             return self._one_by_one(chunk, subscription, context)
         return self._in_batches(chunk, subscription, context)
+
+    def context_of(self, chunk: Chunk[Any]) -> ConsumeConcurrentlyContext:
+        """A fresh context for calls with messages of a chunk."""
+        queue = chunk.queue
+        place = (queue.topic, queue.partition)
+        message_queue = self._queues.get(place)
+        if message_queue is None:
+            message_queue = self._queues[place] = MessageQueue(queue.topic, queue_id=queue.partition)
+        return ConsumeConcurrentlyContext(self._group, message_queue, queue.epoch)
 
     def _one_by_one(
         self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext

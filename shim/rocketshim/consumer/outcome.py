@@ -107,8 +107,10 @@ class ConsumeConcurrentlyContext:
 
     def fresh(self) -> "ConsumeConcurrentlyContext":
         """A context for the next call: this one if nothing was set, else a new one."""
-        if self.untouched:
-            return self
+        return self if self.untouched else self.copy()
+
+    def copy(self) -> "ConsumeConcurrentlyContext":
+        """A context for another call, with nothing set."""
         return ConsumeConcurrentlyContext(self.group, self.message_queue, self.epoch)
 
 

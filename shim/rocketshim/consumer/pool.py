@@ -31,6 +31,8 @@ class ListenerPool:
     Thread-safety: `submit`, `resize`, `stop`, `wait` belong to one owner thread; `is_own_thread` to any.
     """
 
+    shares_chunks = False
+
     def __init__(self, run: Callable[[Chunk[Any]], list[Outcome] | None], size: int, name: str) -> None:
         self.results: SimpleQueue[Result] = SimpleQueue()
         self._run = run

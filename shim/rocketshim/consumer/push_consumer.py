@@ -4,6 +4,7 @@ The facade over `PollLoop` (one thread that owns the Kafka consumer), `ListenerP
 and `SendBack` (retries and dead letters). It checks the set-up, creates the group's topics, starts and stops.
 """
 
+import asyncio
 import signal
 import socket
 import threading
@@ -18,6 +19,7 @@ from rocketshim.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, mer
 from rocketshim.clients import Clients, ConsumerClient, ProducerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
+from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner, is_async
 from rocketshim.consumer.drop_failed import DropFailed
 from rocketshim.consumer.listener import ChunkRunner, Listener, Subscription, adapt
 from rocketshim.consumer.local_offsets import LocalOffsetStore, offset_folder
@@ -105,9 +107,11 @@ class PushConsumer:
         self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - _HALF_HOUR_MS
         self._subscriptions = Subscriptions(self.names)
         self._orderly: bool | None = None  # as the first listener says
+        self._async: bool | None = None  # likewise
+        self._event_loop: asyncio.AbstractEventLoop | None = None  # of run_async
         self._admin: Any = None
         self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
-        self._pool: ListenerPool | None = None
+        self._pool: ListenerPool | AsyncPool | None = None
         self._stopped = False
         self._loop: PollLoop | None = None
         self._starts: Starts | None = None
@@ -141,6 +145,9 @@ class PushConsumer:
 
         The function takes the message, or a list of them when `consume_message_batch_max_size` is above 1, and the
         context, if it wants it. It may return nothing (success) or a `ConsumeStatus`; any other value is a failure.
+
+        An `async def` function runs in an event loop in a thread of its own (with `run_async` in the caller's), up to
+        `async_concurrency` calls at once. All listeners of a consumer alike.
 
         Raises:
             ConfigError: a topic that has a listener, a name that is none, two filters, or a consumer that has started.
@@ -178,6 +185,11 @@ class PushConsumer:
                 f"{topic!r}: the listeners of one consumer are all orderly or all concurrent; make a second consumer, "
                 "in a group of its own"
             )
+        awaits = is_async(listener)
+        if awaits and orderly:
+            raise ConfigError(f"{topic!r}: an orderly listener is a plain function, since its calls never overlap")
+        if self._async not in {None, awaits}:
+            raise ConfigError(f"{topic!r}: the listeners of one consumer are all `async def` or all plain functions")
         chosen = compile_filter(tags, sql, selector)
         function: Listener = adapt(listener)
         if isinstance(chosen, CallableFilter):
@@ -187,7 +199,7 @@ class PushConsumer:
             matches = None if everything else chosen.matches_headers
             subscription = Subscription(physical, function, matches, None, str(chosen), chosen.digest())
         self._subscriptions.add(subscription)
-        self._orderly = orderly
+        self._orderly, self._async = orderly, awaits
 
     def unsubscribe(self, topic: str) -> None:
         """Listen to a topic, or a pattern, no longer; also while running. Safe twice.
@@ -298,7 +310,9 @@ class PushConsumer:
         self._do(loop.ask(loop.resume_reading))
 
     def update_core_pool_size(self, size: int) -> None:
-        """Have this many listener threads from now on; calls in work are not interrupted.
+        """Have this many listener threads (calls at once of `async def` listeners) from now on.
+
+        Calls in work are not interrupted.
 
         Args:
             size: 1 to `consume_thread_max`.
@@ -339,6 +353,24 @@ class PushConsumer:
             for number, handler in before.items():
                 signal.signal(number, handler)
             self.stop()
+
+    async def run_async(self) -> None:
+        """Start, consume until `stop` or until the awaiting task is cancelled, then stop.
+
+        `async def` listeners run in the event loop that awaits this, so they may use what belongs to it. Signals are
+        not handled.
+
+        Raises:
+            ConsumerError: the consumer cannot go on.
+            And what `start` raises.
+        """
+        self._event_loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self.start)
+        try:
+            while not self._ended.is_set():  # noqa: ASYNC110 - the event is a thread's
+                await asyncio.sleep(0.05)
+        finally:
+            await asyncio.shield(asyncio.to_thread(self.stop))
 
     def __enter__(self) -> Self:
         self.start()
@@ -413,7 +445,18 @@ class PushConsumer:
         folder = offset_folder(settings.offset_store_dir, client_id, self.names, settings.group)
         return LocalOffsetStore(folder, cluster or "", topic_id)
 
-    def _make_loop(self, clients: Clients, store: LocalOffsetStore | None) -> tuple[PollLoop, ListenerPool]:
+    def _make_pool(self) -> "ListenerPool | AsyncPool":
+        settings, name = self.settings, self._name("listener")
+        if not self._async:
+            return ListenerPool(self._make_runner(), settings.consume_thread_min, name)
+        batch_count = settings.consume_message_batch_max_size
+        runner = AsyncRunner(settings.group, self._subscriptions.get, self._retry_topic, batch_count, self._clock)
+        lists = batch_count > 1
+        return AsyncPool(runner, settings.async_concurrency, name, lists=lists, loop=self._event_loop)
+
+    def _make_loop(
+        self, clients: Clients, store: LocalOffsetStore | None
+    ) -> "tuple[PollLoop, ListenerPool | AsyncPool]":
         settings = self.settings
         starts = self._starts = Starts(
             retry_topic=self._retry_topic,
@@ -423,7 +466,7 @@ class PushConsumer:
             subscription=self._subscriptions.text(),
             store=store,
         )
-        pool = ListenerPool(self._make_runner(), settings.consume_thread_min, self._name("listener"))
+        pool = self._make_pool()
         arguments: dict[str, Any] = {
             "make_consumer": lambda: clients.consumer(self._consumer_config(loop)),
             "make_producer": None if self._broadcasts else lambda: clients.producer(self._producer_config()),

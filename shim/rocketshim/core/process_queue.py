@@ -49,12 +49,14 @@ class Chunk(Generic[MessageT]):
         todo: what the listener thread has not begun.
         in_work: what a listener call holds now: a message, a tuple or list of them, or None. Written by the listener
             thread, read by the owner; another object for each call (the sweep tells calls apart by it).
+        calls: in place of `in_work` where several calls hold messages of one chunk at once (coroutines): what each of
+            them holds, under a number of its own. Written by the event loop's thread, read by the owner.
         reported: whether the listener thread is through with it.
     """
 
     __slots__ = (
-        "expired", "in_work", "messages", "owed", "queue", "reported", "run", "seen_in_work", "seen_ms", "size_bytes",
-        "todo",
+        "calls", "expired", "in_work", "messages", "owed", "queue", "reported", "run", "seen_calls", "seen_in_work",
+        "seen_ms", "size_bytes", "todo",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +71,8 @@ class Chunk(Generic[MessageT]):
         self.run = run
         self.expired: set[int] | None = None  # offsets that `expire` named
         self.owed: set[int] | None = None  # offsets that wait for `stored`
+        self.calls: dict[int, Sequence[MessageT]] = {}
+        self.seen_calls: dict[int, int] = {}  # number of a call to the time of the first sweep that saw it
         self.seen_in_work: object = None
         self.seen_ms = 0
 
@@ -285,20 +289,28 @@ class ProcessQueue(Generic[MessageT]):
             return expired
         for chunk in self._chunks:
             in_work = chunk.in_work
-            if in_work is None:
+            if chunk.calls or chunk.seen_calls:
+                calls = list(chunk.calls.items())  # in one step, for another thread changes it
+                chunk.seen_calls = {number: chunk.seen_calls.get(number, now_ms) for number, _ in calls}
+                for number, held in calls:
+                    if now_ms - chunk.seen_calls[number] >= timeout_ms:
+                        expired.extend(self._expire(chunk, held))
+            elif in_work is None:
                 chunk.seen_in_work = None
             elif chunk.seen_in_work is not in_work:
                 chunk.seen_in_work = in_work
                 chunk.seen_ms = now_ms
             elif now_ms - chunk.seen_ms >= timeout_ms:
-                if chunk.expired is None:
-                    chunk.expired = set()
-                held = in_work if isinstance(in_work, tuple | list) else (in_work,)
-                late = [message for message in held if message.offset() not in chunk.expired]
-                self._owe(chunk, late)
-                chunk.expired.update(message.offset() or 0 for message in late)
-                expired.extend((chunk, message) for message in late)
+                expired.extend(self._expire(chunk, in_work if isinstance(in_work, tuple | list) else (in_work,)))
         return expired
+
+    def _expire(self, chunk: Chunk[MessageT], held: Sequence[MessageT]) -> Iterable[tuple[Chunk[MessageT], MessageT]]:
+        if chunk.expired is None:
+            chunk.expired = set()
+        late = [message for message in held if message.offset() not in chunk.expired]
+        self._owe(chunk, late)
+        chunk.expired.update(message.offset() or 0 for message in late)
+        return [(chunk, message) for message in late]
 
     def withhold(self) -> int:
         """Let nothing more begin: what is pending, handed out and not begun, or put later, stays undone. Safe twice.
@@ -325,6 +337,7 @@ class ProcessQueue(Generic[MessageT]):
     def oldest_in_work_ms(self, now_ms: int) -> int:
         """Age of the oldest listener call as the sweeps saw it, in ms; 0 when none is known."""
         ages = [now_ms - c.seen_ms for c in self._chunks if c.seen_in_work is not None and c.in_work is not None]
+        ages.extend(now_ms - min(c.seen_calls.values()) for c in self._chunks if c.seen_calls)
         return max(ages, default=0)
 
     def drop(self) -> None:

@@ -25,6 +25,8 @@ GROUP = "g"
 class HandPool:
     """A pool whose one worker is the test: `work` runs the next chunk; `wait` lets time pass instead of waiting."""
 
+    shares_chunks = False
+
     def __init__(self, runner: ChunkRunner, clock: VirtualClock) -> None:
         self.results: SimpleQueue[Result] = SimpleQueue()
         self.tasks: deque[Chunk[Any]] = deque()
