@@ -194,6 +194,8 @@ class PushConsumerOptions(TypedDict, total=False):
     pull_threshold_size_for_queue_bytes: int
     pull_threshold_for_topic: int
     pull_threshold_size_for_topic_bytes: int
+    pull_interval_ms: int
+    pull_batch_size: int
     persist_consumer_offset_interval_ms: int
     retry_policy: RetryPolicy
     create_topics: bool
@@ -240,6 +242,10 @@ class PushConsumerSettings(ConnectionSettings):
         pull_threshold_for_topic: messages held over all queues, 1 to 6,553,500, shared out evenly among the queues held
             in place of `pull_threshold_for_queue`; -1 (default): off.
         pull_threshold_size_for_topic_bytes: the same for bytes of bodies, up to 100 GiB; -1 (default): off.
+        pull_interval_ms: pause between two fetches of up to `pull_batch_size` messages, 0 to 65,535 ms, over all;
+            two messages a second more may come, since the group has to be served. Default 0.
+        pull_batch_size: most messages of one fetch, 1 to 1,024. Default 1,000 (RocketMQ: 32): they lie in this process
+            already, a larger fetch only saves calls.
         persist_consumer_offset_interval_ms: how often positions are committed, in ms. Default 5 s.
         retry_policy: how long to wait before the next attempt where the listener does not say. Default: the level
             table, from level 3 on.
@@ -278,6 +284,8 @@ class PushConsumerSettings(ConnectionSettings):
     pull_threshold_size_for_queue_bytes: int = Field(default=100 * _MIB, ge=1, le=1_024 * _MIB)
     pull_threshold_for_topic: int = Field(default=-1, ge=-1, le=6_553_500)
     pull_threshold_size_for_topic_bytes: int = Field(default=-1, ge=-1, le=102_400 * _MIB)
+    pull_interval_ms: int = Field(default=0, ge=0, le=65_535)
+    pull_batch_size: int = Field(default=1_000, ge=1, le=1_024)
     persist_consumer_offset_interval_ms: int = Field(default=5_000, ge=1)
     retry_policy: RetryPolicy = Field(default_factory=LevelTableRetryPolicy)
     create_topics: bool = True

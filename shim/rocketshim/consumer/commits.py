@@ -44,6 +44,18 @@ class Committer:
         """A partition was assigned, to begin at `start`, which counts as committed."""
         self._sent[place] = self._stored[place] = start
 
+    def move(self, consumer: ConsumerClient, place: Place, position: int) -> None:
+        """Commit a position whatever was committed before, back or forth; what is sent from now on lies above it.
+
+        Raises:
+            KafkaException: it was not taken; nothing changed here.
+        """
+        asked = [TopicPartition(*place, position, metadata=self._metadata(place))]
+        for item in (self._store or consumer).commit(offsets=asked, asynchronous=False):
+            if item.error is not None:
+                raise KafkaException(item.error)
+        self.adopt(place, position)
+
     def position(self, place: Place) -> int:
         """The position that was last sent of a partition that is held, or its start."""
         return self._sent[place]
@@ -101,7 +113,7 @@ class Committer:
             place = (item.topic, item.partition)
             wrong = error or item.error
             if wrong is None:
-                if place in self._stored:
+                if item.offset <= self._sent.get(place, -1):  # else it was moved back since
                     self._stored[place] = max(self._stored[place], item.offset)
                 continue
             refused = True

@@ -22,7 +22,7 @@ what is pending, fetch. Rules:
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -55,7 +55,7 @@ _ERROR: Final = Message.error  # called in C, by `map`
 _TOPIC: Final = Message.topic
 _PARTITION: Final = Message.partition
 _STRIDE: Final = 64
-_FETCH_COUNT: Final = 1_000
+_SERVE_MS: Final = 500
 _MAX_IN_FLIGHT: Final = 10_000
 _IDLE_S: Final = 0.1
 _BUSY_S: Final = 0.005
@@ -82,6 +82,8 @@ class LoopSettings:
     watch_interval_ms: int = 20_000
     topic_count: int = -1
     topic_size_bytes: int = -1
+    fetch_count: int = 1_000
+    pull_interval_ms: int = 0
 
 
 def runs_of(batch: list[Any]) -> Iterator[tuple[Place, list[Any]]]:
@@ -173,6 +175,8 @@ class PollLoop:
         self._next_commit_ms = 0
         self._next_sweep_ms = 0
         self._next_resolve_ms = 0
+        self._next_pull_ms = 0
+        self._next_poll_ms = 0
         self._consumer: ConsumerClient | None = None
         self._producer: ProducerClient | None = None
         self._send_back: FailedSink | None = None
@@ -333,11 +337,16 @@ class PollLoop:
             return
         outstanding = self.dispatch.in_flight or (self._send_back is not None and self._send_back.outstanding)
         wait_s = _GATHER_S if self.dispatch.has_results else (_BUSY_S if outstanding else self._idle_s())
-        first = consumer.poll(wait_s)
+        count = self._settings.fetch_count
+        if self._settings.pull_interval_ms:
+            count = self._keep_interval(wait_s)
+            if not count:
+                return
+        first = consumer.poll(wait_s if count > 1 else 0)
         if first is None:
             return
         self._fresh.clear()
-        batch = [first, *consumer.consume(_FETCH_COUNT - 1, 0)]
+        batch = [first, *consumer.consume(count - 1, 0)] if count > 1 else [first]
         if any(map(_ERROR, batch)):  # an error is true, None is not
             for message in batch:
                 if message.error() is not None:
@@ -349,6 +358,19 @@ class PollLoop:
                 consumer.seek(TopicPartition(*place, self.commits.position(place)))
             else:
                 self._put(place, run)
+
+    def _keep_interval(self, wait_s: float) -> int:
+        """How many messages may be fetched now; 0: none, and it has waited; 1: only since the group is to be served."""
+        left_ms = self._next_pull_ms - self._now_ms()
+        if left_ms > 0:
+            self._wait(min(left_ms / 1_000, wait_s))
+            if self._now_ms() < self._next_poll_ms:
+                return 0
+        self._next_poll_ms = self._now_ms() + _SERVE_MS
+        if left_ms > 0:
+            return 1
+        self._next_pull_ms = self._now_ms() + self._settings.pull_interval_ms
+        return self._settings.fetch_count
 
     def _put(self, place: Place, run: list[Any]) -> None:
         queue = self._queues.get(place)
@@ -561,6 +583,27 @@ class PollLoop:
         """Read again. For `ask`."""
         self._suspended = False
         self._pauses.release(consumer, list(self._queues), PauseReason.SUSPENDED)
+
+    def seek(self, consumer: ConsumerClient, targets: Mapping[Place, int]) -> None:
+        """Go on elsewhere, in a new epoch: what was read is forgotten, what is in work no longer counts. For `ask`.
+
+        Raises:
+            ConsumerError: a queue is not held here; nothing was moved.
+            KafkaException: Kafka refused; the queues before that one were moved, that one and the others were not.
+        """
+        absent = [f"{topic}/{number}" for topic, number in targets if (topic, number) not in self._queues]
+        if absent:
+            raise ConsumerError(f"{', '.join(absent)}: not read by this consumer now; seek where they are read")
+        for place, offset in targets.items():
+            self.commits.move(consumer, place, offset)
+            consumer.seek(TopicPartition(*place, offset))  # if it fails, the next commit puts the group back
+            self._unresolved.pop(place, None)
+            self._begin(place, offset)
+            self._pauses.release(consumer, [place], PauseReason.FLOW | PauseReason.UNRESOLVED)
+
+    def held(self, topic: str) -> list[Place]:
+        """The queues of a topic that are read now."""
+        return [place for place in self._queues if place[0] == topic]
 
     # --- rebalancing: called from `poll` and `close`; none of these may raise ----------------------------------------
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future  # noqa: TC003 - read as an annotation by 
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.clients import Clients, ConsumerClient, ProducerClient, confluent_clients
@@ -21,6 +21,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner, is_async
 from rocketshim.consumer.drop_failed import DropFailed
+from rocketshim.consumer.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
 from rocketshim.consumer.listener import ChunkRunner, Listener, Subscription, adapt
 from rocketshim.consumer.local_offsets import LocalOffsetStore, offset_folder
 from rocketshim.consumer.orderly_loop import OrderlyCounts, OrderlyLoop, OrderlySettings
@@ -41,6 +42,7 @@ from rocketshim.group.topic_id import TopicId
 from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.layout import Layout
+from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["PushConsumer"]
 
@@ -108,6 +110,7 @@ class PushConsumer:
         self._subscriptions = Subscriptions(self.names)
         self._orderly: bool | None = None  # as the first listener says
         self._async: bool | None = None  # likewise
+        self._hooks = Hooks(settings.consume_timeout_ms)
         self._event_loop: asyncio.AbstractEventLoop | None = None  # of run_async
         self._admin: Any = None
         self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
@@ -230,6 +233,31 @@ class PushConsumer:
 
         self._do(self._running().ask(act))
 
+    def register_consume_message_hook(self, hook: ConsumeMessageHook) -> None:
+        """Have a hook called before and after every listener call; several are nested as they were registered.
+
+        Raises:
+            ConfigError: the consumer has started.
+
+        Source: `DefaultMQPushConsumerImpl#registerConsumeMessageHook` of RocketMQ.
+        """
+        self._hang(self._hooks.consuming, hook)
+
+    def register_filter_message_hook(self, hook: FilterMessageHook) -> None:
+        """Ask a hook, too, whether a listener is to get a message; all that are asked have to want it.
+
+        Raises:
+            ConfigError: the consumer has started.
+
+        Source: `DefaultMQPushConsumerImpl#registerFilterMessageHook` of RocketMQ.
+        """
+        self._hang(self._hooks.filtering, hook)
+
+    def _hang(self, hooks: list[Any], hook: Any) -> None:
+        if self._loop is not None:
+            raise ConfigError("hooks are registered before start()")
+        hooks.append(hook)
+
     # --- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -308,6 +336,63 @@ class PushConsumer:
         """
         loop = self._running()
         self._do(loop.ask(loop.resume_reading))
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Read a queue that this consumer reads from another offset on, back or forth; committed when it returns.
+
+        What was read ahead is forgotten. Calls in work go on; what they say no longer counts.
+
+        Args:
+            queue: topic (logical name) and queue id.
+            offset: of the next message, 0 or more; beyond the end of the log: at its earliest message.
+
+        Raises:
+            ConfigError: an offset below 0, or an orderly consumer, whose positions belong to its locks; nothing moved.
+            ConsumerError: not running, the queue is read by another member, or Kafka refused.
+        """
+        if offset < 0:
+            raise ConfigError(f"seek to offset {offset}: offsets begin at 0")
+        self._move(
+            lambda consumer, loop: loop.seek(consumer, {(self.names.physical(queue.topic), queue.queue_id): offset})
+        )
+
+    def reset_offset_by_timestamp(self, topic: str, timestamp_ms: int) -> None:
+        """Read the queues of a topic that this consumer reads from a time on; as `seek`.
+
+        Args:
+            topic: logical name.
+            timestamp_ms: epoch ms; later than the last message: at the end.
+
+        Raises:
+            ConfigError: an orderly consumer; nothing moved.
+            ConsumerError: not running, no queue of the topic is read here, or Kafka refused.
+
+        Source: `DefaultMQPushConsumerImpl#resetOffsetByTimeStamp` of RocketMQ.
+        """
+
+        def act(consumer: ConsumerClient, loop: PollLoop) -> None:
+            places = loop.held(self.names.physical(topic))
+            if not places:
+                raise ConsumerError(f"no queue of {topic!r} is read by this consumer now")
+            asked = [TopicPartition(*place, timestamp_ms) for place in places]
+            targets = {}
+            for item in consumer.offsets_for_times(asked, timeout=10.0):
+                if item.error is not None:
+                    raise KafkaException(item.error)
+                end = consumer.get_watermark_offsets(TopicPartition(item.topic, item.partition), timeout=10.0)[1]
+                targets[item.topic, item.partition] = item.offset if item.offset >= 0 else end
+            loop.seek(consumer, targets)
+
+        self._move(act)
+
+    def _move(self, act: Callable[[ConsumerClient, PollLoop], None]) -> None:
+        if self._orderly:
+            raise ConfigError("the positions of an orderly consumer belong to its locks: stop the group, then reset it")
+        loop = self._running()
+        try:
+            self._do(loop.ask(lambda consumer: act(consumer, loop)))
+        except KafkaException as error:
+            raise ConsumerError(f"the position could not be moved: {error}") from error
 
     def update_core_pool_size(self, size: int) -> None:
         """Have this many listener threads (calls at once of `async def` listeners) from now on.
@@ -450,7 +535,8 @@ class PushConsumer:
         if not self._async:
             return ListenerPool(self._make_runner(), settings.consume_thread_min, name)
         batch_count = settings.consume_message_batch_max_size
-        runner = AsyncRunner(settings.group, self._subscriptions.get, self._retry_topic, batch_count, self._clock)
+        find = self._hooks.hang(self._subscriptions.get, awaits=True)
+        runner = AsyncRunner(settings.group, find, self._retry_topic, batch_count, self._clock)
         lists = batch_count > 1
         return AsyncPool(runner, settings.async_concurrency, name, lists=lists, loop=self._event_loop)
 
@@ -484,7 +570,7 @@ class PushConsumer:
         return loop, pool
 
     def _make_runner(self) -> Callable[[Any], Any]:
-        settings, find = self.settings, self._subscriptions.get
+        settings, find = self.settings, self._hooks.hang(self._subscriptions.get, awaits=False)
         batch_count = settings.consume_message_batch_max_size
         if not self._orderly:
             return ChunkRunner(settings.group, find, self._retry_topic, batch_count, self._clock).run
@@ -609,6 +695,8 @@ class PushConsumer:
             watch_interval_ms=settings.rebalance_interval_ms,
             sweep_interval_ms=max(10, min(1_000, settings.consume_timeout_ms // _SWEEPS)),
             revoke_drain_ms=settings.revoke_drain_ms,
+            fetch_count=settings.pull_batch_size,
+            pull_interval_ms=settings.pull_interval_ms,
             topic_count=settings.pull_threshold_for_topic,
             topic_size_bytes=settings.pull_threshold_size_for_topic_bytes,
             limits=FlowLimits(

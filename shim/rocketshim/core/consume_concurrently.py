@@ -12,7 +12,9 @@ RocketMQ's rules (`ConsumeMessageConcurrentlyService#processConsumeResult`):
 from enum import Enum, IntEnum
 from typing import Final
 
-__all__ = ["ALL", "ConsumeReturnType", "ConsumeStatus", "succeeded_count"]
+from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
+
+__all__ = ["ALL", "ConsumeReturnType", "ConsumeStatus", "return_type", "succeeded_count"]
 
 ALL: Final = 2**31 - 1
 """The `ack_index` of a fresh context: everything. Source: `ConsumeConcurrentlyContext` (`Integer.MAX_VALUE`)."""
@@ -46,3 +48,27 @@ def succeeded_count(status: object, ack_index: int, batch_count: int) -> int:
     if status is None or status is ConsumeStatus.CONSUME_SUCCESS:
         return max(0, min(ack_index + 1, batch_count))
     return 0
+
+
+def return_type(status: object, *, raised: bool, elapsed_ms: float, timeout_ms: float) -> ConsumeReturnType:
+    """How a listener call ended, in one word.
+
+    Args:
+        status: what the listener returned; an orderly listener's `ConsumeOrderlyStatus` too.
+        raised: it raised instead.
+        elapsed_ms: how long it took, in ms.
+        timeout_ms: the consume timeout, in ms: a call that took as long and returned a status is `TIME_OUT`.
+
+    Returns:
+        `RETURNNULL` for a value that is no status (RocketMQ: null; None is success here).
+
+    Source: `ConsumeMessageConcurrentlyService.ConsumeRequest#run`.
+    """
+    if raised:
+        return ConsumeReturnType.EXCEPTION
+    if status is not None and not isinstance(status, ConsumeStatus | ConsumeOrderlyStatus):
+        return ConsumeReturnType.RETURNNULL
+    if elapsed_ms >= timeout_ms:
+        return ConsumeReturnType.TIME_OUT
+    done = (None, ConsumeStatus.CONSUME_SUCCESS, ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT)
+    return ConsumeReturnType.SUCCESS if any(status is each for each in done) else ConsumeReturnType.FAILED

@@ -1,0 +1,97 @@
+"""Reading on elsewhere: back and forth, committed at once, whatever was in work; and reading slowly on purpose."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from rocketshim.errors import ConsumerError
+from rocketshim.testing import InMemoryKafka
+
+Make = Callable[..., Any]
+PLACE = ("orders", 0)
+
+
+def fill(kafka: InMemoryKafka, count: int) -> None:
+    for _ in range(count):
+        kafka.append("orders", b"")
+
+
+def do(b: Any, targets: dict[tuple[str, int], int]) -> None:
+    asked = b.loop.ask(lambda consumer: b.loop.seek(consumer, targets))
+    b.turn()
+    asked.result(0)
+
+
+@pytest.mark.parametrize("target", [0, 3, 9, 10])
+def test_it_goes_on_at_the_offset_asked_for_and_the_group_knows(kafka: InMemoryKafka, bench: Make, target: int) -> None:
+    fill(kafka, 10)
+    seen: list[int] = []
+    b = bench(lambda message: seen.append(message.queue_offset))
+    b.run()
+    b.commit_now()
+    assert b.committed() == 10
+    seen.clear()
+    do(b, {PLACE: target})
+    assert b.committed() == target
+    b.run()
+    assert seen == list(range(target, 10))
+    b.commit_now()
+    assert b.committed() == 10
+
+
+def test_what_was_in_work_or_read_ahead_no_longer_counts(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 10)
+    seen: list[int] = []
+    b = bench(lambda message: seen.append(message.queue_offset))
+    b.turn(3)
+    begun = b.pool.tasks[0]
+    do(b, {PLACE: 8})
+    b.run()
+    assert begun.queue.dropped
+    assert seen == [8, 9]
+    b.commit_now()
+    assert b.committed() == 10
+
+
+def test_a_queue_that_is_not_read_here_moves_nothing(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 3)
+    b = bench(lambda message: None)  # noqa: ARG005
+    b.run()
+    b.commit_now()
+    asked = b.loop.ask(lambda consumer: b.loop.seek(consumer, {PLACE: 0, ("orders", 7): 0}))
+    b.turn()
+    with pytest.raises(ConsumerError, match="orders/7"):
+        asked.result(0)
+    assert b.committed() == 3
+
+
+def test_a_move_that_cannot_be_committed_is_an_error_of_whoever_asked(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 3)
+    b = bench(lambda message: None)  # noqa: ARG005
+    b.run()
+    kafka.fail_commits(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
+    asked = b.loop.ask(lambda consumer: b.loop.seek(consumer, {PLACE: 0}))
+    b.turn()
+    with pytest.raises(KafkaException):
+        asked.result(0)
+    b.run()
+    b.commit_now()
+    assert (b.loop.error, b.committed()) == (None, 3)
+
+
+def test_with_a_pull_interval_a_fetch_of_so_many_comes_each_interval(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 40)
+    began = kafka.clock.monotonic_ns()
+    times: list[int] = []
+    b = bench(
+        lambda message: times.append((kafka.clock.monotonic_ns() - began) // 1_000_000),  # noqa: ARG005
+        loop_settings={"fetch_count": 10, "pull_interval_ms": 400},
+    )
+    for _ in range(4_000):
+        b.run(1)
+        if len(times) == 40:
+            break
+    assert len(times) == 40
+    assert times[-1] - times[0] >= 3 * 400 - 100  # four fetches of ten; one message more may come each half second
