@@ -4,6 +4,7 @@ What was sent and when is judged by the broker's own stamps: schedule topic and 
 delivered record names by `HOP_ID` the schedule record it was made from, so every hop can be followed back.
 """
 
+import random
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka import Producer as PlainProducer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim.local import Broker
 from rocketshim.producer.producer import Producer
@@ -31,6 +32,23 @@ from rocketshim_topics.names import TopicNames
 LEVELS = "1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 3s 1s"
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 DEADLINE_S = 120.0
+WRONG_CLOCK = """
+import runpy, sys, time
+ahead_s = int(sys.argv.pop(1))
+now, now_ns = time.time, time.time_ns
+time.time, time.time_ns = lambda: now() + ahead_s, lambda: now_ns() + ahead_s * 1_000_000_000
+runpy.run_module("rocketshim", run_name="__main__", alter_sys=True)
+"""
+SPOILT_NAMES = [
+    "SHIM", "REAL_TOPIC", "REAL_QID", "DELAY", "DELAY_MS", "DELIVER_AT_MS", "UNIQ_KEY", "TAGS", "KEYS", "HOP_ID",
+    "BORN_TIMESTAMP", "RETRY_TOPIC", "RECONSUME_TIMES", "CONSUMER_GROUP", "FAIL_TEXT", "TARGET_TRIES", "PARK_REASON",
+    "CLOCK", "REPLAY_COUNT", "mine", "USER.TAGS", "USER.%0A", "\u00fc", "x\ny", "a" * 200,
+]  # fmt: skip
+SPOILT_VALUES = [
+    None, b"", b"0", b"1", b"2", b"-1", b"007", b"1e3", b"__consumer_offsets", b"%RETRY%g", b"%RETRY%", b"%DLQ%g", b"g",
+    b"SCHEDULE_TOPIC_XXXX", b"\xff\xfe", b"a/../b", b"x" * 400, b"900", b"1500", b"1700000001000", b"\x00", b"t/0/1",
+    b"9223372036854775807", b"9223372036854775808",
+]  # fmt: skip
 
 
 @dataclass
@@ -44,11 +62,12 @@ class Stage:
     topic: Callable[..., str]
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def worker(self, *options: str) -> subprocess.Popen[bytes]:
+    def worker(self, *options: str, wall_clock_ahead_s: int = 0) -> subprocess.Popen[bytes]:
+        program = ["-m", "rocketshim"] if wall_clock_ahead_s == 0 else ["-c", WRONG_CLOCK, str(wall_clock_ahead_s)]
         with (self.logs / f"worker-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "rocketshim", "worker", "--bootstrap", self.bootstrap,
+                    sys.executable, *program, "worker", "--bootstrap", self.bootstrap,
                     "--namespace", self.names.namespace, "--delay-levels", LEVELS, "--log-format", "json", *options,
                 ],
                 stdout=log,
@@ -291,6 +310,117 @@ def test_a_target_deleted_in_mid_stream_ends_parked_and_the_level_goes_on(stage:
     assert {record.value() for record in stage.read_until(target, 10)} == {b"%d" % number for number in range(0, 20, 2)}
     parked = {record.value() for record in stage.read_until(stage.names.parked, 10)}
     assert parked == {b"%d" % number for number in range(1, 20, 2)}
+
+
+@pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_thousands_of_spoilt_records_are_delivered_or_parked_and_nothing_else(stage: Stage, count: int) -> None:
+    target, other, forbidden = stage.topic(2, STAMPED), stage.topic(1), stage.topic(1)
+    shims = [stage.names.physical(name) for name in ("%RETRY%g", "%DLQ%g")]
+    for future in stage.admin.create_topics([NewTopic(name, 1) for name in shims]).values():
+        future.result(DEADLINE_S)
+    retry, dead = shims
+    draw = random.Random(count)  # noqa: S311 - the same records in each run
+    values = [*SPOILT_VALUES, target.encode(), other.encode(), forbidden.encode(), dead.encode(), retry.encode()]
+    plain = PlainProducer({"bootstrap.servers": stage.bootstrap})
+    for number in range(count):
+        headers: list[tuple[str, bytes | None]] = [
+            ("REAL_TOPIC", target.encode()), ("DELAY_MS", b"1000"), ("UNIQ_KEY", b"u%d" % number),
+        ]  # fmt: skip
+        for _ in range(draw.randrange(4)):
+            match draw.randrange(4):
+                case 0 if headers:
+                    del headers[draw.randrange(len(headers))]
+                case 1 if headers:
+                    at = draw.randrange(len(headers))
+                    headers[at] = headers[at][0], draw.choice(values)
+                case 2 if headers:
+                    headers.append(draw.choice(headers))
+                case _:
+                    headers.insert(draw.randrange(len(headers) + 1), (draw.choice(SPOILT_NAMES), draw.choice(values)))
+        written: Any = headers
+        plain.produce(
+            stage.names.schedule, b"%d" % number, draw.choice([None, b"", b"k"]), draw.choice([0, 1, 2, 26, 31]),
+            headers=written,
+        )  # fmt: skip
+        if number % 1_000 == 999:
+            assert plain.flush(DEADLINE_S) == 0
+    process = stage.worker("--allow", target, "--allow", f"{other[:-1]}*", "--stop-timeout", "60")
+    sent = {b"%d" % number for number in range(count)}
+    end = time.monotonic() + DEADLINE_S + count / 200
+    while True:
+        ended = {record.value() for name in (target, other, retry, stage.names.parked) for record in stage.read(name)}
+        if ended >= sent:
+            break
+        assert time.monotonic() < end, f"{len(ended)} of {count}; logs in {stage.logs}"
+        time.sleep(0.5)
+    assert ended == sent
+    assert [len(stage.read(name)) for name in (forbidden, dead)] == [0, 0]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 0
+
+
+def test_workers_whose_wall_clocks_are_an_hour_off_are_neither_early_nor_late(stage: Stage) -> None:
+    target = stage.topic(1, STAMPED)
+    stage.worker("--allow", target, wall_clock_ahead_s=3_600)
+    stage.worker("--allow", target, wall_clock_ahead_s=-3_600)
+    asked: dict[bytes, int] = {}
+    with stage.sender() as sender:
+        for number in range(60):
+            delay_ms = 100 + number * 37
+            asked[b"%d" % number] = delay_ms
+            sender.send_async(Outgoing(target, b"%d" % number, delay=delay_ms / 1_000))
+        assert sender.flush(DEADLINE_S) == 0
+    found = stage.read_until(target, len(asked))
+    schedule = schedule_records(stage)
+    for record in found:
+        first, _ = first_of(record, schedule)
+        assert record.timestamp()[1] - first.timestamp()[1] >= asked[record.value()]
+
+
+def test_lanes_grow_under_a_running_worker(stage: Stage) -> None:
+    target = stage.topic(1, STAMPED)
+    stage.worker("--allow", target)
+    with stage.sender() as sender:
+        sender.send(Outgoing(target, b"before", delay_level=1), timeout_s=DEADLINE_S)
+    stage.read_until(target, 1)
+    grown = subprocess.run(
+        [
+            sys.executable, "-m", "rocketshim", "init", "--bootstrap", stage.bootstrap, "--namespace",
+            stage.names.namespace, "--delay-levels", LEVELS, "--lanes", "2",
+        ],
+        capture_output=True, text=True, check=False, timeout=DEADLINE_S,
+    )  # fmt: skip
+    assert grown.returncode == 0, grown.stdout + grown.stderr
+    with stage.sender() as sender:
+        results = [
+            sender.send(Outgoing(target, b"%d" % number, key=b"k%d" % number, delay_level=1), timeout_s=DEADLINE_S)
+            for number in range(20)
+        ]
+        sender.send(Outgoing(target, b"hops", key=b"k", delay=2.7), timeout_s=DEADLINE_S)
+    assert {result.offset_msg_id.split("/")[1] for result in results} == {"0", "32"}
+    assert {record.value() for record in stage.read_until(target, 22)} >= {b"hops", b"before"}
+
+
+def test_retention_that_overtakes_a_running_worker_is_said_and_the_rest_is_delivered(stage: Stage) -> None:
+    target = stage.topic(1, STAMPED)
+    process = stage.worker("--allow", target)
+    with stage.sender() as sender:
+        sender.send(Outgoing(target, b"before", delay_level=1), timeout_s=DEADLINE_S)
+        stage.read_until(target, 1)
+        process.send_signal(signal.SIGSTOP)
+        # one request of it is on its way and is answered with the first of these; the others lie there
+        for number in range(8):
+            result = sender.send(Outgoing(target, b"%d" % number, delay_level=1), timeout_s=DEADLINE_S)
+    last = int(result.offset_msg_id.split("/")[2])
+    kept = TopicPartition(stage.names.schedule, 0, last - 2)
+    for future in stage.admin.delete_records([kept]).values():
+        future.result(DEADLINE_S)
+    process.send_signal(signal.SIGCONT)
+    assert {record.value() for record in stage.read_until(target, 4)} >= {b"before", b"5", b"6", b"7"}
+    end = time.monotonic() + DEADLINE_S
+    while "worker.position-out-of-range" not in (stage.logs / "worker-0.log").read_text():
+        assert time.monotonic() < end, f"logs in {stage.logs}"
+        time.sleep(0.1)
 
 
 def test_a_worker_may_not_write_anywhere_by_default(stage: Stage) -> None:

@@ -18,11 +18,22 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
+from rocketshim.errors import RocketshimError
 from rocketshim.local import Broker, LocalCluster
 from rocketshim.producer.producer import Producer
 from rocketshim.worker.relay import is_probe
+from rocketshim.worker.rights import denied_topics
 from rocketshim_topics import Message, provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
@@ -53,8 +64,7 @@ settings = WorkerSettings.make(
     instance=instance, transaction_timeout_ms=6_000,
     client={"session.timeout.ms": 6_000, "log_level": 0, **dict(pair.split("=") for pair in client)})
 worker = DelayWorker(settings, on_point=passed)
-if left == 0:
-    end_if_stuck(worker.heart, 0.2)
+end_if_stuck(worker.heart, 0.2 if left == 0 else 1.0)
 signal.signal(signal.SIGTERM, lambda *_: worker.stop())
 worker.run()
 """
@@ -65,6 +75,7 @@ class Stage:
 
     def __init__(self, bootstrap: str, logs: Path, admin: AdminClient) -> None:
         self.bootstrap = bootstrap
+        self.client: dict[str, str] = {}
         self.names = TopicNames(f"ns{uuid.uuid4().hex[:10]}")
         self.target = f"{self.names.namespace}.target"
         self.admin = admin
@@ -85,6 +96,18 @@ class Stage:
         ]  # fmt: skip
         with (self.logs / f"worker-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments], stdout=log, stderr=log)
+        self.processes.append(process)
+        return process
+
+    def cli_worker(self, *options: str) -> subprocess.Popen[bytes]:
+        with (self.logs / f"worker-{len(self.processes)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "rocketshim", "worker", "--bootstrap", self.bootstrap, "--namespace",
+                    self.names.namespace, "--delay-levels", LEVELS, *options,
+                ],
+                stdout=log, stderr=log,
+            )  # fmt: skip
         self.processes.append(process)
         return process
 
@@ -144,22 +167,25 @@ class Stage:
             assert time.monotonic() < end, f"{count} records wait; logs in {self.logs}"
             time.sleep(0.2)
 
-    def read(self, *, committed: bool = True) -> Counter[bytes]:
-        """How often each message is seen."""
+    def read(self, topic: str | None = None, *, committed: bool = True) -> Counter[bytes]:
+        """How often each message is seen in a topic; None: in the target."""
+        name = self.target if topic is None else topic
+        partitions = self.admin.list_topics(name, timeout=30).topics[name].partitions
         consumer = Consumer(
             {
-                "bootstrap.servers": self.bootstrap, "group.id": uuid.uuid4().hex, "enable.partition.eof": True,
+                **self.client, "bootstrap.servers": self.bootstrap, "group.id": uuid.uuid4().hex,
+                "enable.partition.eof": True, "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed" if committed else "read_uncommitted", "log_level": 0,
             }
         )  # fmt: skip
         try:
-            consumer.assign([TopicPartition(self.target, number, 0) for number in range(3)])
+            consumer.assign([TopicPartition(name, number, 0) for number in partitions])
             found: Counter[bytes] = Counter()
             ended = 0
             end = time.monotonic() + DEADLINE_S
-            while ended < 3:
+            while ended < len(partitions):
                 message = consumer.poll(1.0)
-                assert time.monotonic() < end, "no end of the target: an open transaction?"
+                assert time.monotonic() < end, f"no end of {name}: an open transaction?"
                 if message is None:
                     continue
                 if message.error() is None:
@@ -170,12 +196,29 @@ class Stage:
         finally:
             consumer.close()
 
-    def read_until(self, count: int) -> Counter[bytes]:
+    def read_until(self, count: int, topic: str | None = None) -> Counter[bytes]:
         end = time.monotonic() + DEADLINE_S
-        while len(found := self.read()) < count:
-            assert time.monotonic() < end, f"{len(found)} of {count} messages; logs in {self.logs}"
+        while len(found := self.read(topic)) < count:
+            if time.monotonic() > end:
+                self.show_stacks()
+                pytest.fail(f"{len(found)} of {count} messages; logs in {self.logs}")
+            self.supervise()
             time.sleep(0.2)
         return found
+
+    def supervise(self) -> None:
+        """Start anew what has ended by itself, as a supervisor does."""
+        for at, process in enumerate(self.processes):
+            if process.poll() == 1:
+                with (self.logs / f"worker-{at}.log").open("ab") as log:
+                    self.processes[at] = subprocess.Popen(process.args, stdout=log, stderr=log)
+
+    def show_stacks(self) -> None:
+        """Let the workers write where they are into their logs."""
+        for process in self.processes:
+            if process.poll() is None and SCRIPT in process.args:  # type: ignore[operator]
+                process.send_signal(signal.SIGUSR1)
+                time.sleep(0.5)
 
     def stop(self) -> None:
         for process in self.processes:
@@ -192,6 +235,17 @@ def stage(broker: Broker, admin: AdminClient, tmp_path: Path) -> Iterator[Stage]
     yield made
     made.stop()
     admin.delete_topics([made.names.schedule, made.names.parked, made.target])
+
+
+@pytest.fixture(scope="module")
+def cluster_with_users() -> Iterator[LocalCluster]:
+    with LocalCluster(users={"admin": "admin-secret", "worker": "worker-secret"}) as cluster:
+        yield cluster
+
+
+def rule(permission: AclPermissionType, kind: ResourceType, name: str) -> AclBinding:
+    operation = AclOperation.ALL if permission is AclPermissionType.ALLOW else AclOperation.WRITE
+    return AclBinding(kind, name, ResourcePatternType.LITERAL, "User:worker", "*", operation, permission)
 
 
 def once(count: int) -> Counter[bytes]:
@@ -248,6 +302,7 @@ def test_a_worker_that_hangs_in_a_transaction_is_ended_and_its_messages_are_deli
         stage.send(producer, 0, 100)
         assert hanging.wait(DEADLINE_S) == 1
         assert "worker.stuck" in (stage.logs / "worker-0.log").read_text()
+        stage.processes.clear()
         stage.worker("one")
         assert stage.read_until(100) == once(100)
 
@@ -272,16 +327,7 @@ def test_a_broker_restart_in_mid_stream_neither_loses_nor_repeats(tmp_path: Path
 
 def test_a_target_deleted_in_mid_stream_holds_up_nobody(stage: Stage, topic: Callable[..., str]) -> None:
     gone = topic(1)
-    with (stage.logs / "gone.log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                sys.executable, "-m", "rocketshim", "worker", "--bootstrap", stage.bootstrap, "--namespace",
-                stage.names.namespace, "--delay-levels", LEVELS, "--exactly-once", "--allow", stage.target,
-                "--allow", gone,
-            ],
-            stdout=log, stderr=log,
-        )  # fmt: skip
-    stage.processes.append(process)
+    stage.cli_worker("--exactly-once", "--allow", stage.target, "--allow", gone)
     with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
         producer.send(Message(gone, b"before", delay=0.1), timeout_s=DEADLINE_S)
         stage.send(producer, 0, 20)
@@ -291,3 +337,136 @@ def test_a_target_deleted_in_mid_stream_holds_up_nobody(stage: Stage, topic: Cal
         stage.send(producer, 20, 80)
         stage.admin.delete_topics([gone])[gone].result(DEADLINE_S)
         assert stage.read_until(100) == once(100)
+
+
+@pytest.mark.parametrize("mode", [[], ["--exactly-once"]], ids=["at-least-once", "exactly-once"])
+def test_a_target_that_is_denied_holds_up_nobody_and_gets_its_messages_once_it_is_not(
+    cluster_with_users: LocalCluster, tmp_path: Path, mode: list[str]
+) -> None:
+    cluster = cluster_with_users
+    admin = AdminClient(cluster.client_config())
+    stage = Stage(cluster.bootstrap, tmp_path, admin)
+    stage.client = cluster.client_config()
+    denied = f"{stage.names.namespace}.denied"
+    admin.create_topics([NewTopic(denied, 1)])[denied].result(DEADLINE_S)
+    everything = (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+    deny = rule(AclPermissionType.DENY, ResourceType.TOPIC, denied)
+    rules = [*(rule(AclPermissionType.ALLOW, kind, "*") for kind in everything), deny]
+    for future in admin.create_acls(rules).values():
+        future.result(DEADLINE_S)
+    login = [
+        f"{name}={value}" for name, value in cluster.client_config("worker").items() if name != "bootstrap.servers"
+    ]
+    client = [text for pair in login for text in ("--client", pair)]
+    worker_admin = AdminClient(cluster.client_config("worker"))
+    try:
+        # rights take effect a moment later
+        asked = [stage.names.schedule, stage.target, denied]
+        while denied_topics(worker_admin, asked, lambda *_, **__: None) != {denied}:
+            time.sleep(0.1)  # the test's own time-out is the limit
+        stage.cli_worker(*mode, *client, "--allow", stage.target, "--allow", denied)
+        with Producer(
+            stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS, client=cluster.client_config()
+        ) as producer:
+            for number in range(10):
+                producer.send(Message(denied, b"denied %d" % number, delay_level=1), timeout_s=DEADLINE_S)
+            stage.send(producer, 0, 60)
+        assert set(stage.read_until(60)) == set(once(60))
+        while "worker.re-appended" not in (tmp_path / "worker-0.log").read_text():
+            time.sleep(0.1)  # the test's own time-out is the limit
+        of_denied = AclBindingFilter(
+            deny.restype, deny.name, deny.resource_pattern_type, None, None, deny.operation, deny.permission_type
+        )
+        admin.delete_acls([of_denied])[of_denied].result(DEADLINE_S)
+        assert set(stage.read_until(10, denied)) == {b"denied %d" % number for number in range(10)}
+        if mode:
+            assert stage.read() == once(60)
+    finally:
+        stage.stop()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mode", ["at-least-once", "exactly-once"])
+def test_leaders_lost_and_a_target_without_one_neither_lose_nor_hold_up(tmp_path: Path, mode: str) -> None:
+    with LocalCluster(3, data_dir=tmp_path / "data") as cluster:
+        cluster.touch_internal_topics()
+        admin = AdminClient(cluster.client_config())
+        stage = Stage(cluster.bootstrap, tmp_path, admin)
+        lonely = f"{stage.names.namespace}.lonely"
+        admin.create_topics([NewTopic(lonely, 1, 1)])[lonely].result(DEADLINE_S)
+        cluster.await_in_sync()
+        try:
+            options = ["--exactly-once"] if mode == "exactly-once" else []
+            stage.cli_worker(
+                *options, "--allow", stage.target, "--allow", lonely, "--client", "session.timeout.ms=6000"
+            )
+            sent = 0
+            with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
+                victims = {cluster.leader(stage.names.schedule, 0), cluster.leader(lonely)}
+                for victim in sorted(victims):
+                    stage.send(producer, sent, 300)
+                    cluster.kill(victim)
+                    stage.send(producer, sent + 300, 300)
+                    for number in range(10):
+                        producer.send(Message(lonely, b"%d %d" % (victim, number), delay_level=1), timeout_s=DEADLINE_S)
+                    sent += 600
+                    assert set(stage.read_until(sent)) == set(once(sent))
+                    cluster.restart(victim)
+                    cluster.await_in_sync()
+            assert set(stage.read_until(10 * len(victims), lonely)) == {
+                b"%d %d" % (victim, number) for victim in victims for number in range(10)
+            }
+            if mode == "exactly-once":
+                stage.await_nothing_waiting()
+                assert stage.read() == once(sent)
+        finally:
+            stage.stop()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mode", ["at-least-once", "exactly-once"])
+def test_a_broker_whose_disk_is_full_loses_nothing(tmp_path: Path, mode: str) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", disk], check=False).returncode != 0:
+        pytest.skip("needs the right to mount a small tmpfs")
+    filler = disk / "filler"
+    try:
+        with LocalCluster(1, data_dir=disk / "data") as cluster:
+            cluster.touch_internal_topics()
+            stage = Stage(cluster.bootstrap, tmp_path, AdminClient(cluster.client_config()))
+            try:
+                stage.worker("one", mode=mode)
+                with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
+                    stage.send(producer, 0, 300)
+                    stage.read_until(20)
+                    with filler.open("wb", buffering=0) as file, suppress(OSError):
+                        while file.write(b"x" * 4_096):
+                            pass
+                    # the broker finds out at its next write, of hops or of this, and stops
+                    doubtful = [
+                        producer.send_async(Message(stage.target, b"doubtful", delay_level=1)) for _ in range(20)
+                    ]
+                    while not cluster.ended:
+                        time.sleep(0.2)  # the test's own time-out is the limit
+                    filler.unlink()
+                    cluster.restart(1)
+                    stored = 0
+                    for future in doubtful:
+                        with suppress(RocketshimError):
+                            future.result(DEADLINE_S)
+                            stored += 1
+                    stage.send(producer, 300, 100)
+                    found = stage.read_until(401 if stored else 400)
+                    assert set(found) >= set(once(400))
+                    if mode == "exactly-once":
+                        stage.await_nothing_waiting()
+                        found = stage.read()
+                        assert stored <= found.pop(b"doubtful", 0) <= 20
+                        assert found == once(400)
+            finally:
+                stage.stop()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=False)

@@ -78,6 +78,7 @@ class ExactlyOnce:
         alarm: told an event and its facts.
         api_timeout_ms: longest wait for one transactional call; below the transaction's time-out.
         patience_ms: how long targets may take to store the records of a transaction.
+        denied: says which topics among those named may not be written to.
         point: called with the name of a point of the protocol as it is passed; for fault tests.
         heart: told before each call that may take its time, how long that is.
 
@@ -97,6 +98,7 @@ class ExactlyOnce:
         alarm: Callable[..., None],
         api_timeout_ms: int,
         patience_ms: int,
+        denied: Callable[[set[str]], set[str]],
         point: Callable[[str], None],
         heart: Heartbeat,
     ) -> None:
@@ -110,6 +112,7 @@ class ExactlyOnce:
         self._alarm = alarm
         self._api_timeout_s = api_timeout_ms / 1_000
         self._patience_s = patience_ms / 1_000
+        self._denied = denied
         self._point = point
         self._heart = heart
         self._consumer: ConsumerClient | None = None
@@ -276,11 +279,15 @@ class ExactlyOnce:
         try:
             left = 0 if self._is_spoilt else producer.flush(self._patience_s)
             self._is_silent = left > 0
-            if left or self._is_spoilt or self._failures or any(taken.held.gone for taken in self._taken):
+            if left or self._has_culprit() or any(taken.held.gone for taken in self._taken):
                 self._abort(producer, None)
                 return
             self._call_begins()
+            # a transaction that has failed says here why it did
             producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), self._api_timeout_s)
+            if self._is_spoilt or self._failures:
+                self._abort(producer, None)
+                return
             self._point("before-commit")
             self._call_begins()
             producer.commit_transaction(self._api_timeout_s)
@@ -352,13 +359,13 @@ class ExactlyOnce:
             now_ns = self._clock.monotonic_ns()
         except KafkaException as problem:
             now_ns = self._clock.monotonic_ns()
-            self._learn_from_failures(now_ns)
+            self._learn_from_failures(now_ns, cause)
             self._doubt(problem.args[0], now_ns)
             return
         serve(producer)
         reason = str(cause) if cause is not None else f"{len(self._failures)} records were not stored"
         self._alarm("worker.transaction-aborted", error=reason, records=self._records)
-        careful, was_silent = self._learn_from_failures(now_ns), self._is_silent
+        careful, was_silent = self._learn_from_failures(now_ns, cause), self._is_silent
         for taken in reversed(self._taken):
             if not taken.held.gone:
                 taken.held.queue.failed(taken.due)
@@ -370,10 +377,17 @@ class ExactlyOnce:
             # a producer whose broker was away may hang for ever in a later call (seen after a broker's restart)
             self._renew()
 
-    def _learn_from_failures(self, now_ns: int) -> bool:
+    def _has_culprit(self) -> bool:
+        """Whether a record was refused for a reason of its own or of its target's."""
+        return any(error.code() not in _PURGED for _, _, _, error in self._failures)
+
+    def _learn_from_failures(self, now_ns: int, cause: KafkaError | None = None) -> bool:
         """Tell the router what was not stored; True if the culprit is one record of a batch, and not known."""
         unknown = False
-        was_refused = any(error.code() not in _PURGED for _, _, _, error in self._failures)
+        was_refused = self._has_culprit()
+        if cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            for topic in self._denied({topic for _, kind, topic, _ in self._failures if kind is Kind.DELIVER}):
+                self._router.target_failed(self._router.targets.target(topic, now_ns), now_ns, cause.name())
         for record, kind, topic, error in self._failures:
             if error.code() in _FENCED or error.code() in _SPOILS:
                 continue

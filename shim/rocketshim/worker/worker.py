@@ -29,6 +29,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from operator import methodcaller
 from typing import Any, Final
@@ -49,6 +50,7 @@ from rocketshim.worker.exactly_once import ExactlyOnce
 from rocketshim.worker.health import QueueState, WorkerState
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.relay import is_probe
+from rocketshim.worker.rights import denied_topics
 from rocketshim.worker.router import Router
 from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.targets import TargetPolicy
@@ -425,6 +427,7 @@ class DelayWorker:
                 alarm=self._alarm,
                 api_timeout_ms=settings.transaction_timeout_ms * 2 // 3,
                 patience_ms=settings.target_patience_ms,
+                denied=partial(self._denied, clients),
                 point=self._on_point,
                 heart=self.heart,
             )
@@ -440,6 +443,11 @@ class DelayWorker:
             patience_ns=settings.target_patience_ms * _NS,
             point=self._on_point,
         )
+
+    def _denied(self, clients: Clients, topics: set[str]) -> set[str]:
+        if clients.admin is None:
+            return set()
+        return denied_topics(clients.admin(self._connection({})), topics, self._alarm)
 
     def _ensure_topics(self, clients: Clients) -> None:
         if clients.admin is None:

@@ -1,0 +1,40 @@
+"""Which topics the worker has no right to write to: asked when a transaction was refused without naming its topic.
+
+A transaction that may not write to one of its topics fails as a whole (`TOPIC_AUTHORIZATION_FAILED`), and its other
+records are reported like those of the denied topic (measured). The cluster says which it was.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+__all__ = ["denied_topics"]
+
+_TIMEOUT_S: Final = 5.0
+
+
+def denied_topics(admin: Any, topics: Iterable[str], alarm: Callable[..., None]) -> set[str]:
+    """The topics among these that may not be written to; empty when the cluster does not say within 5 s.
+
+    Args:
+        admin: a `confluent_kafka.admin.AdminClient` with the rights of the producer.
+        topics: physical names.
+        alarm: told an event and its facts.
+    """
+    from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined] # noqa: PLC0415 - seldom needed
+
+    denied: set[str] = set()
+    asked = admin.describe_topics(
+        TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=_TIMEOUT_S
+    )
+    for topic, future in asked.items():
+        try:
+            if AclOperation.WRITE not in (future.result(_TIMEOUT_S).authorized_operations or ()):
+                denied.add(topic)
+        except (KafkaException, TimeoutError) as problem:
+            if isinstance(problem, KafkaException) and problem.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                denied.add(topic)
+            else:
+                alarm("worker.metadata-failed", topic=topic, error=str(problem))
+    return denied
