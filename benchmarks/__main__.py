@@ -18,6 +18,7 @@ def main() -> None:
         module = importlib.import_module(f"benchmarks.{name}")
         if hasattr(module, "main"):  # what has none is shared by the others
             print(f"== {name}", flush=True)
+            sys.argv = [name]  # a benchmark's own options are for `python -m benchmarks.NAME`
             module.main()
 
 
