@@ -20,6 +20,7 @@ import rocketshim
 from rocketshim import settings as shim
 from rocketshim.clients import Clients
 from rocketshim.core import consume_concurrently
+from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.message_model import MessageModel as ShimModel
 from rocketshim.errors import ClosedError, ConfigError, NotSupportedError, RocketshimError
 from rocketshim_topics import wire
@@ -452,12 +453,10 @@ class PushConsumer(_Settings):
 
     Args:
         group_id: the consumer group.
-        orderly: not yet.
+        orderly: messages of one queue one after the other, under the queue's lock; RECONSUME_LATER holds the queue up
+            for a moment and gives the message again.
         message_model: `MessageModel.CLUSTERING` or `BROADCASTING`.
         clients: where Kafka clients come from; None: confluent_kafka.
-
-    Raises:
-        NotSupportedError: `orderly`.
 
     Thread-safety: set-up and life belong to one thread; callbacks run in several.
     """
@@ -470,13 +469,9 @@ class PushConsumer(_Settings):
         *,
         clients: Clients | None = None,
     ) -> None:
-        if orderly:
-            raise NotSupportedError(
-                "orderly=True: not in this version; give each topic one partition and one consumer thread "
-                "(set_thread_count(1)), and return CONSUME_SUCCESS after retrying in the callback"
-            )
         super().__init__(group_id, clients)
         self._callbacks: dict[str, tuple[Callback, str]] = {}
+        self._orderly = orderly
         self._consumer: rocketshim.PushConsumer | None = None
         self.set_message_model(message_model)
 
@@ -521,7 +516,8 @@ class PushConsumer(_Settings):
         settings = shim.PushConsumerSettings.make(group=self._group, **self._values)
         consumer = rocketshim.PushConsumer(settings=settings, clients=self._clients)
         for topic, (callback, expression) in self._callbacks.items():
-            consumer.register_message_listener(topic, _listener(callback), tags=expression)
+            listener = _orderly_listener(callback) if self._orderly else _listener(callback)
+            consumer.register_message_listener(topic, listener, tags=expression, orderly=self._orderly)
         consumer.start()
         self._consumer = consumer
 
@@ -551,6 +547,17 @@ def _listener(callback: Callback) -> Callable[[MessageView], consume_concurrentl
         raise ValueError(f"the callback returned {status!r:.80}: return a ConsumeStatus")
 
     return listen
+
+
+def _orderly_listener(callback: Callback) -> Callable[[MessageView], ConsumeOrderlyStatus]:
+    listen = _listener(callback)
+
+    def listen_orderly(view: MessageView) -> ConsumeOrderlyStatus:
+        if listen(view) is consume_concurrently.ConsumeStatus.CONSUME_SUCCESS:
+            return ConsumeOrderlyStatus.SUCCESS
+        return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+
+    return listen_orderly
 
 
 def _result(sent: rocketshim.SendResult) -> SendResult:

@@ -127,7 +127,8 @@ class ReadingConsumer(Consumer):
     def _position_now(self, place: Place) -> int:
         state = self._rocketshim
         if state.waiting:
-            return state.positions.get(place, -1)
+            known = state.positions.get(place)
+            return -1 if known is None else known.offset
         try:
             return super().position([TopicPartition(*place)])[0].offset
         except (RuntimeError, KafkaException):  # closed, or not known
@@ -246,14 +247,21 @@ class ReadingConsumer(Consumer):
         places = state.ledger.places()
         if places and not state.waiting:  # in a callback of a call that waits, what it holds is not returned yet
             found = super().position([TopicPartition(*place) for place in places])
-            positions = {place_of(each): each.offset for each in found}
+            positions = {place_of(each): each for each in found}  # with the leader's epoch, as the client stores it
             for message in reversed(state.put_by):
                 if message.error() is None:
-                    positions[message.topic() or "", _number(message.partition())] = _number(message.offset())
+                    place = message.topic() or "", _number(message.partition())
+                    positions[place] = TopicPartition(*place, _number(message.offset()))
             state.positions = positions
-        to_store = state.ledger.to_store(state.positions)
+        known = state.positions
+        to_store = state.ledger.to_store({place: each.offset for place, each in known.items()})
         if to_store and state.stores:
-            self._store([TopicPartition(*place, offset) for place, offset in to_store.items()])
+            self._store(
+                [
+                    known[place] if known[place].offset == offset else TopicPartition(*place, offset)
+                    for place, offset in to_store.items()
+                ]
+            )
 
     def _store(self, stores: list[TopicPartition]) -> None:
         try:
@@ -273,7 +281,9 @@ class ReadingConsumer(Consumer):
         return super().commit(*args, **kwargs)
 
     def store_offsets(self, *args: Any, **kwargs: Any) -> None:  # noqa: D102 - the original's
-        if self._rocketshim.stores:
+        given = [each for each in (*args, *kwargs.values()) if each is not None]
+        is_right = len(given) == 1 and isinstance(given[0], Message | list)
+        if is_right and self._rocketshim.stores and not self._rocketshim.closing:
             raise KafkaException(
                 KafkaError(
                     KafkaError._INVALID_ARG,  # noqa: SLF001 - no public spelling
@@ -289,6 +299,7 @@ class ReadingConsumer(Consumer):
 
     def consumer_group_metadata(self) -> Any:
         """Refused: offsets sent to a transaction and retries that are stored outside of it do not go together."""
+        super().consumer_group_metadata()  # after close() it raises, as ever
         raise NotSupportedError(
             "send_offsets_to_transaction is refused with rocketshim.retry.enable: a message sent back is stored at "
             "once, also if the transaction that commits its offset is aborted. Use a consumer without it"

@@ -79,7 +79,7 @@ class State:
     ledger: Ledger = field(default_factory=Ledger)
     dirty: bool = False
     settle_at: float = 0.0
-    positions: dict[Place, int] = field(default_factory=dict)
+    positions: dict[Place, TopicPartition] = field(default_factory=dict)
     waiting: bool = False
     poller: int = 0
     entering: threading.Lock = field(default_factory=threading.Lock)

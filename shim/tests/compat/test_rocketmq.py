@@ -162,7 +162,6 @@ def test_settings_become_ours() -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda: PushConsumer("g", orderly=True),
         lambda: TransactionMQProducer("g", print),
         lambda: Producer("g").set_name_server_domain("http://x"),
     ],
