@@ -63,3 +63,38 @@ def test_a_message_that_fails_and_one_that_waits_are_received(
         (b"twice", b"a", b"test", 0),
         (b"twice", b"a", b"test", 1),
     ]
+
+
+@pytest.mark.timeout(300)
+def test_an_orderly_consumer_holds_its_queue_up_until_a_message_is_done(
+    broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    provision.ensure_topics(admin, Layout(TopicNames(namespace), DelayLevels.parse(LEVELS)).shared())
+    name, over = topic(partitions=2), threading.Event()
+    seen: list[tuple[bytes, int]] = []
+
+    def callback(message: ReceivedMessage) -> ConsumeStatus | None:
+        seen.append((message.body, message.reconsume_times))
+        if message.body == b"2" and message.reconsume_times == 0:
+            return ConsumeStatus.RECONSUME_LATER
+        if message.body == b"3" and message.reconsume_times == 0:
+            return None
+        if message.body == b"4":
+            over.set()
+        return ConsumeStatus.CONSUME_SUCCESS
+
+    producer = Producer("producer group", timeout=60_000)
+    consumer = PushConsumer(group(), orderly=True)
+    for each in (producer, consumer):
+        each.set_name_server_address(broker.bootstrap)
+        each.set_namespace(namespace)
+        each.set_delay_levels(LEVELS)
+    consumer.set_consume_from_where(ConsumeFromWhere.FIRST_OFFSET)
+    consumer.subscribe(name, callback)
+    with producer, consumer:
+        for number in range(5):
+            message = Message(name)
+            message.set_body(str(number))
+            producer.send_orderly_with_sharding_key(message, "o-7")
+        assert over.wait(GUARD_S), seen
+    assert seen == [(b"0", 0), (b"1", 0), (b"2", 0), (b"2", 1), (b"3", 0), (b"3", 1), (b"4", 0)]

@@ -20,8 +20,8 @@ from rocketshim_topics.layout import Layout
 
 LEVELS = "0s"
 GUARD_S = 120.0
-COUNT = 200
-KILLS = (30, 80)
+COUNT = 100
+KILLS = (20, 50)
 """The program is killed when it has charged so many."""
 
 PROGRAM = """
@@ -57,7 +57,7 @@ def charged(path: Path) -> list[int]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("commits", ["each", "automatic"])
+@pytest.mark.parametrize("commits", ["automatic", pytest.param("each", marks=pytest.mark.long)])
 def test_what_was_acknowledged_is_charged_or_dead(  # noqa: PLR0917 - fixtures
     broker: Broker,
     admin: AdminClient,

@@ -1,7 +1,7 @@
 """The ledger of an assignment: what may be sent back, and how far an offset may be stored."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketshim.dropin.ledger import Ledger
@@ -111,6 +111,7 @@ def test_what_is_remembered_of_stored_send_backs_is_bounded() -> None:
     assert not ledger.begin(PLACE, 10_000, 20_000)[1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["hand out", "begin", "store", "fail"]), st.integers(0, 9)), max_size=60))
 def test_the_stored_offset_is_the_lowest_that_is_not_done(steps: list[tuple[str, int]]) -> None:
     ledger, position, open_, last = held(), 0, {}, 0
