@@ -278,6 +278,7 @@ class Source(threading.Thread):
             for partition in self.ends:
                 producer.produce(self._topic, None if self.ends[partition] % 2 else b"", partition=partition)
                 self.ends[partition] += 1
+            producer.poll(0)
         producer.flush()
 
     def stop(self) -> None:

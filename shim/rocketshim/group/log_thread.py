@@ -255,14 +255,14 @@ class GroupLogThread:
         if not self._reading:
             self._begin()
             return
+        now_ms = self._now_ms()
+        if now_ms >= self._check_at_ms and self._is_lost(now_ms):
+            return  # what was read is another log's
         for message in messages:
             if message.error() is None:
                 self._take(message)
             elif self._client_error(message.error()):
                 return
-        now_ms = self._now_ms()
-        if now_ms >= self._check_at_ms and self._is_lost(now_ms):
-            return
         self._perform(self._holder.tick(self._log, self._now_ms()))
         self._settle()
         self._publish()
@@ -403,9 +403,16 @@ class GroupLogThread:
         return False
 
     def _is_lost(self, now_ms: int) -> bool:
-        """Look at the topic's id and the log's bounds, at every heartbeat."""
-        self._check_at_ms = now_ms + self._settings.heartbeat_every_ms
-        topic_id = None if self._topic_id is None else self._topic_id.latest()
+        """Look at the topic's id and the log's bounds, at every heartbeat.
+
+        Whoever was frozen for longer waits for the answer: meanwhile the log may have been created again and grown past
+        the position that is read here, and then nothing in it may tell.
+        """
+        late = now_ms >= self._check_at_ms + self._settings.heartbeat_every_ms
+        topic_id = None
+        if self._topic_id is not None:
+            topic_id = self._topic_id.now() if late else self._topic_id.latest()
+        self._check_at_ms = self._now_ms() + self._settings.heartbeat_every_ms
         if self._known_id is None:
             self._known_id = topic_id
         if topic_id is not None and topic_id != self._known_id:

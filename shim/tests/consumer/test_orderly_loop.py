@@ -37,6 +37,24 @@ COMMIT = ConsumeOrderlyStatus.COMMIT
 ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
 
 
+class TopicIds:
+    """`TopicId` over the in-memory Kafka, whose topics have no ids: an answer is as old as the question before."""
+
+    def __init__(self, kafka: InMemoryKafka, topic: str) -> None:
+        self._kafka, self._topic = kafka, topic
+        self._answer: str | None = None
+
+    def now(self) -> str | None:
+        topic = self._kafka._broker.topics.get(self._topic)
+        self._answer = None if topic is None else str(id(topic))
+        return self._answer
+
+    def latest(self) -> str | None:
+        before = self._answer
+        self.now()
+        return before
+
+
 class Member:
     """One orderly member of group `g` on `orders`; its group-log thread is turned with it."""
 
@@ -52,6 +70,7 @@ class Member:
         span: int | None = None,
         matches: Callable[[Any], bool] | None = None,
         where: ConsumeFromWhere = ConsumeFromWhere.FIRST_OFFSET,
+        locks: QueueLockSettings = SHORT,
     ) -> None:
         clock = kafka.clock
         assert isinstance(clock, VirtualClock)
@@ -65,11 +84,12 @@ class Member:
             ConnectionSettings.make(bootstrap="memory:1"),
             GROUP,
             client_id=name,
-            lock_settings=SHORT,
+            lock_settings=locks,
             topics=["orders", NAMES.retry(GROUP)],
             clients=kafka.clients(),
             clock=clock,
         )
+        self.log._topic_id = TopicIds(kafka, NAMES.group_log(GROUP))  # type: ignore[assignment]
         self.log.start = lambda *_: self.log.open()  # type: ignore[method-assign]
         config = {
             "group.id": GROUP,

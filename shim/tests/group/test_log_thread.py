@@ -221,6 +221,35 @@ def test_a_topic_with_another_id_is_another_log_however_long_it_is(fleet: Fleet)
     assert fleet.stops("a") == [StopReason.LOG_LOST]
 
 
+def test_whoever_was_frozen_asks_which_log_it_is_before_it_reads_on(fleet: Fleet) -> None:
+    class Ids:
+        """An answer is as old as the question before."""
+
+        known = real = "one"
+
+        def now(self) -> str:
+            self.known = self.real
+            return self.real
+
+        def latest(self) -> str:
+            before, self.known = self.known, self.real
+            return before
+
+    ids = Ids()
+    fleet.join("a", Q0, topic_id=ids)
+    fleet.turn()
+    fleet.kafka.delete_topic(LOG)
+    fleet.kafka.create_topic(LOG, config=APPEND_TIME)
+    ids.real = "two"
+    fleet.join("b", Q0)
+    fleet.turn("b")
+    fleet.wait(2_000, "b")  # the new log has grown past what a has read
+    fleet.clock.advance(30_000)
+    fleet.turn("a", times=1)
+    assert fleet.members["a"].log_lost_count == 1
+    assert not fleet.holds("a")
+
+
 def test_a_log_truncated_before_it_was_read_ends_every_lease(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.join("b")

@@ -1,0 +1,176 @@
+"""Several orderly members in virtual time while everything goes wrong: who handles what, in which order, how often.
+
+A listener call takes no virtual time here, so no sink has to refuse anything: a write under an old token after one
+under a newer would be a defect of the lock itself.
+"""
+
+from collections import defaultdict
+from random import Random
+from typing import Any
+
+import pytest
+
+from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim_topics.layout import Layout
+
+from .test_orderly_loop import GROUP, LEVELS, NAMES, SUSPEND, Member, Stage
+
+PARTITIONS = 4
+STEPS = 400
+LOCKS = QueueLockSettings(lock_lease_ms=12_000, lock_hold_ms=3_000, lock_renew_ms=1_000)
+"""The margin of 9 s covers one forward step of the leader's clock in a lease: each takes 5 s of it."""
+
+
+class Account:
+    """What was handled of each queue, checked as it comes."""
+
+    def __init__(self) -> None:
+        self.next_offsets: dict[int, int] = defaultdict(int)
+        self.last: dict[int, tuple[int, int]] = {}
+        self.faults: list[str] = []  # kept, since a listener that raises has only failed
+        self.handovers = 0
+        self.repeats = 0
+
+    def take(self, queue: int, offset: int, token: int) -> None:
+        next_offset = self.next_offsets[queue]
+        last_offset, last_token = self.last.get(queue, (-1, -1))
+        if offset > next_offset:
+            self.faults.append(f"queue {queue}: {offset} came when {next_offset} was next")
+        if token < last_token:
+            self.faults.append(f"queue {queue}: token {token} after {last_token}")
+        if token == last_token and offset != last_offset + 1:
+            self.faults.append(f"queue {queue}: {offset} after {last_offset} under one token")
+        self.handovers += token != last_token
+        self.repeats += offset < next_offset
+        self.next_offsets[queue] = max(next_offset, offset + 1)
+        self.last[queue] = (offset, token)
+
+
+class Simulation:
+    """A group of members that freeze, die and come back, over a log that is cut, made anew and stamped wrongly."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)  # noqa: S311 - a repeatable one
+        self.stage = Stage()
+        self.stage.topic(PARTITIONS)
+        self.account = Account()
+        self.ends = dict.fromkeys(range(PARTITIONS), 0)
+        self.frozen_until: dict[str, int] = {}
+        self.number = 0
+        self.next_step_ms = 0
+        self.failing = True
+        for _ in range(3):
+            self.join()
+
+    def handle(self, message: Any, context: Any) -> Any:
+        if self.failing and self.random.random() < 0.03:
+            return SUSPEND
+        self.account.take(message.queue_id, message.queue_offset, context.fencing_token)
+        return None
+
+    def join(self) -> None:
+        self.number += 1
+        self.stage.join(f"m{self.number}", self.handle, locks=LOCKS)
+
+    def produce(self) -> None:
+        for queue in range(PARTITIONS):
+            count = self.random.randrange(3)
+            self.stage.fill(count, queue)
+            self.ends[queue] += count
+
+    def turn(self, ms: int) -> None:
+        self.stage.clock.advance(ms)
+        now = self.now_ms
+        for name in [name for name, until in self.frozen_until.items() if until <= now]:
+            del self.frozen_until[name]
+            if name in self.stage.members:
+                self.stage.members[name].pool.work_all()  # its listener threads wake first, with what they had
+        names = [name for name in self.stage.members if name not in self.frozen_until]
+        self.random.shuffle(names)
+        for name in names:
+            member = self.stage.members[name]
+            acts = [self.turn_log, self.turn_loop, self.work]
+            self.random.shuffle(acts)  # three threads: whoever wakes first
+            for act in acts:
+                act(member)
+
+    def turn_log(self, member: Member) -> None:
+        member.log.turn(0)
+
+    def turn_loop(self, member: Member) -> None:
+        member.loop.turn()
+
+    def work(self, member: Member) -> None:
+        member.pool.work(self.random.randrange(len(member.pool.tasks) + 1))
+
+    def trouble(self) -> None:
+        awake = [name for name in self.stage.members if name not in self.frozen_until]
+        match self.random.randrange(60):
+            case 0 | 1 | 7 | 8 if awake:
+                self.freeze(self.random.choice(awake))
+            case 2 if len(awake) > 1:
+                self.kill(self.random.choice(awake))
+                self.join()
+            case 3 if len(awake) > 1:
+                self.stage.leave(self.random.choice(awake))
+                self.join()
+            case 4:
+                self.stage.kafka.delete_topic(NAMES.group_log(GROUP))
+                self.stage.kafka.create_topics(Layout(NAMES, LEVELS).for_group(GROUP, with_log=True))
+            case 5:
+                log = self.stage.kafka.records(NAMES.group_log(GROUP))
+                if log:
+                    self.stage.kafka.truncate(NAMES.group_log(GROUP), before_offset=(log[-1].offset() or 0) + 1)
+            case 6 if self.now_ms >= self.next_step_ms:
+                self.next_step_ms = self.now_ms + LOCKS.lock_lease_ms
+                self.stage.kafka.set_leader_clock(self.random.choice([-3_600_000, 0, 3_600_000]))
+
+    def freeze(self, name: str) -> None:
+        for _ in range(3):  # with messages handed out and not begun
+            self.produce()
+            self.turn_loop(self.stage.members[name])
+        ms = self.random.choice([1_000, 4_000, 30_000, 30_000])
+        self.frozen_until[name] = self.now_ms + ms
+        if ms > 6_000:  # longer than its session
+            self.stage.kafka.evict(self.stage.members[name].consumers[0])
+
+    def kill(self, name: str) -> None:
+        member: Member = self.stage.members.pop(name)
+        self.stage.kafka.kill(member.consumers[0])
+
+    @property
+    def now_ms(self) -> int:
+        return self.stage.clock.monotonic_ns() // 1_000_000
+
+    @property
+    def done(self) -> bool:
+        return all(self.account.next_offsets[queue] == end for queue, end in self.ends.items())
+
+
+def simulate(seed: int) -> Account:
+    simulation = Simulation(seed)
+    for _ in range(STEPS):
+        simulation.produce()
+        simulation.trouble()
+        simulation.turn(simulation.random.choice([0, 20, 100, 400, 1_500]))
+    simulation.failing = False
+    for _ in range(3_000):
+        if simulation.done:
+            break
+        simulation.turn(100)
+    assert not simulation.account.faults
+    assert simulation.done, (simulation.ends, dict(simulation.account.next_offsets))
+    assert not [member.loop.error for member in simulation.stage.members.values() if member.loop.error]
+    return simulation.account
+
+
+def test_each_queue_is_handled_in_order_by_one_at_a_time_whatever_happens() -> None:
+    accounts = [simulate(seed) for seed in range(4)]
+    assert sum(account.handovers for account in accounts) > 20
+    assert sum(account.repeats for account in accounts) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4, 104))
+def test_each_queue_is_handled_in_order_also_by_a_hundred_other_ways(seed: int) -> None:
+    simulate(seed)
