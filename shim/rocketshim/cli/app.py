@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("rocketshim.cli.init", "Create the topics the shim needs, or say what would be created."),
     "doctor": ("rocketshim.cli.doctor", "Is the set-up sound? What is wrong, what it costs, what mends it."),
     "send": ("rocketshim.cli.send", "Send one message, now or later."),
+    "run": ("rocketshim.cli.run", "Run a push consumer of yours, in one process or several."),
     "worker": ("rocketshim.cli.worker", "Deliver delayed and retried messages when they are due."),
     "delayed": ("rocketshim.cli.delayed", "See what waits in the delay queues, and until when."),
     "parked": ("rocketshim.cli.parked", "See what the worker could not deliver, and send it again."),

@@ -66,8 +66,8 @@ def worker(
 ) -> None:
     """Deliver delayed and retried messages when they are due; until SIGTERM. Exit code 1 if it cannot go on."""
     from rocketshim.clock import SystemClock  # noqa: PLC0415 - `--help` does without
+    from rocketshim.health import HealthServer, address  # noqa: PLC0415
     from rocketshim.settings import WorkerSettings  # noqa: PLC0415
-    from rocketshim.worker.health import HealthServer  # noqa: PLC0415
     from rocketshim.worker.log_format import configure  # noqa: PLC0415
     from rocketshim.worker.worker import DelayWorker  # noqa: PLC0415
 
@@ -90,7 +90,7 @@ def worker(
     end_if_stuck(process.heart)
     server = None
     if health is not None:
-        host, port = _address(health)
+        host, port = address(health)
         server = HealthServer(host, port, lambda: process.state, SystemClock())
         try:
             server.start()
@@ -123,13 +123,6 @@ def end_if_stuck(heart: "Heartbeat", look_s: float = 1.0) -> None:
                 os._exit(1)
 
     threading.Thread(target=watch, name="rocketshim-watchdog", daemon=True).start()
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f"--health {text!r}: write PORT or HOST:PORT, for example 127.0.0.1:8080")
-    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _stop_on_signals(process: "DelayWorker", deadline_s: float) -> None:

@@ -60,6 +60,10 @@ class Committer:
         """The position that was last sent of a partition that is held, or its start."""
         return self._sent[place]
 
+    def stored(self, place: Place) -> int:
+        """The position that was last taken, or where the partition began; -1: it is not held."""
+        return self._stored.get(place, -1)
+
     def forget(self, place: Place) -> None:
         """A partition has left."""
         self._sent.pop(place, None)

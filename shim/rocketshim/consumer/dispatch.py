@@ -12,12 +12,14 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
 from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.state import return_type_of
+from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 
 __all__ = ["Dispatch", "DispatchCounts", "Pool", "Result"]
@@ -82,6 +84,11 @@ class DispatchCounts:
     succeeded: int = 0
     failed: int = 0
     listener_ns: int = 0
+    failed_by_type: dict[str, int] = field(default_factory=dict)
+
+    def add_failed(self, kind: ConsumeReturnType) -> None:
+        """One more message that failed so; the dictionary is replaced, since others may be reading it."""
+        self.failed_by_type = self.failed_by_type | {kind.value: self.failed_by_type.get(kind.value, 0) + 1}
 
 
 class Dispatch:
@@ -203,7 +210,9 @@ class Dispatch:
         else:
             by_offset = {outcome.message.offset(): outcome for outcome in outcomes}
             for message in queue.report(chunk, [outcome.message for outcome in outcomes]):
-                self._send_back(chunk, by_offset[message.offset()])
+                outcome = by_offset[message.offset()]
+                self.counts.add_failed(return_type_of(outcome.failure.exception_class))
+                self._send_back(chunk, outcome)
             self.counts.succeeded += count - len(outcomes)
             self.counts.failed += len(outcomes)
         if not queue.dropped:

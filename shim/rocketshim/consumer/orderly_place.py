@@ -119,6 +119,11 @@ class OrderlyPlace:
         """The position to commit; None: nothing new, or the lease does not hold: then nothing may be committed."""
         return self._queue.next_offset if self.holds() else None
 
+    def oldest_in_work_ms(self, now_ms: int) -> int:
+        """Not known: orderly consumption has no consume timeout, and so no sweeps."""
+        del now_ms
+        return 0
+
     @property
     def settled(self) -> bool:
         """Whether no listener holds a message and no dead letter is under way."""

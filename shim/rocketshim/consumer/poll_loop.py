@@ -24,7 +24,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -37,9 +37,11 @@ from rocketshim.consumer.dispatch import Dispatch, Pool
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place
-from rocketshim.consumer.send_back import FailedSink
+from rocketshim.consumer.send_back import FailedSink, SendBackCounts
 from rocketshim.consumer.sharing import Sharing
+from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
 from rocketshim.core.clock import Clock
+from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.errors import ConsumerError, NotAuthorizedError, TopicMissingError
@@ -56,6 +58,7 @@ _TOPIC: Final = Message.topic
 _PARTITION: Final = Message.partition
 _STRIDE: Final = 64
 _SERVE_MS: Final = 500
+_SHOW_MS: Final = 1_000
 _MAX_IN_FLIGHT: Final = 10_000
 _IDLE_S: Final = 0.1
 _BUSY_S: Final = 0.005
@@ -84,6 +87,7 @@ class LoopSettings:
     topic_size_bytes: int = -1
     fetch_count: int = 1_000
     pull_interval_ms: int = 0
+    group: str = ""
 
 
 def runs_of(batch: list[Any]) -> Iterator[tuple[Place, list[Any]]]:
@@ -147,6 +151,7 @@ class PollLoop:
         self.is_open = False
         self.commits = Committer(starts.metadata, store)
         self.dispatch = self._make_dispatch(pool, settings.batch_count)
+        self.state: ConsumerState | None = None  # made anew each second; read from any thread
         self.turn_ended_ms = 0
         self._make_consumer = make_consumer
         self._make_producer = make_producer
@@ -175,6 +180,7 @@ class PollLoop:
         self._next_commit_ms = 0
         self._next_sweep_ms = 0
         self._next_resolve_ms = 0
+        self._next_show_ms = 0
         self._next_pull_ms = 0
         self._next_poll_ms = 0
         self._consumer: ConsumerClient | None = None
@@ -523,6 +529,47 @@ class PollLoop:
             self._compare_subscriptions(consumer, now_ms)
         if self._doubted:
             self._look_for_missing(consumer, now_ms)
+        if now_ms >= self._next_show_ms:
+            self._next_show_ms = now_ms + _SHOW_MS
+            self.state = self._shown(consumer, now_ms)
+
+    def _shown(self, consumer: ConsumerClient, now_ms: int) -> ConsumerState:
+        counts, since_ms = self.dispatch.counts, self.commits.failing_since_ms
+        return ConsumerState(
+            at_ns=now_ms * 1_000_000,
+            group=self._settings.group,
+            is_member=self.assigned.is_set(),
+            suspended=self._suspended,
+            commits_fail_since_ns=None if since_ms is None else since_ms * 1_000_000,
+            commits_failed=self.commits.failed,
+            workers=self._pool.size,
+            in_flight=self.dispatch.in_flight,
+            messages={"SUCCESS": counts.succeeded, **(counts.failed_by_type or {"FAILED": counts.failed})},
+            listener_s=counts.listener_ns / 1e9,
+            send_back=SendBackCounts() if self._send_back is None else replace(self._send_back.counts),
+            queues=tuple(self._queue_shown(consumer, queue, now_ms) for queue in self._queues.values()),
+        )
+
+    def _queue_shown(self, consumer: ConsumerClient, queue: ProcessQueue[Any], now_ms: int) -> ConsumerQueueState:
+        place = (queue.topic, queue.partition)
+        position, committed = queue.next_offset, self.commits.stored(place)
+        try:
+            _, high = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+        except (KafkaException, TypeError):
+            high = -1
+        at = committed if position is None else position
+        return ConsumerQueueState(
+            topic=queue.topic,
+            queue_id=queue.partition,
+            epoch=queue.epoch,
+            position=position,
+            committed=committed,
+            lag=max(0, high - at) if high >= 0 and at >= 0 else None,
+            msg_count=queue.msg_count,
+            msg_bytes=queue.msg_bytes,
+            oldest_in_work_ms=queue.oldest_in_work_ms(now_ms),
+            paused="|".join(reason.name or "" for reason in self._pauses.why(place)),
+        )
 
     def _compare_subscriptions(self, consumer: ConsumerClient, now_ms: int) -> None:
         """Does anybody in this group subscribe differently? Two subscriptions of one group lose messages."""
@@ -563,6 +610,7 @@ class PollLoop:
             for chunk, message in queue.expire(now_ms, self._settings.consume_timeout_ms):
                 record = f"{queue.topic}/{queue.partition}/{message.offset()}"
                 _LOG.warning("consumer.timed-out", extra={"record": record})
+                self.dispatch.counts.add_failed(ConsumeReturnType.TIME_OUT)
                 if self._send_back is not None:
                     self._send_back.send_timed_out(chunk, message, self._clock.wall_ms())
 

@@ -31,6 +31,7 @@ from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.queue_lookup import cluster_errors
 from rocketshim.consumer.send_back import FailedSink, SendBack, SendBackCounts
 from rocketshim.consumer.sharing import EveryQueue, Sharing
+from rocketshim.consumer.state import ConsumerState
 from rocketshim.consumer.subscriptions import Subscriptions, is_pattern
 from rocketshim.core.clock import Clock
 from rocketshim.core.flow_control import FlowLimits
@@ -474,6 +475,12 @@ class PushConsumer:
         return loop is not None and loop.assigned.wait(timeout_s)
 
     @property
+    def state(self) -> ConsumerState | None:
+        """What it was doing a second ago at most; None before its first turn. From any thread."""
+        loop = self._loop
+        return None if loop is None else loop.state
+
+    @property
     def send_back_counts(self) -> SendBackCounts:
         """What was sent back so far."""
         send_back = None if self._loop is None else self._loop.send_back
@@ -697,6 +704,7 @@ class PushConsumer:
             revoke_drain_ms=settings.revoke_drain_ms,
             fetch_count=settings.pull_batch_size,
             pull_interval_ms=settings.pull_interval_ms,
+            group=settings.group,
             topic_count=settings.pull_threshold_for_topic,
             topic_size_bytes=settings.pull_threshold_size_for_topic_bytes,
             limits=FlowLimits(

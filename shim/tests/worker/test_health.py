@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rocketshim.worker.health import HealthServer, metrics_text
+from rocketshim.health import HealthServer, metrics_text
 
 
 def get(server: HealthServer, path: str) -> tuple[int, bytes]:
@@ -34,7 +34,7 @@ def test_state_and_metrics_say_what_waits_and_what_was_done(sim: Any) -> None:
     assert queue.backlog is not None
     assert queue.backlog >= 1
     assert state.oldest_due_ms == 0
-    families = {family.name: family for family in text_string_to_metric_families(metrics_text(state))}
+    families = {family.name: family for family in text_string_to_metric_families(metrics_text(state.metrics()))}
     assert families["rocketshim_worker_delivered"].samples[0].value == 1
     parked = families["rocketshim_worker_parked"].samples[0]
     assert (parked.labels, parked.value) == ({"reason": "forbidden-target"}, 1)

@@ -1,0 +1,145 @@
+"""`rocketshim run module:consumer`: a push consumer of yours as a process, or several."""
+
+import gc
+import importlib
+import logging
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rocketshim.errors import ConfigError, ConsumerError
+
+if TYPE_CHECKING:
+    from rocketshim.consumer.push_consumer import PushConsumer
+
+app = typer.Typer()
+
+_LOG = logging.getLogger("rocketshim.consumer")
+_LOOK_S = 0.2
+_GRACE_S = 45.0  # a consumer stops within 30 s and a few more for the clients
+
+
+@app.command(epilog="Example: rocketshim run shop.payments:consumer --processes 4 --health 8080")
+def run(
+    *,
+    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A PushConsumer, or a function that makes one.")],
+    processes: Annotated[int, typer.Option(min=1, max=256, help="Processes, each a member of the group.")] = 1,
+    health: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve /live, /ready, /state and /metrics here; further processes at the ports that follow.",
+        ),
+    ] = None,
+    json_log: Annotated[bool, typer.Option("--json-log", help="Log lines as JSON.")] = False,
+) -> None:
+    """Run a consumer of yours until SIGTERM. Python's threads share one core; processes do not.
+
+    Each process imports the module anew, so the consumer must not be started there. If one process ends by itself, the
+    others are stopped and the command ends with 1: whoever supervises it starts all of them again.
+    """
+    from rocketshim.health import address  # noqa: PLC0415 - `--help` does without
+    from rocketshim.worker.log_format import configure  # noqa: PLC0415
+
+    place = None if health is None else address(health)
+    consumer = _load(target)  # of several processes here too, so that what is wrong is said once
+    configure("json" if json_log else "text")
+    if processes == 1:
+        _consume(consumer, place)
+    else:
+        _supervise(target, processes, place, json_log=json_log)
+
+
+def _load(target: str) -> "PushConsumer":
+    from rocketshim.consumer.push_consumer import PushConsumer  # noqa: PLC0415
+
+    module_name, colon, name = target.partition(":")
+    if not colon or not module_name or not name:
+        raise ConfigError(f"{target!r}: write MODULE:NAME, for example shop.payments:consumer")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise
+        raise ConfigError(f"{target!r}: there is no module {module_name!r} here or on Python's path") from error
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        raise ConfigError(f"{target!r}: {module_name} has no {name}") from error
+    if not isinstance(found, PushConsumer) and callable(found):
+        found = found()
+    if not isinstance(found, PushConsumer):
+        raise ConfigError(f"{target!r} is a {type(found).__name__}: name a PushConsumer, or a function that makes one")
+    return found
+
+
+def _consume(consumer: "PushConsumer", place: tuple[str, int] | None) -> None:
+    from rocketshim.clock import SystemClock  # noqa: PLC0415
+    from rocketshim.health import HealthServer  # noqa: PLC0415
+
+    server = None
+    if place is not None:
+        server = HealthServer(*place, lambda: consumer.state, SystemClock())
+        try:
+            server.start()
+        except OSError as error:
+            raise ConfigError(f"--health: cannot listen at {place[0]}:{place[1]} ({error})") from error
+        _LOG.info("health.listening", extra={"host": place[0], "port": server.port})
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 1_000)  # a third more messages a second (docs/performance.md)
+    try:
+        consumer.run()
+    finally:
+        if server is not None:
+            server.stop()
+
+
+def _supervise(target: str, processes: int, place: tuple[str, int] | None, *, json_log: bool) -> None:
+    stopping = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopping
+        del number, frame
+        stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    command = [sys.executable, "-m", "rocketshim", "run", target, *(["--json-log"] if json_log else [])]
+    members: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(processes):
+            port = 0 if place is None or place[1] == 0 else place[1] + number
+            own = [] if place is None else ["--health", f"{place[0]}:{port}"]
+            members.append(subprocess.Popen([*command, *own]))  # noqa: S603 - this very program
+        while not stopping and all(member.poll() is None for member in members):
+            time.sleep(_LOOK_S)
+    finally:
+        ended = [member.pid for member in members if member.poll() is not None]
+        codes = _stop(members)
+    if not stopping:
+        raise ConsumerError(f"the process {ended[0]} of {processes} ended by itself; all were stopped")
+    if any(codes):
+        raise ConsumerError(f"not every process ended well: exit codes {codes}")
+
+
+def _stop(members: "list[subprocess.Popen[bytes]]") -> list[int]:
+    """End them within their time, or end them all the same; their exit codes."""
+    for member in members:
+        member.terminate()
+    deadline = time.monotonic() + _GRACE_S
+    for member in members:
+        try:
+            member.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            member.kill()
+    return [member.wait() for member in members]

@@ -1,0 +1,144 @@
+"""A push consumer's state, as `rocketshim.health` shows it and Prometheus collects it. Made by the poll thread.
+
+* Live: the poll loop has turned within the last 30 s.
+* Ready: it is live, the group has given it its share, and no positions have failed to be committed for 60 s. A consumer
+  that is suspended is ready: it does what it was told.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from rocketshim.consumer.send_back import SendBackCounts
+from rocketshim.core.consume_concurrently import ConsumeReturnType
+from rocketshim.health import Metric
+
+__all__ = ["ConsumerQueueState", "ConsumerState", "return_type_of"]
+
+_LIVE_NS: Final = 30_000_000_000
+_STUCK_NS: Final = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerQueueState:
+    """One queue that a consumer reads.
+
+    Attributes:
+        topic: physical name.
+        queue_id: number of the partition.
+        epoch: number of its assignment.
+        position: the position after the longest finished prefix; None: nothing is finished since it was assigned.
+        committed: position that was last committed or where it began.
+        lag: messages between `position` and the end of the log; None: not known yet.
+        msg_count: messages held and not finished.
+        msg_bytes: bytes of their bodies.
+        oldest_in_work_ms: age of the oldest listener call, as the sweeps saw it, in ms.
+        paused: why it is not read now (`FLOW`, `SUSPENDED`, `UNRESOLVED`); empty: it is read.
+    """
+
+    topic: str
+    queue_id: int
+    epoch: int
+    position: int | None
+    committed: int
+    lag: int | None
+    msg_count: int
+    msg_bytes: int
+    oldest_in_work_ms: int
+    paused: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """What a push consumer was doing at one instant.
+
+    Attributes:
+        at_ns: monotonic instant.
+        group: consumer group.
+        is_member: whether the group has given it its share (which may be none).
+        suspended: whether it reads nothing on purpose.
+        commits_fail_since_ns: since when positions could not be committed; None: they can.
+        commits_failed: commits that were refused.
+        workers: listener threads, or async calls at once.
+        in_flight: messages handed out and not finished.
+        messages: messages by how they ended (`ConsumeReturnType`).
+        listener_s: seconds that listeners had messages in hand.
+        send_back: what was sent back.
+        queues: what it reads.
+    """
+
+    at_ns: int
+    group: str
+    is_member: bool
+    suspended: bool
+    commits_fail_since_ns: int | None
+    commits_failed: int
+    workers: int
+    in_flight: int
+    messages: dict[str, int]
+    listener_s: float
+    send_back: SendBackCounts
+    queues: tuple[ConsumerQueueState, ...]
+
+    @property
+    def oldest_in_work_ms(self) -> int:
+        """Age of the oldest listener call, in ms; 0: none is known."""
+        return max((queue.oldest_in_work_ms for queue in self.queues), default=0)
+
+    def is_live(self, now_ns: int) -> bool:
+        """Whether the loop turns."""
+        return now_ns - self.at_ns <= _LIVE_NS
+
+    def is_ready(self, now_ns: int) -> bool:
+        """Whether it does its work."""
+        since_ns = self.commits_fail_since_ns
+        return self.is_live(now_ns) and self.is_member and (since_ns is None or now_ns - since_ns <= _STUCK_NS)
+
+    def shown(self, now_ns: int) -> dict[str, Any]:
+        """As JSON."""
+        shown = asdict(self) | {
+            "age_ms": (now_ns - self.at_ns) // 1_000_000, "oldest_in_work_ms": self.oldest_in_work_ms,
+            "live": self.is_live(now_ns), "ready": self.is_ready(now_ns),
+        }  # fmt: skip
+        del shown["at_ns"], shown["commits_fail_since_ns"]
+        return shown
+
+    def metrics(self) -> Iterable[Metric]:
+        """As metrics, each labelled with the group."""
+        mine = {"group": self.group}
+
+        def metric(name: str, kind: str, about: str, *samples: tuple[dict[str, str], float]) -> Metric:
+            named = tuple(("", mine | labels, value) for labels, value in samples)
+            return Metric(f"rocketshim_consumer_{name}", kind, about, named)
+
+        ended = [({"result": name}, count) for name, count in sorted(self.messages.items())]
+        yield metric("messages_total", "counter", "messages by how their listener call ended", *ended)
+        yield metric("listener_seconds_total", "counter", "time listeners had messages in hand", ({}, self.listener_s))
+        hops = [({"hop": name}, float(count)) for name, count in asdict(self.send_back).items()]
+        yield metric("sent_back_total", "counter", "failed messages by where they went", *hops)
+        yield metric("commits_failed_total", "counter", "commits that were refused", ({}, self.commits_failed))
+        yield metric("workers", "gauge", "listener threads, or async calls at once", ({}, self.workers))
+        yield metric("in_flight_messages", "gauge", "messages handed out and not finished", ({}, self.in_flight))
+        yield metric(
+            "oldest_in_work_seconds", "gauge", "age of the oldest listener call", ({}, self.oldest_in_work_ms / 1e3)
+        )
+        yield metric("suspended", "gauge", "1: it reads nothing on purpose", ({}, int(self.suspended)))
+        places = [({"topic": queue.topic, "queue_id": str(queue.queue_id)}, queue) for queue in self.queues]
+        lags = [(labels, queue.lag) for labels, queue in places if queue.lag is not None]
+        yield metric("lag_messages", "gauge", "messages to the end of a queue", *lags)
+        yield metric("held_messages", "gauge", "messages of a queue held here", *((x, q.msg_count) for x, q in places))
+        yield metric("held_bytes", "gauge", "bytes of their bodies", *((x, q.msg_bytes) for x, q in places))
+        yield metric("paused", "gauge", "1: a queue is not read now", *((x, int(bool(q.paused))) for x, q in places))
+
+
+def return_type_of(failure_class: str) -> ConsumeReturnType:
+    """How a listener call ended whose message failed so (`Failure.exception_class`)."""
+    match failure_class:
+        case "ReconsumeLater" | "AckIndexError":
+            return ConsumeReturnType.FAILED
+        case "ReturnedNoStatus":
+            return ConsumeReturnType.RETURNNULL
+        case "ConsumeTimeout":
+            return ConsumeReturnType.TIME_OUT
+        case _:
+            return ConsumeReturnType.EXCEPTION

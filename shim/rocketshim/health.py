@@ -1,0 +1,164 @@
+"""What a running process shows of itself: `/live`, `/ready`, `/state` and `/metrics` over HTTP.
+
+The loop's thread makes a state once a second and hands it over by one assignment; the HTTP threads only read it. So no
+request ever waits for the loop or holds it up, and a loop that stands still is seen by the age of its state.
+
+* `/live`: 200 while the loop turns, else 503. What that means is the state's business.
+* `/ready`: 200 while it does its work, else 503.
+* `/state`: the state as JSON.
+* `/metrics`: Prometheus' text format; written here, so that no package is needed.
+
+Listens where it is told, by default on this machine only: the state names topics.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+
+from rocketshim.core.clock import Clock
+from rocketshim.errors import ConfigError
+
+__all__ = ["HealthServer", "Metric", "Shown", "address", "metrics_text"]
+
+
+class Shown(Protocol):
+    """What a process was doing at one instant. Immutable."""
+
+    def is_live(self, now_ns: int) -> bool:
+        """Whether the loop turns."""
+
+    def is_ready(self, now_ns: int) -> bool:
+        """Whether it does its work."""
+
+    def shown(self, now_ns: int) -> dict[str, Any]:
+        """As JSON."""
+
+    def metrics(self) -> Iterable["Metric"]:
+        """As metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric family.
+
+    Attributes:
+        name: with its prefix.
+        kind: `counter`, `gauge` or `histogram`.
+        about: one line for a person.
+        samples: suffix of the name (of a histogram), labels, value.
+    """
+
+    name: str
+    kind: str
+    about: str
+    samples: tuple[tuple[str, Mapping[str, str], float], ...]
+
+
+def metrics_text(metrics: Iterable[Metric]) -> str:
+    """Metrics in Prometheus' text exposition format."""
+    lines: list[str] = []
+    for metric in metrics:
+        lines.append(f"# HELP {metric.name} {metric.about}")
+        lines.append(f"# TYPE {metric.name} {metric.kind}")
+        lines.extend(f"{metric.name}{suffix}{_labels(labels)} {value}" for suffix, labels, value in metric.samples)
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}" if labels else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port of `[HOST:]PORT`; the host is 127.0.0.1 if none is given.
+
+    Raises:
+        ConfigError: no port.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError(f"--health {text!r}: write PORT or HOST:PORT, for example 127.0.0.1:8080")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+class HealthServer:
+    """Serves a process's state.
+
+    Args:
+        host: address to listen on.
+        port: 0: any free one, see `port` after `start`.
+        state: gives the newest state; None before the first.
+        clock: to judge its age by.
+
+    Thread-safety: `start` and `stop` from one thread; requests come in threads of their own.
+    """
+
+    def __init__(self, host: str, port: int, state: Callable[[], Shown | None], clock: Clock) -> None:
+        self._address = (host, port)
+        self._state = state
+        self._clock = clock
+        self._server: ThreadingHTTPServer | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._address[1] if self._server is None else int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        answer = self._answer
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 5.0
+
+            def do_GET(self) -> None:
+                code, kind, body = answer(self.path)
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - likewise
+                """Requests are not worth a line."""
+
+        self._server = ThreadingHTTPServer(self._address, Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, name="rocketshim-health", daemon=True).start()
+
+    def stop(self) -> None:
+        """Listen no longer. Complete when it returns; safe twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+    def _answer(self, path: str) -> tuple[int, str, bytes]:
+        state, now_ns = self._state(), self._clock.monotonic_ns()
+        match path.split("?", 1)[0]:
+            case "/live":
+                return _verdict(state is not None and state.is_live(now_ns))
+            case "/ready":
+                return _verdict(state is not None and state.is_ready(now_ns))
+            case "/state" if state is not None:
+                return 200, "application/json", json.dumps(state.shown(now_ns), indent=1).encode()
+            case "/metrics" if state is not None:
+                return 200, "text/plain; version=0.0.4", metrics_text(state.metrics()).encode()
+            case "/state" | "/metrics":
+                return _verdict(good=False)
+            case _:
+                return 404, "text/plain", b"there are /live, /ready, /state and /metrics\n"
+
+
+def _verdict(good: bool) -> tuple[int, str, bytes]:
+    return (200, "text/plain", b"yes\n") if good else (503, "text/plain", b"no\n")

@@ -1,0 +1,65 @@
+"""`rocketshim run`: which consumers it finds, and what it says when it finds none."""
+
+from pathlib import Path
+
+import pytest
+
+from rocketshim.cli import main
+from rocketshim.cli.run import _load
+from rocketshim.consumer.push_consumer import PushConsumer
+from rocketshim.errors import ConfigError
+
+MODULE = """
+from rocketshim import PushConsumer
+
+consumer = PushConsumer("localhost:1", group="g")
+number = 3
+
+class Holder:
+    inside = PushConsumer("localhost:1", group="h")
+
+def make():
+    return PushConsumer("localhost:1", group="made")
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shop_consumers.py").write_text(MODULE)
+    (tmp_path / "shop_broken.py").write_text("import no_such_module_at_all\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in __import__("sys").path if entry])
+
+
+@pytest.mark.parametrize(("name", "group"), [("consumer", "g"), ("Holder.inside", "h"), ("make", "made")])
+def test_a_consumer_is_found_by_name_in_the_current_folder_too(name: str, group: str) -> None:
+    found = _load(f"shop_consumers:{name}")
+    assert isinstance(found, PushConsumer)
+    assert found.settings.group == group
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("shop_consumers", "MODULE:NAME"),
+        ("shop_consumers:", "MODULE:NAME"),
+        ("no_shop:consumer", "no module 'no_shop'"),
+        ("shop_consumers:nobody", "has no nobody"),
+        ("shop_consumers:number", "is a int"),
+    ],
+)
+def test_what_is_no_consumer_is_said(target: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=said):
+        _load(target)
+    assert main(["run", target]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_module_that_cannot_be_imported_shows_its_own_error() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):
+        _load("shop_broken:consumer")
+
+
+def test_an_address_that_is_none_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "shop_consumers:consumer", "--health", "nowhere"]) == 1
+    assert "PORT" in capsys.readouterr().err

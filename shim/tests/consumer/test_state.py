@@ -1,0 +1,149 @@
+"""What a consumer shows of itself: its queues, how messages ended, how long a call has lasted."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rocketshim.consumer.prometheus import ConsumerCollector
+from rocketshim.consumer.state import ConsumerState, return_type_of
+from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus
+from rocketshim.errors import ConfigError
+from rocketshim.health import HealthServer, address, metrics_text
+from rocketshim.testing import InMemoryKafka
+
+Make = Callable[..., Any]
+
+
+def shown(b: Any) -> ConsumerState:
+    b.clock.advance(1_000)
+    b.turn()
+    state: ConsumerState = b.loop.state
+    return state
+
+
+def mixed(message: Any) -> Any:
+    match message.queue_offset:
+        case 0:
+            raise OSError
+        case 1:
+            return ConsumeStatus.RECONSUME_LATER
+        case 2:
+            return "nonsense"
+        case _:
+            return None
+
+
+def test_messages_are_counted_by_how_they_ended(kafka: InMemoryKafka, bench: Make) -> None:
+    for _ in range(6):
+        kafka.append("orders", b"")
+    b = bench(mixed)
+    b.run()
+    state = shown(b)
+    assert state.messages == {"SUCCESS": 3, "EXCEPTION": 1, "FAILED": 1, "RETURNNULL": 1}
+    assert state.send_back.retried == 3
+    assert (state.is_member, state.suspended, state.in_flight) == (True, False, 0)
+    (queue,) = [queue for queue in state.queues if queue.topic == "orders"]
+    assert (queue.position, queue.lag, queue.msg_count, queue.paused) == (6, 0, 0, "")
+
+
+def test_a_call_that_lasts_is_seen_and_named_when_it_is_too_long(kafka: InMemoryKafka, bench: Make) -> None:
+    kafka.append("orders", b"12345")
+    b = bench(mixed, loop_settings={"consume_timeout_ms": 10_000})
+    b.turn(3)
+    stuck = b.pool.tasks.popleft()
+    stuck.in_work = stuck.todo.popleft()
+    for _ in range(5):
+        state = shown(b)
+    (queue,) = [queue for queue in state.queues if queue.topic == "orders"]
+    assert 3_000 <= queue.oldest_in_work_ms == state.oldest_in_work_ms <= 5_000
+    assert (queue.position, queue.msg_count, queue.msg_bytes) == (None, 1, 5)
+    for _ in range(8):
+        state = shown(b)
+    assert state.messages["TIME_OUT"] == 1
+
+
+def test_it_is_ready_while_it_is_a_member_and_can_commit_and_live_while_it_turns(
+    kafka: InMemoryKafka, bench: Make
+) -> None:
+    from confluent_kafka import KafkaError
+
+    b = bench(mixed)
+    state = shown(b)
+    now_ns = b.clock.monotonic_ns()
+    assert state.is_live(now_ns)
+    assert state.is_ready(now_ns)
+    assert not state.is_live(now_ns + 31_000_000_000)
+    kafka.fail_commits(KafkaError(KafkaError.NOT_COORDINATOR), count=10_000)
+    kafka.append("orders", b"")
+    b.run()
+    b.commit_now()
+    for _ in range(70):
+        b.run(1)
+        state = shown(b)
+    assert state.is_live(b.clock.monotonic_ns())
+    assert not state.is_ready(b.clock.monotonic_ns())
+    assert state.commits_failed > 0
+
+
+def test_a_suspended_consumer_says_why_it_reads_nothing(bench: Make) -> None:
+    b = bench(mixed)
+    b.loop.ask(b.loop.suspend)
+    b.turn()
+    state = shown(b)
+    assert state.suspended
+    assert {queue.paused for queue in state.queues} == {"SUSPENDED"}
+    assert state.is_ready(b.clock.monotonic_ns())
+
+
+def test_the_state_is_json_and_the_metrics_are_prometheus(kafka: InMemoryKafka, bench: Make) -> None:
+    kafka.append("orders", b"")
+    b = bench(mixed)
+    b.run()
+    state = shown(b)
+    server = HealthServer("127.0.0.1", 0, lambda: state, b.clock)
+    assert json.loads(server._answer("/state")[2])["ready"] is True
+    families = {family.name: family for family in text_string_to_metric_families(metrics_text(state.metrics()))}
+    (failed,) = [s for s in families["rocketshim_consumer_messages"].samples if s.labels["result"] == "EXCEPTION"]
+    assert (failed.value, failed.labels["group"]) == (1, "")
+    assert families["rocketshim_consumer_lag_messages"].samples
+
+    class Consumer:
+        pass
+
+    consumer: Any = Consumer()
+    consumer.state = None
+    registry = CollectorRegistry()
+    registry.register(ConsumerCollector(consumer))
+    assert generate_latest(registry) == b""
+    consumer.state = state
+    collected = {family.name: family for family in text_string_to_metric_families(generate_latest(registry).decode())}
+    assert set(collected) == set(families)
+    for name, family in families.items():
+        mine = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in family.samples}
+        theirs = {(s.name, tuple(sorted(s.labels.items()))): s.value for s in collected[name].samples}
+        assert mine == theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ReconsumeLater", "FAILED"),
+        ("ReturnedNoStatus", "RETURNNULL"),
+        ("ConsumeTimeout", "TIME_OUT"),
+        ("X", "EXCEPTION"),
+    ],
+)
+def test_the_label_of_a_failure(name: str, expected: str) -> None:
+    assert return_type_of(name) is ConsumeReturnType(expected)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "1.2.3.4:99999", "x:-1"])
+def test_an_address_without_a_port_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="PORT"):
+        address(text)
+    assert address("8080") == ("127.0.0.1", 8080)
+    assert address("[::1]:80") == ("::1", 80)
