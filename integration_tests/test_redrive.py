@@ -22,22 +22,22 @@ from rocketshim_topics import DelayLevels, Envelope, Layout, TopicNames, encode,
 
 CAUSES = ("Timeout", "KeyError", "ValueError", "OSError", "DeadLetter", "NoListener")
 COUNT = 1_000
-KILLED = """
+ENDED = """
 import os, signal, sys
 import rocketshim.cli.redrive as redrive
 from rocketshim.cli import main
 
-class Dying(redrive.Redriver):
+class Ending(redrive.Redriver):
     def __init__(self, *args, **settings):
         passed = []
         def point(name):
             passed.append(name)
             if passed.count(sys.argv[1]) == int(sys.argv[2]):
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.Signals[sys.argv[3]])
         super().__init__(*args, point=point, **settings)
 
-redrive.Redriver = Dying
-sys.exit(main(sys.argv[3:]))
+redrive.Redriver = Ending
+sys.exit(main(sys.argv[4:]))
 """
 
 
@@ -101,11 +101,13 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return call
 
 
-def killed(*words: str, point: str, nth: int) -> None:
+def ended(*words: str, point: str, nth: int, by: signal.Signals) -> tuple[int, str]:
+    """Run a command that gets a signal when it passes a point of the protocol; its exit code and what it complained."""
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, point, str(nth), *words], check=False, timeout=120, env=os.environ
-    )
-    assert done.returncode == -signal.SIGKILL
+        [sys.executable, "-c", ENDED, point, str(nth), by.name, *words],
+        check=False, timeout=120, env=os.environ, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return done.returncode, done.stderr
 
 
 def test_a_thousand_letters_killed_and_resumed_are_sent_once(
@@ -121,10 +123,12 @@ def test_a_thousand_letters_killed_and_resumed_are_sent_once(
 
     apply = ["dlq", "apply", str(plan), *world.connection]
     assert f"would be sent: {COUNT - 1}" in run(*apply, "--dry-run")
-    killed(*apply, "--rate", "100", point="produced", nth=3)
+    code, _ = ended(*apply, "--rate", "100", point="produced", nth=3, by=signal.SIGKILL)
+    assert code == -signal.SIGKILL
     first = {message.value() for message in world.read(world.names.retry(world.group))}
     assert len(first) == 200, "what was in the open transaction is not to be seen"
-    killed(*apply, "--rate", "100", point="committed", nth=2)
+    code, told = ended(*apply, "--rate", "100", point="produced", nth=3, by=signal.SIGINT)
+    assert (code, "stopped after 200 letters; the same command goes on" in told) == (130, True)
     capped = json.loads(run(*apply, "--max", "150", "--json"))
     assert (capped["sent"], capped["settled_before"], capped["stopped_by"]) == (150, 400, "most")
     rest = json.loads(run(*apply, "--json"))

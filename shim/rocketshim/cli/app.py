@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "worker": ("rocketshim.cli.worker", "Deliver delayed and retried messages when they are due."),
     "delayed": ("rocketshim.cli.delayed", "See what waits in the delay queues, and until when."),
     "parked": ("rocketshim.cli.parked", "See what the worker could not deliver, and send it again."),
-    "dlq": ("rocketshim.cli.dlq", "Dead letters: what is dead, and why."),
+    "dlq": ("rocketshim.cli.dlq", "Dead letters: what is dead and why, and sending it again."),
     "retry": ("rocketshim.cli.retry", "Retries: what came back to a group."),
     "trace": ("rocketshim.cli.trace", "One message through its whole life."),
     "group": ("rocketshim.cli.group", "A consumer group: how far it is, what its members subscribe to."),

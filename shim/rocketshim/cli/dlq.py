@@ -35,14 +35,10 @@ from rocketshim.deadletter.statistics import by_cause
 from rocketshim_topics import TopicNames
 
 app = typer.Typer(
-    help="Dead letters: what is dead, and why.",
+    help="Dead letters: what is dead and why, and sending it again: plan, read the plan, apply it.",
     epilog="Example: rocketshim dlq stats --bootstrap localhost:9092 --group payments",
     no_args_is_help=True,
 )
-
-app.command(epilog=redrive.PLAN_EXAMPLE)(redrive.plan)
-app.command(epilog="Example: rocketshim dlq apply plan.json --rate 50")(redrive.apply)
-app.command(epilog=redrive.DISCARD_EXAMPLE)(redrive.discard)
 
 
 @app.command(epilog="Example: rocketshim dlq ls --group payments --where \"FAIL_CLASS = 'Timeout'\" --since 2d")
@@ -163,9 +159,19 @@ def stats(
     if not counts:
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("count", "messages", "cause", "text", "first (UTC)", "last (UTC)", "the last one"):
-        table.add_column(column, justify="right" if column in {"count", "messages"} else "left")
+    for column in ("count", "messages"):
+        table.add_column(column, justify="right")
+    for column in ("cause", "text"):
+        table.add_column(column, overflow="fold")
+    for column in ("first (UTC)", "last (UTC)", "the last one"):
+        table.add_column(column, no_wrap=True)
     for each in counts:
-        times = (time_text(each.first_ms), time_text(each.last_ms))
-        table.add_row(str(each.count), str(len(each.ids)), each.cause, each.text, *times, each.sample)
+        times = (time_text(each.first_ms)[:-4], time_text(each.last_ms)[:-4])
+        place = each.sample.removeprefix(f"{opener.topic}/")
+        table.add_row(str(each.count), str(len(each.ids)), each.cause, each.text, *times, place)
     console().print(table)
+
+
+app.command(epilog=redrive.PLAN_EXAMPLE)(redrive.plan)
+app.command(epilog="Example: rocketshim dlq apply plan.json --rate 50")(redrive.apply)
+app.command(epilog=redrive.DISCARD_EXAMPLE)(redrive.discard)

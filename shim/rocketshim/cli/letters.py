@@ -125,7 +125,7 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
     table = Table(box=None, pad_edge=False)
     state = ["state"] if with_state else []
     for column in ("partition/offset", "stored (UTC)", *state, "failures", "cause", "text", "topic", "id"):
-        table.add_column(column, overflow="fold" if column in {"id", "text"} else "ellipsis")
+        table.add_column(column, overflow="fold", no_wrap=column in {"partition/offset", "stored (UTC)"})
     shown = 0
     for entry in entries:
         if shown == limit:
@@ -134,7 +134,7 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
         shown += 1
         table.add_row(
             f"{entry.partition}/{entry.offset}",
-            time_text(entry.stored_ms),
+            time_text(entry.stored_ms)[:-4],
             *([entry.state] if with_state else []),
             str(entry.envelope.reconsume_times or 0),
             entry.cause or (f"malformed: {entry.malformed}" if entry.malformed else ""),

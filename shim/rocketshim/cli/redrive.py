@@ -148,7 +148,7 @@ def _plan(
     typer.echo(
         "no plan was written: --out FILE does"
         if out is None
-        else f"written to {out}, nothing was sent. To do it: rocketshim dlq apply {out}"
+        else f"written to {out}; nothing was changed. To do it: rocketshim dlq apply {out}"
     )
 
 
@@ -162,6 +162,8 @@ def _said(made: RedrivePlan) -> list[str]:
     lines += [f"  {count:7} held back: {reason}" for reason, count in summary["held_back"].items()]
     if made.rules.to_source:
         lines.append("  every group that reads the source topic gets them again")
+    if any(each.reason.startswith("no-topic:") for each in made.held_back):
+        lines.append("  choose a target that is there: --group GROUP for its retry topic, or --to-source")
     return lines
 
 

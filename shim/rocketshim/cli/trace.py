@@ -13,7 +13,8 @@ from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.trace import Hop, Missing, life
 from rocketshim.errors import ConfigError
-from rocketshim_topics import DelayLevels, Origin, TopicNames
+from rocketshim_topics import DelayLevels, Envelope, Origin, TopicNames
+from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
 
 app = typer.Typer()
 
@@ -107,7 +108,17 @@ def _what(hop: Hop, names: TopicNames) -> str:
         return f"parked: {envelope.park_reason}"
     if envelope.consumer_group is not None and name == names.dead_letter(envelope.consumer_group):
         return f"dead: {cause}"
+    plan = _redriven_by(envelope)
+    if plan is not None:
+        return f"sent again by plan {plan}"
     return "delivered" if hop.late_ms is None else f"delivered, {hop.late_ms} ms after it was due"
+
+
+def _redriven_by(envelope: Envelope) -> str | None:
+    """The plan whose redrive a record is; None: it is none. On a source topic the header counts as the user's."""
+    carried = dict(envelope.user).get(USER_PREFIX + REPLAY_ID) or b""
+    replay_id = envelope.replay_id or carried.decode("utf-8", "replace")
+    return replay_id.partition(".")[0] if replay_id and not envelope.reconsume_times else None
 
 
 def _show(wanted: str, hops: list[Hop | Missing], names: TopicNames) -> None:
