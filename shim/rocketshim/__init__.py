@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from rocketshim.consumer.pull_consumer import PullResult as PullResult
     from rocketshim.consumer.pull_consumer import PullStatus as PullStatus
     from rocketshim.consumer.push_consumer import PushConsumer as PushConsumer
+    from rocketshim.core.allocate import AllocateMachineRoomNearby as AllocateMachineRoomNearby
+    from rocketshim.core.allocate import AllocateMessageQueueAveragely as AllocateMessageQueueAveragely
+    from rocketshim.core.allocate import AllocateMessageQueueAveragelyByCircle as AllocateMessageQueueAveragelyByCircle
+    from rocketshim.core.allocate import AllocateMessageQueueByConfig as AllocateMessageQueueByConfig
+    from rocketshim.core.allocate import AllocateMessageQueueByMachineRoom as AllocateMessageQueueByMachineRoom
+    from rocketshim.core.allocate import AllocateMessageQueueConsistentHash as AllocateMessageQueueConsistentHash
     from rocketshim.core.consume_concurrently import ConsumeStatus as ConsumeStatus
     from rocketshim.core.consume_orderly import ConsumeOrderlyStatus as ConsumeOrderlyStatus
     from rocketshim.core.message_model import MessageModel as MessageModel
@@ -57,6 +63,12 @@ if TYPE_CHECKING:
     from rocketshim_topics.message_queue import MessageQueue as MessageQueue
 
 _HOME = {
+    "AllocateMachineRoomNearby": "rocketshim.core.allocate",
+    "AllocateMessageQueueAveragely": "rocketshim.core.allocate",
+    "AllocateMessageQueueAveragelyByCircle": "rocketshim.core.allocate",
+    "AllocateMessageQueueByConfig": "rocketshim.core.allocate",
+    "AllocateMessageQueueByMachineRoom": "rocketshim.core.allocate",
+    "AllocateMessageQueueConsistentHash": "rocketshim.core.allocate",
     "ConsumeConcurrentlyContext": "rocketshim.consumer.outcome",
     "ConsumeFromWhere": "rocketshim.core.start_position",
     "ConsumeOrderlyContext": "rocketshim.consumer.orderly_context",

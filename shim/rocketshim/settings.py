@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from rocketshim.client_config import mask
+from rocketshim.core.allocate import AllocateMessageQueueStrategy
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy
@@ -178,6 +179,7 @@ class PushConsumerOptions(TypedDict, total=False):
     client: dict[str, Any]
     allow_code_settings: bool
     message_model: MessageModel
+    allocate_message_queue_strategy: AllocateMessageQueueStrategy | None
     client_id: str | None
     offset_store_dir: str | None
     rebalance_interval_ms: int
@@ -220,8 +222,11 @@ class PushConsumerSettings(ConnectionSettings):
         client_id: this member's name. None: `host@pid@n`, in broadcasting `host@DEFAULT`, because there the positions
             are kept under it: it has to be the same after a restart, and of each process its own.
         offset_store_dir: folder of the positions of broadcasting. None: `~/.rocketshim_offsets`.
+        allocate_message_queue_strategy: how members share queues out; the same in the whole group. None (default):
+            Kafka's group protocol. A strategy: each member decides alone, over the members in the group's log, and
+            consumes what it holds the lease of (`lock_lease_ms` and the others).
         rebalance_interval_ms: how often topics and queues are looked up where Kafka does not say (broadcasting,
-            patterns), in ms. Default 20 s.
+            patterns, strategies), in ms. Default 20 s.
         consume_from_where: where a group begins on a topic it has never consumed. Default: at its end.
         consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`; None: 30 minutes before the consumer is made.
         consume_thread_min: listener threads, 1 to 1,000. Default 20.
@@ -268,6 +273,7 @@ class PushConsumerSettings(ConnectionSettings):
 
     group: str = Field(min_length=1)
     message_model: MessageModel = MessageModel.CLUSTERING
+    allocate_message_queue_strategy: AllocateMessageQueueStrategy | None = None
     client_id: str | None = Field(default=None, min_length=1, max_length=255)
     offset_store_dir: str | None = Field(default=None, min_length=1)
     rebalance_interval_ms: int = Field(default=20_000, ge=10)
@@ -310,6 +316,8 @@ class PushConsumerSettings(ConnectionSettings):
         _ = self.lock_settings  # refuses times that do not fit
         if self.consume_thread_max < self.consume_thread_min:
             raise ValueError(f"consume_thread_max={self.consume_thread_max} is below {self.consume_thread_min=}")
+        if self.allocate_message_queue_strategy is not None and self.message_model is MessageModel.BROADCASTING:
+            raise ValueError("allocate_message_queue_strategy: in BROADCASTING every member reads every queue")
         for name in ("pull_threshold_for_topic", "pull_threshold_size_for_topic_bytes"):
             if getattr(self, name) == 0:
                 raise ValueError(f"{name}=0: a queue under it would never be read; -1 means no such limit")

@@ -8,6 +8,12 @@ import pytest
 import rocketshim
 
 PINNED = [
+    "AllocateMachineRoomNearby",
+    "AllocateMessageQueueAveragely",
+    "AllocateMessageQueueAveragelyByCircle",
+    "AllocateMessageQueueByConfig",
+    "AllocateMessageQueueByMachineRoom",
+    "AllocateMessageQueueConsistentHash",
     "ConsumeConcurrentlyContext",
     "ConsumeFromWhere",
     "ConsumeOrderlyContext",

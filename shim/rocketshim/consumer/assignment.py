@@ -152,7 +152,7 @@ class Starts:
         Raises:
             KafkaException: the cluster did not answer.
         """
-        topics = [topic for topic in topics if topic != self._retry_topic]
+        topics = [] if self._store is not None else [topic for topic in topics if topic != self._retry_topic]
         for topic in topics:
             if topic not in self._counts:
                 listed = consumer.list_topics(topic, timeout=timeout_s).topics.get(topic)

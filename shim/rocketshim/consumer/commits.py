@@ -27,11 +27,18 @@ class Committer:
     Args:
         metadata: the text that a commit of a partition carries.
         store: where positions are kept; None: in Kafka. Into any other store every commit is synchronous.
+        may: whether a partition may be committed at this instant; None: always.
 
     Thread-safety: none; the poll thread's.
     """
 
-    def __init__(self, metadata: Callable[[Place], str], store: OffsetStore | None = None) -> None:
+    def __init__(
+        self,
+        metadata: Callable[[Place], str],
+        store: OffsetStore | None = None,
+        may: Callable[[Place], bool] | None = None,
+    ) -> None:
+        self._may = may
         self._metadata = metadata
         self._store = store
         self._sent: dict[Place, int] = {}
@@ -105,7 +112,9 @@ class Committer:
             place = (queue.topic, queue.partition)
             position = queue.next_offset
             sent = self._sent.get(place)
-            if position is not None and sent is not None and position > sent:
+            if position is None or sent is None or position <= sent:
+                continue
+            if self._may is None or self._may(place):
                 due.append(TopicPartition(*place, position, metadata=self._metadata(place)))
         return due
 

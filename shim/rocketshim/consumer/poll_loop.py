@@ -149,7 +149,7 @@ class PollLoop:
         self.assigned = threading.Event()
         self.opened = threading.Event()  # or failed to open
         self.is_open = False
-        self.commits = Committer(starts.metadata, store)
+        self.commits = Committer(starts.metadata, store, None if sharing is None else self._may)
         self.dispatch = self._make_dispatch(pool, settings.batch_count)
         self.state: ConsumerState | None = None  # made anew each second; read from any thread
         self.turn_ended_ms = 0
@@ -163,6 +163,7 @@ class PollLoop:
         self._limits = settings.limits
         self._clock = clock
         self._sharing = sharing
+        self._shared: set[Place] = set()  # what `sharing` has been given
         self._watch = watch
         self._next_watch_ms = 0
         self._next_comparison_ms: int | None = None  # None: nothing was assigned yet
@@ -249,6 +250,8 @@ class PollLoop:
         if self._watch is not None:
             self._look_for_topics(self._consumer, self._watch, self._now_ms())
         self._subscribe(self._consumer)
+        if self._sharing is not None:
+            self._sharing.open()
         self.is_open = True
         self.opened.set()
 
@@ -270,7 +273,7 @@ class PollLoop:
         self._keep_house(now_ms)
         while self._asked.qsize():
             self._asked.get()()
-        self.dispatch.hand_out(self._queues.values())
+        self.dispatch.hand_out(self._workable())
         self.error = self.error or self.dispatch.died
         if self.error is not None:
             raise ConsumerError(f"the consumer cannot go on: {self.error}") from self.error
@@ -289,6 +292,8 @@ class PollLoop:
             self.error = self.error or error
         finally:
             self._forget(list(self._queues))
+            if self._sharing is not None:
+                self._sharing.close()
             self._pool.stop(max(0, deadline_ms - self._now_ms()) / 1_000)
             self._leave(consumer)
             self._consumer = self._producer = None
@@ -423,7 +428,7 @@ class PollLoop:
             if left_ms <= 0 or self._stopping.is_set():
                 break
             self._wait(min(left_ms, _CATCH_UP_MS) / 1_000)
-            self.dispatch.hand_out(self._queues.values())
+            self.dispatch.hand_out(self._workable())
         if self.dispatch.in_flight >= _MAX_IN_FLIGHT:
             over = [queue for queue in self._queues.values() if not queue.paused]
         for queue in over:
@@ -579,6 +584,15 @@ class PollLoop:
         except KafkaException as error:
             _LOG.debug("consumer.subscriptions-unknown", extra={"error": str(error)})
 
+    def _may(self, place: Place) -> bool:
+        return self._sharing is None or self._sharing.holds(place, self._now_ms())
+
+    def _workable(self) -> Iterable[ProcessQueue[Any]]:
+        """The queues of which messages may be handed out now."""
+        if self._sharing is None:
+            return self._queues.values()
+        return [queue for place, queue in self._queues.items() if self._may(place)]
+
     def _look_for_topics(self, consumer: ConsumerClient, watch: TopicWatch, now_ms: int) -> bool:
         """Look which topics there are; whether that changes what is to be read."""
         self._next_watch_ms = now_ms + self._settings.watch_interval_ms
@@ -594,13 +608,18 @@ class PollLoop:
 
     def _follow(self, consumer: ConsumerClient, sharing: Sharing, now_ms: int) -> None:
         """Read what is to be read by now, and nothing else."""
-        wanted = sharing.wanted(consumer, self._queues.keys(), now_ms)
+        wanted = sharing.wanted(consumer, self._shared, now_ms)
         if wanted is None:
             return
-        gone = [TopicPartition(*place) for place in self._queues if place not in wanted]
-        new = [TopicPartition(*place) for place in sorted(wanted) if place not in self._queues]
-        if gone:
-            self._on_revoke(consumer, gone)
+        gone = sorted(self._shared - wanted)
+        new = [TopicPartition(*place) for place in sorted(wanted - self._shared)]
+        self._shared = wanted
+        lost = [TopicPartition(*place) for place in gone if not sharing.holds(place, now_ms)]
+        given_back = [TopicPartition(*place) for place in gone if sharing.holds(place, now_ms)]
+        if lost:
+            self._on_lost(consumer, lost)
+        if given_back:
+            self._on_revoke(consumer, given_back)
         if new:
             self._on_assign(consumer, new)
         self.assigned.set()
@@ -684,7 +703,7 @@ class PollLoop:
             self.error = self.error or error
             return
         self._share_limits()
-        self._next_comparison_ms = self._now_ms() if self._sharing is None else None
+        self._next_comparison_ms = self._now_ms()
         self.assigned.set()
         _LOG.info("consumer.assigned", extra={"partitions": [f"{topic}/{number}" for topic, number in places]})
 
@@ -739,6 +758,8 @@ class PollLoop:
             if queue is not None:
                 self.dispatch.withhold([queue])
                 queue.drop()
+            if self._sharing is not None:
+                self._sharing.gave_up(place)
 
     def _share_limits(self) -> None:
         """Thresholds of a topic are shared out among all queues held."""

@@ -26,6 +26,7 @@ from rocketshim.consumer.listener import ChunkRunner, Listener, Subscription, ad
 from rocketshim.consumer.local_offsets import LocalOffsetStore, offset_folder
 from rocketshim.consumer.orderly_loop import OrderlyCounts, OrderlyLoop, OrderlySettings
 from rocketshim.consumer.orderly_runner import OrderlyRunner
+from rocketshim.consumer.own_allocation import LeasedShare, StrategyShare
 from rocketshim.consumer.poll_loop import LoopSettings, PollLoop
 from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.queue_lookup import cluster_errors
@@ -39,11 +40,13 @@ from rocketshim.core.message_model import MessageModel
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError, TopicMissingError
 from rocketshim.filters import CallableFilter, TagFilter, compile_filter
 from rocketshim.group.connect import connect_group_log, new_client_id
+from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.group.topic_id import TopicId
 from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.names import retry_topic
 
 __all__ = ["PushConsumer"]
 
@@ -569,11 +572,13 @@ class PushConsumer:
             "starts": starts,
             "settings": self._loop_settings(),
             "clock": self._clock,
-            "sharing": self._sharing(),
+            "sharing": None,
             "store": store,
             "watch": self._watch if self._subscriptions.has_patterns else None,
         }
-        loop: PollLoop = self._make_orderly_loop(clients, arguments) if self._orderly else PollLoop(**arguments)
+        log = self._connect_log(clients)
+        arguments["sharing"] = self._sharing(log)
+        loop: PollLoop = self._make_orderly_loop(log, arguments) if self._orderly else PollLoop(**arguments)
         return loop, pool
 
     def _make_runner(self) -> Callable[[Any], Any]:
@@ -590,20 +595,31 @@ class PushConsumer:
             levels=settings.delay_levels,
         ).run
 
-    def _make_orderly_loop(self, clients: Clients, arguments: dict[str, Any]) -> PollLoop:
+    @property
+    def _needs_log(self) -> bool:
+        """Whether the group has locks: where every member reads every queue there is nothing to lock."""
+        strategy = self.settings.allocate_message_queue_strategy
+        return not self._broadcasts and (bool(self._orderly) or strategy is not None)
+
+    def _connect_log(self, clients: Clients) -> GroupLogThread | None:
+        if not self._needs_log:
+            return None
         settings = self.settings
-        log = None
-        if not self._broadcasts:  # where every member reads every queue there is nothing to lock
-            log = connect_group_log(
-                settings,
-                settings.group,
-                client_id=settings.client_id or new_client_id(),
-                lock_settings=settings.lock_settings,
-                topics=arguments["topics"],
-                clients=clients,
-                clock=self._clock,
-                admin=self._admin,
-            )
+        strategy = settings.allocate_message_queue_strategy
+        return connect_group_log(
+            settings,
+            settings.group,
+            client_id=settings.client_id or new_client_id(),
+            lock_settings=settings.lock_settings,
+            topics=self._topics(),
+            clients=clients,
+            clock=self._clock,
+            admin=self._admin,
+            strategy=None if strategy is None else strategy.name,
+        )
+
+    def _make_orderly_loop(self, log: GroupLogThread | None, arguments: dict[str, Any]) -> PollLoop:
+        settings = self.settings
         orderly = OrderlySettings(
             self._retry_topic,
             max_reconsume_times=settings.max_reconsume_times,
@@ -647,7 +663,7 @@ class PushConsumer:
         admin = self._admin = clients.admin(self._connection(required={}))
         if not self._broadcasts:
             layout = Layout(self.names, settings.delay_levels)
-            specs = layout.for_group(settings.group, with_log=bool(self._orderly))
+            specs = layout.for_group(settings.group, with_log=self._needs_log)
             provision.ensure_topics(admin, specs, create=settings.create_topics)
         names = [self.names.schedule, *self._subscriptions.named()]
         try:
@@ -673,10 +689,25 @@ class PushConsumer:
         self._subscriptions.see(existing)
         return self._topics()
 
-    def _sharing(self) -> Sharing | None:
+    def _sharing(self, log: GroupLogThread | None) -> Sharing | None:
+        settings = self.settings
         if self._broadcasts:
-            return EveryQueue(self._subscriptions.topics, self.settings.rebalance_interval_ms)
-        return None
+            return EveryQueue(self._subscriptions.topics, settings.rebalance_interval_ms)
+        strategy = settings.allocate_message_queue_strategy
+        if strategy is None or log is None:
+            return None
+        share = StrategyShare(
+            strategy=strategy,
+            group=settings.group,
+            client_id=log.owner.client_id,
+            topics=self._topics,
+            logical={self._retry_topic: retry_topic(settings.group)},
+            members=lambda: log.members,
+            interval_ms=settings.rebalance_interval_ms,
+        )
+        if self._orderly:  # its loop takes the leases itself
+            return share
+        return LeasedShare(share, log)
 
     def _make_send_back(self, producer: ProducerClient | None) -> FailedSink:
         settings = self.settings

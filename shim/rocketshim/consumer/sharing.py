@@ -22,6 +22,9 @@ _TIMEOUT_S: Final = 1.0
 class Sharing(Protocol):
     """Says which partitions are to be read. Owned by the poll thread."""
 
+    def open(self) -> None:
+        """The loop begins."""
+
     def wanted(self, consumer: ConsumerClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
         """The partitions to read from now on.
 
@@ -32,7 +35,19 @@ class Sharing(Protocol):
 
         Returns:
             All of them; None: as before.
+
+        Raises:
+            RocketshimError: the consumer cannot go on.
         """
+
+    def holds(self, place: Place, now_ms: int) -> bool:
+        """Whether messages of a partition may be handed out and committed at this instant."""
+
+    def gave_up(self, place: Place) -> None:
+        """The loop has given a partition up: committed if it held, and nothing more of it begins."""
+
+    def close(self) -> None:
+        """The loop has ended; everything was given up."""
 
 
 def partitions_of(consumer: ConsumerClient, topics: Collection[str], held: Collection[Place]) -> set[Place]:
@@ -67,6 +82,20 @@ class EveryQueue:
         self._interval_ms = interval_ms
         self._next_look_ms: int | None = None
         self._looked_for: frozenset[str] = frozenset()
+
+    def open(self) -> None:
+        """See `Sharing`."""
+
+    def holds(self, place: Place, now_ms: int) -> bool:
+        """See `Sharing`: there is nobody to share with."""
+        del place, now_ms
+        return True
+
+    def gave_up(self, place: Place) -> None:
+        """See `Sharing`."""
+
+    def close(self) -> None:
+        """See `Sharing`."""
 
     def wanted(self, consumer: ConsumerClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
         """See `Sharing`."""

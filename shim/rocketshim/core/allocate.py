@@ -22,7 +22,7 @@ checks nothing here, the group log carries `name`, so that a mix can be found an
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import md5
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rocketshim.errors import ConfigError
 from rocketshim_topics.message_queue import MessageQueue
@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 
+@runtime_checkable
 class AllocateMessageQueueStrategy(Protocol):
     """Share of one client among the queues of one topic.
 

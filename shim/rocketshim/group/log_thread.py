@@ -27,6 +27,7 @@ believe, and what it writes). This file only acts:
 * The log is *lost* when its topic has another id, its bounds do not fit to what was folded, or the position that is
   read is not there: every lease ends, a new fold begins, and nothing is claimed for one lease. A record of a version we
   do not know ends every lease too.
+* Members with another allocation strategy share out unfairly, not unsafely: they are said.
 * A log without LogAppendTime, and a group that shares its queues out another way, are errors: every lease ends, `error`
   says why and the thread ends.
 * A leave is written only when everything was given back. Whoever does not drain in time leaves its leases to run out.
@@ -145,6 +146,7 @@ class GroupLogThread:
         self._sent_seq = 0
         self._read_seq = 0
         self._strangers: set[Owner] = set()
+        self._other_ways: set[Owner] = set()
         self._consumer: ConsumerClient | None = None
         self._producer: ProducerClient | None = None
         self._close_by_ms: int | None = None
@@ -167,6 +169,11 @@ class GroupLogThread:
             return True
         self._thread.join(timeout_s + _ANSWER_S)
         return not self._thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
 
     def close_within(self, timeout_s: float) -> None:
         """Ask for what `stop` does, and do not wait."""
@@ -368,6 +375,12 @@ class GroupLogThread:
                 f"{conflict.owner.client_id} was first in this group and shares its queues out by "
                 f"{conflict.strategy or 'the group protocol of Kafka'}, this member by "
                 f"{self._strategy or 'the group protocol of Kafka'}: use one way in the whole group"
+            )
+        if conflict is not None and conflict.owner not in self._other_ways:
+            self._other_ways.add(conflict.owner)
+            _LOG.error(
+                "group.strategies-differ",
+                extra={"client_id": conflict.owner.client_id, "theirs": conflict.strategy, "mine": self._strategy},
             )
         members = self._log.client_ids
         if members != self.members:
