@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from rocketshim import ConsumeFromWhere, DeadLetter, PushConsumer
 from rocketshim.cli import main
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.local import Broker
@@ -46,6 +48,7 @@ class World:
 
     def __init__(self, broker: Broker, admin: AdminClient, namespace: str, group: str, source: str) -> None:
         self.names = TopicNames(namespace)
+        self.source = source
         self.group = group
         self.connection = ["--bootstrap", broker.bootstrap]
         self.scope = [*self.connection, "--namespace", namespace, "--group", group]
@@ -154,6 +157,36 @@ def test_a_thousand_letters_killed_and_resumed_are_sent_once(
     assert len(run("dlq", "ls", *world.scope, "--json", "--all", "--limit", "2000").splitlines()) == COUNT + 1
     more = json.loads(run("dlq", "plan", *world.scope, "--json", "--out", str(plan)))
     assert (more["letters"], more["held_back"]) == (1, {"redriven-by": COUNT - 1, "replayed-too-often": 1})
+
+
+def test_a_redrive_whose_cause_is_not_mended_stops(
+    world: World, admin: AdminClient, run: Callable[..., str], tmp_path: Path
+) -> None:
+    """A consumer lets everything die at once; at the rate given all letters would take over three minutes."""
+    provision.ensure_topics(admin, Layout(world.names, DelayLevels.default()).shared())
+    plan, is_there = tmp_path / "plan.json", threading.Event()
+    run("dlq", "plan", *world.scope, "--out", str(plan))
+    consumer = PushConsumer(
+        world.bootstrap, group=world.group, namespace=world.names.namespace,
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+    )  # fmt: skip
+
+    def die(*_: object) -> None:
+        is_there.set()
+        raise DeadLetter("still closed")
+
+    consumer.register_message_listener(world.source, die)
+    producer = Producer({"bootstrap.servers": world.bootstrap})
+    producer.produce(world.source, b"first")
+    producer.flush(60)
+    with consumer:
+        assert is_there.wait(120)
+        told = json.loads(run("dlq", "apply", str(plan), *world.connection, "--rate", "5", "--json", code=2))
+    assert told["stopped_by"] == "failures"
+    assert told["dead_again"] > 2
+    assert told["left"] > 0
+    again = json.loads(run("dlq", "plan", *world.scope, "--where", "REPLAY_COUNT = 1", "--json", "--out", str(plan)))
+    assert again["letters"] >= told["dead_again"], "those that died again are new letters"
 
 
 def test_letters_are_chosen_discarded_and_sent_to_their_source_only_when_asked(

@@ -175,14 +175,15 @@ def apply(
     rate: Annotated[float | None, typer.Option("--rate", help="Letters a second at most. Default: no limit.")] = None,
     most: Annotated[int | None, typer.Option("--max", min=1, help="Letters at most in this run; then stop.")] = None,
     stop_ratio: Annotated[
-        float, typer.Option("--stop-ratio", min=0, max=1, help="Stop when more than this share of them fails.")
+        float,
+        typer.Option("--stop-ratio", min=0, max=1, help="Stop if more than this share fails or dies again."),
     ] = DEFAULT_STOP_RATIO,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Do what a plan says: each letter exactly once, however often this is run, stopped or killed.
 
-    Exit code 2 if letters could not be sent.
+    Exit code 2 if letters could not be sent, or died again while this was running.
     """
     made = RedrivePlan.from_json(file.read_text(encoding="utf-8"))
     names = TopicNames(made.rules.namespace)
@@ -213,7 +214,7 @@ def apply(
         finally:
             redriver.close()
     _tell(made, progress, dry_run=dry_run, as_json=as_json)
-    if progress.failed:
+    if progress.failed or progress.dead_again:
         raise typer.Exit(FINDING)
 
 
@@ -294,6 +295,7 @@ def _tell(made: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_jso
         "settled_before": progress.settled,
         "failed": progress.failed,
         "failures": dict(progress.failures),
+        "dead_again": progress.dead_again,
         "left": progress.waiting,
         "stopped_by": progress.stopped_by,
         "dry_run": dry_run,
@@ -311,5 +313,7 @@ def _tell(made: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_jso
         )
     for reason, count in progress.failures.most_common():
         typer.echo(f"  {count:7} failed: {reason}")
+    if progress.dead_again:
+        typer.echo(f"  {progress.dead_again:7} of those sent are dead again")
     if progress.stopped_by == "failures":
-        typer.echo("stopped: too many failed (--stop-ratio)", err=True)
+        typer.echo("stopped: too many failed or died again (--stop-ratio)", err=True)

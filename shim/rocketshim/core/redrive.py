@@ -5,8 +5,8 @@ run, or by another plan since), *failed* (it cannot be sent now: gone, changed, 
 numbers go out; a transaction whose fate is not known puts its letters back by `resume`, which is told by the log.
 
 A rate is kept over transactions: one holds at most a second's worth, and the next may begin when the last one's share
-of time is over. The failure ratio counts what failed among all that was tried, from 20 on, so that one bad letter of
-three stops nothing.
+of time is over. The failure ratio counts what failed, or was sent and is dead again already, among all that was tried,
+from 20 on, so that one bad letter of three stops nothing.
 """
 
 from collections import Counter
@@ -32,10 +32,11 @@ class RedriveProgress:
         letters: of the plan, in its order.
         rate_per_s: letters a second at most, above 0; None: as fast as it goes.
         most: letters at most in this run, 1 or more; None: all.
-        stop_ratio: stop when more than this share of what was tried has failed, 0 to 1; default 0.1.
+        stop_ratio: stop when more than this share of what was tried has failed or died again, 0 to 1; default 0.1.
 
     Attributes:
         failures: how many failed, by reason.
+        dead_again: how many of those that were sent have been seen dead again.
 
     Raises:
         ConfigError: a number out of range.
@@ -68,6 +69,7 @@ class RedriveProgress:
         self._not_before_ms = 0
         self._has_begun = False
         self.failures: Counter[str] = Counter()
+        self.dead_again = 0
 
     @property
     def planned(self) -> int:
@@ -98,7 +100,7 @@ class RedriveProgress:
     def stopped_by(self) -> Literal["most", "failures"] | None:
         """Why no further letter is taken although some wait; None: it goes on."""
         tried = self.sent + self.failed
-        if tried >= _RATIO_FROM and self.failed > self._stop_ratio * tried:
+        if tried >= _RATIO_FROM and self.failed + self.dead_again > self._stop_ratio * tried:
             return "failures"
         if self._most is not None and self.sent >= self._most:
             return "most"
@@ -171,6 +173,10 @@ class RedriveProgress:
             self._taken.pop(place, None)
             self._failed.add(place)
             self.failures[reason] += 1
+
+    def died_again(self) -> None:
+        """A letter that this plan sent is dead again."""
+        self.dead_again += 1
 
     def _is_gone(self, place: Place) -> bool:
         return place in self._sent or place in self._settled or place in self._failed

@@ -76,13 +76,16 @@ class TopicReader:
         """The earliest offset that retention has left."""
         return self._bounds(topic, partition)[0]
 
-    def read(self, topics: Sequence[str], *, since_ms: int | None = None, follow: bool = False) -> Generator[Any]:
+    def read(
+        self, topics: Sequence[str], *, since_ms: int | None = None, follow: bool = False, new_only: bool = False
+    ) -> Generator[Any]:
         """Every record of these topics, as Kafka messages; in order within a partition.
 
         Args:
             topics: physical names.
             since_ms: from the first record not older than this, epoch ms; None: from the beginning.
             follow: go on with what comes, for ever; None is yielded while nothing does.
+            new_only: with `follow`: from where the topics end now.
 
         Raises:
             TopicMissingError: one of them is not there.
@@ -98,7 +101,8 @@ class TopicReader:
             low, high = self._bounds(*place)
             if follow or high > low:
                 ends[place] = high
-        reading = self._begin(self._starts(list(ends), since_ms))
+        starts = [TopicPartition(*place, end) for place, end in ends.items()] if new_only else None
+        reading = self._begin(self._starts(list(ends), since_ms) if starts is None else starts)
         try:
             yield from self._until(ends, follow=follow)
         finally:

@@ -16,6 +16,9 @@ since a broker refuses whole batches, records go one a batch from the first refu
 not the ones the plan saw fail, too. Order per key is that of the source partition: one producer, in offset order, and
 a transaction is never sent again after a later one.
 
+While it waits for its rate, it reads what comes into the source topic: letters of this very plan that are dead again
+count as failures, so that a cause that is not mended stops the redrive. Those that die later than that it does not see.
+
 While a transaction is open, readers of its targets wait (`read_committed`): it is kept short, and one that a `kill -9`
 left open ends with the next apply, at the latest after its time-out (15 s).
 """
@@ -24,7 +27,7 @@ import getpass
 import socket
 import time
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import Any, Final
 
@@ -48,6 +51,7 @@ from rocketshim_topics.redrive_log import (
     record_digest,
 )
 from rocketshim_topics.redrive_plan import PlannedLetter
+from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
 
 __all__ = ["Redriver", "read_log", "whoami"]
 
@@ -58,6 +62,7 @@ _AGAIN_S: Final = 0.5
 _MOST_TROUBLES: Final = 5
 _MOST_BYTES: Final = 8 * 1024 * 1024
 _POLL_S: Final = 0.1
+_LOOK_MS: Final = 200
 _REFUSED: Final = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -148,6 +153,8 @@ class Redriver:
         self._session = ""
         self._by = whoami()
         self._reader = TopicReader(bootstrap, client=client, clients=clients)
+        self._watcher = TopicReader(bootstrap, client=client, clients=clients)
+        self._coming: Iterator[Any] = iter(())
         self._config = merge(
             client or {},
             defaults={"client.id": "rocketshim-redrive", "linger.ms": 5, "message.max.bytes": 100_000_000},
@@ -177,6 +184,8 @@ class Redriver:
         """
         if not self._reader.topics().get(self._log_topic):
             raise TopicMissingError(f"the topic {self._log_topic} is not there; create it with: rocketshim init")
+        self._coming = self._watcher.read([self._source], follow=True, new_only=True)
+        next(self._coming)
         troubles = 0
         try:
             while True:
@@ -213,6 +222,7 @@ class Redriver:
         """End."""
         self._throw_away()
         self._reader.close()
+        self._watcher.close()
 
     # --- a session: from init_transactions to the first doubt --------------------------------------------------------
 
@@ -292,9 +302,21 @@ class Redriver:
 
     def _room(self) -> int:
         """Room for the next transaction once its time has come; 0: stopped."""
-        while (wait_ms := self._progress.wait_ms(self._now_ms())) > 0 and self._progress.stopped_by is None:
-            self._wait(wait_ms / 1_000)
+        while self._progress.wait_ms(self._now_ms()) > 0 and self._progress.stopped_by is None:
+            if not self._look():
+                self._wait(min(self._progress.wait_ms(self._now_ms()), _LOOK_MS) / 1_000)
         return self._progress.room(self._now_ms())
+
+    def _look(self) -> bool:
+        """Whether something came into the source topic; what is of this plan is dead again."""
+        message = next(self._coming)
+        if message is None:
+            return False
+        headers = dict(message.headers() or ())
+        replay = headers.get(REPLAY_ID) or headers.get(USER_PREFIX + REPLAY_ID) or b""
+        if replay.startswith(f"{self._plan}.".encode()):
+            self._progress.died_again()
+        return True
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000

@@ -59,6 +59,11 @@ class Applying(RuleBasedStateMachine):
             self.failed.add(letter)
             self.progress.fail(letter, "gone")
 
+    @precondition(lambda self: self.progress.dead_again < len(self.ours))
+    @rule()
+    def one_that_was_sent_dies_again(self) -> None:
+        self.progress.died_again()
+
     @rule(index=st.integers(0, 99))
     def another_plan_settles(self, index: int) -> None:
         free = [each for each in self.left if each not in self.failed]
@@ -75,7 +80,7 @@ class Applying(RuleBasedStateMachine):
         assert progress.waiting == progress.planned - progress.sent - progress.settled - progress.failed
         assert self.most is None or progress.sent <= self.most
         tried = len(self.ours) + len(self.failed)
-        too_many = tried >= 20 and len(self.failed) > tried / 2
+        too_many = tried >= 20 and len(self.failed) + progress.dead_again > tried / 2
         reached = self.most is not None and progress.sent >= self.most
         assert progress.stopped_by == ("failures" if too_many else "most" if reached else None)
         assert (progress.room(0) == 0) == (too_many or reached)

@@ -213,6 +213,21 @@ def test_too_many_failures_stop_it_and_what_waits_stays() -> None:
     assert (progress.stopped_by, progress.failed, progress.sent) == ("failures", 20, 0)
 
 
+@pytest.mark.parametrize("name", ["REPLAY_ID", "USER.REPLAY_ID"])
+def test_a_redrive_whose_letters_die_again_stops(name: str) -> None:
+    stage = Stage(100)
+    seen: list[str] = []
+
+    def die_again(point: str) -> None:
+        seen.append(point)
+        if point == "committed":
+            for plan in ("p", "other"):
+                stage.kafka.append(DLQ, headers=[(name, f"{plan}.0.{len(seen)}".encode())])
+
+    progress = stage.run(rate_per_s=5, point=die_again)
+    assert (progress.stopped_by, progress.sent, progress.dead_again) == ("failures", 20, 3)
+
+
 def test_a_rate_and_a_most_are_kept() -> None:
     stage = Stage(100)
     began_ns = stage.clock.monotonic_ns()
