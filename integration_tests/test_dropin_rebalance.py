@@ -179,8 +179,11 @@ def test_what_waits_in_the_retry_topic_is_read_from_its_beginning_whatever_the_r
     assert got(consumer).value() == b"waits"
 
 
-def test_a_pattern_that_matches_the_shims_topics_shows_none_of_them_but_the_retries(stage: Stage) -> None:
-    consumer = stage.consumer(**{"topic.metadata.refresh.interval.ms": 500})
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_pattern_that_matches_the_shims_topics_shows_none_of_them_but_the_retries(
+    stage: Stage, protocol: str
+) -> None:
+    consumer = stage.consumer(**PROTOCOLS[protocol], **{"topic.metadata.refresh.interval.ms": 500})
     consumer.subscribe([f"^{stage.topic}", f"^{stage.names.namespace}.*"])
     until(lambda: len(consumer.assignment()) == 2, consumer)
     for topic in (stage.names.schedule, stage.names.dead_letter(stage.group), stage.names.parked):
@@ -192,6 +195,13 @@ def test_a_pattern_that_matches_the_shims_topics_shows_none_of_them_but_the_retr
     while time.monotonic() < until_nothing:
         assert consumer.poll(0.1) is None
     assert {each.topic for each in consumer.assignment()} == {stage.topic}
+    consumer.commit(asynchronous=False)
+    second = stage.consumer(**PROTOCOLS[protocol])
+    second.subscribe([stage.topic])
+    held = confluent_kafka.Consumer.assignment
+    until(lambda: held(second) and len(held(consumer)) + len(held(second)) == 3, consumer, second)
+    consumer.unsubscribe()
+    until(lambda: len(second.assignment()) == 2 and not original_assignment(consumer), consumer, second)
 
 
 def test_a_topic_of_the_shims_that_is_named_is_read(stage: Stage) -> None:

@@ -139,8 +139,10 @@ class ReadingConsumer(Consumer):
         if state.ensured:
             return
         layout = state.layout()
+        admin = AdminClient(state.connection)
+        state.hop_store.tell_credentials(admin)
         provision.ensure_topics(
-            AdminClient(state.connection),
+            admin,
             (*layout.shared(), *layout.for_group(state.group, with_log=False)),
             create=state.settings.create_topics,
         )

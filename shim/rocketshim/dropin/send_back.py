@@ -19,6 +19,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from rocketshim.clock import SystemClock
+from rocketshim.consumer.outcome import shown
 from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, LevelTableRetryPolicy, decide
 from rocketshim.dropin.lanes import Lanes
 from rocketshim.errors import (
@@ -122,6 +123,13 @@ class HopStore:
         if producer is not None:
             producer.set_sasl_credentials(username, password)
 
+    def tell_credentials(self, client: Any) -> None:
+        """Give another client of this consumer the credentials that were set last."""
+        with self._lock:
+            credentials = self._credentials
+        if credentials is not None:
+            client.set_sasl_credentials(*credentials)
+
     def close(self) -> None:
         """End the producer. What is under way is waited for; safe twice."""
         with self._lock:
@@ -202,7 +210,7 @@ class SendBack:
     def _failure(self, error: BaseException | str | None, name: str) -> Failure:
         at_ms = self._clock.wall_ms()
         if isinstance(error, BaseException):
-            return Failure(type(error).__qualname__, str(error), at_ms)
+            return Failure(type(error).__qualname__, shown(error), at_ms)
         return Failure(name, "the consumer asked for it" if error is None else error, at_ms)
 
     def _send(self, message: Message, failure: Failure, level: int, delay_ms: int | None) -> None:

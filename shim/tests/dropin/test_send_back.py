@@ -1,0 +1,87 @@
+"""What a send-back makes of a message, its error and its settings; storing is the broker's tests'."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+
+from rocketshim.dropin.send_back import SendBack
+from rocketshim.errors import MessageError
+from rocketshim_topics import DelayLevels, TopicNames, decode
+from rocketshim_topics.hops import OutgoingRecord
+
+NAMES = TopicNames()
+
+
+class Kept:
+    """A store that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.records: list[OutgoingRecord] = []
+
+    def list_topics(self, *, timeout: float) -> Any:
+        del timeout
+        return SimpleNamespace(topics={NAMES.schedule: SimpleNamespace(partitions=dict.fromkeys(range(32)))})
+
+    def store(self, out: OutgoingRecord) -> None:
+        self.records.append(out)
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise OSError("no text")
+
+
+def send_back(limit: int = 16) -> tuple[SendBack, Kept]:
+    kept = Kept()
+    made = SendBack(kept, names=NAMES, levels=DelayLevels.default(), group="g", limit=limit)  # type: ignore[arg-type]
+    return made, kept
+
+
+def message(**more: Any) -> Message:
+    return Message(**{"topic": "orders", "partition": 0, "offset": 7, "value": b"x", "timestamp": (1, 5), **more})
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("bad"), ("ValueError", "bad")),
+        ("busy", ("ReconsumeLater", "busy")),
+        (None, ("ReconsumeLater", "the consumer asked for it")),
+        (UnprintableError(), ("UnprintableError", "(str() of a UnprintableError raised OSError)")),
+    ],
+)
+def test_the_error_is_written_into_the_retry_record(error: Any, said: tuple[str, str]) -> None:
+    sends, kept = send_back()
+    sends.retry(message(), error, level=None, delay_ms=None)
+    (record,) = kept.records
+    envelope = decode(record.headers, trusted=True)
+    assert (envelope.fail_class, envelope.fail_text) == said
+    assert (envelope.real_topic, envelope.reconsume_times, envelope.origin_message_id, record.partition) == (
+        "%RETRY%g", 1, "orders/0/7", 2,
+    )  # fmt: skip
+
+
+def test_the_limit_and_a_negative_level_are_dead_letters() -> None:
+    for limit, level in ((0, None), (16, -1)):
+        sends, kept = send_back(limit)
+        sends.retry(message(), "x", level=level, delay_ms=None)
+        assert [record.topic for record in kept.records] == [NAMES.dead_letter("g")]
+
+
+def test_a_retry_record_that_breaks_the_wire_format_is_parked() -> None:
+    sends, kept = send_back()
+    sends.retry(message(topic=NAMES.retry("g"), headers=[("RECONSUME_TIMES", b"x")]), "x", level=None, delay_ms=None)
+    (record,) = kept.records
+    assert (record.topic, dict(record.headers)["PARK_REASON"]) == (NAMES.parked, b"bad-number:RECONSUME_TIMES")
+
+
+@pytest.mark.parametrize("changed", ["set_value", "set_key"])
+def test_a_message_whose_content_was_replaced_is_refused(changed: str) -> None:
+    sends, kept = send_back()
+    decoded = message(key=b"k")
+    getattr(decoded, changed)({"decoded": True})
+    with pytest.raises(MessageError, match="replaced by dict"):
+        sends.kill(decoded, "x")
+    assert kept.records == []
