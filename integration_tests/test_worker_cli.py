@@ -42,6 +42,7 @@ def test_waiting_and_parked_records_are_listed_shown_and_sent_again(
         producer.send(Message("elsewhere", b"other", delay_level=3), timeout_s=DEADLINE_S)
 
     stats = cli("delayed", "stats", *tables, "--json")
+    assert stats.returncode == 0, stats.stderr
     found = {queue["partition"]: queue for queue in json.loads(stats.stdout)}
     assert (found[0]["waiting"], found[2]["waiting"]) == (1, 2)
     assert found[2]["head"]["target"] == target

@@ -23,20 +23,13 @@ from rocketshim.clients import confluent_clients
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
+from rocketshim.positions import COORDINATOR_AWAY, LOOK_AGAIN_S, committed_positions
 
 __all__ = ["Conflict", "GroupReader", "GroupStanding", "PartitionStanding", "conflicts", "count"]
 
 _TIMEOUT_S: Final = 10.0
 _GRACE_S: Final = 5.0
-_LOOK_AGAIN_S: Final = 0.1
 _Offsets = dict[tuple[str, int], int]
-_COORDINATOR_AWAY: Final = frozenset(
-    {
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    }
-)
 _DENIED: Final = frozenset(
     {
         KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -240,7 +233,7 @@ class GroupReader:
                 if not name.startswith("__")
                 for number in topic.partitions
             ]
-            found = consumer.committed(places, timeout=_TIMEOUT_S) if places else []
+            found = committed_positions(consumer, places, _TIMEOUT_S) if places else []
         finally:
             consumer.close()
         return [item for item in found if item.offset >= 0]
@@ -252,9 +245,9 @@ class GroupReader:
             try:
                 return asked[group].result(_TIMEOUT_S + _GRACE_S)
             except KafkaException as error:
-                if error.args[0].code() not in _COORDINATOR_AWAY or time.monotonic() > until:
+                if error.args[0].code() not in COORDINATOR_AWAY or time.monotonic() > until:
                     raise
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(LOOK_AGAIN_S)
 
 
 def count(reader: TopicReader, standings: Iterable[PartitionStanding]) -> Counter[tuple[str, int]]:

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.client_config import merge
 from rocketshim.clients import Clients, ConsumerClient, confluent_clients
 from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, TopicMissingError
+from rocketshim.positions import committed_positions
 from rocketshim.worker.relay import is_probe
 from rocketshim_topics.hops import due_ms
 from rocketshim_topics.levels import DelayLevels
@@ -175,7 +176,7 @@ class DelayedReader:
                 raise TopicMissingError(f"the topic {self._topic} is not there; create it with: rocketshim init")
             places = [TopicPartition(self._topic, number) for number in topic.partitions]
             spans = {}
-            for item in self._consumer.committed(places, timeout=_TIMEOUT_S):
+            for item in committed_positions(self._consumer, places, _TIMEOUT_S):
                 low, high = self._consumer.get_watermark_offsets(
                     TopicPartition(self._topic, item.partition), timeout=_TIMEOUT_S
                 )

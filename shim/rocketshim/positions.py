@@ -1,0 +1,48 @@
+"""Committed positions, asked for from outside a group.
+
+A coordinator that has just come up (a new cluster, a broker that restarts) refuses for a moment, and librdkafka hands
+that on as an error: it is asked again until the time is over.
+"""
+
+import time
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.clients import ConsumerClient
+
+__all__ = ["COORDINATOR_AWAY", "LOOK_AGAIN_S", "committed_positions"]
+
+COORDINATOR_AWAY: Final = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+"""Errors that pass by themselves within seconds."""
+
+LOOK_AGAIN_S: Final = 0.1
+
+
+def committed_positions(
+    consumer: ConsumerClient, places: list[TopicPartition], timeout_s: float
+) -> list[TopicPartition]:
+    """The positions that the consumer's group has committed; it need not be a member.
+
+    Args:
+        consumer: its `group.id` is the group; may have joined or not.
+        places: partitions.
+        timeout_s: longest wait, seconds.
+
+    Raises:
+        KafkaException: no answer in time, or another one.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return consumer.committed(places, timeout=timeout_s)
+        except KafkaException as error:
+            if error.args[0].code() not in COORDINATOR_AWAY or time.monotonic() > until:
+                raise
+            time.sleep(LOOK_AGAIN_S)
