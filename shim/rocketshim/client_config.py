@@ -76,7 +76,11 @@ _ALIASES: Final[Mapping[str, str]] = {
     "request.required.acks": "acks",
     "metadata.broker.list": "bootstrap.servers",
 }
-_SECRET = re.compile(r"password|secret|token|key\.pem|jaas|credential|passphrase|assertion", re.IGNORECASE)
+_SECRET = re.compile(
+    r"passw|secret|token|key\.pem|jaas|credential|passphrase|assertion"
+    r"|^sasl\.(?!mechanisms?$|username$|kerberos\.|oauthbearer\.(method|scope)$)",
+    re.IGNORECASE,
+)
 _USERINFO = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _MASK = "[hidden]"
 

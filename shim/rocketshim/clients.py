@@ -15,9 +15,11 @@ Names, argument forms, return values and errors are confluent_kafka's (2.15 and 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from rocketshim.errors import ConfigError
 
 __all__ = [
     "AdminFactory",
@@ -28,8 +30,12 @@ __all__ = [
     "KafkaMessage",
     "ProducerClient",
     "ProducerFactory",
+    "confluent_admin",
     "confluent_clients",
 ]
+
+
+_Client = TypeVar("_Client")
 
 
 class KafkaMessage(Protocol):
@@ -140,8 +146,25 @@ class Clients:
 
 
 def confluent_clients() -> Clients:
-    """confluent_kafka's own clients."""
+    """confluent_kafka's own clients. Settings that they do not take are a `ConfigError`, which shows no value."""
     from confluent_kafka import Consumer, Producer  # noqa: PLC0415 - a Kafka client is loaded when one is needed
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
-    return Clients(consumer=Consumer, producer=Producer, admin=AdminClient)
+    return Clients(consumer=_checked(Consumer), producer=_checked(Producer), admin=_checked(AdminClient))
+
+
+def confluent_admin(settings: dict[str, Any]) -> Any:
+    """An admin client of confluent_kafka's, for what is administered and nothing else; errors as above."""
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+
+    return _checked(AdminClient)(settings)
+
+
+def _checked(make: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, Any]], _Client]:
+    def made(settings: dict[str, Any]) -> _Client:
+        try:
+            return make(settings)
+        except KafkaException as error:
+            raise ConfigError(f"Kafka's client does not take these settings: {error.args[0].str()}") from error
+
+    return made

@@ -4,6 +4,7 @@ Durations end in `_ms`, sizes in `_bytes`, counts in nothing or `_count`. Names 
 RocketMQ has the setting. Every object can be printed: secrets in `client` are hidden.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -38,7 +39,9 @@ _MIB = 1_048_576
 class Settings(BaseModel):
     """What all settings objects share: frozen, unknown names are errors, errors are `ConfigError`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True, hide_input_in_errors=True
+    )
 
     @classmethod
     def make(cls, **values: Any) -> Self:
@@ -59,6 +62,8 @@ class Settings(BaseModel):
 
 def _shown(item: Any) -> str:
     name = str(item["loc"][-1]) if item["loc"] else ""
+    if "client" in item["loc"]:
+        return "…"  # passwords are in there
     return str(mask({name: item.get("input")})[name]) if name else "…"
 
 
@@ -86,12 +91,10 @@ class ConnectionSettings(Settings):
     client: dict[str, Any] = Field(default_factory=dict)
     allow_code_settings: bool = False
 
-    def __repr__(self) -> str:
-        values = {name: getattr(self, name) for name in type(self).model_fields}
-        values["client"] = mask(self.client)
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in values.items())})"
-
-    __str__ = __repr__
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What `repr`, `str` and rich show: secrets hidden."""
+        for name, value in super().__repr_args__():
+            yield name, mask(value) if name == "client" else value
 
 
 class ProducerSettings(ConnectionSettings):

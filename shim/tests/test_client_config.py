@@ -1,8 +1,12 @@
 """What passes through to librdkafka, what does not, and what is never shown."""
 
+import traceback
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.pretty import Pretty
 
 from rocketshim.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, mask, merge
 from rocketshim.errors import ConfigError
@@ -61,6 +65,8 @@ def test_settings_of_consumers_do_not_reach_producers() -> None:
         {"ssl.key.pem": CANARY},
         {"sasl.oauthbearer.client.secret": CANARY},
         {"sasl.jaas.config": CANARY},
+        {"sasl.passwort": CANARY},
+        {"sasl.oauthbearer.config": f"secret={CANARY}"},
         {"bootstrap.servers": f"sasl://user:{CANARY}@host:9092"},
     ],
 )
@@ -69,6 +75,23 @@ def test_secrets_are_never_shown(settings: dict[str, str]) -> None:
     worker = WorkerSettings.make(bootstrap="h:1", allow=("a",), client=settings)
     assert CANARY not in repr(worker)
     assert CANARY not in str(ProducerSettings.make(bootstrap="h:1", client=settings))
+
+
+def test_rich_and_pydantic_show_no_secret_either() -> None:
+    settings = {"sasl.password": CANARY}
+    console = Console(file=StringIO())
+    console.print(WorkerSettings.make(bootstrap="h:1", allow=("a",), client=settings))
+    console.print(Pretty(ProducerSettings.make(bootstrap="h:1", client=settings)))
+    assert CANARY not in console.file.getvalue()  # type: ignore[attr-defined]
+    for wrong in ({"client": f"sasl.password={CANARY}"}, {"client": settings, "nonsense": 1}, {"client": [CANARY]}):
+        with pytest.raises(ConfigError) as caught:
+            ProducerSettings.make(bootstrap="h:1", **wrong)
+        assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    harmless = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "security.protocol": "SSL", "ssl.ca.location": "/ca"}
+    assert mask(harmless) == harmless
 
 
 def test_an_error_about_settings_names_every_wrong_one_and_no_secret() -> None:

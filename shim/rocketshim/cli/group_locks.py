@@ -11,6 +11,7 @@ from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import console
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.client_config import PROTECTED_PRODUCER, merge
+from rocketshim.clients import confluent_clients
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.group.standing import GroupLogStanding, read_group_log, release_record
@@ -27,11 +28,9 @@ GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer gr
 
 
 def _read(bootstrap: str, client: dict[str, str], namespace: str, group: str) -> tuple[str, GroupLogStanding]:
-    from confluent_kafka import Consumer  # noqa: PLC0415 - `--help` does without
-
     settings = ConnectionSettings.make(bootstrap=bootstrap, namespace=namespace, client=client)
     topic = TopicNames(namespace).group_log(group)
-    consumer = Consumer(log_reader_config(settings, group))
+    consumer = confluent_clients().consumer(log_reader_config(settings, group))
     try:
         return topic, read_group_log(consumer, topic)
     finally:
@@ -153,10 +152,10 @@ def release(
 
 
 def _store(bootstrap: str, client: dict[str, str], topic: str, value: bytes) -> None:
-    from confluent_kafka import Producer  # noqa: PLC0415
-
     errors: list[Any] = []
-    producer = Producer(merge(client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": bootstrap}))
+    producer = confluent_clients().producer(
+        merge(client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": bootstrap})
+    )
     producer.produce(topic, value, partition=0, on_delivery=lambda error, _: errors.append(error))
     producer.flush(_STORE_S)
     if errors != [None]:

@@ -48,9 +48,8 @@ def init(
 
     Exit code 2 if a topic that exists is not as it should be.
     """
-    from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` does without
-
-    from rocketshim.client_config import merge  # noqa: PLC0415
+    from rocketshim.client_config import merge  # noqa: PLC0415 - `--help` does without
+    from rocketshim.clients import confluent_admin  # noqa: PLC0415
     from rocketshim_topics import DelayLevels, TopicNames, provision  # noqa: PLC0415
     from rocketshim_topics.layout import Layout, TopicSpec  # noqa: PLC0415
     from rocketshim_topics.names import check_topic  # noqa: PLC0415
@@ -74,7 +73,7 @@ def init(
         specs.append(
             TopicSpec(each, partitions or 1, purpose="yours", replication_factor=replication_factor, grows=False)
         )
-    admin = AdminClient(merge(client_settings(client), defaults={}, required={"bootstrap.servers": bootstrap}))
+    admin = confluent_admin(merge(client_settings(client), defaults={}, required={"bootstrap.servers": bootstrap}))
     planned = provision.plan(admin, specs, grow=lanes is not None, mend=mend)
     for line in planned.lines():
         typer.echo(line)

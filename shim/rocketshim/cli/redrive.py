@@ -236,13 +236,12 @@ def _check_cluster(
 
 def ensure_log(bootstrap: str, client: dict[str, str], names: TopicNames) -> None:
     """Make the redrive log if it is missing."""
-    from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - `--help` does without
-
-    from rocketshim.client_config import merge  # noqa: PLC0415
+    from rocketshim.client_config import merge  # noqa: PLC0415 - `--help` does without
+    from rocketshim.clients import confluent_admin  # noqa: PLC0415
     from rocketshim_topics import provision  # noqa: PLC0415
 
     log = Layout(names, DelayLevels.default()).redrive_log()
-    admin = AdminClient(merge(client, defaults={}, required={"bootstrap.servers": bootstrap}))
+    admin = confluent_admin(merge(client, defaults={}, required={"bootstrap.servers": bootstrap}))
     provision.ensure_topics(admin, [log])
 
 

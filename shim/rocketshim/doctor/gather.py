@@ -25,7 +25,7 @@ from rocketshim.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PR
 from rocketshim.clients import Clients, confluent_clients
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
-from rocketshim.errors import BrokerUnavailableError, ConfigError, MalformedRecordError, RocketshimError
+from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, RocketshimError
 from rocketshim.operations.group_standing import GroupReader, GroupStanding
 from rocketshim.worker.relay import is_probe
 from rocketshim_topics.hops import clock_probe
@@ -154,12 +154,9 @@ class _Look:
         self._names = names
         self._client = client
         self.unread: list[str] = []
-        try:
-            self._groups = GroupReader(bootstrap, {**client, "log_level": "0"})
-            self._admin = self._groups.admin
-            self.reader = TopicReader(bootstrap, client=client, patience_s=_TIMEOUT_S)
-        except KafkaException as error:
-            raise ConfigError(f"Kafka's client does not take these settings: {error.args[0].str()}") from error
+        self._groups = GroupReader(bootstrap, {**client, "log_level": "0"})
+        self._admin = self._groups.admin
+        self.reader = TopicReader(bootstrap, client=client, patience_s=_TIMEOUT_S)
 
     def _settings(self, required: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return merge(self._client, defaults=defaults or {}, required={"bootstrap.servers": self._bootstrap, **required})

@@ -37,7 +37,13 @@ from rocketshim.local.home import ClusterHome
 from rocketshim.local.java import JavaRuntime, find_java
 from rocketshim.local.node import Node
 from rocketshim.local.probe import accepts_connections, free_ports, is_free, known_brokers
-from rocketshim.local.server_properties import ADMIN_USER, HOST, NodeAddress, server_properties
+from rocketshim.local.server_properties import (
+    ADMIN_USER,
+    HOST,
+    NodeAddress,
+    security_protocol,
+    server_properties,
+)
 from rocketshim.local.startup_kit import StartupKit, startup_kit
 
 if TYPE_CHECKING:
@@ -73,6 +79,8 @@ class LocalCluster:
         heap_mb: JVM heap of each node in MiB; None: 512 for one node, 384 each for several.
         jvm_options: further options of the JVM; they come last and win.
         users: user name to password: SASL/PLAIN with ACLs, super user `admin`; None: no authentication.
+        tls_pem: a PEM file with an unencrypted PKCS #8 key and its certificate for 127.0.0.1, which brokers use and
+            clients trust; None: no TLS.
         start_timeout_s: deadline of `start` and `restart` in seconds, fetching apart.
         report: gets one line a step of what takes long (fetching); None: the logger `rocketshim.local` at INFO.
 
@@ -93,6 +101,7 @@ class LocalCluster:
         heap_mb: int | None = None,
         jvm_options: Sequence[str] = (),
         users: Mapping[str, str] | None = None,
+        tls_pem: Path | None = None,
         start_timeout_s: float = 150.0,
         report: Callable[[str], None] | None = None,
     ) -> None:
@@ -109,6 +118,7 @@ class LocalCluster:
         self._heap_mb = heap_mb if heap_mb is not None else (512 if brokers == 1 else 384)
         self._jvm_options = tuple(jvm_options)
         self._users = dict(users) if users is not None else None
+        self._tls_pem = None if tls_pem is None else str(tls_pem.absolute())
         self._start_timeout_s = start_timeout_s
         self._report = _log.info if report is None else report
         self._home: ClusterHome | None = None
@@ -162,12 +172,14 @@ class LocalCluster:
             ConfigError: the cluster has users, but not this one.
         """
         config = {"bootstrap.servers": self.bootstrap}
+        if self._tls_pem is not None:
+            config |= {"security.protocol": "SSL", "ssl.ca.location": self._tls_pem}
         if self._users is None:
             return config
         if user not in self._users:
             raise ConfigError(f"{user!r} is no user of this cluster; it has {', '.join(sorted(self._users))}")
         return config | {
-            "security.protocol": "SASL_PLAINTEXT",
+            "security.protocol": security_protocol(users=True, tls=self._tls_pem is not None),
             "sasl.mechanism": "PLAIN",
             "sasl.username": user,
             "sasl.password": self._users[user],
@@ -369,6 +381,7 @@ class LocalCluster:
                 data_folder=str(node.data),
                 overrides=self._properties,
                 users=self._users,
+                tls_pem=self._tls_pem,
             )
             node.format(kit, home.cluster_id, properties)
         for node in self._nodes.values():

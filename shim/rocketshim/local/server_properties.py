@@ -5,6 +5,8 @@ development machine and tests want something else: small internal topics, no del
 only when they are created, a dead broker fenced after 6 s instead of 9. The caller's properties win over the defaults,
 but not over those that hold the cluster together (`STRUCTURAL`).
 
+With TLS: one PEM file holds key and certificate of every node, and is what clients trust.
+
 With SASL (PLAIN, `kafka-facts` 5.9): clients and brokers authenticate, the standard authorizer decides, `admin` is the
 super user. The controller listener stays plaintext on the loopback, and so `ANONYMOUS` is a super user too: fit for
 tests of rights on one machine and for nothing else.
@@ -24,6 +26,7 @@ __all__ = [
     "cluster_id_from",
     "meta_properties",
     "render_properties",
+    "security_protocol",
     "server_properties",
 ]
 
@@ -75,6 +78,7 @@ def server_properties(
     data_folder: str,
     overrides: Mapping[str, str],
     users: Mapping[str, str] | None = None,
+    tls_pem: str | None = None,
     listen_host: str = HOST,
 ) -> dict[str, str]:
     """Return the whole configuration of node `node_id` of the cluster `nodes`.
@@ -85,13 +89,14 @@ def server_properties(
         data_folder: where this node keeps its logs of records, an absolute path.
         overrides: the caller's properties.
         users: user name to password for SASL/PLAIN with ACLs, `ADMIN_USER` among them; None: no authentication.
+        tls_pem: absolute path of a PEM file with an unencrypted PKCS #8 key and its certificate; None: no TLS.
         listen_host: the address to listen on; another than the loopback only inside a container.
 
     Raises:
         ConfigError: an override is structural, or a user name or password cannot stand in a JAAS line.
     """
     own = next(node for node in nodes if node.node_id == node_id)
-    client_protocol = "PLAINTEXT" if users is None else "SASL_PLAINTEXT"
+    client_protocol = security_protocol(users=users is not None, tls=tls_pem is not None)
     copies = min(len(nodes), 3)
     in_sync = max(1, copies - 1)
     properties = {
@@ -130,13 +135,22 @@ def server_properties(
         "log.cleaner.dedupe.buffer.size": str(8 * 1024 * 1024),
     }
     if users is not None:
-        properties |= _sasl(users)
+        properties |= _sasl(users, client_protocol.lower())
+    if tls_pem is not None:
+        for store in ("keystore", "truststore"):
+            properties |= {f"ssl.{store}.type": "PEM", f"ssl.{store}.location": tls_pem}
     if taken := STRUCTURAL & overrides.keys():
         raise ConfigError(f"{', '.join(sorted(taken))}: set by the local cluster itself, take it out of properties")
     return properties | dict(overrides)
 
 
-def _sasl(users: Mapping[str, str]) -> dict[str, str]:
+def security_protocol(*, users: bool, tls: bool) -> str:
+    """Kafka's name of how clients reach the brokers."""
+    encrypted = "SSL" if tls else "PLAINTEXT"
+    return f"SASL_{encrypted}" if users else encrypted
+
+
+def _sasl(users: Mapping[str, str], listener: str) -> dict[str, str]:
     if ADMIN_USER not in users:
         raise ConfigError(f"the users of a local cluster need {ADMIN_USER!r} among them: the brokers log in as it")
     for text in (*users, *users.values()):
@@ -147,7 +161,7 @@ def _sasl(users: Mapping[str, str]) -> dict[str, str]:
     return {
         "sasl.enabled.mechanisms": "PLAIN",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+        f"listener.name.{listener}.plain.sasl.jaas.config": (
             f'{module} required username="{ADMIN_USER}" password="{users[ADMIN_USER]}" {logins};'
         ),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

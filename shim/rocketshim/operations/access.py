@@ -14,12 +14,14 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from rocketshim.errors import ConfigError
 from rocketshim_topics.names import TopicNames, check_topic
 
 __all__ = ["Grant", "Resource", "Role", "bindings", "commands", "grants"]
+
+_CLUSTER: Final = "kafka-cluster"  # Kafka's only name for it
 
 
 class Role(StrEnum):
@@ -38,6 +40,7 @@ class Resource(StrEnum):
     TOPIC = "topic"
     GROUP = "group"
     TRANSACTIONAL_ID = "transactional-id"
+    CLUSTER = "cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(
         f"{ours}group.", "READ", "WRITE", "DESCRIBE_CONFIGS", why="group locks, release; doctor", prefixed=True
     )
+    yield Grant(Resource.CLUSTER, _CLUSTER, prefixed=False, operations=("DESCRIBE_CONFIGS",), why="settings: doctor")
     for group in (names.worker_group, *groups):
         yield _group(group, "DESCRIBE", why="positions: group lag, delayed, doctor")
     yield Grant(
@@ -163,7 +167,7 @@ def commands(wanted: Iterable[Grant], *, principal: str, bootstrap: str) -> list
         words = ["kafka-acls.sh", "--bootstrap-server", bootstrap, "--add", "--allow-principal", principal]
         for operation in grant.operations:
             words += ["--operation", operation.title().replace("_", "")]
-        words += [f"--{grant.resource}", grant.name]
+        words += ["--cluster"] if grant.resource is Resource.CLUSTER else [f"--{grant.resource}", grant.name]
         if grant.prefixed:
             words += ["--resource-pattern-type", "prefixed"]
         lines.append(shlex.join(words))

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # its stubs re-export nothing
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # its stubs re-export nothing
 
 from rocketshim.client_config import merge
-from rocketshim.clients import confluent_clients
+from rocketshim.clients import confluent_admin, confluent_clients
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
@@ -153,7 +153,7 @@ class GroupReader:
     def __init__(self, bootstrap: str, client: Mapping[str, Any] | None = None) -> None:
         self._settings = partial(merge, client or {}, defaults={"client.id": "rocketshim-read"})
         self._bootstrap = bootstrap
-        self.admin = AdminClient(self._settings(required={"bootstrap.servers": bootstrap}))
+        self.admin = confluent_admin(self._settings(required={"bootstrap.servers": bootstrap}))
 
     def read(self, group: str) -> GroupStanding:
         """Where a group stands.
@@ -164,8 +164,8 @@ class GroupReader:
             ClusterError: any other answer.
         """
         try:
+            described = self._described(group)  # first: it says at once that a right is missing
             committed = self._committed(group)
-            described = self._described(group)
             places = [(item.topic, item.partition) for item in committed]
             lows = self.offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
             ends = self.offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]

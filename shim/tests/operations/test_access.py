@@ -23,7 +23,7 @@ def test_no_role_may_create_alter_or_delete(role: Role) -> None:
 
 @EVERY
 def test_a_prefix_of_ours_ends_at_a_separator_and_stays_in_its_namespace(role: Role) -> None:
-    ours = [grant for grant in of(role) if grant.name not in {"orders", "bills-", "g"}]
+    ours = [grant for grant in of(role) if grant.name not in {"orders", "bills-", "g", "kafka-cluster"}]
     assert all(grant.name.startswith("pay.") for grant in ours)
     assert all(grant.name.endswith(".") for grant in ours if grant.prefixed)
 
@@ -74,6 +74,11 @@ def test_commands_can_be_typed_as_they_stand() -> None:
     assert config.endswith(
         "--operation Read --operation DescribeConfigs --topic bills- --resource-pattern-type prefixed"
     )
+
+
+def test_a_command_about_the_cluster_names_none() -> None:
+    [line] = [each for each in commands(of(Role.OPERATOR), principal="User:o", bootstrap="b") if "--cluster" in each]
+    assert line.endswith("--operation DescribeConfigs --cluster")
 
 
 def test_json_has_one_binding_for_each_operation(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,537 @@
+"""TLS, SASL and ACLs on a real broker with an authorizer: each role does its work with the rights that `acls` prints,
+and nothing else is allowed; and no secret comes out anywhere.
+"""
+
+import json
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Producer as PlainProducer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourcePatternType,
+    ResourceType,
+)
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+from rich.console import Console
+
+from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings
+from rocketshim.cli import main
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.errors import RocketshimError
+from rocketshim.local import LocalCluster
+from rocketshim_spark.sources import Cluster
+from rocketshim_topics import TopicNames
+
+DEADLINE_S = 60.0
+LEVELS = "1s 1s 1s"
+NAMES = TopicNames("pay")
+TOPIC, GROUP = "orders", "payments"
+ROLES = ("producer", "consumer", "worker", "operator", "spark")
+DENIED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+UNSEEN = {KafkaError._UNKNOWN_PARTITION, KafkaError._NOENT}
+"""What librdkafka says of a topic that the cluster does not show to this user."""
+Settings = dict[str, str]
+
+
+def certificate(folder: Path) -> Path:
+    """A PEM file with a key and its self-signed certificate for 127.0.0.1."""
+    key, cert, both = folder / "key.pem", folder / "cert.pem", folder / "broker.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    both.write_text(key.read_text() + cert.read_text())
+    return both
+
+
+class Secured:
+    """The cluster and the settings of each of its users."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.bootstrap = cluster.bootstrap
+        self._config = {user: cluster.client_config(user) for user in ("admin", "stranger", *ROLES)}
+
+    def client(self, user: str) -> Settings:
+        return {name: value for name, value in self._config[user].items() if name != "bootstrap.servers"}
+
+    def plain(self, user: str, **more: Any) -> dict[str, Any]:
+        """For a plain Kafka client."""
+        return {**self._config[user], "log_level": 0, **{key.replace("_", "."): value for key, value in more.items()}}
+
+    def options(self, user: str) -> list[str]:
+        """For the command line."""
+        pairs = [word for item in self.client(user).items() for word in ("--client", "=".join(item))]
+        return ["--bootstrap", self.bootstrap, "--namespace", NAMES.namespace, *pairs]
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Secured]:
+    """A TLS cluster with an authorizer; topics made by the admin, each role with the rights that `acls` prints."""
+    users = {user: f"{user}-s3cret" for user in ("admin", "stranger", *ROLES)}
+    pem = certificate(tmp_path_factory.mktemp("tls"))
+    with LocalCluster(users=users, tls_pem=pem, properties={"connections.max.reauth.ms": "0"}) as cluster:
+        secured = Secured(cluster)
+        made = ["init", *secured.options("admin"), "--delay-levels", LEVELS, "--group", GROUP, "--with-log"]
+        assert main([*made, "--topic", TOPIC, "--topic", "payroll", "--group", "g1"]) == 0
+        cluster.touch_internal_topics()
+        capture: pytest.CaptureManager = request.config.pluginmanager.getplugin("capturemanager")
+        admin = AdminClient(secured.plain("admin"))
+        for role in ROLES:
+            grant(admin, role, capture)
+        for role in ROLES:
+            await_rights(secured, role)
+        yield secured
+
+
+def grant(admin: AdminClient, role: str, capture: Any) -> None:
+    """Create exactly the bindings that `rocketshim acls --json` prints."""
+    words = ["acls", "--role", role, "--topic", TOPIC, "--group", GROUP, "--orderly", "--namespace", "pay", "--json"]
+    capture.read_global_capture()
+    assert main(words) == 0
+    printed = json.loads(capture.read_global_capture()[0])
+    bindings = [
+        AclBinding(
+            ResourceType.BROKER if each["resource_type"] == "CLUSTER" else getattr(ResourceType, each["resource_type"]),
+            each["resource_name"],
+            getattr(ResourcePatternType, each["pattern_type"]),
+            each["principal"],
+            each["host"],
+            getattr(AclOperation, each["operation"]),
+            getattr(AclPermissionType, each["permission_type"]),
+        )
+        for each in printed
+    ]
+    for future in admin.create_acls(bindings).values():
+        future.result(DEADLINE_S)
+
+
+def await_rights(secured: Secured, role: str) -> None:
+    """Rights take effect a moment after they were given: wait for the one given last, and for the user's topic."""
+    admin = AdminClient(secured.plain(role))
+    until = time.monotonic() + DEADLINE_S
+    while TOPIC not in admin.list_topics(timeout=DEADLINE_S).topics:
+        assert time.monotonic() < until
+
+
+@contextmanager
+def running(worker: DelayWorker) -> Iterator[None]:
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            worker.run()
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join()
+        assert not failures
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_producer_worker_and_consumer_do_their_work(secured: Secured, exactly_once: bool) -> None:
+    worker = DelayWorker(
+        WorkerSettings.make(
+            bootstrap=secured.bootstrap, namespace="pay", delay_levels=LEVELS, allow=(TOPIC,),
+            client=secured.client("worker"), exactly_once=exactly_once, instance="one",
+        )
+    )  # fmt: skip
+    consumer = PushConsumer(
+        secured.bootstrap, group=GROUP, namespace="pay", delay_levels=LEVELS, client=secured.client("consumer"),
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_reconsume_times=1,
+    )  # fmt: skip
+    seen: set[tuple[bytes | None, int]] = set()
+    mark = str(exactly_once).encode()
+    wanted = {(mark + b"now", 0), (mark + b"level", 0), (mark + b"any", 0), (mark + b"bad", 0), (mark + b"bad", 1)}
+    everything = threading.Event()
+
+    @consumer.listener(TOPIC)
+    def handle(message: Any, context: Any) -> None:
+        del context
+        seen.add((message.body, message.reconsume_times))
+        if wanted <= seen:
+            everything.set()
+        if message.body.endswith(b"bad"):
+            raise OSError("the bank does not answer")
+
+    with running(worker), consumer:
+        with Producer(
+            secured.bootstrap, namespace="pay", delay_levels=LEVELS, client=secured.client("producer")
+        ) as producer:
+            for body, delay in (
+                (b"now", {}),
+                (b"level", {"delay_level": 1}),
+                (b"any", {"delay": "1300ms"}),
+                (b"bad", {}),
+            ):
+                producer.send(Message(TOPIC, mark + body, key="k", **delay), timeout_s=DEADLINE_S)  # type: ignore[arg-type]
+        assert everything.wait(DEADLINE_S), seen
+    assert consumer.send_back_counts.dead == 1
+
+
+def test_an_orderly_consumer_takes_its_locks(secured: Secured) -> None:
+    consumer = PushConsumer(
+        secured.bootstrap, group=GROUP, namespace="pay", delay_levels=LEVELS, client=secured.client("consumer"),
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+    )  # fmt: skip
+    got = threading.Event()
+
+    @consumer.listener(TOPIC, orderly=True)
+    def handle(message: Any, context: Any) -> None:
+        del context
+        if message.body == b"in order":
+            got.set()
+
+    with Producer(secured.bootstrap, namespace="pay", client=secured.client("producer")) as producer, consumer:
+        producer.send(Message(TOPIC, b"in order"), timeout_s=DEADLINE_S)
+        assert got.wait(DEADLINE_S)
+
+
+def dead_letter(secured: Secured, body: bytes) -> None:
+    """A dead letter of the group, as the admin writes it."""
+    producer = PlainProducer(secured.plain("admin"))
+    origin = [("RETRY_TOPIC", TOPIC.encode()), ("CONSUMER_GROUP", GROUP.encode()), ("RECONSUME_TIMES", b"17")]
+    producer.produce(NAMES.dead_letter(GROUP), body, headers=origin)
+    parked = [("REAL_TOPIC", TOPIC.encode()), ("PARK_REASON", b"forbidden-target"), ("PARK_FROM", b"x/0/1")]
+    producer.produce(NAMES.parked, body, headers=parked)
+    assert producer.flush(DEADLINE_S) == 0
+
+
+def test_an_operator_has_every_tool(secured: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dead_letter(secured, b"for the operator")
+    there, group = secured.options("operator"), ["--group", GROUP]
+    plan = str(tmp_path / "plan.json")
+    commit_one(secured)
+    for words, codes in [
+        (["dlq", "ls", *group], {0}),
+        (["dlq", "stats", *group], {0}),
+        (["dlq", "plan", *group, "--out", plan], {0}),
+        (["dlq", "apply", plan, *[word for word in there if word not in {"--namespace", "pay"}]], {0}),
+        (["retry", "ls", *group], {0}),
+        (["delayed", "ls"], {0}),
+        (["delayed", "stats"], {0, 2}),
+        (["parked", "ls"], {0}),
+        (["parked", "redrive", "--reason", ""], {0, 2}),
+        (["trace", f"{NAMES.dead_letter(GROUP)}/0/0"], {0}),
+        (["group", "lag", GROUP, "--count"], {0}),
+        (["group", "subscriptions", GROUP], {0}),
+        (["group", "locks", GROUP], {0, 2}),
+        (["group", "members", GROUP], {0, 2}),
+        (["doctor", "--topic", TOPIC, "--group", GROUP, "--role", "operator", "--json"], {0, 2}),
+    ]:
+        options = [] if "apply" in words else there
+        if words[:2] == ["group", "lag"]:
+            options = [word for word in there if word not in {"--namespace", "pay"}]
+        assert main([*words, *options]) in codes, (words, capsys.readouterr().err)
+        shown = capsys.readouterr()
+        assert "s3cret" not in shown.out + shown.err
+        if words[0] == "doctor":
+            found = json.loads(shown.out)
+            assert [each for each in found if each["check"] == "rights"] == []
+            unread = [each["what"] for each in found if each["check"] == "not-looked-at"]
+            assert [each for each in unread if not each.startswith("group g1:")] == [], "it may read all that it judges"
+
+
+def commit_one(secured: Secured) -> None:
+    with closing(Consumer(secured.plain("consumer", group_id=GROUP, enable_auto_commit=False))) as member:
+        member.commit(offsets=[TopicPartition(TOPIC, 0, 1)], asynchronous=False)
+
+
+def test_spark_reads_everything_and_needs_no_group(secured: Secured) -> None:
+    dead_letter(secured, b"for spark")
+    topics = [TOPIC, NAMES.schedule, NAMES.dead_letter(GROUP), NAMES.retry(GROUP), NAMES.parked]
+    client = secured.client("spark")
+    with Cluster(secured.bootstrap, client) as cluster:
+        assert {each.topic for each in cluster.bounds(topics)} == set(topics)
+    with TopicReader(secured.bootstrap, client=client) as reader:
+        assert b"for spark" in [record.value() for record in reader.read([NAMES.dead_letter(GROUP)])]
+
+
+def test_the_doctor_names_the_rights_that_a_stranger_lacks(
+    secured: Secured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *secured.options("producer"), "--topic", TOPIC, "--role", "worker", "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    lacking = {each["subject"]: each["what"] for each in found if each["check"] == "rights"}
+    assert lacking[f"worker on topic {NAMES.schedule}"] == "the principal lacks READ"
+    assert {each["check"] for each in found} >= {"rights", "not-looked-at", "topic-missing"}
+
+
+# --- what is denied ----------------------------------------------------------------------------------------------
+
+
+def code(ask: Callable[[], Any]) -> int | None:
+    """The error of a call; None: it was allowed."""
+    try:
+        ask()
+    except KafkaException as error:
+        return int(error.args[0].code())
+    return None
+
+
+class Tries:
+    """What one user tries; each returns Kafka's error, None if it was allowed."""
+
+    def __init__(self, secured: Secured, user: str) -> None:
+        self._secured, self._user = secured, user
+        self._admin = AdminClient(secured.plain(user))
+        self._producer = PlainProducer(secured.plain(user))
+
+    def write(self, topic: str) -> int | None:
+        errors: list[KafkaError | None] = []
+        with suppress(KafkaException):
+            self._producer.produce(topic, b"x", partition=0, on_delivery=lambda error, _: errors.append(error))
+        self._producer.flush(DEADLINE_S)
+        return None if errors and errors[0] is None else (errors[0].code() if errors and errors[0] else 29)
+
+    def read(self, topic: str) -> int | None:
+        with closing(Consumer(self._secured.plain(self._user, group_id="nobody"))) as reader:
+            place = TopicPartition(topic, 0, 0)
+            unseen = code(lambda: reader.get_watermark_offsets(place, timeout=DEADLINE_S))
+            if unseen is not None:
+                return unseen
+            reader.assign([place])
+            until = time.monotonic() + DEADLINE_S
+            while time.monotonic() < until:
+                message = reader.poll(1.0)
+                if message is None:
+                    continue
+                error = message.error()
+                if error is None:
+                    return None
+                if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # of its name; it does not join
+                    return int(error.code())
+        return None
+
+    def commit(self, group: str) -> int | None:
+        asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(TOPIC, 0, 1)])]
+        try:
+            answer = self._admin.alter_consumer_group_offsets(asked)[group].result(DEADLINE_S)
+        except KafkaException as error:
+            return int(error.args[0].code())
+        done = answer.topic_partitions[0].error
+        return None if done is None else int(done.code())
+
+    def transact(self, name: str) -> int | None:
+        producer = PlainProducer(self._secured.plain(self._user, transactional_id=name))
+        return code(lambda: producer.init_transactions(DEADLINE_S))
+
+    def create(self, topic: str) -> int | None:
+        return code(lambda: self._admin.create_topics([NewTopic(topic, 1)])[topic].result(DEADLINE_S))
+
+    def delete(self, topic: str) -> int | None:
+        return code(lambda: self._admin.delete_topics([topic])[topic].result(DEADLINE_S))
+
+    def grow(self, topic: str) -> int | None:
+        return code(lambda: self._admin.create_partitions([NewPartitions(topic, 64)])[topic].result(DEADLINE_S))
+
+    def alter(self, topic: str) -> int | None:
+        entry = ConfigEntry("retention.ms", "1", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        return code(lambda: next(iter(self._admin.incremental_alter_configs([resource]).values())).result(DEADLINE_S))
+
+    def truncate(self, topic: str) -> int | None:
+        place = TopicPartition(topic, 0, 1)
+        return code(lambda: next(iter(self._admin.delete_records([place]).values())).result(DEADLINE_S))
+
+    def forget(self, group: str) -> int | None:
+        return code(lambda: self._admin.delete_consumer_groups([group])[group].result(DEADLINE_S))
+
+    def seize(self, user: str) -> int | None:
+        """Give oneself all rights."""
+        binding = AclBinding(
+            ResourceType.TOPIC, "*", ResourcePatternType.LITERAL, f"User:{user}", "*", AclOperation.ALL,
+            AclPermissionType.ALLOW,
+        )  # fmt: skip
+        return code(lambda: self._admin.create_acls([binding])[binding].result(DEADLINE_S))
+
+    def spy(self, _: str) -> int | None:
+        """Read who has which rights: who may not gets an empty list, without an error."""
+        everything = AclBindingFilter(
+            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+        )
+        found = self._admin.describe_acls(everything).result(DEADLINE_S)
+        return None if found else KafkaError.CLUSTER_AUTHORIZATION_FAILED
+
+
+RETRY, DEAD, LOG = NAMES.retry(GROUP), NAMES.dead_letter(GROUP), NAMES.group_log(GROUP)
+OTHERS = [NAMES.retry("g1"), NAMES.dead_letter("g1"), NAMES.group_log("g1")]
+NEVER = [
+    ("create", "new"), ("delete", TOPIC), ("delete", NAMES.schedule), ("grow", NAMES.schedule),
+    ("alter", NAMES.schedule), ("truncate", NAMES.schedule), ("forget", NAMES.worker_group), ("forget", GROUP),
+    ("seize", "me"), ("spy", ""), ("write", "payroll"), ("read", "payroll"), ("commit", "another-group"),
+    ("transact", "another-id"), ("write", "__consumer_offsets"), ("write", "__transaction_state"),
+]  # fmt: skip
+FORBIDDEN: dict[str, list[tuple[str, str]]] = {
+    "producer": [
+        *(("write", name) for name in (RETRY, DEAD, LOG, NAMES.parked, NAMES.redrive_log)),
+        *(("read", name) for name in (TOPIC, NAMES.schedule, RETRY, DEAD)),
+        ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.worker_group}.one"),
+    ],
+    "consumer": [
+        *(("write", name) for name in (TOPIC, RETRY, NAMES.parked, NAMES.redrive_log, *OTHERS)),
+        *(("read", name) for name in (NAMES.schedule, DEAD, NAMES.parked, *OTHERS)),
+        ("commit", NAMES.worker_group), ("commit", "g1"), ("transact", f"{NAMES.worker_group}.one"),
+    ],
+    "worker": [
+        *(("write", name) for name in (DEAD, LOG, NAMES.redrive_log, OTHERS[1], OTHERS[2])),
+        *(("read", name) for name in (TOPIC, RETRY, DEAD, LOG, NAMES.parked)),
+        ("commit", GROUP), ("transact", f"{NAMES.worker_group}x"), ("transact", f"{NAMES.redrive_log}.x"),
+    ],
+    "operator": [
+        *(("write", name) for name in (TOPIC, DEAD, NAMES.parked)),
+        ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.worker_group}.one"),
+    ],
+    "spark": [
+        *(("write", name) for name in (TOPIC, NAMES.schedule, RETRY, DEAD, NAMES.parked, LOG, NAMES.redrive_log)),
+        ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.worker_group}.one"),
+    ],
+    "stranger": [
+        *(("write", name) for name in (TOPIC, NAMES.schedule)),
+        *(("read", name) for name in (TOPIC, NAMES.schedule)),
+        ("commit", GROUP),
+    ],
+}  # fmt: skip
+
+
+def test_far_more_than_sixty_operations_are_tried(secured: Secured) -> None:
+    there = AdminClient(secured.plain("admin")).list_topics(timeout=DEADLINE_S).topics
+    named = {on for each in [*FORBIDDEN.values(), NEVER] for what, on in each if what in {"write", "read", "alter"}}
+    assert named <= set(there), "nothing is denied only because it is not there"
+    assert sum(len(each) + len(NEVER) for each in FORBIDDEN.values()) >= 120
+
+
+@pytest.mark.parametrize("user", FORBIDDEN)
+def test_everything_else_is_denied(secured: Secured, user: str) -> None:
+    allowed = []
+    tries = Tries(secured, user)
+    for what, on in [*FORBIDDEN[user], *NEVER]:
+        answer = getattr(tries, what)(on)
+        if answer not in (DENIED | UNSEEN if what in {"read", "truncate"} else DENIED):
+            allowed.append((what, on, answer))
+    assert allowed == []
+
+
+def test_the_tries_would_succeed_for_who_has_the_rights(secured: Secured) -> None:
+    """So that "denied" does not mean that the try is broken."""
+    tries = Tries(secured, "admin")
+    assert tries.write("payroll") is None
+    assert tries.read("payroll") is None
+    assert tries.commit("admins-group") is None
+    assert tries.transact("admins-id") is None
+    assert tries.create("admins-topic") is None
+    assert tries.grow("admins-topic") is None
+    assert tries.alter("admins-topic") is None
+    assert tries.write("admins-topic") is None
+    assert tries.truncate("admins-topic") is None
+    assert tries.delete("admins-topic") is None
+    assert tries.forget("admins-group") is None
+    assert tries.seize("nobody-we-know") is None
+    assert tries.spy("") is None
+
+
+def test_a_wrong_certificate_or_password_is_an_error_that_says_where_to_look(
+    secured: Secured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = secured.client("operator")
+    for wrong in (
+        {**right, "sasl.password": "wr0ng-s3cret"},
+        {key: value for key, value in right.items() if key != "ssl.ca.location"},
+    ):
+        pairs = [word for item in wrong.items() for word in ("--client", "=".join(item))]
+        assert main(["doctor", "--bootstrap", secured.bootstrap, *pairs]) == 1
+        shown = "".join(capsys.readouterr())
+        assert "check the address, the security settings" in shown
+        assert "s3cret" not in shown
+
+
+CANARY = "c4n4ry"
+SECRETS = {
+    "sasl.password": CANARY,
+    "ssl.key.password": CANARY,
+    "ssl.keystore.password": CANARY,
+    "sasl.oauthbearer.client.secret": CANARY,
+    "sasl.oauthbearer.config": f"principal=me secret={CANARY}",
+    "sasl.passwort": CANARY,
+}
+KEY = f"-----BEGIN PRIVATE KEY-----\n{CANARY}\n-----END PRIVATE KEY-----"
+COMMANDS = [
+    ["init", "--group", "g"], ["doctor", "--json"], ["send", "orders", "x"], ["worker", "--allow", "orders"],
+    ["delayed", "ls"], ["delayed", "stats", "--json"], ["delayed", "show", "0/0"], ["parked", "ls", "--json"],
+    ["parked", "show", "0/0"], ["parked", "redrive", "0/0"], ["dlq", "ls", "--group", "g", "--json"],
+    ["dlq", "show", "0/0", "--group", "g"], ["dlq", "stats", "--group", "g"], ["dlq", "plan", "--group", "g"],
+    ["dlq", "discard", "--group", "g"], ["dlq", "export", "--group", "g"], ["retry", "ls", "--group", "g"],
+    ["trace", "x"], ["group", "lag", "g"], ["group", "subscriptions", "g"], ["group", "locks", "g"],
+    ["group", "members", "g"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    "settings", [SECRETS, {"ssl.key.pem": KEY, "security.protocol": "SSL"}, {"plugin.library.paths": CANARY}]
+)
+def test_no_command_shows_a_secret_when_its_settings_are_refused(  # noqa: PLR0917 - fixtures
+    words: list[str],
+    settings: Settings,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With its traceback, too, and what the client library itself writes."""
+    monkeypatch.setenv("ROCKETSHIM_DEBUG", "1")
+    caplog.set_level("DEBUG")
+    file = tmp_path / "client.properties"
+    lines = [f"{name}={value}" for name, value in settings.items() if "\n" not in value]
+    file.write_text("\n".join(["# of a test", "", *lines]))
+    pairs = [f"--client={name}={value}" for name, value in settings.items() if "\n" in value]
+    ended = main([*words, "--bootstrap", "127.0.0.1:1", "--client", f"@{file}", *pairs])
+    shown = "".join(capfd.readouterr()) + caplog.text
+    assert ended == 1 or (words[0] == "doctor" and "plugin.library.paths" in settings)
+    assert "ConfigError" in shown or words[0] == "doctor"
+    assert CANARY not in shown
+
+
+def test_no_running_process_shows_a_secret(
+    secured: Secured, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker, a consumer and a producer with a wrong password: in their errors, logs, states and `repr`."""
+    caplog.set_level("DEBUG")
+    client = {**secured.client("worker"), "sasl.password": CANARY}
+    worker = DelayWorker(WorkerSettings.make(bootstrap=secured.bootstrap, allow=(TOPIC,), client=client))
+    producer = Producer(secured.bootstrap, client=client)
+    with pytest.raises(RocketshimError) as refused:
+        producer.send(Message(TOPIC, b"x"), timeout_s=3.0)
+    producer.close(timeout_s=1.0)
+    looked_at = [worker, worker.settings, producer, producer.settings, refused.value, worker.state]
+    pretty = Console(file=StringIO())
+    pretty.print(*looked_at)
+    shown = "".join(capfd.readouterr()) + caplog.text + pretty.file.getvalue()  # type: ignore[attr-defined]
+    shown += "".join(f"{each!r} {each}" for each in looked_at) + "".join(traceback.format_exception(refused.value))
+    assert CANARY not in shown
