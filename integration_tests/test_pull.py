@@ -1,5 +1,9 @@
 """Pull consumers on a real broker: what the in-memory Kafka cannot vouch for."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +79,46 @@ def test_a_group_shares_the_queues_and_goes_on_where_it_was(
     fill(broker, orders, 1, 4)
     with member() as three:
         assert offsets_of(poll_for(4, three)) == [(queue, 25) for queue in range(4)]
+
+
+MEMBER = """
+import sys
+from rocketshim import ConsumeFromWhere, LitePullConsumer
+
+consumer = LitePullConsumer(
+    sys.argv[1], group=sys.argv[2], consume_from_where=ConsumeFromWhere.FIRST_OFFSET, auto_commit_interval_ms=1_000,
+    client={"session.timeout.ms": 6_000},
+)
+consumer.subscribe(sys.argv[3])
+with consumer:
+    while True:
+        for message in consumer.poll():
+            print(message.queue_id, message.queue_offset, flush=True)
+"""
+
+
+def test_killed_again_and_again_it_misses_nothing(
+    broker: Broker, topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    orders, mine = topic(2), group()
+    fill(broker, orders, 1_000, 2)
+    wanted = {f"{queue} {offset}" for queue in range(2) for offset in range(1_000)}
+    heard: set[str] = set()
+    rounds = 0
+    while heard != wanted:
+        rounds += 1
+        assert rounds <= 20
+        child = subprocess.Popen(
+            [sys.executable, "-c", MEMBER, broker.bootstrap, mine, orders], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        for count, line in enumerate(child.stdout, 1):
+            heard.add(line.strip())
+            if heard == wanted or (rounds < 3 and count >= 300):
+                break
+        os.kill(child.pid, signal.SIGKILL)
+        child.stdout.close()
+        child.wait(GUARD_S)
 
 
 def test_seek_pause_and_filters_of_assigned_queues(

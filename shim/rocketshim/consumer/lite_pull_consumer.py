@@ -124,7 +124,6 @@ class LitePullConsumer:
         self._logical: dict[str, str] = {}
         self._positions = PullPositions()
         self._pauses = Pauses()
-        self._user_paused: set[Place] = set()
         self._fresh: set[Place] = set()
         self._unresolved: dict[Place, TopicPartition] = {}
         self._watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}

@@ -552,6 +552,7 @@ class PollLoop:
             messages={"SUCCESS": counts.succeeded, **(counts.failed_by_type or {"FAILED": counts.failed})},
             listener_s=counts.listener_ns / 1e9,
             send_back=SendBackCounts() if self._send_back is None else replace(self._send_back.counts),
+            subscription_conflicts=dict(self._starts.conflicts),
             queues=tuple(self._queue_shown(consumer, queue, now_ms) for queue in self._queues.values()),
         )
 

@@ -143,7 +143,7 @@ class PullConsumer:
     Raises:
         ConfigError: a setting that does not exist or is out of range; nothing was opened.
 
-    Thread-safety: one thread at a time, checked (`ConsumerError`).
+    Thread-safety: one thread at a time, checked (`ConsumerError`); `stop` from any, also from a signal handler.
 
     Source: `DefaultMQPullConsumer` of RocketMQ.
     """
@@ -171,7 +171,9 @@ class PullConsumer:
         self._shelves: dict[Place, _Shelf] = {}
         self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # one that reads, one that asks
         self._stopped = False
+        self._stopping = False
         self._lock = threading.Lock()
+        self._holder: int | None = None
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -194,12 +196,15 @@ class PullConsumer:
                     raise ConfigError(f"Kafka's client refuses its settings: {error}") from error
 
     def stop(self) -> None:
-        """Close. Safe twice; a pull in another thread is waited for."""
+        """Close. Safe twice; a pull in another thread is waited for.
+
+        Called by a signal handler while its own thread pulls, it only asks: that pull closes at its end.
+        """
+        self._stopping = True
+        if self._holder == threading.get_ident():
+            return
         with self._lock:
-            made, self._clients_made, self._stopped = self._clients_made, None, True
-            self._shelves.clear()
-            for client in made or ():
-                client.close()
+            self._close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -321,10 +326,20 @@ class PullConsumer:
     def _call(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
             raise ConsumerError("this consumer is being used by another thread; it belongs to one at a time")
+        self._holder = threading.get_ident()
         try:
             yield
         finally:
+            self._holder = None
+            if self._stopping:
+                self._close()
             self._lock.release()
+
+    def _close(self) -> None:
+        made, self._clients_made, self._stopped = self._clients_made, None, True
+        self._shelves.clear()
+        for client in made or ():
+            client.close()
 
     def _made(self) -> tuple[ConsumerClient, ConsumerClient]:
         if self._clients_made is None:
@@ -399,6 +414,8 @@ class PullConsumer:
             if shelf.messages:
                 continue
             if looked_at:  # the next pull says whether there is more
+                return found, looked_at
+            if self._stopping:
                 return found, looked_at
             waited_ms = self._clock.monotonic_ns() // 1_000_000 - began_ms
             if waited_ms >= suspend_ms and self._is_at_end(shelf):

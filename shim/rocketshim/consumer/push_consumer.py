@@ -284,7 +284,12 @@ class PushConsumer:
             clients = self._clients or confluent_clients()
             self._prepare(clients)
             store = self._open_store(clients) if self._broadcasts else None
-            loop, pool = self._make_loop(clients, store)
+            try:
+                loop, pool = self._make_loop(clients, store)
+            except BaseException:
+                if store is not None:
+                    store.close()  # so that start() may be called again
+                raise
             thread = threading.Thread(target=self._run_loop, args=(loop, store), name=self._name("poll"), daemon=True)
             self._loop, self._pool, self._thread = loop, pool, thread
             thread.start()

@@ -64,6 +64,7 @@ class ConsumerState:
         messages: messages by how they ended (`ConsumeReturnType`).
         listener_s: seconds that listeners had messages in hand.
         send_back: what was sent back.
+        subscription_conflicts: topics on which another subscription of the group has committed, with that one as text.
         queues: what it reads.
     """
 
@@ -78,6 +79,7 @@ class ConsumerState:
     messages: dict[str, int]
     listener_s: float
     send_back: SendBackCounts
+    subscription_conflicts: dict[str, str]
     queues: tuple[ConsumerQueueState, ...]
 
     @property
@@ -123,6 +125,8 @@ class ConsumerState:
             "oldest_in_work_seconds", "gauge", "age of the oldest listener call", ({}, self.oldest_in_work_ms / 1e3)
         )
         yield metric("suspended", "gauge", "1: it reads nothing on purpose", ({}, int(self.suspended)))
+        differ = [({"topic": topic}, 1.0) for topic in sorted(self.subscription_conflicts)]
+        yield metric("subscription_conflicts", "gauge", "1: members of the group subscribe differently", *differ)
         places = [({"topic": queue.topic, "queue_id": str(queue.queue_id)}, queue) for queue in self.queues]
         lags = [(labels, queue.lag) for labels, queue in places if queue.lag is not None]
         yield metric("lag_messages", "gauge", "messages to the end of a queue", *lags)

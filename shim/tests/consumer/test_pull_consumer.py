@@ -250,6 +250,23 @@ def test_before_start_and_after_stop_it_refuses(kafka: InMemoryKafka) -> None:
         consumer.start()
 
 
+def test_a_stop_from_within_a_pull_ends_it(kafka: InMemoryKafka) -> None:
+    """As a signal handler does: in the thread that pulls."""
+    clock = kafka.clock
+    assert isinstance(clock, VirtualClock)
+    consumer: PullConsumer
+
+    def on_wait(seconds: float) -> None:
+        clock.advance(max(1, seconds * 1_000))
+        consumer.stop()
+
+    consumer = PullConsumer("memory:1", group="g", clients=kafka.clients(on_wait=on_wait), clock=clock)
+    consumer.start()
+    assert consumer.pull_block_if_not_found(Q0, None, 0).status is PullStatus.NO_NEW_MSG
+    with pytest.raises(ConsumerError, match="stopped"):
+        consumer.pull(Q0, None, 0)
+
+
 def test_it_is_set_up_by_settings_or_by_arguments_not_both() -> None:
     one = PullConsumerSettings.make(bootstrap="b:1", group="g")
     assert PullConsumer(settings=one).settings is one

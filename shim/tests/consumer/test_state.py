@@ -66,6 +66,25 @@ def test_a_call_that_lasts_is_seen_and_named_when_it_is_too_long(kafka: InMemory
     assert state.messages["TIME_OUT"] == 1
 
 
+def test_a_subscription_that_differs_is_shown_until_the_groups_commits_say_otherwise(
+    kafka: InMemoryKafka, bench: Make
+) -> None:
+    kafka.append("orders", b"")
+    other = bench(mixed, digest="other")
+    other.run()
+    other.commit_now()
+    other.loop.close()
+    b = bench(mixed)
+    state = shown(b)
+    assert state.subscription_conflicts == {"orders": "orders=other"}
+    assert 'rocketshim_consumer_subscription_conflicts{group="",topic="orders"} 1' in metrics_text(state.metrics())
+    kafka.append("orders", b"")
+    b.run()
+    b.commit_now()
+    b.clock.advance(20_000)
+    assert shown(b).subscription_conflicts == {}
+
+
 def test_it_is_ready_while_it_is_a_member_and_can_commit_and_live_while_it_turns(
     kafka: InMemoryKafka, bench: Make
 ) -> None:
