@@ -8,9 +8,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# What hypothesis has chosen (in CI: the same examples in every run), but no test is judged by how fast it was.
+settings.register_profile(
+    "rocketshim",
+    settings(),
+    deadline=None,
+    suppress_health_check=[*settings().suppress_health_check, HealthCheck.too_slow],
+)
+settings.load_profile("rocketshim")
 
 
 @pytest.fixture(scope="session")
