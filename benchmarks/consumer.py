@@ -12,10 +12,12 @@ twice: *steady*, as above, and *prefetched*: librdkafka has fetched everything b
 program's own work counts. The second is the harder one, and the one that a reader of ratios means.
 """
 
+import asyncio
 import contextlib
 import gc
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -27,11 +29,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from rocketshim import ConsumeFromWhere, PushConsumer
+from rocketshim import ConsumeFromWhere, LevelTableRetryPolicy, PushConsumer
 from rocketshim.local import any_broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
@@ -44,7 +46,9 @@ CLIENT = {
 }
 PREFETCHED = {**CLIENT, "queued.min.messages": 1_000_000, "queued.max.messages.kbytes": 2_000_000}
 PREFETCH_S = 6.0
-HEADERS: list[tuple[str, str | bytes | None]] = [(f"header-{number}", b"value-%d" % number) for number in range(6)]
+OTHERS: list[tuple[str, str | bytes | None]] = [(f"header-{number}", b"value-%d" % number) for number in range(5)]
+HEADERS = [("TAGS", b"other"), *OTHERS]
+WANTED = [("TAGS", b"wanted"), *OTHERS]  # each tenth message, in fives of a partition
 PARTITIONS = 4
 ROUNDS = 5
 SLEEP_S = 0.001
@@ -77,13 +81,17 @@ class Meter:
             self.begin()
         self.seen += count
         if self.seen >= self.count:
-            self._ended = (time.perf_counter(), own_cpu_s())
-            self.over.set()
+            self.end(self.seen)
+
+    def end(self, seen: int) -> None:
+        self.seen = seen
+        self._ended = (time.perf_counter(), own_cpu_s())
+        self.over.set()
 
     def figures(self) -> dict[str, float]:
         seconds = self._ended[0] - self._began[0]
         cpu = self._ended[1] - self._began[1]
-        return {"per_s": self.count / seconds, "cpu_us": cpu / self.count * 1e6, "seconds": seconds}
+        return {"per_s": self.seen / seconds, "cpu_us": cpu / self.seen * 1e6, "seconds": seconds}
 
 
 def raw(bootstrap: str, topic: str, count: int, *, prefetched: bool = False) -> dict[str, float]:
@@ -149,52 +157,76 @@ def executor(bootstrap: str, topic: str, count: int) -> dict[str, float]:
     return meter.figures()
 
 
+def noop(message: Any) -> None:
+    message.body  # noqa: B018 - an untouched value does not count
+
+
+def noop_batch(messages: Any) -> None:
+    for message in messages:
+        message.body  # noqa: B018
+
+
+def sleeping(message: Any) -> None:
+    message.body  # noqa: B018
+    time.sleep(SLEEP_S)
+
+
+async def awaiting(message: Any) -> None:
+    message.body  # noqa: B018
+    await asyncio.sleep(SLEEP_S)
+
+
+def failing(share: int) -> Callable[[Any], None]:
+    """So many of 100 messages fail."""
+
+    def handle(message: Any) -> None:
+        message.body  # noqa: B018
+        if message.queue_offset % 100 < share:
+            raise OSError
+
+    return handle
+
+
 def shim(
-    bootstrap: str, topic: str, count: int, *, batch: int, sleeps: bool = False, prefetched: bool = False
+    bootstrap: str,
+    topic: str,
+    count: int,
+    *,
+    listener: Callable[..., Any] = noop,
+    batch: int = 1,
+    prefetched: bool = False,
+    tags: str | None = None,
 ) -> dict[str, float]:
+    """The push consumer; what fails is sent back, for two hours."""
     consumer = PushConsumer(
         bootstrap,
         group=uuid.uuid4().hex,
         consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         consume_message_batch_max_size=batch,
+        retry_policy=LevelTableRetryPolicy(18),
+        async_concurrency=1_000,
         client=PREFETCHED if prefetched else CLIENT,
     )
-    meter = Meter(count)
-    begun = threading.Event()
-
-    def noop(message: Any) -> None:
-        message.body  # noqa: B018 - an untouched value does not count
-        if not begun.is_set():
-            begun.set()
-            meter.begin()
-
-    def noop_batch(messages: Any) -> None:
-        for message in messages:
-            message.body  # noqa: B018
-        if not begun.is_set():
-            begun.set()
-            meter.begin()
-
-    def sleeping(message: Any) -> None:
-        noop(message)
-        time.sleep(SLEEP_S)
-
-    consumer.register_message_listener(topic, sleeping if sleeps else noop_batch if batch > 1 else noop)
+    consumer.register_message_listener(topic, listener, tags=tags)
     consumer.start()
     loop = consumer._loop  # noqa: SLF001 - read from outside, so that the listener need not count under a lock
     assert loop is not None
     if prefetched:  # the poll thread sleeps, librdkafka does not
         consumer.wait_assigned()
         loop.ask(lambda _: time.sleep(PREFETCH_S)).result()
-        count -= loop.dispatch.counts.succeeded
-        begun.clear()
-    base = loop.dispatch.counts.succeeded
-    meter.count = count
-    begun.wait()
-    while loop.dispatch.counts.succeeded - base < count:
+    sent_back = loop.send_back
+    assert sent_back is not None
+
+    def done() -> int:
+        return loop.dispatch.counts.succeeded + sent_back.counts.retried
+
+    while not (before := done()):
+        time.sleep(0.0005)
+    meter = Meter(count - before)
+    meter.begin()
+    while done() < count:
         time.sleep(0.002)
-    meter.seen = 1
-    meter.add(count)
+    meter.end(done() - before)
     figures = meter.figures()
     consumer.stop()
     return figures
@@ -215,21 +247,82 @@ def sleepers(bootstrap: str, topic: str, count: int) -> dict[str, float]:
         thread.start()
     for thread in threads:
         thread.join()
-    meter.seen = 1
-    meter.add(count)
+    meter.end(count)
     return meter.figures()
+
+
+def async_sleepers(bootstrap: str, topic: str, count: int) -> dict[str, float]:
+    """1,000 coroutines that sleep 1 ms again and again, and nothing else."""
+    del bootstrap, topic
+    meter = Meter(count)
+
+    async def work() -> None:
+        for _ in range(count // 1_000):
+            await asyncio.sleep(SLEEP_S)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(work() for _ in range(1_000)))
+
+    meter.begin()
+    asyncio.run(all_of_them())
+    meter.end(count)
+    return meter.figures()
+
+
+def stuck(bootstrap: str, topic: str, count: int) -> dict[str, float]:
+    """One message never ends, all others do: what is held of its queue, and where the queue's commit stands."""
+    consumer = PushConsumer(
+        bootstrap, group=uuid.uuid4().hex, consume_from_where=ConsumeFromWhere.FIRST_OFFSET, client=CLIENT,
+        persist_consumer_offset_interval_ms=200,
+    )  # fmt: skip
+    go = threading.Event()
+
+    def handle(message: Any) -> None:
+        message.body  # noqa: B018
+        if (message.queue_id, message.queue_offset) == (0, 0):
+            go.wait()
+
+    consumer.register_message_listener(topic, handle)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    most_held, most_rss = 0, 0
+    with consumer:
+        loop = consumer._loop  # noqa: SLF001 - as above
+        assert loop is not None
+        while loop.dispatch.counts.succeeded < count * (PARTITIONS - 1) // PARTITIONS:
+            time.sleep(0.05)
+            held = [queue for queue in loop.queues if queue.topic == topic and queue.partition == 0]
+            most_held = max(most_held, *(queue.msg_count for queue in held), 0)
+            most_rss = max(most_rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        time.sleep(1)
+        state = consumer.state
+        assert state is not None
+        (mine,) = [queue for queue in state.queues if (queue.topic, queue.queue_id) == (topic, 0)]
+        go.set()
+    return {
+        "per_s": 1.0,
+        "cpu_us": 0.0,
+        "held": most_held,
+        "committed": max(0, mine.committed),
+        "rss_mib": (most_rss - before) / 2**10,
+    }
 
 
 SIDES: dict[str, Callable[[str, str, int], dict[str, float]]] = {
     "raw": raw,
     "executor": executor,
     "raw-prefetched": lambda *where: raw(*where, prefetched=True),
-    "batch32": lambda *where: shim(*where, batch=32),
-    "batch32-prefetched": lambda *where: shim(*where, batch=32, prefetched=True),
-    "batch1-prefetched": lambda *where: shim(*where, batch=1, prefetched=True),
-    "batch1": lambda *where: shim(*where, batch=1),
+    "batch32": lambda *where: shim(*where, listener=noop_batch, batch=32),
+    "batch32-prefetched": lambda *where: shim(*where, listener=noop_batch, batch=32, prefetched=True),
+    "batch1-prefetched": lambda *where: shim(*where, prefetched=True),
+    "batch1": shim,
+    "filtered": lambda *where: shim(*where, tags="wanted"),
+    "filtered-prefetched": lambda *where: shim(*where, tags="wanted", prefetched=True),
+    **{f"fails{share}": lambda *where, share=share: shim(*where, listener=failing(share)) for share in (1, 10, 100)},
+    "async-sleepers": async_sleepers,
+    "async1ms": lambda *where: shim(*where, listener=awaiting),
+    "stuck": stuck,
     "sleepers": sleepers,
-    "sleep1ms": lambda *where: shim(*where, batch=1, sleeps=True),
+    "sleep1ms": lambda *where: shim(*where, listener=sleeping),
 }
 
 ROWS = {
@@ -237,6 +330,12 @@ ROWS = {
     "no-op, batch of 1, steady": ("raw", "batch1", 400_000, 0.70),
     "no-op, batches of 32, prefetched": ("raw-prefetched", "batch32-prefetched", 300_000, 0.85),
     "no-op, batch of 1, prefetched": ("raw-prefetched", "batch1-prefetched", 300_000, 0.70),
+    "90 % filtered away by tag, steady": ("raw", "filtered", 400_000, 0.60),
+    "90 % filtered away by tag, prefetched": ("raw-prefetched", "filtered-prefetched", 300_000, 0.60),
+    "1 % fail once": ("batch1", "fails1", 200_000, 0.90),
+    "10 % fail once": ("batch1", "fails10", 100_000, 0.50),
+    "100 % fail once": ("batch1", "fails100", 40_000, 0.10),
+    "async, 1 ms, 1,000 at once": ("async-sleepers", "async1ms", 200_000, None),
     "an executor per message": ("raw", "executor", 100_000, None),
     "1 ms of sleep, 20 threads": ("sleepers", "sleep1ms", 60_000, 0.90),
 }
@@ -259,7 +358,9 @@ def fill(bootstrap: str, count: int) -> str:
     for number in range(count):
         while True:
             try:
-                producer.produce(topic, body, partition=number // 500 % PARTITIONS, headers=HEADERS)
+                producer.produce(
+                    topic, body, partition=number // 500 % PARTITIONS, headers=HEADERS if number % 10 else WANTED
+                )
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -268,12 +369,19 @@ def fill(bootstrap: str, count: int) -> str:
     return topic
 
 
+def count_of(bootstrap: str, topic: str) -> int:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "count"})
+    ends = [consumer.get_watermark_offsets(TopicPartition(topic, number))[1] for number in range(PARTITIONS)]
+    consumer.close()
+    return sum(ends)
+
+
 def main(wanted: list[str] | None = None) -> None:
     rows = {name: row for name, row in ROWS.items() if not wanted or any(word in name for word in wanted)}
     with any_broker(report=print) as broker:
-        topic = fill(broker.bootstrap, max(row[2] for row in rows.values()))
+        topic = fill(broker.bootstrap, max((row[2] for row in rows.values()), default=400_000))
         for name, (base, side, count, reach) in rows.items():
-            ratios, rates, bases, cpus = [], [], [], []
+            ratios, rates, bases, cpus, shares = [], [], [], [], []
             for number in range(ROUNDS + 1):
                 pair = {}
                 for each in (base, side) if number % 2 else (side, base):
@@ -283,12 +391,17 @@ def main(wanted: list[str] | None = None) -> None:
                     rates.append(pair[side]["per_s"])
                     bases.append(pair[base]["per_s"])
                     cpus.append(pair[side]["cpu_us"] - pair[base]["cpu_us"])
+                    shares.append(pair[base]["cpu_us"] / pair[side]["cpu_us"])
             wants = "" if reach is None else f" (reach {reach})"
             print(
                 f"{name}: {statistics.median(ratios):.2f} [{min(ratios):.2f} to {max(ratios):.2f}] x {base}{wants}; "
                 f"{statistics.median(rates):,.0f}/s against {statistics.median(bases):,.0f}/s; "
-                f"{statistics.median(cpus):+.1f} us CPU a message"
+                f"{statistics.median(cpus):+.1f} us CPU a message, "
+                f"CPU ratio {statistics.median(shares):.2f} [{min(shares):.2f} to {max(shares):.2f}]",
+                flush=True,
             )
+        if not wanted or "stuck" in wanted:
+            print("one message stuck:", in_process("stuck", broker.bootstrap, topic, count_of(broker.bootstrap, topic)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,427 @@
+"""A push consumer's life on the real broker: time-outs, members that come and go, the end in every state, processes."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from rocketshim import ConsumeFromWhere, DelayWorker, MessageQueue, PushConsumer, TopicNames, WorkerSettings
+from rocketshim.errors import ConsumerError
+from rocketshim.local import Broker, LocalCluster
+from rocketshim_topics import DelayLevels, provision
+from rocketshim_topics.layout import Layout
+
+GUARD_S = 90.0
+LEVELS = "1s 1s 1s"
+NAMESPACE = f"life{os.getpid()}"
+NAMES = TopicNames(NAMESPACE)
+PARTITIONS = 6
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    """Look again and again; the guard is for broken tests only."""
+    end = time.monotonic() + GUARD_S
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def shared(admin: AdminClient) -> None:
+    """The shim's own topics of this file's namespace."""
+    provision.ensure_topics(admin, Layout(NAMES, DelayLevels.parse(LEVELS)).shared(), create=True)
+
+
+@pytest.fixture
+def make(broker: Broker, shared: None) -> Iterator[Callable[..., PushConsumer]]:
+    """Make a consumer: `make(group, listener, topic, **settings)`; not started; stopped after the test."""
+    del shared
+    made: list[PushConsumer] = []
+
+    def one(group: str, listener: Callable[..., Any], topic: str, **values: Any) -> PushConsumer:
+        consumer = PushConsumer(
+            values.pop("bootstrap", broker.bootstrap),
+            group=group,
+            namespace=NAMESPACE,
+            delay_levels=LEVELS,
+            consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+            **{"persist_consumer_offset_interval_ms": 100, **values},
+        )
+        consumer.register_message_listener(topic, listener)
+        made.append(consumer)
+        return consumer
+
+    yield one
+    for consumer in made:
+        consumer.stop(1)
+
+
+def send(bootstrap: str, topic: str, first: int, count: int) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    for number in range(first, first + count):
+        producer.produce(topic, str(number).encode(), partition=number % PARTITIONS)
+    assert producer.flush(GUARD_S) == 0
+
+
+def ends(broker: Broker, topic: str) -> dict[int, int]:
+    client = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "ends"})
+    try:
+        partitions = client.list_topics(topic, timeout=GUARD_S).topics[topic].partitions
+        return {number: client.get_watermark_offsets(TopicPartition(topic, number))[1] for number in partitions}
+    finally:
+        client.close()
+
+
+def committed(broker: Broker, group: str, topic: str) -> dict[int, int]:
+    """A group's positions in a topic."""
+    client = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
+    try:
+        places = [TopicPartition(topic, number) for number in client.list_topics(topic).topics[topic].partitions]
+        return {item.partition: max(0, item.offset) for item in client.committed(places, timeout=GUARD_S)}
+    finally:
+        client.close()
+
+
+def test_a_call_that_lasts_too_long_is_sent_back_once_and_its_late_answer_changes_nothing(
+    broker: Broker, make: Callable[..., PushConsumer], topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    name, mine = topic(1), group("slow")
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for body in (b"slow", b"quick"):
+        producer.produce(name, body)
+    producer.flush(GUARD_S)
+    worker = DelayWorker(
+        WorkerSettings.make(bootstrap=broker.bootstrap, namespace=NAMESPACE, allow=("*",), delay_levels=LEVELS)
+    )
+    worker.start()
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    again, go = threading.Event(), threading.Event()
+    calls: list[tuple[bytes, int]] = []
+
+    def handle(message: Any) -> None:
+        calls.append((message.body, message.reconsume_times))
+        if message.body == b"slow" and message.reconsume_times == 0:
+            assert go.wait(GUARD_S)
+            raise OSError("too late to count")
+        if message.body == b"slow":
+            again.set()
+
+    consumer = make(mine, handle, name, consume_timeout_ms=1_000)
+    try:
+        consumer.start()
+        assert again.wait(GUARD_S)
+        assert committed(broker, mine, name)[0] in {0, 1, 2}
+        go.set()  # the first call ends at last, and fails
+        wait_until(lambda: committed(broker, mine, name) == {0: 2}, "both are done")
+        state = consumer.state
+        assert state is not None
+        assert consumer.send_back_counts.retried == 1
+        consumer.stop()
+    finally:
+        go.set()
+        worker.stop()
+        thread.join(GUARD_S)
+    assert Counter(calls) == {(b"slow", 0): 1, (b"slow", 1): 1, (b"quick", 0): 1}
+
+
+def test_with_the_new_group_protocol_members_share_and_hand_over(
+    broker: Broker, make: Callable[..., PushConsumer], topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    name, mine = topic(PARTITIONS), group("kip848")
+    seen: Counter[bytes] = Counter()
+    lock = threading.Lock()
+    by_member: dict[str, set[int]] = {"a": set(), "b": set()}
+
+    def listener(member: str) -> Callable[[Any], None]:
+        def handle(message: Any) -> None:
+            with lock:
+                seen[message.body] += 1
+                by_member[member].add(message.queue_id)
+
+        return handle
+
+    client = {"group.protocol": "consumer"}
+    first = make(mine, listener("a"), name, client=client)
+    first.start()
+    send(broker.bootstrap, name, 0, 300)
+    wait_until(lambda: len(seen) == 300, "the first member reads all")
+    second = make(mine, listener("b"), name, client=client)
+    second.start()
+    wait_until(lambda: bool(second.state and second.state.queues), "the second member gets a share")
+    wait_until(lambda: bool(first.state and len(first.state.queues) < PARTITIONS + 1), "the first gives some away")
+    send(broker.bootstrap, name, 300, 300)
+    wait_until(lambda: len(seen) == 600, "both read")
+    first.stop()
+    send(broker.bootstrap, name, 600, 300)
+    wait_until(lambda: len(seen) == 900, "the second takes over")
+    second.stop()
+    assert by_member["b"]
+    assert committed(broker, mine, name) == ends(broker, name)
+
+
+class Storm:
+    """Members of one group that come and go, each on its own thread, while messages are sent.
+
+    Attributes:
+        seen: how often each message was handled.
+        backwards: commits that went back.
+    """
+
+    def __init__(self, make: Callable[..., PushConsumer], broker: Broker, group: str, topic: str) -> None:
+        self.seen: Counter[int] = Counter()
+        self.backwards: list[str] = []
+        self.members: list[PushConsumer] = []
+        self._make = make
+        self._broker = broker
+        self._group = group
+        self._topic = topic
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch)
+        self._watcher.start()
+
+    def handle(self, message: Any) -> None:
+        with self._lock:
+            self.seen[int(message.body)] += 1
+
+    def join(self) -> None:
+        consumer = self._make(
+            self._group, self.handle, self._topic, consume_thread_min=2, client={"session.timeout.ms": 10_000}
+        )
+        consumer.start()
+        self.members.append(consumer)
+
+    def leave(self) -> None:
+        self.members.pop(0).stop(10)
+
+    def end(self) -> None:
+        self._over.set()
+        self._watcher.join(GUARD_S)
+
+    def _watch(self) -> None:
+        """Positions as the group's coordinator has them, again and again: none may go back."""
+        client = Consumer({"bootstrap.servers": self._broker.bootstrap, "group.id": self._group})
+        highest: dict[int, int] = {}
+        places = [TopicPartition(self._topic, number) for number in range(PARTITIONS)]
+        while not self._over.wait(0.05):
+            for item in client.committed(places, timeout=GUARD_S):
+                before = highest.get(item.partition, -1)
+                if item.offset < 0:  # nothing is committed, or the coordinator did not say now
+                    continue
+                if item.offset < before:
+                    self.backwards.append(f"{item.partition}: {before} to {item.offset}")
+                highest[item.partition] = max(item.offset, before)
+        client.close()
+
+
+@pytest.mark.parametrize("seconds", [pytest.param(8), pytest.param(60, marks=pytest.mark.long)])
+def test_in_a_storm_of_rebalances_nothing_is_lost_and_no_commit_goes_back(
+    broker: Broker,
+    make: Callable[..., PushConsumer],
+    topic: Callable[..., str],
+    group: Callable[..., str],
+    seconds: int,
+) -> None:
+    name, mine = topic(PARTITIONS), group("storm")
+    storm = Storm(make, broker, mine, name)
+    sent = 0
+    try:
+        for turn in range(seconds * 2):
+            send(broker.bootstrap, name, sent, 600)
+            sent += 600
+            if len(storm.members) < 2 or (turn % 2 and len(storm.members) < 4):
+                storm.join()
+            else:
+                storm.leave()
+            time.sleep(0.5)  # the storm's beat, nothing waits on it
+        while not storm.members:
+            storm.join()
+        wait_until(lambda: len(storm.seen) == sent, "every message is handled")
+        wait_until(lambda: committed(broker, mine, name) == ends(broker, name), "no lag is left")
+        while storm.members:
+            storm.leave()
+    finally:
+        storm.end()
+    assert storm.backwards == []
+    repeated = sum(count - 1 for count in storm.seen.values())
+    print(f"{sent} messages, {repeated} handled again")  # noqa: T201 - for docs/reliability.md
+
+
+def closes(consumer: PushConsumer, timeout_s: float) -> float:
+    """Stop a consumer twice; seconds the first took."""
+    began = time.monotonic()
+    consumer.stop(timeout_s)
+    took = time.monotonic() - began
+    consumer.stop(timeout_s)
+    return took
+
+
+def test_it_ends_in_time_in_a_storm_and_with_listeners_that_never_return(
+    broker: Broker, make: Callable[..., PushConsumer], topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    name, mine = topic(PARTITIONS), group("ends")
+    send(broker.bootstrap, name, 0, 600)
+    go, held = threading.Event(), threading.Event()
+
+    def never(message: Any) -> None:
+        del message
+        held.set()
+        assert go.wait(GUARD_S)
+
+    async def never_either(message: Any) -> None:
+        del message
+        held.set()
+        await asyncio.Event().wait()
+
+    try:
+        for listener in (never, never_either):
+            held.clear()
+            stuck = make(group("stuck"), listener, name)
+            stuck.start()
+            assert held.wait(GUARD_S)
+            assert closes(stuck, 1.0) < GUARD_S / 3
+        members = [make(mine, lambda message: None, name) for _ in range(4)]  # noqa: ARG005
+        for consumer in members:
+            consumer.start()  # each start is a rebalance; the stops come before it is over
+        assert max(closes(consumer, 5.0) for consumer in members) < GUARD_S / 3
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith(f"rocketshim-poll-{mine}")]
+    finally:
+        go.set()
+
+
+def test_it_ends_in_time_with_the_broker_down() -> None:
+    levels = DelayLevels.parse(LEVELS)
+    with LocalCluster(1) as cluster:
+        from confluent_kafka.cimpl import NewTopic
+
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        provision.ensure_topics(admin, Layout(TopicNames(), levels).shared(), create=True)
+        admin.create_topics([NewTopic("orders", PARTITIONS)])["orders"].result(GUARD_S)
+        seen = threading.Event()
+        consumer = PushConsumer(
+            cluster.bootstrap, group="g", delay_levels=LEVELS, consume_from_where=ConsumeFromWhere.FIRST_OFFSET
+        )
+
+        def handle(message: Any) -> None:
+            seen.set()
+            raise OSError(message)  # its retry cannot be stored any more
+
+        consumer.register_message_listener("orders", handle)
+        consumer.start()
+        assert consumer.wait_assigned(GUARD_S)
+        cluster.kill(cluster.nodes[0])
+        began = time.monotonic()
+        try:
+            consumer.stop(3.0)
+        except ConsumerError as error:  # it may say that it could not commit; it may not hang
+            assert "has not ended" not in str(error)  # noqa: PT017
+        assert time.monotonic() - began < GUARD_S
+
+
+def test_seek_and_reset_move_the_group(
+    broker: Broker, make: Callable[..., PushConsumer], topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    name, mine = topic(1), group("seek")
+    seen: list[int] = []
+    consumer = make(mine, lambda message: seen.append(message.queue_offset), name, consume_thread_min=1)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for number in range(50):
+        producer.produce(name, b"x", partition=0, timestamp=1_000_000 + number)
+    producer.flush(GUARD_S)
+    consumer.start()
+    wait_until(lambda: len(seen) == 50, "all are read")
+    seen.clear()
+    consumer.seek(MessageQueue(name, queue_id=0), 40)
+    assert committed(broker, mine, name)[0] >= 40
+    wait_until(lambda: len(seen) == 10, "the last ten again")
+    seen.clear()
+    consumer.reset_offset_by_timestamp(name, 1_000_020)
+    wait_until(lambda: len(seen) == 30, "from the time on")
+    assert seen == list(range(20, 50))
+    with pytest.raises(ConsumerError, match="not read by this consumer"):
+        consumer.seek(MessageQueue(name, queue_id=7), 0)
+    consumer.stop()
+    assert committed(broker, mine, name) == {0: 50}
+
+
+PROGRAM = """
+import os
+from rocketshim import ConsumeFromWhere, PushConsumer
+
+consumer = PushConsumer({bootstrap!r}, group={group!r}, namespace={namespace!r}, delay_levels={levels!r},
+                        consume_from_where=ConsumeFromWhere.FIRST_OFFSET, persist_consumer_offset_interval_ms=100)
+
+@consumer.listener({topic!r})
+def handle(message):
+    with open({out!r} + str(os.getpid()), "a") as out:
+        out.write(message.body.decode() + "\\n")
+"""
+
+
+def answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=GUARD_S) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError as error:  # it has not turned yet
+        error.close()
+        return False
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_rocketshim_run_runs_a_consumer_in_processes_and_ends_them_well(
+    broker: Broker,
+    topic: Callable[..., str],
+    group: Callable[..., str],
+    tmp_path: Path,
+    processes: int,
+) -> None:
+    name, mine, out = topic(PARTITIONS), group("run"), tmp_path / "out-"
+    module = f"shop_{uuid.uuid4().hex}"
+    (tmp_path / f"{module}.py").write_text(
+        PROGRAM.format(
+            bootstrap=broker.bootstrap, group=mine, namespace=NAMESPACE, levels=LEVELS, topic=name, out=str(out)
+        )
+    )
+    command = [sys.executable, "-m", "rocketshim", "run", f"{module}:consumer", "--json-log", "--health", "0"]
+    log = (tmp_path / "log").open("wb")
+    running = subprocess.Popen([*command, "--processes", str(processes)], cwd=tmp_path, stderr=log)
+    try:
+        send(broker.bootstrap, name, 0, 600)
+
+        def handled() -> set[str]:
+            return {line for path in tmp_path.glob("out-*") for line in path.read_text().splitlines()}
+
+        wait_until(lambda: len(handled()) == 600 or running.poll() is not None, "all are handled")
+        assert running.poll() is None, (tmp_path / "log").read_text()
+
+        def ports() -> list[int]:
+            lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+            return [line["port"] for line in lines if line.get("event") == "health.listening"]
+
+        wait_until(lambda: len(ports()) == processes, "each serves its state")
+        for port in ports():
+            wait_until(lambda port=port: answers(port), f"the process at {port} is live")  # type: ignore[misc]
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(GUARD_S) == 0, (tmp_path / "log").read_text()
+    finally:
+        if running.poll() is None:
+            running.kill()
+        log.close()
+    assert committed(broker, mine, name) == ends(broker, name)
