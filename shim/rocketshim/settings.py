@@ -199,6 +199,7 @@ class PushConsumerOptions(TypedDict, total=False):
     pull_threshold_size_for_queue_bytes: int
     pull_threshold_for_topic: int
     pull_threshold_size_for_topic_bytes: int
+    filter_support_retry: bool
     pull_interval_ms: int
     pull_batch_size: int
     persist_consumer_offset_interval_ms: int
@@ -250,6 +251,8 @@ class PushConsumerSettings(ConnectionSettings):
         pull_threshold_for_topic: messages held over all queues, 1 to 6,553,500, shared out evenly among the queues held
             in place of `pull_threshold_for_queue`; -1 (default): off.
         pull_threshold_size_for_topic_bytes: the same for bytes of bodies, up to 100 GiB; -1 (default): off.
+        filter_support_retry: whether SQL filters are asked about retried messages again; tags never are. One that no
+            longer matches is finished. Default no (RocketMQ: a setting of the broker, likewise off).
         pull_interval_ms: pause between two fetches of up to `pull_batch_size` messages, 0 to 65,535 ms, over all;
             two messages a second more may come, since the group has to be served. Default 0.
         pull_batch_size: most messages of one fetch, 1 to 1,024. Default 1,000 (RocketMQ: 32): they lie in this process
@@ -293,6 +296,7 @@ class PushConsumerSettings(ConnectionSettings):
     pull_threshold_size_for_queue_bytes: int = Field(default=100 * _MIB, ge=1, le=1_024 * _MIB)
     pull_threshold_for_topic: int = Field(default=-1, ge=-1, le=6_553_500)
     pull_threshold_size_for_topic_bytes: int = Field(default=-1, ge=-1, le=102_400 * _MIB)
+    filter_support_retry: bool = False
     pull_interval_ms: int = Field(default=0, ge=0, le=65_535)
     pull_batch_size: int = Field(default=1_000, ge=1, le=1_024)
     persist_consumer_offset_interval_ms: int = Field(default=5_000, ge=1)

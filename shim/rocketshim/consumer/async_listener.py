@@ -89,9 +89,10 @@ class AsyncRunner(ChunkRunner):
         if subscription is None:
             outcomes.append(self._no_listener(message, topic))
             return None
-        if view.trusted:  # filtered before its first delivery
-            return subscription
         try:
+            if view.trusted:  # filtered before its first delivery
+                again = subscription.matches_retry
+                return subscription if again is None or again(message.headers()) else None
             if subscription.selects is not None:
                 return subscription if subscription.selects(view) else None
             return subscription if subscription.matches is None or subscription.matches(message.headers()) else None

@@ -57,6 +57,7 @@ class Subscription:
         selects: asked with the message itself, in place of `matches`; what it raises is a failure of the message.
         expression: the filter as text, for listings.
         digest: of the filter, by which members that subscribe differently find each other.
+        matches_retry: asked with the headers of a retried message; None: it is not filtered again.
     """
 
     topic: str
@@ -65,6 +66,7 @@ class Subscription:
     selects: Callable[[MessageView], bool] | None = None
     expression: str = "*"
     digest: str = ""
+    matches_retry: HeaderFilter | None = None
 
 
 def adapt(function: Callable[..., Any]) -> Listener:
@@ -293,6 +295,8 @@ class ChunkRunner:
             subscription = self._subscription_of(topic)
             if subscription is None:
                 outcomes.append(self._no_listener(message, topic))
+                continue
+            if subscription.matches_retry is not None and not subscription.matches_retry(message.headers()):
                 continue
             chunk.in_work = message
             views = view if self._batch_count == 1 else [view]

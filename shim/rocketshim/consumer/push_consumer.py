@@ -204,7 +204,8 @@ class PushConsumer:
         else:
             everything = isinstance(chosen, TagFilter) and chosen.matches_all
             matches = None if everything else chosen.matches_headers
-            subscription = Subscription(physical, function, matches, None, str(chosen), chosen.digest())
+            again = chosen.matches_headers if self.settings.filter_support_retry and sql is not None else None
+            subscription = Subscription(physical, function, matches, None, str(chosen), chosen.digest(), again)
         self._subscriptions.add(subscription)
         self._orderly, self._async = orderly, awaits
 

@@ -191,3 +191,21 @@ def test_shown_and_whole_never_raise() -> None:
     assert shown("text") == "text"
     assert shown(Odd(), repr) == "(repr() of a Odd raised OSError)"
     assert [whole(value) for value in (3, True, "3", 3.0, None, Odd())] == [3, 1, None, None, None, None]
+
+
+@pytest.mark.parametrize(("again", "called"), [(None, [1, 2]), (lambda headers: dict(headers)["a"] == b"1", [1])])
+def test_retried_messages_are_filtered_again_only_if_that_is_asked_for(again: Any, called: list[int]) -> None:
+    queue: ProcessQueue[Any] = ProcessQueue("rmq.retry.g", 0)
+    headers = [("RETRY_TOPIC", b"orders"), ("RECONSUME_TIMES", b"1")]
+    queue.put(
+        [Message("rmq.retry.g", 0, number, value=b"", headers=[*headers, ("a", b"%d" % number)]) for number in (1, 2)]
+    )
+    chunk = queue.take(2)
+    assert chunk is not None
+    seen: list[int] = []
+    mine = Subscription(
+        "orders", adapt(lambda message: seen.append(message.queue_offset)), lambda _: False, matches_retry=again
+    )
+    runner = ChunkRunner("g", {"orders": mine}.get, "rmq.retry.g", 1, VirtualClock())
+    assert runner.run(chunk) is None
+    assert seen == called
