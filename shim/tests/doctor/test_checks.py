@@ -1,6 +1,8 @@
 """What each check says of facts made by hand; the same on a real broker: integration_tests/test_doctor.py."""
 
+import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -246,3 +248,10 @@ def test_roles_are_those_that_acls_knows() -> None:
     for role in Role:
         facts = sound(roles=(role.value,), topics=topics(SCHEDULE_TOPIC_XXXX=everything), groups=("g",))
         assert any(each.check == "rights" for each in examine(facts))
+
+
+def test_the_page_lists_every_check() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = page.partition("| check | finds |\n")[2].partition("\n\n")[0].splitlines()
+    listed = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
+    assert listed == {check for check, *_ in BROKEN} | {"retention-backlog", "not-looked-at"}
