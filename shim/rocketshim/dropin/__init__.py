@@ -1,9 +1,12 @@
 """Drop-in classes: change `from confluent_kafka import …` to `from rocketshim.dropin import …` and keep every line.
 
-`Consumer` and `Producer` are the originals with additions that do nothing until they are asked for; the other public
-names of `confluent_kafka` that such programs import are the originals themselves.
+`Consumer` and `Producer` are the originals with additions that do nothing until they are asked for; every other public
+name of `confluent_kafka` is the original itself.
 """
 
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
 from confluent_kafka import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -12,10 +15,22 @@ from confluent_kafka import (
     TIMESTAMP_CREATE_TIME,
     TIMESTAMP_LOG_APPEND_TIME,
     TIMESTAMP_NOT_AVAILABLE,
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    ConsumerGroupType,
+    DeserializingConsumer,
+    ElectionType,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     Message,
+    Node,
+    SerializingProducer,
+    ThrottleEvent,
+    TopicCollection,
     TopicPartition,
+    TopicPartitionInfo,
+    Uuid,
     libversion,
     version,
 )
@@ -33,14 +48,32 @@ __all__ = [
     "TIMESTAMP_LOG_APPEND_TIME",
     "TIMESTAMP_NOT_AVAILABLE",
     "Consumer",
+    "ConsumerGroupState",
+    "ConsumerGroupTopicPartitions",
+    "ConsumerGroupType",
+    "DeserializingConsumer",
+    "ElectionType",
     "FeatureNotEnabledError",
+    "IsolationLevel",
     "KafkaError",
     "KafkaException",
     "Message",
+    "Node",
     "NotSupportedError",
     "Producer",
+    "SerializingProducer",
     "StaleMessageError",
+    "ThrottleEvent",
+    "TopicCollection",
     "TopicPartition",
+    "TopicPartitionInfo",
+    "Uuid",
     "libversion",
     "version",
 ]
+
+if not TYPE_CHECKING:  # type checkers know the names above
+
+    def __getattr__(name: str) -> Any:
+        """A name that a later `confluent_kafka` has, or a submodule of it."""
+        return getattr(confluent_kafka, name)
