@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from rocketshim import ConsumeFromWhere, DeadLetter, PushConsumer
-from rocketshim.cli import main
+from rocketshim.cli import main, redrive
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.local import Broker
 from rocketshim_topics import DelayLevels, Envelope, Layout, TopicNames, encode, provision
@@ -157,6 +157,56 @@ def test_a_thousand_letters_killed_and_resumed_are_sent_once(
     assert len(run("dlq", "ls", *world.scope, "--json", "--all", "--limit", "2000").splitlines()) == COUNT + 1
     more = json.loads(run("dlq", "plan", *world.scope, "--json", "--out", str(plan)))
     assert (more["letters"], more["held_back"]) == (1, {"redriven-by": COUNT - 1, "replayed-too-often": 1})
+
+
+def test_a_second_apply_takes_the_first_one_over(
+    world: World, run: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has a transaction open when another plan of the same letters is applied: it must not commit."""
+    plans = [tmp_path / "one.json", tmp_path / "two.json"]
+    for plan in plans:
+        run("dlq", "plan", *world.scope, "--out", str(plan))
+    told: list[dict[str, Any]] = []
+    real = redrive.Redriver
+
+    def interrupted(*args: Any, **settings: Any) -> Any:
+        passed: list[str] = []
+
+        def point(name: str) -> None:
+            passed.append(name)
+            if passed.count("produced") == 2 and name == "produced":
+                monkeypatch.setattr(redrive, "Redriver", real)
+                told.append(json.loads(run("dlq", "apply", str(plans[1]), *world.connection, "--json")))
+
+        return real(*args, point=point, **settings)
+
+    monkeypatch.setattr(redrive, "Redriver", interrupted)
+    run("dlq", "apply", str(plans[0]), *world.connection, "--rate", "100", code=1)
+    assert [(each["sent"], each["settled_before"]) for each in told] == [(COUNT - 1 - 100, 100)]
+    arrived = Counter(message.value() for message in world.read(world.names.retry(world.group)))
+    assert arrived == {b"%d" % number: 1 for number in range(COUNT) if number != 12}
+
+
+def test_letters_that_the_target_refuses_fail_alone(
+    world: World, admin: AdminClient, run: Callable[..., str], tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    target = world.names.retry(world.group)
+    producer = Producer({"bootstrap.servers": world.bootstrap, "partitioner": "murmur2_random"})
+    large = [(1_000, b"x" * 5_000), (1_001, b"y" * 5_000)]
+    for number, body in large:
+        headers = world.headers(number, world.source)
+        producer.produce(world.names.dead_letter(world.group), body, b"large-%d" % number, headers=headers)
+    assert producer.flush(60) == 0
+    entry = ConfigEntry("max.message.bytes", "3000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, target, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(60)
+    where = ["--where", "n >= 950"]
+    assert json.loads(run("dlq", "plan", *world.scope, *where, "--out", str(plan), "--json"))["letters"] == 52
+    told = json.loads(run("dlq", "apply", str(plan), *world.connection, "--stop-ratio", "0.5", "--json", code=2))
+    assert (told["sent"], told["failures"]) == (50, {"refused:MSG_SIZE_TOO_LARGE": 2})
+    assert len(world.read(target)) == 50
 
 
 def test_a_redrive_whose_cause_is_not_mended_stops(

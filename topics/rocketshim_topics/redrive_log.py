@@ -160,6 +160,7 @@ class RedriveLog:
         self._settled: dict[str, dict[tuple[int, int], Settled]] = {}
         self._by_plan: set[tuple[str, str, int, int]] = set()
         self._last: dict[str, BeginRecord] = {}
+        self._sessions: set[str] = set()
         for record in records:
             self.add(record)
 
@@ -167,6 +168,7 @@ class RedriveLog:
         """The next record of the log; None (a void one) changes nothing."""
         if isinstance(record, BeginRecord):
             self._last[record.source] = record
+            self._sessions.add(record.session)
         elif isinstance(record, MarkRecord):
             letters = self._settled.setdefault(record.source, {})
             for partition, offset, digest in record.letters:
@@ -192,6 +194,10 @@ class RedriveLog:
     def is_marked(self, source: str, partition: int, offset: int) -> bool:
         """Whether there is any mark for a place, so that the digest is worth computing."""
         return (partition, offset) in self._settled.get(source, {})
+
+    def has_begun(self, session: str) -> bool:
+        """Whether a `begin` of this session is in the log."""
+        return session in self._sessions
 
     def last_begin(self, source: str) -> BeginRecord | None:
         """Who began last to work on the letters of a topic."""

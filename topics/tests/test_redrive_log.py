@@ -59,6 +59,8 @@ def test_the_fold_is_what_a_look_through_all_records_says(
     assert log.is_done(plan, source, *place) == any(each.plan == plan for each in found)
     begun = [record for record in history if isinstance(record, BeginRecord) and record.source == source]
     assert log.last_begin(source) == (begun[-1] if begun else None)
+    sessions = {record.session for record in history if isinstance(record, BeginRecord)}
+    assert all(log.has_begun(session) == (session in sessions) for session in ("s1", "s2"))
 
 
 @pytest.mark.parametrize("value", [None, b"", b"x", b"[]", b"{}", b'{"v":1}', b'{"v":1,"kind":"other"}', b"\xff"])

@@ -150,7 +150,7 @@ class Redriver:
         self._clock = clock or SystemClock()
         self._wait = wait or time.sleep
         self._point = point
-        self._session = ""
+        self._sessions: list[str] = []
         self._by = whoami()
         self._reader = TopicReader(bootstrap, client=client, clients=clients)
         self._watcher = TopicReader(bootstrap, client=client, clients=clients)
@@ -171,7 +171,7 @@ class Redriver:
         self._producer: ProducerClient | None = None
         self._has_open = False
         self._is_careful = False
-        self._refused: dict[tuple[int, int], KafkaError] = {}
+        self._refused: dict[tuple[int, int], tuple[PlannedLetter, KafkaError]] = {}
 
     def run(self) -> None:
         """Send what is left, until all is done or `progress.stopped_by` says why not.
@@ -192,9 +192,9 @@ class Redriver:
                 sent = self._progress.sent
                 try:
                     return self._run_session()
-                except _CarefullyError:
-                    self._is_careful = True
+                except _RefusedError:
                     self._throw_away()
+                    self._take_refused()
                 except KafkaException as error:
                     troubles = 1 if self._progress.sent > sent else troubles + 1
                     if troubles >= _MOST_TROUBLES:
@@ -227,7 +227,7 @@ class Redriver:
     # --- a session: from init_transactions to the first doubt --------------------------------------------------------
 
     def _run_session(self) -> None:
-        if self._session:
+        if self._sessions:
             self._refuse_if_taken_over(read_log(self._reader, self._log_topic))
         careful = {"batch.num.messages": 1} if self._is_careful else {}
         producer = self._producer = self._clients.producer({**self._config, **careful})
@@ -241,6 +241,7 @@ class Redriver:
     def _begin(self, producer: ProducerClient) -> RedriveLog:
         """Write that we begin, and read the log until that comes back."""
         session = uuid.uuid4().hex
+        self._sessions.append(session)
         record = BeginRecord(source=self._source, plan=self._plan, session=session, by=self._by)
         self._open(producer)
         producer.produce(self._log_topic, encode_redrive_record(record))
@@ -258,12 +259,12 @@ class Redriver:
                         f"our own record did not come back from {self._log_topic} within {_READ_BACK_S:.0f} s: a "
                         "transaction is open in it; wait until it has ended and apply the plan again"
                     )
-        self._session = session
         return log
 
     def _refuse_if_taken_over(self, log: RedriveLog) -> None:
         last = log.last_begin(self._source)
-        if last is not None and last.session != self._session:
+        has_begun = any(log.has_begun(session) for session in self._sessions)
+        if has_begun and last is not None and last.session not in self._sessions:
             raise RedriveError(
                 f"{last.by or 'somebody'} began to redrive {self._source} (plan {last.plan}) after us, and goes on; "
                 "what we sent is marked: apply the plan again when that is done"
@@ -348,35 +349,40 @@ class Redriver:
         self._report()
 
     def _transact(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
-        """Send letters and their mark in one transaction; without those that are refused for themselves."""
-        while batch and self._progress.stopped_by is None:
-            self._progress.take([letter for letter, _ in batch], self._now_ms())
-            self._refused = {}
-            self._open(producer)
-            try:
-                self._produce_all(producer, batch)
-                self._point("produced")
-                producer.flush(_API_S)
-            except KafkaException:
-                producer.flush(_API_S)  # a transaction with a refused record takes no more: the reports say which
-                if not self._refused:
-                    raise
+        """Send letters and their mark in one transaction."""
+        if not batch:
+            return
+        self._progress.take([letter for letter, _ in batch], self._now_ms())
+        self._refused = {}
+        self._open(producer)
+        try:
+            self._produce_all(producer, batch)
+            self._point("produced")
+        except KafkaException:  # a transaction with a refused record takes no more: the reports say which
+            self._await_reports(producer)
             if not self._refused:
-                self._commit(producer)
-                self._point("committed")
-                self._progress.committed()
-                self._report()
-                return
-            producer.abort_transaction(_API_S)
-            self._has_open = False
-            self._progress.aborted()
-            if not self._is_careful:
-                raise _CarefullyError
-            for letter, _ in batch:
-                error = self._refused.get((letter.partition, letter.offset))
-                if error is not None:
-                    self._fail(letter, f"refused:{error.name()}")
-            batch = [each for each in batch if (each[0].partition, each[0].offset) not in self._refused]
+                raise
+        self._await_reports(producer)
+        if self._refused:
+            raise _RefusedError
+        self._commit(producer)
+        self._point("committed")
+        self._progress.committed()
+        self._report()
+
+    def _take_refused(self) -> None:
+        """Nothing of the last transaction is stored. Refused records fail once they are known to be the culprits."""
+        self._progress.aborted()
+        if self._is_careful:
+            for letter, error in self._refused.values():
+                self._fail(letter, f"refused:{error.name()}")
+        self._is_careful = True
+
+    def _await_reports(self, producer: ProducerClient) -> None:
+        """Until every report is in, or one says that a record is refused: then the others may never come."""
+        deadline_ns = self._clock.monotonic_ns() + int(_API_S * 1e9)
+        while len(producer) > 0 and not self._refused and self._clock.monotonic_ns() < deadline_ns:
+            producer.poll(_POLL_S)
 
     def _produce_all(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
         for letter, out in batch:
@@ -386,7 +392,7 @@ class Redriver:
             state=self._state,
             source=self._source,
             plan=self._plan,
-            session=self._session,
+            session=self._sessions[-1],
             by=self._by,
             letters=tuple((letter.partition, letter.offset, letter.digest) for letter, _ in batch),
         )
@@ -397,7 +403,7 @@ class Redriver:
 
         def stored(error: KafkaError | None, _message: Any) -> None:
             if error is not None and error.code() in _REFUSED:
-                self._refused[place] = error
+                self._refused[place] = letter, error
 
         partition = -1 if out.partition is None else out.partition
         while True:
@@ -408,7 +414,7 @@ class Redriver:
             except KafkaException as error:
                 if error.args[0].code() not in _REFUSED:
                     raise
-                self._refused[place] = error.args[0]
+                self._refused[place] = letter, error.args[0]
                 return
             else:
                 return
@@ -426,14 +432,14 @@ class Redriver:
         producer, self._producer = self._producer, None
         if producer is None:
             return
+        producer.purge()
+        with suppress(KafkaException):  # a fatal error comes out of it once, and has been seen
+            producer.flush(_API_S)  # an abort waits in vain for reports that nobody serves
         if self._has_open:
             with suppress(KafkaException):  # not ours to abort any more, or the next init_transactions does it
                 producer.abort_transaction(_API_S)
             self._has_open = False
-        producer.purge()
-        with suppress(KafkaException):  # a fatal error comes out of it once, and has been seen
-            producer.flush(0)
 
 
-class _CarefullyError(Exception):
-    """A record was refused, and others with it for being in one batch: begin again with one record a batch."""
+class _RefusedError(Exception):
+    """A record was refused, and perhaps others with it for being in one batch: begin again, with one record a batch."""

@@ -167,6 +167,16 @@ def test_a_redrive_that_was_taken_over_stops_and_says_by_whom() -> None:
     assert stage.everything_once()
 
 
+@pytest.mark.parametrize("applied", [True, False])
+def test_an_own_beginning_of_unknown_result_is_not_taken_for_somebody_else_s(applied: bool) -> None:
+    stage = Stage(30)
+    stage.run("earlier", most=10)
+    stage.kafka.fail_transaction(failing(KafkaError._TIMED_OUT), applied=applied)
+    progress = stage.run(rate_per_s=10)
+    assert (progress.sent, progress.settled) == (20, 10)
+    assert stage.everything_once()
+
+
 def test_a_cluster_that_never_lets_us_is_given_up() -> None:
     stage = Stage(3)
     stage.kafka.fail_transaction(failing(KafkaError._TIMED_OUT), count=1_000)
