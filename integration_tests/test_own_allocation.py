@@ -165,6 +165,47 @@ def test_the_queues_of_a_member_that_was_killed_go_to_the_others(
     wait_until(lambda: lag(broker, mine, orders) == 0)
 
 
+def test_a_member_that_was_frozen_longer_than_its_leases_commits_nothing_when_it_wakes(
+    broker: Broker, topic: Callable[..., str], group: Callable[..., str], member: Callable[..., PushConsumer]
+) -> None:
+    """What it had committed late would be read again: nothing that was done before it woke is heard a second time."""
+    orders, mine, heard = topic(QUEUES), group(), Heard()
+    child = subprocess.Popen(
+        [sys.executable, "-c", MEMBER, broker.bootstrap, mine, orders, NAMESPACE], stdout=subprocess.PIPE, text=True
+    )
+    by_child: list[int] = []
+
+    def read() -> None:
+        assert child.stdout is not None
+        by_child.extend(int(line) for line in child.stdout)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        fill(broker, orders, range(60))
+        wait_until(lambda: bool(by_child))
+        one = member(mine, orders, heard, "one")
+        wait_until(lambda: len(held(one, orders)) == QUEUES // 2)
+        wait_until(lambda: heard.numbers | set(by_child) == set(range(60)) and lag(broker, mine, orders) == 0)
+        os.kill(child.pid, signal.SIGSTOP)
+        fill(broker, orders, range(60, 120))
+        wait_until(lambda: held(one, orders) == set(range(QUEUES)))
+        wait_until(lambda: heard.numbers | set(by_child) == set(range(120)) and lag(broker, mine, orders) == 0)
+        before, count = len(by_child), heard.count
+        os.kill(child.pid, signal.SIGCONT)
+        wait_until(lambda: len(held(one, orders)) == QUEUES // 2)
+        fill(broker, orders, range(120, 180))
+        wait_until(lambda: heard.numbers | set(by_child) == set(range(180)) and lag(broker, mine, orders) == 0)
+        assert all(number >= 120 for number in by_child[before:])
+        assert heard.count - count + len(by_child) - before == 60
+    finally:
+        child.kill()
+        child.wait(GUARD_S)
+        reader.join(GUARD_S)
+        if child.stdout is not None:
+            child.stdout.close()
+
+
 def test_members_come_and_go_while_messages_flow_and_nothing_is_lost(
     broker: Broker, topic: Callable[..., str], group: Callable[..., str], member: Callable[..., PushConsumer]
 ) -> None:

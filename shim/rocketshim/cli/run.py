@@ -3,6 +3,7 @@
 import gc
 import importlib
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocketshim.consumer.client_ids import PROCESS_VARIABLE
 from rocketshim.errors import ConfigError, ConsumerError
 
 if TYPE_CHECKING:
@@ -120,7 +122,8 @@ def _supervise(target: str, processes: int, place: tuple[str, int] | None, *, js
         for number in range(processes):
             port = 0 if place is None or place[1] == 0 else place[1] + number
             own = [] if place is None else ["--health", f"{place[0]}:{port}"]
-            members.append(subprocess.Popen([*command, *own]))  # noqa: S603 - this very program
+            mark = {**os.environ, PROCESS_VARIABLE: str(number)}
+            members.append(subprocess.Popen([*command, *own], env=mark))  # noqa: S603 - this very program
         while not stopping and all(member.poll() is None for member in members):
             time.sleep(_LOOK_S)
     finally:

@@ -6,7 +6,6 @@ and `SendBack` (retries and dead letters). It checks the set-up, creates the gro
 
 import asyncio
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future  # noqa: TC003 - read as an annotation by those who look
@@ -20,6 +19,7 @@ from rocketshim.clients import Clients, ConsumerClient, ProducerClient, confluen
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner, is_async
+from rocketshim.consumer.client_ids import stable_client_id
 from rocketshim.consumer.drop_failed import DropFailed
 from rocketshim.consumer.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
 from rocketshim.consumer.listener import ChunkRunner, Listener, Subscription, adapt
@@ -542,7 +542,7 @@ class PushConsumer:
         def topic_id(topic: str) -> str:
             return "" if admin is None else TopicId(admin, topic).now() or ""
 
-        client_id = settings.client_id or f"{socket.gethostname()}@DEFAULT"
+        client_id = settings.client_id or stable_client_id()
         folder = offset_folder(settings.offset_store_dir, client_id, self.names, settings.group)
         return LocalOffsetStore(folder, cluster or "", topic_id)
 

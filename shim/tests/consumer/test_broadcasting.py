@@ -10,6 +10,7 @@ import pytest
 
 from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
+from rocketshim.consumer.client_ids import PROCESS_VARIABLE, stable_client_id
 from rocketshim.consumer.push_consumer import PushConsumer
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import ConsumeFromWhere
@@ -155,6 +156,19 @@ def test_a_listener_that_takes_too_long_does_not_hold_the_position(
         kafka.wait_until(lambda: consumer.send_back_counts.dropped == 1, guard_s=GUARD_S)
     finally:
         release.set()
+
+
+def test_processes_that_were_given_no_id_have_each_their_own_and_the_same_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(PROCESS_VARIABLE, raising=False)
+    alone = stable_client_id()
+    ids = []
+    for number in range(3):
+        monkeypatch.setenv(PROCESS_VARIABLE, str(number))
+        ids += [stable_client_id(), stable_client_id()]
+    assert ids == [alone, alone, f"{alone}-1", f"{alone}-1", f"{alone}-2", f"{alone}-2"]
+    assert alone.endswith("@DEFAULT")
 
 
 def test_two_clients_of_one_id_are_refused_and_the_first_goes_on(
