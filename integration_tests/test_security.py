@@ -460,14 +460,18 @@ def test_a_wrong_certificate_or_password_is_an_error_that_says_where_to_look(
     secured: Secured, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right = secured.client("operator")
-    for wrong in (
-        {**right, "sasl.password": "wr0ng-s3cret"},
-        {key: value for key, value in right.items() if key != "ssl.ca.location"},
+    doctor, send = ["doctor"], ["send", TOPIC, "x", "--timeout", "1"]
+    for words, wrong in (
+        (doctor, {**right, "sasl.password": "wr0ng-s3cret"}),
+        (send, {**right, "sasl.password": "wr0ng-s3cret"}),
+        (send, {key: value for key, value in right.items() if key != "ssl.ca.location"}),
+        (send, {}),
     ):
         pairs = [word for item in wrong.items() for word in ("--client", "=".join(item))]
-        assert main(["doctor", "--bootstrap", secured.bootstrap, *pairs]) == 1
+        assert main([*words, "--bootstrap", secured.bootstrap, *pairs]) == 1
         shown = "".join(capsys.readouterr())
-        assert "check the address, the security settings" in shown
+        assert words is send or "check the address, the security settings" in shown
+        assert "error: " in shown
         assert "s3cret" not in shown
 
 
@@ -494,7 +498,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize(
-    "settings", [SECRETS, {"ssl.key.pem": KEY, "security.protocol": "SSL"}, {"plugin.library.paths": CANARY}]
+    "settings", [SECRETS, {"ssl.key.pem": KEY, "security.protocol": "SSL"}, {"ssl.engine.location": CANARY}]
 )
 def test_no_command_shows_a_secret_when_its_settings_are_refused(  # noqa: PLR0917 - fixtures
     words: list[str],
@@ -505,6 +509,8 @@ def test_no_command_shows_a_secret_when_its_settings_are_refused(  # noqa: PLR09
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With its traceback, too, and what the client library itself writes."""
+    if words[0] == "doctor" and "ssl.engine.location" in settings:
+        pytest.skip("the doctor judges it and connects without it")
     monkeypatch.setenv("ROCKETSHIM_DEBUG", "1")
     caplog.set_level("DEBUG")
     file = tmp_path / "client.properties"
@@ -513,8 +519,8 @@ def test_no_command_shows_a_secret_when_its_settings_are_refused(  # noqa: PLR09
     pairs = [f"--client={name}={value}" for name, value in settings.items() if "\n" in value]
     ended = main([*words, "--bootstrap", "127.0.0.1:1", "--client", f"@{file}", *pairs])
     shown = "".join(capfd.readouterr()) + caplog.text
-    assert ended == 1 or (words[0] == "doctor" and "plugin.library.paths" in settings)
-    assert "ConfigError" in shown or words[0] == "doctor"
+    assert ended == 1
+    assert "ConfigError" in shown
     assert CANARY not in shown
 
 

@@ -48,10 +48,11 @@ def send(
         delay_level=delay_level,
         properties=[_pair(text) for text in set_property or []],
     )
-    with Producer(
-        bootstrap, namespace=namespace, delay_levels=delay_levels, client=client_settings(client)
-    ) as producer:
+    producer = Producer(bootstrap, namespace=namespace, delay_levels=delay_levels, client=client_settings(client))
+    try:
         result = producer.send(message, timeout_s=timeout)
+    finally:
+        producer.close(timeout_s=1.0)  # what has no report by now was said to have none
     if as_json:
         typer.echo(json.dumps({"msg_id": result.msg_id, "offset_msg_id": result.offset_msg_id}))
     else:
