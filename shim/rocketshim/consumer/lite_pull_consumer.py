@@ -208,9 +208,11 @@ class LitePullConsumer:
             self._assign_filters[self.names.physical(topic)] = selector
 
     def register_topic_message_queue_change_listener(self, topic: str, listener: QueuesListener) -> None:
-        """Have `listener(topic, queues)` called from `poll` when the queues of a topic have changed.
+        """Have `listener(topic, queues)` called when the queues of a topic have changed.
 
-        Queues are looked up each `topic_metadata_check_interval_ms`; the first look only takes note.
+        `poll` calls it before it looks for messages, in its own thread; the listener may call this consumer, `assign`
+        say. What it raises comes out of `poll`, and no message is lost by it. Queues are looked up each
+        `topic_metadata_check_interval_ms`; the first look only takes note.
 
         Raises:
             ConfigError: the name is none.
@@ -302,6 +304,9 @@ class LitePullConsumer:
             TopicMissingError: a topic that is subscribed has gone.
         """
         wait_ms = self.settings.poll_timeout_ms if timeout_ms is None else timeout_ms
+        if self._watched:
+            for listener, topic, queues in self._changed_queues():
+                listener(topic, queues)
         with self._call():
             consumer = self._client()
             deadline_ms = self._now_ms() + wait_ms
@@ -545,20 +550,26 @@ class LitePullConsumer:
                     _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
         if self._unresolved and now_ms >= self._next_resolve_ms:
             self._resolve_again(consumer, now_ms)
-        if self._watched and now_ms >= self._next_check_ms:
-            self._next_check_ms = now_ms + self.settings.topic_metadata_check_interval_ms
-            self._look_at_queues()
 
-    def _look_at_queues(self) -> None:
-        for topic, (listener, before) in list(self._watched.items()):
-            try:
-                now = self._lookup.queues(topic)
-            except RocketshimError as error:
-                _LOG.warning("consumer.queues-unknown", extra={"topic": topic, "error": str(error)})
-                continue
-            self._watched[topic] = (listener, now)
-            if before is not None and now != before:
-                listener(topic, list(now))
+    def _changed_queues(self) -> list[tuple[QueuesListener, str, list[MessageQueue]]]:
+        """Listeners to be told, with what they are to be told; they are called outside of the call's lock."""
+        changed: list[tuple[QueuesListener, str, list[MessageQueue]]] = []
+        with self._call():
+            self._client()
+            now_ms = self._now_ms()
+            if now_ms < self._next_check_ms:
+                return changed
+            self._next_check_ms = now_ms + self.settings.topic_metadata_check_interval_ms
+            for topic, (listener, before) in list(self._watched.items()):
+                try:
+                    now = self._lookup.queues(topic)
+                except RocketshimError as error:
+                    _LOG.warning("consumer.queues-unknown", extra={"topic": topic, "error": str(error)})
+                    continue
+                self._watched[topic] = (listener, now)
+                if before is not None and now != before:
+                    changed.append((listener, topic, list(now)))
+        return changed
 
     # --- inside: positions -------------------------------------------------------------------------------------------
 

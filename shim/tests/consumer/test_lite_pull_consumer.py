@@ -408,6 +408,31 @@ def test_whoever_registered_hears_of_new_queues(kafka: InMemoryKafka, make: Make
         assert heard == [("orders", 3)]
 
 
+def test_whoever_hears_of_new_queues_may_take_them_at_once(kafka: InMemoryKafka, make: Make) -> None:
+    with make() as consumer:
+        consumer.assign([Q0, Q1])
+        consumer.register_topic_message_queue_change_listener("orders", lambda _, queues: consumer.assign(queues))
+        consumer.poll(31_000)
+        kafka.add_partitions("orders", 3)
+        kafka.append("orders", b"new", partition=2)
+        assert bodies(consumer.poll(31_000)) == [b"new"]
+
+
+def test_what_such_a_listener_raises_comes_out_of_poll_and_loses_nothing(kafka: InMemoryKafka, make: Make) -> None:
+    def listener(topic: str, queues: list[MessageQueue]) -> None:
+        raise OSError(topic, queues)
+
+    with make() as consumer:
+        consumer.register_topic_message_queue_change_listener("orders", listener)
+        consumer.assign([Q0])
+        consumer.poll(31_000)
+        kafka.add_partitions("orders", 3)
+        fill(kafka, 2)
+        with pytest.raises(OSError, match="orders"):
+            consumer.poll()
+        assert len(consumer.poll()) == 2
+
+
 def test_with_the_broker_away_questions_are_errors_and_polls_are_empty(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 1)
     with make() as consumer:
