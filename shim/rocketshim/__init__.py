@@ -8,11 +8,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rocketshim.consumer.hooks import ConsumeMessageContext as ConsumeMessageContext
+    from rocketshim.consumer.hooks import ConsumeMessageHook as ConsumeMessageHook
+    from rocketshim.consumer.hooks import FilterMessageHook as FilterMessageHook
     from rocketshim.consumer.lite_pull_consumer import LitePullConsumer as LitePullConsumer
     from rocketshim.consumer.orderly_context import ConsumeOrderlyContext as ConsumeOrderlyContext
     from rocketshim.consumer.outcome import ConsumeConcurrentlyContext as ConsumeConcurrentlyContext
     from rocketshim.consumer.outcome import DeadLetter as DeadLetter
     from rocketshim.consumer.outcome import RetryLater as RetryLater
+    from rocketshim.consumer.prometheus import ConsumerCollector as ConsumerCollector
     from rocketshim.consumer.pull_consumer import PullConsumer as PullConsumer
     from rocketshim.consumer.pull_consumer import PullResult as PullResult
     from rocketshim.consumer.pull_consumer import PullStatus as PullStatus
@@ -23,11 +27,15 @@ if TYPE_CHECKING:
     from rocketshim.core.allocate import AllocateMessageQueueByConfig as AllocateMessageQueueByConfig
     from rocketshim.core.allocate import AllocateMessageQueueByMachineRoom as AllocateMessageQueueByMachineRoom
     from rocketshim.core.allocate import AllocateMessageQueueConsistentHash as AllocateMessageQueueConsistentHash
+    from rocketshim.core.consume_concurrently import ConsumeReturnType as ConsumeReturnType
     from rocketshim.core.consume_concurrently import ConsumeStatus as ConsumeStatus
     from rocketshim.core.consume_orderly import ConsumeOrderlyStatus as ConsumeOrderlyStatus
     from rocketshim.core.message_model import MessageModel as MessageModel
+    from rocketshim.core.retry_policy import AfterDelay as AfterDelay
+    from rocketshim.core.retry_policy import AtLevel as AtLevel
     from rocketshim.core.retry_policy import ExponentialRetryPolicy as ExponentialRetryPolicy
     from rocketshim.core.retry_policy import LevelTableRetryPolicy as LevelTableRetryPolicy
+    from rocketshim.core.retry_policy import RetryPolicy as RetryPolicy
     from rocketshim.core.start_position import ConsumeFromWhere as ConsumeFromWhere
     from rocketshim.filters import MessageSelector as MessageSelector
     from rocketshim.producer.producer import Producer as Producer
@@ -63,20 +71,27 @@ if TYPE_CHECKING:
     from rocketshim_topics.message_queue import MessageQueue as MessageQueue
 
 _HOME = {
+    "AfterDelay": "rocketshim.core.retry_policy",
     "AllocateMachineRoomNearby": "rocketshim.core.allocate",
     "AllocateMessageQueueAveragely": "rocketshim.core.allocate",
     "AllocateMessageQueueAveragelyByCircle": "rocketshim.core.allocate",
     "AllocateMessageQueueByConfig": "rocketshim.core.allocate",
     "AllocateMessageQueueByMachineRoom": "rocketshim.core.allocate",
     "AllocateMessageQueueConsistentHash": "rocketshim.core.allocate",
+    "AtLevel": "rocketshim.core.retry_policy",
     "ConsumeConcurrentlyContext": "rocketshim.consumer.outcome",
     "ConsumeFromWhere": "rocketshim.core.start_position",
+    "ConsumeMessageContext": "rocketshim.consumer.hooks",
+    "ConsumeMessageHook": "rocketshim.consumer.hooks",
     "ConsumeOrderlyContext": "rocketshim.consumer.orderly_context",
     "ConsumeOrderlyStatus": "rocketshim.core.consume_orderly",
+    "ConsumeReturnType": "rocketshim.core.consume_concurrently",
     "ConsumeStatus": "rocketshim.core.consume_concurrently",
+    "ConsumerCollector": "rocketshim.consumer.prometheus",
     "DeadLetter": "rocketshim.consumer.outcome",
     "DelayWorker": "rocketshim.worker.worker",
     "ExponentialRetryPolicy": "rocketshim.core.retry_policy",
+    "FilterMessageHook": "rocketshim.consumer.hooks",
     "LevelTableRetryPolicy": "rocketshim.core.retry_policy",
     "LitePullConsumer": "rocketshim.consumer.lite_pull_consumer",
     "LitePullConsumerSettings": "rocketshim.settings",
@@ -92,6 +107,7 @@ _HOME = {
     "PushConsumer": "rocketshim.consumer.push_consumer",
     "PushConsumerSettings": "rocketshim.settings",
     "RetryLater": "rocketshim.consumer.outcome",
+    "RetryPolicy": "rocketshim.core.retry_policy",
     "SendResult": "rocketshim.producer.producer",
     "SendStatus": "rocketshim.producer.producer",
     "WorkerSettings": "rocketshim.settings",
