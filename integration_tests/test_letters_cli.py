@@ -1,10 +1,14 @@
 """`dlq`, `retry` and `trace` on a real broker: the commands a person on call types."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
 import pytest
+from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, DeadLetter, DelayWorker, Producer, PushConsumer, WorkerSettings
@@ -67,7 +71,7 @@ def world(
                 max_reconsume_times=1 if number == 5 else 0, delay="1s" if number == 5 else None,
             )  # fmt: skip
             ids[str(number)] = producer.send(message, timeout_s=30).msg_id
-    assert all_dead.wait(60)
+    assert all_dead.wait(180)
     consumer.stop()
     worker.stop()
     thread.join()
@@ -133,3 +137,27 @@ def test_the_commands_of_a_person_on_call(
     run("dlq", "show", "no-such-id", "--group", members, code=2)
     run("dlq", "ls", "--group", "nobody", code=1)
     run("dlq", "ls", "--group", members, "--where", "a LIKE 'x%'", code=1)
+
+
+@pytest.mark.parametrize("what", ["dlq", "parked"])
+def test_following_shows_what_comes_until_ctrl_c(
+    broker: Broker, admin: AdminClient, namespace: str, group: Callable[..., str], what: str
+) -> None:
+    names, members = TopicNames(namespace), group()
+    layout = Layout(names, DelayLevels.default())
+    provision.ensure_topics(admin, [*layout.for_group(members, with_log=False), layout.parked()])
+    connection = ["--bootstrap", broker.bootstrap, "--namespace", namespace]
+    words = ["dlq", "ls", "--group", members] if what == "dlq" else ["parked", "ls"]
+    topic = names.dead_letter(members) if what == "dlq" else names.parked
+    producer = KafkaProducer({"bootstrap.servers": broker.bootstrap})
+    command = [sys.executable, "-m", "rocketshim", *words, *connection, "--follow", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for number in range(3):
+            producer.produce(topic, b"body", headers=[("UNIQ_KEY", b"m%d" % number)])
+            assert producer.flush(60) == 0
+            line = json.loads(child.stdout.readline())
+            assert line["id" if what == "dlq" else "uniq_key"] == f"m{number}"
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 130
+        assert "Traceback" not in (child.stderr.read() if child.stderr else "")

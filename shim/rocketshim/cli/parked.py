@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Everything, Limit, console
+from rocketshim.cli.letters import Everything, Follow, Limit, console
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.redrive import Again, ensure_log
 from rocketshim.core.redrive import RedriveProgress
@@ -33,8 +33,12 @@ Reason = Annotated[str | None, typer.Option("--reason", help="Only those whose r
 Topic = Annotated[str | None, typer.Option("--topic", help="Only those that were to go to this logical topic.")]
 
 
-def _chosen(reader: TopicReader, names: TopicNames, reason: str | None, topic: str | None) -> Iterator[Any]:
-    for message in reader.read([names.parked]):
+def _chosen(
+    reader: TopicReader, names: TopicNames, reason: str | None, topic: str | None, *, follow: bool = False
+) -> Iterator[Any]:
+    for message in reader.read([names.parked], follow=follow):
+        if message is None:
+            continue
         entry = parked_record(message)
         if (reason is None or entry.reason.startswith(reason)) and topic in {None, entry.target}:
             yield message
@@ -57,6 +61,7 @@ def ls(
     topic: Topic = None,
     limit: Limit = 50,
     everything: Everything = False,
+    follow: Follow = False,
     as_json: Json = False,
 ) -> None:
     """List parked records, oldest first: those that were not sent again since."""
@@ -65,27 +70,29 @@ def ls(
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
         shown = hidden = 0
-        for message in _chosen(reader, names, reason, topic):
+        for message in _chosen(reader, names, reason, topic, follow=follow):
             plan = _settled_by(log, names, message)
             if plan is not None and not everything:
                 hidden += 1
                 continue
-            if shown == limit:
+            if shown == limit and not follow:
                 break
             shown += 1
             entry = parked_record(message)
             if as_json:
                 typer.echo(json.dumps({**asdict(entry), "plan": plan}))
-            size = "-" if entry.size_bytes is None else str(entry.size_bytes)
-            table.add_row(
-                entry.place,
-                time_text(entry.at_ms),
-                entry.reason,
-                entry.target or "",
-                entry.origin,
-                entry.uniq_key or "",
-                size,
-            )
+            elif follow:
+                typer.echo(f"{time_text(entry.at_ms)}  {entry.place}  {entry.reason}  {entry.target}  {entry.uniq_key}")
+            else:
+                table.add_row(
+                    entry.place,
+                    time_text(entry.at_ms),
+                    entry.reason,
+                    entry.target or "",
+                    entry.origin,
+                    entry.uniq_key or "",
+                    "-" if entry.size_bytes is None else str(entry.size_bytes),
+                )
     if not as_json:
         console().print(table)
     if hidden:
