@@ -77,8 +77,10 @@ _READ_COUNT: Final = 1_000
 _AT_THE_CONSUMER_S: Final = 0.005
 _AT_THE_COMMANDS_S: Final = 0.02
 _BEGIN_AGAIN_MS: Final = 1_000
+_NEVER_MS: Final = 2**62
 _ANSWER_S: Final = 5.0
 _CHECK_S: Final = 0.5
+_LEAVE_S: Final = 2.0
 _GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 
@@ -139,6 +141,8 @@ class GroupLogThread:
         self._reading = False
         self._begin_at_ms = 0
         self._check_at_ms = 0
+        self._wakeup_ms = 0
+        self._changed = False  # something was said or failed since the last tick
         self._known_id: str | None = None
         self._leases: dict[MessageQueue, Lease] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -167,7 +171,7 @@ class GroupLogThread:
         self.close_within(timeout_s)
         if self._thread is None:
             return True
-        self._thread.join(timeout_s + _ANSWER_S)
+        self._thread.join(timeout_s + _LEAVE_S)
         return not self._thread.is_alive()
 
     @property
@@ -257,8 +261,7 @@ class GroupLogThread:
             RocketshimError: it cannot go on.
         """
         messages = self._wait(wait_s)
-        while self._commands.qsize():
-            self._commands.get()()
+        self._obey()
         if not self._reading:
             self._begin()
             return
@@ -270,9 +273,9 @@ class GroupLogThread:
                 self._take(message)
             elif self._client_error(message.error()):
                 return
-        self._perform(self._holder.tick(self._log, self._now_ms()))
         self._settle()
-        self._publish()
+        if messages or self._changed or self._now_ms() >= self._wakeup_ms:
+            self._tick()
 
     def close(self) -> None:
         """End every lease, flush what was appended, close the clients. Safe twice."""
@@ -294,11 +297,22 @@ class GroupLogThread:
 
     def _wait_s(self) -> float:
         """How long nothing is due."""
-        if not self._reading:
-            return max(0.0, (self._begin_at_ms - self._now_ms()) / 1_000)
-        wakeup_ms = self._holder.next_wakeup_ms(self._log)
-        until_ms = self._check_at_ms if wakeup_ms is None else min(wakeup_ms, self._check_at_ms)
+        until_ms = min(self._wakeup_ms, self._check_at_ms) if self._reading else self._begin_at_ms
         return max(0.0, (until_ms - self._now_ms()) / 1_000)
+
+    def _obey(self) -> None:
+        """Do what others have said."""
+        while self._commands.qsize():
+            self._changed = True
+            self._commands.get()()
+
+    def _tick(self) -> None:
+        """Do what is due, and note when there will be something again: a look at every queue, so not at each turn."""
+        self._changed = False
+        self._perform(self._holder.tick(self._log, self._now_ms()))
+        self._publish()
+        wakeup_ms = self._holder.next_wakeup_ms(self._log)
+        self._wakeup_ms = _NEVER_MS if wakeup_ms is None else wakeup_ms
 
     def _wait(self, wait_s: float) -> list[Any]:
         consumer = self._client()
@@ -311,6 +325,7 @@ class GroupLogThread:
                 except Empty:
                     pass
                 else:
+                    self._changed = True
                     command()
             if not self._reading:
                 return []
@@ -339,7 +354,7 @@ class GroupLogThread:
         self._reading = True
         self._check_at_ms = self._now_ms() + self._settings.heartbeat_every_ms
         self._perform(self._holder.begin(high, self._now_ms(), floor))
-        self._perform(self._holder.tick(self._log, self._now_ms()))
+        self._tick()
 
     def _take(self, message: Any) -> None:
         kind, append_ms = message.timestamp()
@@ -528,6 +543,7 @@ class GroupLogThread:
             _LOG.warning("group.record-not-stored", extra={"topic": self._place.topic, "error": str(failed)})
             if failed.fatal() or failed.code() == KafkaError._FATAL:  # noqa: SLF001
                 broken = failed
+            self._changed = True
             self._perform(self._holder.send_failed(seq, self._now_ms()))
             if seq == self._sent_seq:
                 self._read_seq = seq  # nothing to be read back
