@@ -11,8 +11,9 @@ What it does its own way:
 * Nothing is handed out and nothing committed under a lease that does not hold (`OrderlyPlace.holds`); the listener
   thread asks again before each call.
 * Where to begin: the committed position. The group's log may know a later one (from the last owner's renewal or
-  release); that counts if the commit carries a token or there is none. A commit without a token was made by somebody
-  else after ours: an operator has reset the group, or it was consumed concurrently meanwhile, and that counts alone.
+  release); that counts if the commit carries a token. A commit without one was made by somebody else after ours: an
+  operator has reset the group, or it was consumed concurrently meanwhile, and that counts alone; and without any commit
+  the topic was made anew.
 * No consume timeout: a listener call that hangs holds its queue (RocketMQ has none either).
 """
 
@@ -46,6 +47,7 @@ _LOG = logging.getLogger("rocketshim.consumer")
 _AWAITING_S: Final = 0.005
 _IDLE_S: Final = 0.1
 _START_AGAIN_MS: Final = 100
+_BOUNDS_S: Final = 2.0
 _LOG_STOP_S: Final = 2.0
 _STUCK_FROM: Final = 16
 
@@ -245,11 +247,14 @@ class OrderlyLoop(PollLoop):
         self.orderly_counts.lost += 1
         del self._leases[place]
         running = self._queues.pop(place, None)
-        self._starting.pop(place, None)
+        unbegun = self._starting.pop(place, None)
+        unwanted = reason is StopReason.UNWANTED  # it has gone and come back before this was heard
         if place in self._wanted:
             self._hold(place)
         if running is not None:
-            self._end(cast("OrderlyPlace", running), _Then.FORGET)
+            self._end(cast("OrderlyPlace", running), _Then.RELEASE if unwanted else _Then.FORGET)
+        elif unbegun is not None and unwanted:
+            self._release(lease, unbegun.next_offset, unbegun.reconsume_counts)
         elif self._log is not None:
             self._log.drained(lease)
 
@@ -299,11 +304,9 @@ class OrderlyLoop(PollLoop):
         """The position to begin at: the committed one, or a later one that the group's log knows."""
         place = (found.topic, found.partition)
         known = self._starting[place].next_offset
-        if known is None:
+        if known is None or self._starts.found_tokens.get(place) is None:
             return found.offset
-        if place not in self._starts.found_tokens:
-            return known
-        return found.offset if self._starts.found_tokens[place] is None else max(found.offset, known)
+        return max(found.offset, known)
 
     def _token_of(self, place: Place) -> int | None:
         lease = self._leases.get(place)
@@ -406,6 +409,9 @@ class OrderlyLoop(PollLoop):
             return
         first = run[0].offset()
         held = cast("OrderlyPlace", queue)
+        expected = self.commits.position(place) if held.is_fresh else held.next_put
+        if first < expected and self._is_stale(place, expected):
+            return
         try:
             if held.is_fresh and first < self.commits.position(place):
                 self.commits.adopt(place, first)  # the log is shorter than what was committed: made anew, or cut
@@ -417,6 +423,22 @@ class OrderlyLoop(PollLoop):
             self._hold(place)
             self._end(held, _Then.BEGIN_ANEW, first)
 
+    def _is_stale(self, place: Place, expected: int) -> bool:
+        """Whether what was fetched lies before the position asked for though that position is there; asks for it again.
+
+        Seen under load: a look-up of a start that was answered late moved a partition that had been told where to read.
+        """
+        consumer = self._client()
+        try:
+            bounds = consumer.get_watermark_offsets(TopicPartition(*place), timeout=_BOUNDS_S)
+            if bounds is None or bounds[1] < expected:
+                return False
+            consumer.seek(TopicPartition(*place, expected))
+        except KafkaException:
+            return False
+        _LOG.warning("consumer.fetched-before-its-position", extra={"partition": f"{place[0]}/{place[1]}"})
+        return True
+
     def _say_cut(self, place: Place, first_offset: int) -> None:
         _LOG.warning("consumer.log-cut", extra={"partition": f"{place[0]}/{place[1]}", "first_offset": first_offset})
 
@@ -426,7 +448,7 @@ class OrderlyLoop(PollLoop):
             return
         places = [(item.topic, item.partition) for item in partitions]
         try:
-            consumer.incremental_assign([TopicPartition(*place, OFFSET_BEGINNING) for place in places])
+            consumer.incremental_assign(self._provisional(consumer, partitions))
             self._pauses.adopt(consumer, places)
             self._pauses.hold(consumer, places, PauseReason.LOCK)
         except (KafkaException, RuntimeError) as error:
@@ -438,6 +460,20 @@ class OrderlyLoop(PollLoop):
         self._next_comparison_ms = self._now_ms()
         self.assigned.set()
         _LOG.info("consumer.assigned", extra={"partitions": [f"{topic}/{number}" for topic, number in places]})
+
+    @staticmethod
+    def _provisional(consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Where partitions lie until their locks are ours: at their commits, which no late look-up can move."""
+        places = [TopicPartition(item.topic, item.partition) for item in partitions]
+        try:
+            found = consumer.committed(places, timeout=_BOUNDS_S)
+        except KafkaException:
+            found = []
+        known = {(item.topic, item.partition): item.offset for item in found if item.error is None}
+        for item in places:
+            committed = known.get((item.topic, item.partition), -1)
+            item.offset = committed if committed >= 0 else OFFSET_BEGINNING
+        return places
 
     def _depart(self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[Place]) -> None:
         self._give_up(places)

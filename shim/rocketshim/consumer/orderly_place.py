@@ -63,6 +63,7 @@ class OrderlyPlace:
         out: the run that a listener thread has.
         told: the progress that the group's log was told last.
         is_fresh: nothing was put yet.
+        next_put: offset after the last message that was put.
 
     Thread-safety: none; the poll thread's.
     """
@@ -87,6 +88,7 @@ class OrderlyPlace:
         self.out: OrderlyTask | None = None
         self.told: Progress | None = None
         self.is_fresh = True
+        self.next_put = 0
         self._queue = queue
         self._now_ms = now_ms
         self._perform = perform
@@ -134,6 +136,7 @@ class OrderlyPlace:
         if not self.withheld:
             self._queue.put(messages)
             self.is_fresh = False
+            self.next_put = (messages[-1].offset() or 0) + 1
 
     def withhold(self) -> int:
         """Begin nothing more; a run that is out ends at its present call."""
