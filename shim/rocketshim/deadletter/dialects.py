@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from rocketshim_topics import Envelope, decode
+from rocketshim_topics.hops import MAX_FAIL_CLASS_BYTES, MAX_FAIL_TEXT_BYTES
 from rocketshim_topics.wire import Header
 
 __all__ = ["DIALECTS", "Dialect", "ForeignLetter", "read_foreign"]
@@ -132,7 +133,10 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
         topic=("x-original-topic",),
         partition=("x-original-partition",),
         offset=("x-original-offset",),
-        own=("x-original-", "x-exception-", "x-error", "x-failure-", "x-failed-at", "x-attempt", "x-retry-"),
+        own=(
+            *("x-original-", "x-exception-", "x-error", "x-failure-reason", "x-failed-at"),
+            *("x-attempts", "x-retry-count", "x-retry-attempts"),
+        ),
         numbers="either",
         cause=("x-exception-fqcn", "x-error-class", "x-error-type", "x-error-name"),
         text=("x-exception-message", "x-error-message", "x-error", "x-failure-reason"),
@@ -196,11 +200,11 @@ def _letter(found: "_Headers", dialect: Dialect, topic: str) -> ForeignLetter:
     envelope.retry_topic = topic
     envelope.origin_message_id = origin
     envelope.consumer_group = found.text(dialect.group)
-    envelope.fail_class = found.text(dialect.cause)
-    envelope.fail_text = found.text(dialect.text)
+    envelope.fail_class = (found.text(dialect.cause) or "")[:MAX_FAIL_CLASS_BYTES] or None
+    envelope.fail_text = (found.text(dialect.text) or "")[:_FAIL_TEXT_CHARS] or None
     envelope.fail_at_ms = _instant_ms(found.text(dialect.failed_at))
     if attempts is not None:
-        envelope.reconsume_times = max(0, attempts - dialect.attempts_ahead)
+        envelope.reconsume_times = min(max(0, attempts - dialect.attempts_ahead), 2**31 - 1)
     return ForeignLetter(dialect, envelope, source)
 
 
@@ -235,18 +239,21 @@ class _Headers:
 
 
 _LONGEST_NUMBER: Final = 19
+_FAIL_TEXT_CHARS: Final = MAX_FAIL_TEXT_BYTES // 4  # of at most four bytes each
 
 
 def _instant_ms(text: str | None) -> int | None:
     """Epoch ms of an instant in ISO 8601, epoch ms, or epoch seconds with a fraction; None: it is none of them."""
-    if text is None:
-        return None
     try:
+        if text is None:
+            return None
         if text.isdecimal():
-            return int(text) if len(text) <= _LONGEST_NUMBER else None
-        if "-" not in text[1:]:
-            return round(float(text) * 1_000)
-        at = datetime.fromisoformat(text)
+            at_ms = int(text)
+        elif "-" not in text:
+            at_ms = round(float(text) * 1_000)
+        else:
+            at = datetime.fromisoformat(text)
+            at_ms = round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1_000)
     except (ValueError, OverflowError):
         return None
-    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1_000)
+    return at_ms if 0 <= at_ms < 2**63 else None

@@ -15,7 +15,7 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.deadletter.dialects import DIALECTS, read_foreign
+from rocketshim.deadletter.dialects import DIALECTS, Dialect, read_foreign
 from rocketshim.deadletter.entry import Entry
 from rocketshim.deadletter.opening import Opener
 from rocketshim_topics import TopicNames
@@ -238,11 +238,16 @@ def test_what_is_no_number_is_not_read(headers: Headers) -> None:
     assert (found.source, found.envelope.origin_message_id, found.envelope.retry_topic) == (None, None, "orders")
 
 
+def names_of(dialect: Dialect) -> tuple[str, ...]:
+    numbers = (*dialect.partition, *dialect.offset, *dialect.attempts, *dialect.failed_at)
+    return (*dialect.topic, *dialect.group, *dialect.cause, *dialect.text, *numbers)
+
+
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([name for each in DIALECTS for name in (*each.topic, *each.offset, *each.attempts)]),
-            st.none() | st.binary(max_size=20),
+            st.sampled_from(sorted({name for each in DIALECTS for name in names_of(each)})),
+            st.none() | st.binary(max_size=20) | st.integers(-9, 2**65).map(lambda n: b"%d" % n),
         ),
         max_size=8,
     )
@@ -251,6 +256,20 @@ def test_no_headers_make_reading_fail(headers: Headers) -> None:
     entry = Entry.opened(Opener(NAMES, "orders-dlt").open(Record(topic="orders-dlt", headers=headers, value=b"")))
     json.dumps(entry.as_json())
     assert entry.id
+    assert isinstance(entry.properties, tuple)
+
+
+@pytest.mark.parametrize("text", [b"-5.0", b"nan", b"1e400", b"9" * 19, b"9" * 5_000, b"2026-13-01", b"x", b"-"])
+def test_what_is_no_instant_is_not_read(text: bytes) -> None:
+    found = read_foreign([("x-original-topic", b"orders"), ("x-failed-at", text)])
+    assert found is not None
+    assert found.envelope.fail_at_ms is None
+
+
+def test_a_failure_s_text_is_cut_so_that_the_headers_stay_small() -> None:
+    found = read_foreign([("dead-letter-topic", b"orders"), ("dead-letter-reason", "é".encode() * 9_000)])
+    assert found is not None
+    assert len((found.envelope.fail_text or "").encode()) <= 1_024
 
 
 def test_a_record_of_no_dialect_is_shown_as_what_it_is() -> None:
