@@ -11,6 +11,8 @@ from confluent_kafka.admin import AdminClient
 from rocketshim import DelayWorker, Message, Producer, WorkerSettings
 from rocketshim.cli import main
 from rocketshim.local import Broker
+from rocketshim.operations.group_standing import GroupReader
+from rocketshim.worker.assignment import levels_metadata
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.provision import read_topics
 
@@ -112,5 +114,7 @@ def test_lanes_grow_under_a_running_worker(
         levels = DelayLevels.parse(LEVELS)
         assert stored_in == {levels.partition(1, lane) for lane in range(3)}
         assert received(6) == {str(number).encode() for number in range(6)}
+        carried = {each.metadata for each in GroupReader(broker.bootstrap).read(worker.group).partitions}
+        assert carried == {levels_metadata(levels)}, "each commit, also in a transaction, carries the level table"
     reader.close()
     assert names.schedule in sent[0].offset_msg_id

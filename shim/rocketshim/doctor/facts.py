@@ -109,7 +109,7 @@ class Facts:
         standings: group to where it stands; the worker's group is among them.
         group_operations: group to what the principal may do with it.
         queues: what waits.
-        parked: offsets in the parking topic.
+        parked: records parked within a day, 1,000 at most.
         open_transactions_ms: `topic/partition` to the age of the oldest record that an open transaction holds back, ms.
         keys: topic to where its keys lie.
         clocks_ms: node id to how far its clock is ahead of this machine's, in ms (negative: behind).

@@ -10,6 +10,7 @@ Blocking, in seconds; one thread.
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -25,7 +26,7 @@ from rocketshim.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PR
 from rocketshim.clients import Clients, confluent_clients
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
-from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, RocketshimError
+from rocketshim.errors import BrokerUnavailableError, ConfigError, MalformedRecordError, RocketshimError
 from rocketshim.operations.group_standing import GroupReader, GroupStanding
 from rocketshim.worker.relay import is_probe
 from rocketshim_topics.hops import clock_probe
@@ -81,26 +82,20 @@ def gather(
         ConfigError: a setting that Kafka's client does not take.
     """
     client = dict(client or {})
-    look = _Look(bootstrap, names, {name: value for name, value in client.items() if name not in _REFUSED})
-    brokers = look.brokers()
-    visible = look.reader.topics()
-    user_topics = tuple(names.physical(topic) for topic in topics)
-    found = tuple(dict.fromkeys([*map(check_group, groups), *_groups(names, visible)]))
-    wanted = [
-        names.schedule,
-        names.parked,
-        names.redrive_log,
-        *(name for group in found for name in (names.retry(group), names.dead_letter(group), names.group_log(group))),
-        *user_topics,
-    ]
-    described = look.topics([name for name in dict.fromkeys(wanted) if name in visible])
-    layout = _layout(names, levels, [described[name] for name in user_topics if name in described])
-    standings, operations = look.standings([names.worker_group, *found])
-    spans = look.spans(names.schedule, described, standings.get(names.worker_group))
-    try:
+    usable = {name: value for name, value in client.items() if name not in _REFUSED}
+    with closing(_Look(bootstrap, names, usable)) as look:
+        brokers = look.brokers()
+        visible = look.reader.topics()
+        user_topics = tuple(names.physical(topic) for topic in topics)
+        found = tuple(dict.fromkeys([*map(check_group, groups), *_groups(names, visible)]))
+        described = look.topics([name for name in _wanted(names, found, user_topics) if name in visible])
+        standings, operations = look.standings([names.worker_group, *found])
+        spans = look.spans(names.schedule, described, standings.get(names.worker_group))
+        sources = {name: described[name] for name in user_topics if name in described}
+        schedule = {name: topic for name, topic in described.items() if name == names.schedule}
         return Facts(
             bootstrap=bootstrap,
-            layout=layout,
+            layout=_layout(names, levels, list(sources.values())),
             now_ms=_now_ms(),
             brokers=brokers,
             broker_config=look.broker_config(brokers),
@@ -112,17 +107,13 @@ def gather(
             group_operations=operations,
             queues=look.queues(spans),
             parked=look.parked(described),
-            open_transactions_ms=look.open_transactions(
-                {name: topic for name, topic in described.items() if name in {names.schedule, *user_topics}}
-            ),
-            keys=look.keys({name: described[name] for name in user_topics if name in described}),
+            open_transactions_ms=look.open_transactions({**schedule, **sources}),
+            keys=look.keys(sources),
             clocks_ms=look.clocks(described.get(names.schedule)) if probe else {},
             client=client,
             consume_timeout_ms=consume_timeout_ms,
             unread=tuple(look.unread),
         )
-    finally:
-        look.reader.close()
 
 
 _REFUSED: Final = CODE_KEYS | PROTECTED_CONSUMER.keys() | PROTECTED_PRODUCER.keys()
@@ -135,8 +126,20 @@ def _now_ms() -> int:
 def _groups(names: TopicNames, visible: Iterable[str]) -> list[str]:
     """The groups whose retry topic is there, as far as its name shows them (an encoded name does not)."""
     prefix = f"{names.prefix}rmq.retry."
-    ends = sorted(name.removeprefix(prefix) for name in visible if name.startswith(prefix))
-    return [end for end in ends if end and names.retry(end) == prefix + end]
+    found = []
+    for end in sorted(name.removeprefix(prefix) for name in visible if name.startswith(prefix)):
+        with suppress(ConfigError):  # somebody else's topic, whose end is no name of a group
+            if names.retry(end) == prefix + end:
+                found.append(end)
+    return found
+
+
+def _wanted(names: TopicNames, groups: Iterable[str], user_topics: Iterable[str]) -> list[str]:
+    """The topics to look at, each once."""
+    ours = [names.schedule, names.parked, names.redrive_log]
+    for group in groups:
+        ours += [names.retry(group), names.dead_letter(group), names.group_log(group)]
+    return list(dict.fromkeys([*ours, *user_topics]))
 
 
 def _layout(names: TopicNames, levels: DelayLevels, sources: list[TopicFacts]) -> Layout:
@@ -157,6 +160,10 @@ class _Look:
         self._groups = GroupReader(bootstrap, {**client, "log_level": "0"})
         self._admin = self._groups.admin
         self.reader = TopicReader(bootstrap, client=client, patience_s=_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End."""
+        self.reader.close()
 
     def _settings(self, required: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return merge(self._client, defaults=defaults or {}, required={"bootstrap.servers": self._bootstrap, **required})

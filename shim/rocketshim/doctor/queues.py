@@ -162,7 +162,7 @@ def parked(facts: Facts) -> Iterator[Finding]:
             "parked",
             Severity.WARNING,
             facts.names.parked,
-            f"{facts.parked} records (offsets) were parked: malformed, forbidden, or refused by their target",
+            f"{facts.parked} records were parked within a day: malformed, forbidden, or refused by their target",
             "they were not delivered, and retention deletes them",
             facts.command("parked", "ls"),
         )
