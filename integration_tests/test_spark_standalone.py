@@ -27,7 +27,10 @@ from rocketshim_topics import Message, TopicNames, hops
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(pyspark.__file__).parent / "bin"
-GUARD_S = 240.0
+GUARD_S = 900.0
+FAST_START = "-XX:TieredStopAtLevel=1"
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2_400)]
 
 
 @pytest.fixture
@@ -77,6 +80,7 @@ def submit(master: str, wheel: Path, *words: str) -> subprocess.CompletedProcess
         str(BIN / "spark-submit"), "--master", master, "--driver-memory", "640m", "--executor-memory", "512m",
         "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1",
         "--conf", "spark.sql.shuffle.partitions=4", "--conf", "spark.ui.enabled=false",
+        "--driver-java-options", FAST_START, "--conf", f"spark.executor.extraJavaOptions={FAST_START}",
         "--jars", ",".join(map(str, jars)), "--py-files", str(wheel),
         str(Path(rocketshim_spark.__file__).parent / "submit.py"), *words,
     ]  # fmt: skip

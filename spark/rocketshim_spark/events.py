@@ -133,8 +133,10 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
     read = (
         records.withColumn("kind", _kind(params.namespace))
         .filter(kind.isNotNull())
+        .withColumn("ours", F.filter("headers", lambda header: header["key"].isin(*HEADER_ORDER)))
+        .withColumn("names", F.transform("ours", lambda header: header["key"]))
         # Of a header that is there twice the first one counts; the policy LAST_WIN makes that the last one reversed.
-        .withColumn("h", F.map_from_entries(F.reverse(_reserved())))
+        .withColumn("h", F.map_from_entries(F.reverse("ours")))
         .withColumn("at", F.concat_ws("/", "topic", F.col("partition").cast("string"), F.col("offset").cast("string")))
     )
     probe = (kind == "schedule") & (F.size("headers") == 1) & decoded["CLOCK"].isNotNull()
@@ -181,10 +183,8 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         F.coalesce(_time(_number("BORN_TIMESTAMP")), F.col("timestamp")).alias("born_at"),
         F.when(kind == "parked", _text("PARK_REASON")).alias("park_reason"),
         F.col("at").alias("coordinates"),
-        F.greatest(F.size(_names()) - F.size(F.array_distinct(_names())), F.lit(0)).alias("dup_headers"),
-        F.greatest(F.coalesce(F.size("headers"), F.lit(0)) - F.greatest(F.size(_names()), F.lit(0)), F.lit(0)).alias(
-            "unknown_headers"
-        ),
+        F.coalesce(F.array_size("names") - F.array_size(F.array_distinct("names")), F.lit(0)).alias("dup_headers"),
+        F.coalesce(F.array_size("headers") - F.array_size("names"), F.lit(0)).alias("unknown_headers"),
         F.when(trusted & (kind != "parked"), _fault()).alias("decode_error"),
         undecodable.alias("undecodable"),
         F.coalesce(F.octet_length("value"), F.lit(0)).alias("value_bytes"),
@@ -216,14 +216,6 @@ def _kind(namespace: str) -> Column:
     )
 
 
-def _reserved() -> Column:
-    return F.filter("headers", lambda header: header["key"].isin(*HEADER_ORDER))
-
-
-def _names() -> Column:
-    return F.transform(_reserved(), lambda header: header["key"])
-
-
 def _text(name: str) -> Column:
     return F.make_valid_utf8(F.col("h")[name].cast("string"))
 
@@ -246,20 +238,14 @@ def _queue_delay_ms(queue: Column, levels: DelayLevels) -> Column:
 
 def _fault() -> Column:
     """Why a record on one of the shim's topics is malformed; null: it is not. One reason, where there are several."""
-    seen = _names()
-    repeated = F.filter(seen, lambda name: F.size(F.filter(seen, lambda other: other == name)) > 1)
-    valueless = F.filter(_reserved(), lambda header: header["value"].isNull())
+    repeated = F.filter("names", lambda name: F.size(F.array_remove("names", name)) < F.size("names") - 1)
+    valueless = F.filter("ours", lambda header: header["value"].isNull())
     fault = F.when(
         F.exists("headers", lambda header: ~header["key"].isin(*HEADER_ORDER) & header["key"].rlike(_CONTROL)),
         "bad-header-key",
     )
-    fault = fault.when(
-        F.size(F.array_distinct(seen)) != F.size(seen), F.concat(F.lit("duplicate-header:"), F.get(repeated, F.lit(0)))
-    )
-    fault = fault.when(
-        F.exists(_reserved(), lambda header: header["value"].isNull()),
-        F.concat(F.lit("null-header:"), F.get(valueless, F.lit(0))["key"]),
-    )
+    fault = fault.when(F.size(repeated) > 0, F.concat(F.lit("duplicate-header:"), F.get(repeated, F.lit(0))))
+    fault = fault.when(F.size(valueless) > 0, F.concat(F.lit("null-header:"), F.get(valueless, F.lit(0))["key"]))
     for name in _NUMBERS:
         fault = fault.when(F.col("h")[name].isNotNull() & _number(name).isNull(), f"bad-number:{name}")
     return (

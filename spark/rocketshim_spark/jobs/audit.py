@@ -53,9 +53,10 @@ def residuals(lives: DataFrame, gaps: DataFrame) -> DataFrame:
     place = F.split("origin", "/")
     found = found.withColumns(
         {
-            "at_topic": place[0],
-            "at_partition": place[1].try_cast("int"),
-            "at_offset": place[2].try_cast("bigint"),
+            # A stranger's text may have any number of parts.
+            "at_topic": F.get(place, F.lit(0)),
+            "at_partition": F.get(place, F.lit(1)).try_cast("int"),
+            "at_offset": F.get(place, F.lit(2)).try_cast("bigint"),
         }
     )
     holes = F.broadcast(gaps.select("topic", "partition", "gap_from", "gap_to").toDF("of", "part", "low", "high"))

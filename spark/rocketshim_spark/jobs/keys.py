@@ -64,8 +64,8 @@ def transform(lives: DataFrame, params: KeyParams | None = None) -> DataFrame:
         "state",
         "attempts",
         "last_at",
-        place[1].try_cast("int").alias("of_partition"),
-        place[2].try_cast("bigint").alias("at"),
+        F.get(place, F.lit(1)).try_cast("int").alias("of_partition"),
+        F.get(place, F.lit(2)).try_cast("bigint").alias("at"),
         F.coalesce(F.get(first, F.lit(0))["at"], F.col("first_sent")).alias("began_at"),
         F.exists("history", lambda each: each["attempt"] > 0).alias("failed"),
     )

@@ -118,7 +118,7 @@ def plan(events: DataFrame, topics: DataFrame, params: PlanParams, *, chosen: Da
         F.when(F.col("reason").isNull(), "send").otherwise("skip").alias("action"),
         "reason",
         *("topic", "partition", "offset", "grp", "origin_topic", "msg_id", "key", "tag", "fail_class", "fingerprint"),
-        (count + 1).alias("replay_count"),
+        F.try_add(count, F.lit(1)).alias("replay_count"),
         *("value_bytes", "value_sha256", "stored_at"),
         F.lit(params.to_source).alias("to_source"),
     )
