@@ -45,7 +45,7 @@ __all__ = ["PullConsumer", "PullResult", "PullStatus"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
 _LOOK_AT_COUNT: Final = 800
-_SHELF_COUNT: Final = 1_000
+_SHELF_COUNT: Final = 4_000  # a queue is pulled in turn with others: each pause throws away what was fetched ahead
 _SHELF_BYTES: Final = 8 * 1_048_576
 _FETCH_COUNT: Final = 256
 _SLICE_S: Final = 0.1
