@@ -78,6 +78,7 @@ _AT_THE_CONSUMER_S: Final = 0.005
 _AT_THE_COMMANDS_S: Final = 0.02
 _BEGIN_AGAIN_MS: Final = 1_000
 _NEVER_MS: Final = 2**62
+_ANY_TIME_MS: Final = -(2**63)
 _ANSWER_S: Final = 5.0
 _CHECK_S: Final = 0.5
 _LEAVE_S: Final = 2.0
@@ -499,10 +500,9 @@ class GroupLogThread:
         self.events.put(QueueStopped(lease, reason))
 
     def _publish(self) -> None:
-        """Let the leases show what is believed now."""
-        now_ms = self._now_ms()
+        """Let the leases show until when is believed; one that has run out this moment is still to be stopped."""
         for queue, lease in list(self._leases.items()):
-            if self._holder.token_of(queue, now_ms) == lease.token:
+            if self._holder.token_of(queue, _ANY_TIME_MS) == lease.token:
                 lease.until_ms = self._holder.believed_until_ms(queue) or 0
             else:  # given back, or lapsed while it drained
                 lease.until_ms = 0

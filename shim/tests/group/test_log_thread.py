@@ -175,6 +175,16 @@ def test_a_frozen_owner_finds_its_lease_ended_before_it_turns_again(fleet: Fleet
     assert fleet.lease("a").token > lease.token
 
 
+def test_a_lease_that_runs_out_between_two_looks_at_the_clock_is_stopped_all_the_same(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.clock.advance(3_000)
+    fleet.members["a"]._publish()
+    assert not fleet.holds("a")
+    fleet.turn("a")
+    assert fleet.stops("a") == [StopReason.UNCONFIRMED]
+
+
 def test_nothing_starts_again_before_what_was_stopped_is_drained(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
