@@ -110,3 +110,21 @@ def test_a_consumer_that_was_never_closed_leaves_no_thread_of_ours() -> None:
     gc.collect()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_credentials_that_are_set_reach_every_client_of_the_consumer() -> None:
+    class Client:
+        told: tuple[str, str] | None = None
+
+        def set_sasl_credentials(self, username: str, password: str) -> None:
+            self.told = (username, password)
+
+    config = {**ON, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+    with Consumer({**config, "sasl.username": "old", "sasl.password": "old"}) as consumer:
+        store, before, after = consumer._rocketshim.hop_store, Client(), Client()
+        store.tell_credentials(before)
+        consumer.set_sasl_credentials("new", "secret")
+        store.tell_credentials(after)
+        assert (before.told, after.told) == (None, ("new", "secret"))
+        assert store._open() is store._open(), "made with the new ones"
+        consumer.set_sasl_credentials("newer", "secret")
