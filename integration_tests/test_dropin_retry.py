@@ -7,7 +7,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from rocketshim import DelayWorker, Origin, TopicNames, WorkerSettings, decode
@@ -370,6 +370,17 @@ def test_going_back_by_seek_frees_what_was_held_down_once_it_is_handed_out_again
     assert [got(consumer).value(), got(consumer).value()] == [b"a", b"b"]
     consumer.commit(asynchronous=False)
     assert stage.committed() == 2
+
+
+@pytest.mark.parametrize(("target", "handled"), [(2, 2), (3, 2), (OFFSET_END, 2), (1, 1), (0, 0)])
+def test_what_lies_before_the_target_of_a_seek_is_handled(stage: Stage, target: int, handled: int) -> None:
+    stage.send(b"a", b"b", b"c")
+    consumer = stage.consumer()
+    consumer.subscribe([stage.topic])
+    assert [got(consumer).value(), got(consumer).value()] == [b"a", b"b"]
+    consumer.seek(TopicPartition(stage.topic, 0, target))
+    consumer.commit(asynchronous=False)
+    assert stage.committed() == handled
 
 
 def test_storing_is_ours_while_the_client_would_store(stage: Stage) -> None:

@@ -36,6 +36,7 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import (
     OFFSET_BEGINNING,
+    OFFSET_END,
     OFFSET_INVALID,
     OFFSET_STORED,
     KafkaError,
@@ -102,7 +103,7 @@ class ReadingConsumer(Consumer):
         state = self._rocketshim
         place: Place = (message.topic() or "", _number(message.partition()))
         offset = _number(message.offset())
-        future, is_ours = state.ledger.begin(place, offset, self._position(place))
+        future, is_ours = state.ledger.begin(place, offset, self._position(place).offset)
         if not is_ours:
             future.result()
             return
@@ -116,7 +117,7 @@ class ReadingConsumer(Consumer):
         state.ledger.end(place, offset, future, None)
         state.dirty = True
 
-    def _position(self, place: Place) -> int:
+    def _position(self, place: Place) -> TopicPartition:
         """The offset after the last one handed out; negative for none. From any thread, without waiting for `poll`."""
         state = self._rocketshim
         if threading.get_ident() == state.poller:  # also from its callbacks, in which it may be in the client already
@@ -124,15 +125,15 @@ class ReadingConsumer(Consumer):
         with state.entering:
             return self._position_now(place)
 
-    def _position_now(self, place: Place) -> int:
+    def _position_now(self, place: Place) -> TopicPartition:
         state = self._rocketshim
+        unknown = TopicPartition(*place, OFFSET_INVALID)
         if state.waiting:
-            known = state.positions.get(place)
-            return -1 if known is None else known.offset
+            return state.positions.get(place, unknown)
         try:
-            return super().position([TopicPartition(*place)])[0].offset
+            return super().position([unknown])[0]
         except (RuntimeError, KafkaException):  # closed, or not known
-            return -1
+            return unknown
 
     def _ensure_topics(self) -> None:
         state = self._rocketshim
@@ -255,17 +256,18 @@ class ReadingConsumer(Consumer):
                     place = message.topic() or "", _number(message.partition())
                     positions[place] = TopicPartition(*place, _number(message.offset()))
             state.positions = positions
-        known = state.positions
-        to_store = state.ledger.to_store({place: each.offset for place, each in known.items()})
-        if to_store and state.stores:
-            self._store(
-                [
-                    known[place] if known[place].offset == offset else TopicPartition(*place, offset)
-                    for place, offset in to_store.items()
-                ]
-            )
+        self._store_handled(state.positions)
 
-    def _store(self, stores: list[TopicPartition]) -> None:
+    def _store_handled(self, positions: dict[Place, TopicPartition]) -> None:
+        """Store these positions, or what holds them down."""
+        state = self._rocketshim
+        to_store = state.ledger.to_store({place: each.offset for place, each in positions.items()})
+        if not to_store or not state.stores:
+            return
+        stores = [
+            positions[place] if positions[place].offset == offset else TopicPartition(*place, offset)
+            for place, offset in to_store.items()
+        ]
         try:
             super().store_offsets(offsets=stores)
         except KafkaException:
@@ -295,9 +297,16 @@ class ReadingConsumer(Consumer):
         super().store_offsets(*args, **kwargs)
 
     def seek(self, partition: TopicPartition) -> None:  # noqa: D102 - the original's
-        before = self._position(place_of(partition)) if _is_a(partition, TopicPartition) else -1
+        if not _is_a(partition, TopicPartition):
+            super().seek(partition)  # the original says what is wrong
+            return
+        state, place = self._rocketshim, place_of(partition)
+        before = self._position(place)
         super().seek(partition)
-        self._rocketshim.ledger.sought(place_of(partition), partition.offset, before)
+        if not state.put_by:  # what lies before the target is left behind, and so handled
+            goes_on = partition.offset >= before.offset or partition.offset == OFFSET_END
+            self._store_handled({place: before if goes_on else TopicPartition(*place, partition.offset)})
+        state.ledger.sought(place, partition.offset, before.offset)
 
     def consumer_group_metadata(self) -> Any:
         """Refused: offsets sent to a transaction and retries that are stored outside of it do not go together."""
