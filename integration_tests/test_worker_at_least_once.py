@@ -312,7 +312,7 @@ def test_a_target_deleted_in_mid_stream_ends_parked_and_the_level_goes_on(stage:
     assert parked == {b"%d" % number for number in range(1, 20, 2)}
 
 
-@pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1_800)])])
 def test_thousands_of_spoilt_records_are_delivered_or_parked_and_nothing_else(stage: Stage, count: int) -> None:
     target, other, forbidden = stage.topic(2, STAMPED), stage.topic(1), stage.topic(1)
     shims = [stage.names.physical(name) for name in ("%RETRY%g", "%DLQ%g")]

@@ -29,7 +29,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from rocketshim.errors import RocketshimError
+from rocketshim.errors import LocalBrokerError, RocketshimError
 from rocketshim.local import Broker, LocalCluster
 from rocketshim.producer.producer import Producer
 from rocketshim.worker.relay import is_probe
@@ -248,6 +248,17 @@ def rule(permission: AclPermissionType, kind: ResourceType, name: str) -> AclBin
     return AclBinding(kind, name, ResourcePatternType.LITERAL, "User:worker", "*", operation, permission)
 
 
+def leader_of(cluster: LocalCluster, topic: str) -> int:
+    """The leader of a topic's first partition; a topic just created is unknown to some brokers for a moment."""
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return cluster.leader(topic)
+        except LocalBrokerError:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+
 def once(count: int) -> Counter[bytes]:
     return Counter({b"%d" % number: 1 for number in range(count)})
 
@@ -294,6 +305,22 @@ def test_a_worker_frozen_beyond_every_time_out_repeats_nothing_when_it_wakes(sta
         process.send_signal(signal.SIGTERM)
     assert [process.wait(DEADLINE_S) for process in (frozen, second)] == [0, 0]
     assert stage.read() == once(300)
+
+
+def test_workers_that_join_and_leave_in_mid_stream_neither_lose_nor_repeat(stage: Stage) -> None:
+    first = stage.worker("one")
+    with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
+        stage.send(producer, 0, 200)
+        stage.read_until(30)
+        stage.worker("two")
+        stage.send(producer, 200, 200)
+        stage.read_until(250)
+        first.send_signal(signal.SIGTERM)
+        stage.send(producer, 400, 200)
+        assert first.wait(DEADLINE_S) == 0
+        assert stage.read_until(600) == once(600)
+    stage.await_nothing_waiting()
+    assert stage.read() == once(600)
 
 
 def test_a_worker_that_hangs_in_a_transaction_is_ended_and_its_messages_are_delivered_once(stage: Stage) -> None:
@@ -403,7 +430,7 @@ def test_leaders_lost_and_a_target_without_one_neither_lose_nor_hold_up(tmp_path
             )
             sent = 0
             with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
-                victims = {cluster.leader(stage.names.schedule, 0), cluster.leader(lonely)}
+                victims = {leader_of(cluster, stage.names.schedule), leader_of(cluster, lonely)}
                 for victim in sorted(victims):
                     stage.send(producer, sent, 300)
                     cluster.kill(victim)
