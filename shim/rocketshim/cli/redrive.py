@@ -6,7 +6,8 @@ knows from the cluster (`rocketshim.deadletter.redriving`), so it may be stopped
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -264,26 +265,14 @@ def _maker(made: RedrivePlan, opener: Opener) -> Any:
     return make
 
 
-class _bar:  # noqa: N801 - used as a function
-    """A progress bar on a terminal, nothing elsewhere; calls to what it gives bring it up to date."""
-
-    def __init__(self, progress: RedriveProgress, *, hidden: bool) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, disable=hidden or not console.is_terminal)
-        self._progress = progress
-        self._task = self._bar.add_task("sending", total=progress.planned)
-
-    def __enter__(self) -> Any:
-        self._bar.start()
-        return self._report
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def _report(self) -> None:
-        done = self._progress.sent + self._progress.settled + self._progress.failed
-        self._bar.update(self._task, completed=done)
+@contextmanager
+def _bar(progress: RedriveProgress, *, hidden: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal, nothing elsewhere; gives what brings it up to date."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=hidden or not console.is_terminal) as bar:
+        task = bar.add_task("sending", total=progress.planned)
+        yield lambda: bar.update(task, completed=progress.sent + progress.settled + progress.failed)
 
 
 def _tell(made: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_json: bool) -> None:
