@@ -227,14 +227,7 @@ class AsyncPool:
             self._running += 1
             task = self._loop.create_task(self._work())
             self._tasks.add(task)
-            task.add_done_callback(self._ended)
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and self._head is not None:
-            _LOG.error("consumer.async-worker-failed", exc_info=error)
-            self.results.put(Result(self._head.chunk, None, 0, died=error))
+            task.add_done_callback(self._tasks.discard)
 
     async def _work(self) -> None:
         """Take batches until there are none."""
@@ -243,7 +236,13 @@ class AsyncPool:
                 work = self._next()
                 if work is None:
                     return
-                if not await self._call_next(work):
+                try:
+                    called = await self._call_next(work)
+                except Exception as error:  # noqa: BLE001 - a defect of ours: the poll thread decides what follows
+                    _LOG.exception("consumer.async-worker-failed")
+                    self.results.put(Result(work.chunk, None, 0, died=error))
+                    return
+                if not called:
                     await asyncio.sleep(0)  # listeners that never wait leave the loop to others, too
         finally:
             self._running -= 1

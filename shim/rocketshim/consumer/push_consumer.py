@@ -460,11 +460,13 @@ class PushConsumer:
             And what `start` raises.
         """
         self._event_loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self.start)
+        started = asyncio.ensure_future(asyncio.to_thread(self.start))
         try:
+            await asyncio.shield(started)
             while not self._ended.is_set():  # noqa: ASYNC110 - the event is a thread's
                 await asyncio.sleep(0.05)
         finally:
+            await asyncio.wait([started])  # cancelled meanwhile: what has started is stopped
             await asyncio.shield(asyncio.to_thread(self.stop))
 
     def __enter__(self) -> Self:

@@ -321,3 +321,25 @@ def test_run_async_calls_listeners_in_the_loop_that_awaits_it(live: InMemoryKafk
     mine = asyncio.run(main())
     assert loops == [mine]
     assert live.committed("g")["orders", 0] == 1
+
+
+def test_run_async_that_is_cancelled_stops_the_consumer(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+
+    @consumer.listener("orders")
+    async def handle(message: Any) -> None: ...
+
+    async def main() -> None:
+        running = asyncio.create_task(consumer.run_async())
+        await asyncio.sleep(0)  # it is starting
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+    assert live.members("g") == []
+
+
+def test_a_consumer_that_cannot_start_says_so_in_run_async(live: InMemoryKafka) -> None:
+    with pytest.raises(ConfigError, match="listener"):
+        asyncio.run(consumer_of(live).run_async())
