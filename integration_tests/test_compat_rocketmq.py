@@ -13,7 +13,7 @@ from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 
 LEVELS = "0s 0s 0s 0s 0s 0s"
-GUARD_S = 90.0
+GUARD_S = 150.0
 
 
 @pytest.mark.timeout(300)

@@ -16,7 +16,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext, St
 from rocketshim import TopicNames, dropin
 from rocketshim.local import Broker
 
-GUARD_S = 60.0
+GUARD_S = 150.0
 COUNT = 5
 
 

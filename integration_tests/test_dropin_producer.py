@@ -17,7 +17,7 @@ from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 
 LEVELS = "1s 2s"
-GUARD_S = 60.0
+GUARD_S = 150.0
 
 
 class Reported:

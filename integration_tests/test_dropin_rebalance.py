@@ -13,7 +13,7 @@ from rocketshim import TopicNames
 from rocketshim.dropin import Consumer
 from rocketshim.local import Broker
 
-GUARD_S = 60.0
+GUARD_S = 150.0
 PROTOCOLS = {
     "eager": {},
     "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},

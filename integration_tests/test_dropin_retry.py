@@ -16,7 +16,7 @@ from rocketshim.errors import NotSupportedError, StaleMessageError, TopicMissing
 from rocketshim.local import Broker
 
 LEVELS = "0s 0s 0s 0s 0s 0s"
-GUARD_S = 60.0
+GUARD_S = 150.0
 
 
 class Stage:
