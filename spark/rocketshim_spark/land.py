@@ -48,7 +48,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from rocketshim_spark.errors import LakeError, TopicRecreatedError
 from rocketshim_spark.frames import small_frame
 from rocketshim_spark.session import require
-from rocketshim_spark.sources import Cluster, PartitionBounds, spark_options
+from rocketshim_spark.sources import Cluster, PartitionBounds, offsets_json, spark_options
 from rocketshim_topics.errors import ConfigError, TopicMissingError
 
 __all__ = [
@@ -189,7 +189,10 @@ def land(
     # A hole that an earlier attempt noted before it failed must still be passed.
     holes = any(landed.get((each.topic, each.partition), 0) < each.earliest for each in before)
     options = spark_options(bootstrap, kafka)
-    options.update(subscribe=",".join(wanted), startingOffsets="earliest", failOnDataLoss=str(not holes).lower())
+    # In numbers, not "earliest": what retention takes from here on fails the landing, or is found out afterwards.
+    options.update(
+        subscribe=",".join(wanted), startingOffsets=offsets_json(starts), failOnDataLoss=str(not holes).lower()
+    )
     if max_records_per_task is not None:
         options["maxRecordsPerPartition"] = str(max_records_per_task)
     rows = _stream(spark, options, lake)

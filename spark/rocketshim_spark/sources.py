@@ -42,7 +42,7 @@ from rocketshim_topics.errors import (
     TopicMissingError,
 )
 
-__all__ = ["Cluster", "PartitionBounds", "read_batch", "since", "spark_options"]
+__all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since", "spark_options"]
 
 _TIMEOUT_S: Final = 30.0
 _DENIED: Final = frozenset(
@@ -240,9 +240,9 @@ def read_batch(
             f"its first offset is {wrong.earliest}"
         )
     options = spark_options(bootstrap, kafka)
-    options["assign"] = _by_topic({(each.topic, each.partition): each.partition for each in bounds}, as_list=True)
-    options["startingOffsets"] = _by_topic({(each.topic, each.partition): each.start for each in bounds})
-    options["endingOffsets"] = _by_topic({(each.topic, each.partition): each.end for each in bounds})
+    options["assign"] = offsets_json({(each.topic, each.partition): each.partition for each in bounds}, as_list=True)
+    options["startingOffsets"] = offsets_json({(each.topic, each.partition): each.start for each in bounds})
+    options["endingOffsets"] = offsets_json({(each.topic, each.partition): each.end for each in bounds})
     if min_tasks is not None:
         options["minPartitions"] = str(min_tasks)
     if max_records_per_task is not None:
@@ -261,7 +261,13 @@ def since(bounds: Sequence[PartitionBounds], starts: Mapping[tuple[str, int], in
     ]
 
 
-def _by_topic(values: Mapping[tuple[str, int], int], *, as_list: bool = False) -> str:
+def offsets_json(values: Mapping[tuple[str, int], int], *, as_list: bool = False) -> str:
+    """Numbers of partitions as Spark's Kafka options want them.
+
+    Args:
+        values: (topic, partition) to number.
+        as_list: the values alone, as the option `assign` wants them.
+    """
     nested: dict[str, dict[str, int]] = {}
     for (topic, partition), value in values.items():
         nested.setdefault(topic, {})[str(partition)] = value
