@@ -348,7 +348,7 @@ def _committed(cluster: Cluster, topics: Sequence[str], groups: Sequence[str] | 
     wanted = set(topics)
     found = {}
     for group in cluster.groups() if groups is None else groups:
-        places = {place: offset for place, offset in cluster.committed(group).items() if place[0] in wanted}
+        places = cluster.committed(group, wanted)
         if places:
             found[group] = places
     return found

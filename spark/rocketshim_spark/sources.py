@@ -19,12 +19,12 @@ long ones by offsets, `min_tasks` asks for so many pieces over all. Nothing of o
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
+    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -34,6 +34,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from pyspark.sql import DataFrame, SparkSession
 
+from rocketshim.positions import committed_positions
 from rocketshim_topics.errors import (
     BrokerUnavailableError,
     ClusterError,
@@ -87,7 +88,8 @@ class Cluster:
 
     def __init__(self, bootstrap: str, config: Mapping[str, Any] | None = None) -> None:
         self._bootstrap = bootstrap
-        self._admin = AdminClient({"log_level": 0, **(config or {}), "bootstrap.servers": bootstrap})
+        self._config = {"log_level": 0, **(config or {}), "bootstrap.servers": bootstrap}
+        self._admin = AdminClient(self._config)
 
     def __enter__(self) -> Self:
         return self
@@ -147,20 +149,29 @@ class Cluster:
             raise self._named(error, "the consumer groups") from error
         return sorted(each.group_id for each in found.valid)
 
-    def committed(self, group: str) -> dict[tuple[str, int], int]:
-        """The committed positions of a group: (topic, partition) to the next offset it will read.
+    def committed(self, group: str, topics: Collection[str]) -> dict[tuple[str, int], int]:
+        """The committed positions of a group on these topics: (topic, partition) to the next offset it will read.
 
-        Partitions without a commit are absent.
+        Partitions without a commit, and topics that do not exist, are absent. A consumer that joins nothing asks:
+        librdkafka's admin client dies of a segmentation fault while a coordinator is not there yet (librdkafka 5040).
 
         Raises:
             BrokerUnavailableError, NotAuthorizedError: as `bounds`.
         """
+        consumer = Consumer({**self._config, "group.id": group, "enable.auto.commit": False})
         try:
-            request = [ConsumerGroupTopicPartitions(group)]
-            answer = self._admin.list_consumer_group_offsets(request, request_timeout=_TIMEOUT_S)[group]
-            found = answer.result(_TIMEOUT_S).topic_partitions
+            seen = consumer.list_topics(timeout=_TIMEOUT_S).topics
+            places = [
+                TopicPartition(topic, number)
+                for topic in topics
+                if topic in seen
+                for number in sorted(seen[topic].partitions)
+            ]
+            found = committed_positions(consumer, places, _TIMEOUT_S) if places else []
         except KafkaException as error:
             raise self._named(error, f"the group {group}") from error
+        finally:
+            consumer.close()
         return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
 
     def _offsets(self, places: Sequence[TopicPartition], spec: OffsetSpec) -> dict[int, int]:
