@@ -5,13 +5,14 @@ that on as an error: it is asked again until the time is over.
 """
 
 import time
+from collections.abc import Collection
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
 
-__all__ = ["COORDINATOR_AWAY", "LOOK_AGAIN_S", "committed_positions"]
+__all__ = ["COORDINATOR_AWAY", "LOOK_AGAIN_S", "committed_positions", "group_positions"]
 
 COORDINATOR_AWAY: Final = frozenset(
     {
@@ -46,3 +47,29 @@ def committed_positions(
             if error.args[0].code() not in COORDINATOR_AWAY or time.monotonic() > until:
                 raise
             time.sleep(LOOK_AGAIN_S)
+
+
+def group_positions(
+    consumer: ConsumerClient, timeout_s: float, topics: Collection[str] | None = None
+) -> list[TopicPartition]:
+    """What the consumer's group has committed; partitions without a commit are absent.
+
+    A consumer that joins nothing asks: librdkafka's admin client dies of a segmentation fault when a coordinator is not
+    there yet (librdkafka #5040).
+
+    Args:
+        consumer: its `group.id` is the group.
+        timeout_s: longest wait for each answer, seconds.
+        topics: physical names; those that do not exist are passed over. None: all that may be seen but Kafka's own.
+
+    Raises:
+        KafkaException: no answer in time, or another one.
+    """
+    places = [
+        TopicPartition(name, number)
+        for name, topic in consumer.list_topics(timeout=timeout_s).topics.items()
+        if (name in topics if topics is not None else not name.startswith("__"))
+        for number in topic.partitions
+    ]
+    found = committed_positions(consumer, places, timeout_s) if places else []
+    return [item for item in found if item.offset >= 0]

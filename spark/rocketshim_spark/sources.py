@@ -34,7 +34,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from pyspark.sql import DataFrame, SparkSession
 
-from rocketshim.positions import committed_positions
+from rocketshim.positions import group_positions
 from rocketshim_topics.errors import (
     BrokerUnavailableError,
     ClusterError,
@@ -152,27 +152,19 @@ class Cluster:
     def committed(self, group: str, topics: Collection[str]) -> dict[tuple[str, int], int]:
         """The committed positions of a group on these topics: (topic, partition) to the next offset it will read.
 
-        Partitions without a commit, and topics that do not exist, are absent. A consumer that joins nothing asks:
-        librdkafka's admin client dies of a segmentation fault while a coordinator is not there yet (librdkafka 5040).
+        Partitions without a commit, and topics that do not exist, are absent.
 
         Raises:
             BrokerUnavailableError, NotAuthorizedError: as `bounds`.
         """
         consumer = Consumer({**self._config, "group.id": group, "enable.auto.commit": False})
         try:
-            seen = consumer.list_topics(timeout=_TIMEOUT_S).topics
-            places = [
-                TopicPartition(topic, number)
-                for topic in topics
-                if topic in seen
-                for number in sorted(seen[topic].partitions)
-            ]
-            found = committed_positions(consumer, places, _TIMEOUT_S) if places else []
+            found = group_positions(consumer, _TIMEOUT_S, topics)
         except KafkaException as error:
             raise self._named(error, f"the group {group}") from error
         finally:
             consumer.close()
-        return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
+        return {(each.topic, each.partition): each.offset for each in found}
 
     def _offsets(self, places: Sequence[TopicPartition], spec: OffsetSpec) -> dict[int, int]:
         answers = self._admin.list_offsets(

@@ -23,7 +23,7 @@ from rocketshim.clients import confluent_admin, confluent_clients
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
-from rocketshim.positions import COORDINATOR_AWAY, LOOK_AGAIN_S, committed_positions
+from rocketshim.positions import COORDINATOR_AWAY, LOOK_AGAIN_S, group_positions
 
 __all__ = ["Conflict", "GroupReader", "GroupStanding", "PartitionStanding", "conflicts", "count"]
 
@@ -218,25 +218,13 @@ class GroupReader:
         return found
 
     def _committed(self, group: str) -> list[TopicPartition]:
-        """Committed positions on every topic that may be seen.
-
-        A consumer that never joins asks for them: librdkafka's admin client dies of a segmentation fault when a
-        coordinator is not there yet (librdkafka #5040).
-        """
+        """Committed positions on every topic that may be seen."""
         required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
         consumer = confluent_clients().consumer(self._settings(required=required))
         try:
-            topics = consumer.list_topics(timeout=_TIMEOUT_S).topics
-            places = [
-                TopicPartition(name, number)
-                for name, topic in topics.items()
-                if not name.startswith("__")
-                for number in topic.partitions
-            ]
-            found = committed_positions(consumer, places, _TIMEOUT_S) if places else []
+            return group_positions(consumer, _TIMEOUT_S)
         finally:
             consumer.close()
-        return [item for item in found if item.offset >= 0]
 
     def _described(self, group: str) -> Any:
         until = time.monotonic() + _TIMEOUT_S
