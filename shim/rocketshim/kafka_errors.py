@@ -14,7 +14,7 @@ from rocketshim.errors import (
     TopicMissingError,
 )
 
-__all__ = ["send_error"]
+__all__ = ["TOO_LARGE", "send_error"]
 
 _MISSING: Final = frozenset(
     {
@@ -31,7 +31,8 @@ _DENIED: Final = frozenset(
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
-_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+"""The record is larger than its topic, or the client, allows."""
 _AWAY: Final = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
@@ -60,7 +61,7 @@ def send_error(error: KafkaError, topic: str) -> RocketshimError:
         return NotAuthorizedError(
             f"the principal may not write to {topic!r} ({what}); grant it Write, see: rocketshim acls --role"
         )
-    if code in _TOO_LARGE:
+    if code in TOO_LARGE:
         return MessageTooLargeError(
             f"the message is larger than {topic!r} takes ({what}); send less, or raise max.message.bytes of the topic"
         )

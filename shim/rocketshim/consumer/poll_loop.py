@@ -37,6 +37,7 @@ from rocketshim.consumer.dispatch import Dispatch, Pool
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place
+from rocketshim.consumer.queue_lookup import DENIED
 from rocketshim.consumer.send_back import FailedSink, SendBackCounts
 from rocketshim.consumer.sharing import Sharing
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
@@ -69,7 +70,6 @@ _RESOLVE_AGAIN_MS: Final = 1_000
 _COMPARE_TIMEOUT_S: Final = 0.5
 _WATCH_TIMEOUT_S: Final = 5.0
 _MISSING_GRACE_MS: Final = 30_000
-_DENIED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +461,7 @@ class PollLoop:
         code = error.code()
         if error.fatal():
             self.error = KafkaException(error)
-        elif code in _DENIED:
+        elif code in DENIED:
             self.error = NotAuthorizedError(
                 f"reading {message.topic() or 'in this group'} is not allowed: {error.str()}"
             )

@@ -30,6 +30,7 @@ from rocketshim.core.retry_policy import (
     decide,
 )
 from rocketshim.errors import RocketshimError
+from rocketshim.kafka_errors import TOO_LARGE
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames, lane_for
 from rocketshim_topics.hops import OutgoingRecord, dead_letter, dead_letter_by_reference, parked, retry
 from rocketshim_topics.wire import coordinates
@@ -40,7 +41,6 @@ _LOG = logging.getLogger("rocketshim.consumer")
 TIMED_OUT_LEVEL: Final = 3
 _FALLBACK: Final = LevelTableRetryPolicy()
 _LONG_MAX: Final = 2**63 - 1
-_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 
 
 @dataclass(slots=True)
@@ -298,7 +298,7 @@ class SendBack:
             self.broken = error
         record = coordinates(hop.message)
         _LOG.warning("consumer.hop-not-stored", extra={"record": record, "hop": hop.count_as, "error": error.name()})
-        if error.code() in _TOO_LARGE and hop.count_as in {"retried", "dead"}:
+        if error.code() in TOO_LARGE and hop.count_as in {"retried", "dead"}:
             hop.count_as = "dead_by_reference"
             hop.out = dead_letter_by_reference(
                 hop.message,
@@ -309,7 +309,7 @@ class SendBack:
                 reconsume_times=hop.reconsume_times,
             )
             self._produce(hop)
-        elif error.code() in _TOO_LARGE and hop.out is not None and hop.out.value is not None:
+        elif error.code() in TOO_LARGE and hop.out is not None and hop.out.value is not None:
             hop.out.value = None  # a parked record; its body stays where PARK_FROM says
             self._produce(hop)
         else:

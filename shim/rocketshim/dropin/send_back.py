@@ -28,7 +28,7 @@ from rocketshim.errors import (
     MessageError,
     SendTimeoutError,
 )
-from rocketshim.kafka_errors import send_error
+from rocketshim.kafka_errors import TOO_LARGE, send_error
 from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, dead_letter, dead_letter_by_reference, parked, retry
 from rocketshim_topics.wire import coordinates
@@ -38,7 +38,6 @@ __all__ = ["HopStore", "SendBack"]
 _LOG = logging.getLogger("rocketshim.dropin")
 _POLL_S: Final = 0.1
 _GRACE_S: Final = 5.0
-_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 _DEAD_LETTER_LEVEL: Final = -1
 
 
@@ -231,7 +230,7 @@ class SendBack:
         try:
             self._store.store(out)
         except KafkaException as error:
-            if error.args[0].code() not in _TOO_LARGE:
+            if error.args[0].code() not in TOO_LARGE:
                 raise send_error(error.args[0], out.topic) from error
             reference = dead_letter_by_reference(
                 message,
