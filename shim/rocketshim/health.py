@@ -14,14 +14,17 @@ Listens where it is told, by default on this machine only: the state names topic
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, cast
 
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ConfigError
 
-__all__ = ["HealthServer", "Metric", "Shown", "address", "metrics_text"]
+__all__ = ["HealthServer", "LoopState", "Metric", "Shown", "address", "metrics_text"]
+
+_LIVE_NS: Final = 30_000_000_000
+_STUCK_NS: Final = 60_000_000_000
 
 
 class Shown(Protocol):
@@ -38,6 +41,43 @@ class Shown(Protocol):
 
     def metrics(self) -> Iterable["Metric"]:
         """As metrics."""
+
+
+class LoopState:
+    """What live and ready mean for a loop that turns in a group: base of the frozen dataclasses that are its states.
+
+    * Live: the loop has turned within the last 30 s (a call to a broker that is away may take 15).
+    * Ready: it is live, in the group, and no positions have failed to be committed for 60 s.
+
+    Attributes:
+        at_ns: monotonic instant.
+        is_member: whether the group has given it its share (which may be none).
+        commits_fail_since_ns: since when positions could not be committed; None: they can.
+    """
+
+    __slots__ = ()
+
+    at_ns: int
+    is_member: bool
+    commits_fail_since_ns: int | None
+
+    def is_live(self, now_ns: int) -> bool:
+        """Whether the loop turns."""
+        return now_ns - self.at_ns <= _LIVE_NS
+
+    def is_ready(self, now_ns: int) -> bool:
+        """Whether it does its work."""
+        since_ns = self.commits_fail_since_ns
+        return self.is_live(now_ns) and self.is_member and (since_ns is None or now_ns - since_ns <= _STUCK_NS)
+
+    def _shown(self, now_ns: int, **derived: Any) -> dict[str, Any]:
+        """Its fields as JSON, with what is derived from them; instants as ages."""
+        shown: dict[str, Any] = asdict(cast("Any", self)) | {
+            "age_ms": (now_ns - self.at_ns) // 1_000_000, **derived,
+            "live": self.is_live(now_ns), "ready": self.is_ready(now_ns),
+        }  # fmt: skip
+        del shown["at_ns"], shown["commits_fail_since_ns"]
+        return shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,17 @@
 """A push consumer's state, as `rocketshim.health` shows it and Prometheus collects it. Made by the poll thread.
 
-* Live: the poll loop has turned within the last 30 s.
-* Ready: it is live, the group has given it its share, and no positions have failed to be committed for 60 s. A consumer
-  that is suspended is ready: it does what it was told.
+A consumer that is suspended is ready: it does what it was told.
 """
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.core.consume_concurrently import ConsumeReturnType
-from rocketshim.health import Metric
+from rocketshim.health import LoopState, Metric
 
 __all__ = ["ConsumerQueueState", "ConsumerState", "return_type_of"]
-
-_LIVE_NS: Final = 30_000_000_000
-_STUCK_NS: Final = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ class ConsumerQueueState:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerState:
+class ConsumerState(LoopState):
     """What a push consumer was doing at one instant.
 
     Attributes:
@@ -87,23 +82,9 @@ class ConsumerState:
         """Age of the oldest listener call, in ms; 0: none is known."""
         return max((queue.oldest_in_work_ms for queue in self.queues), default=0)
 
-    def is_live(self, now_ns: int) -> bool:
-        """Whether the loop turns."""
-        return now_ns - self.at_ns <= _LIVE_NS
-
-    def is_ready(self, now_ns: int) -> bool:
-        """Whether it does its work."""
-        since_ns = self.commits_fail_since_ns
-        return self.is_live(now_ns) and self.is_member and (since_ns is None or now_ns - since_ns <= _STUCK_NS)
-
     def shown(self, now_ns: int) -> dict[str, Any]:
         """As JSON."""
-        shown = asdict(self) | {
-            "age_ms": (now_ns - self.at_ns) // 1_000_000, "oldest_in_work_ms": self.oldest_in_work_ms,
-            "live": self.is_live(now_ns), "ready": self.is_ready(now_ns),
-        }  # fmt: skip
-        del shown["at_ns"], shown["commits_fail_since_ns"]
-        return shown
+        return self._shown(now_ns, oldest_in_work_ms=self.oldest_in_work_ms)
 
     def metrics(self) -> Iterable[Metric]:
         """As metrics, each labelled with the group."""

@@ -1,20 +1,13 @@
-"""The worker's state, as `rocketshim.health` shows it.
-
-* Live: the loop has turned within the last 30 s (a call to a broker that is away may take 15).
-* Ready: it is live, in the group, and no positions have failed to be committed for 60 s.
-"""
+"""The worker's state, as `rocketshim.health` shows it; what live and ready mean stands there."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any
 
-from rocketshim.health import Metric
+from rocketshim.health import LoopState, Metric
 from rocketshim.worker.delivery import LATENESS_BOUNDS_MS, WorkerCounts
 
 __all__ = ["QueueState", "WorkerState"]
-
-_LIVE_NS: Final = 30_000_000_000
-_STUCK_NS: Final = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +34,7 @@ class QueueState:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerState:
+class WorkerState(LoopState):
     """What the worker was doing at one instant.
 
     Attributes:
@@ -71,23 +64,9 @@ class WorkerState:
         """How long the record that has been due longest has been so, in ms; 0 when none is."""
         return max(0, *(-queue.next_due_in_ms for queue in self.queues if queue.next_due_in_ms is not None), 0)
 
-    def is_live(self, now_ns: int) -> bool:
-        """Whether the loop turns."""
-        return now_ns - self.at_ns <= _LIVE_NS
-
-    def is_ready(self, now_ns: int) -> bool:
-        """Whether it does its work."""
-        since_ns = self.commits_fail_since_ns
-        return self.is_live(now_ns) and self.is_member and (since_ns is None or now_ns - since_ns <= _STUCK_NS)
-
     def shown(self, now_ns: int) -> dict[str, Any]:
         """As JSON."""
-        shown = asdict(self) | {
-            "age_ms": (now_ns - self.at_ns) // 1_000_000, "oldest_due_ms": self.oldest_due_ms,
-            "live": self.is_live(now_ns), "ready": self.is_ready(now_ns),
-        }  # fmt: skip
-        del shown["at_ns"], shown["commits_fail_since_ns"]
-        return shown
+        return self._shown(now_ns, oldest_due_ms=self.oldest_due_ms)
 
     def metrics(self) -> Iterable[Metric]:
         """As metrics."""
