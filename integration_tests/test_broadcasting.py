@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ from confluent_kafka.cimpl import NewTopic
 from rocketshim import ConsumeFromWhere, MessageModel, PushConsumer
 from rocketshim.local import Broker
 
+from . import waiting
+
 GUARD_S = 60.0
+wait_until = partial(waiting.wait_until, within_s=GUARD_S)
 MEMBER = """
 import sys
 from rocketshim import ConsumeFromWhere, MessageModel, PushConsumer
@@ -42,13 +45,6 @@ def fill(broker: Broker, topic: str, numbers: range, partitions: int) -> None:
     for number in numbers:
         producer.produce(topic, str(number).encode(), partition=number % partitions)
     assert producer.flush(GUARD_S) == 0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + GUARD_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def partitions_of(admin: AdminClient, topic: str) -> list[Any]:

@@ -13,6 +13,7 @@ import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,14 @@ from rocketshim.local import Broker, LocalCluster
 from rocketshim_topics import DelayLevels, provision
 from rocketshim_topics.layout import Layout
 
+from . import waiting
+
 GUARD_S = 90.0
+wait_until = partial(waiting.wait_until, within_s=GUARD_S)
 LEVELS = "1s 1s 1s"
 NAMESPACE = f"life{os.getpid()}"
 NAMES = TopicNames(NAMESPACE)
 PARTITIONS = 6
-
-
-def wait_until(true: Callable[[], bool], what: str) -> None:
-    """Look again and again; the guard is for broken tests only."""
-    end = time.monotonic() + GUARD_S
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,12 @@ from rocketshim import (
 from rocketshim import Producer as ShimProducer
 from rocketshim.local import Broker
 
+from . import waiting
+
 LEVELS = "1s 1s 1s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 2s"
 """18 levels as RocketMQ's table has; retries wait at level 3 to 18."""
 GUARD_S = 60.0
+wait_until = partial(waiting.wait_until, within_s=GUARD_S)
 NAMESPACE = f"consumer{os.getpid()}"
 NAMES = TopicNames(NAMESPACE)
 
@@ -165,14 +169,6 @@ def scheduled(broker: Broker, group: str) -> list[Stored]:
     """The schedule records of one group, by their count of attempts."""
     mine = [record for record in read(broker, NAMES.schedule) if record.text("REAL_TOPIC") == f"%RETRY%{group}"]
     return sorted(mine, key=lambda record: int(record.text("RECONSUME_TIMES") or 0))
-
-
-def wait_until(true: Callable[[], bool], what: str) -> None:
-    """Look again and again; the guard is for broken tests only."""
-    end = time.monotonic() + GUARD_S
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 USER = (

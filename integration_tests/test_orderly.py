@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from rocketshim.local import Broker
 from rocketshim_topics import DelayLevels, provision
 from rocketshim_topics.layout import Layout
 
+from . import waiting
 from .orderly_chaos import Fleet, Sink
 
 GUARD_S = 120.0
+wait_until = partial(waiting.wait_until, within_s=GUARD_S)
 SHORT: dict[str, Any] = {"lock_lease_ms": 6_000, "lock_hold_ms": 3_000, "lock_renew_ms": 1_000}
 
 
@@ -80,13 +83,6 @@ def stage(
     yield Stage(broker, admin, namespace, topic, name, make)
     for one in made:
         one.stop(10)
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + GUARD_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {GUARD_S} s: {what}"
-        time.sleep(0.02)
 
 
 class Seen:
@@ -252,7 +248,10 @@ class Trouble:
             self.fleet.freeze(member, 12.0)  # twice the lease; its listeners are inside their calls
 
     def _create_again(self) -> None:
-        self.stage.admin.delete_topics([self.log])[self.log].result(GUARD_S)
+        admin = self.stage.admin
+        admin.delete_topics([self.log])[self.log].result(GUARD_S)
+        # a broker still shows for a moment what it has just deleted, and what is shown is not created
+        wait_until(lambda: self.log not in admin.list_topics(timeout=GUARD_S).topics, "the log is gone")
         provision.ensure_topics(self.stage.admin, [self.stage.layout.group_log(self.stage.group)])
         self.lost_logs += 1
 

@@ -5,9 +5,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +26,10 @@ from rocketshim.local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 
+from . import waiting
+
 GUARD_S = 60.0
+wait_until = partial(waiting.wait_until, within_s=GUARD_S)
 NAMESPACE = f"own{os.getpid()}"
 NAMES = TopicNames(NAMESPACE)
 QUEUES = 6
@@ -96,13 +99,6 @@ def fill(broker: Broker, topic: str, numbers: range) -> None:
     for number in numbers:
         producer.produce(topic, str(number).encode(), partition=number % QUEUES)
     assert producer.flush(GUARD_S) == 0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + GUARD_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def held(consumer: PushConsumer, topic: str) -> set[int]:

@@ -3,9 +3,9 @@
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +18,10 @@ from rocketshim.local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 
+from . import waiting
+
 GUARD_S = 60.0
+wait_until = partial(waiting.wait_until, within_s=GUARD_S)
 NAMESPACE = f"runtime{os.getpid()}"
 NAMES = TopicNames(NAMESPACE)
 
@@ -46,13 +49,6 @@ def topics(admin: AdminClient) -> Iterator[Callable[[str], None]]:
 def leaders(admin: AdminClient, topic: str) -> list[int]:
     found = admin.list_topics(timeout=GUARD_S).topics.get(topic)
     return [part.leader for part in found.partitions.values() if part.leader >= 0] if found else []
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + GUARD_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def send(broker: Broker, topic: str, *bodies: bytes) -> None:

@@ -1,0 +1,14 @@
+"""Waiting for a fact on a real broker, which gives no signal of it."""
+
+import time
+from collections.abc import Callable
+
+_LOOK_EVERY_S = 0.02
+
+
+def wait_until(condition: Callable[[], bool], what: str = "a fact", *, within_s: float) -> None:
+    """Look again and again; the time is for broken tests only."""
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {within_s} s: {what}"
+        time.sleep(_LOOK_EVERY_S)
