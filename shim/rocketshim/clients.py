@@ -24,6 +24,7 @@ from rocketshim.errors import ConfigError
 __all__ = [
     "AdminFactory",
     "Clients",
+    "Complaints",
     "ConsumerClient",
     "ConsumerFactory",
     "DeliveryCallback",
@@ -143,6 +144,31 @@ class Clients:
     consumer: ConsumerFactory
     producer: ProducerFactory
     admin: AdminFactory | None = None
+
+
+class Complaints:
+    """What a Kafka client says of its connections, for the text of an error: for what asks, and ends without an answer.
+
+    librdkafka would write each of them to stderr, twenty a second while no broker answers.
+
+    Attributes:
+        settings: defaults that the client is made with.
+
+    Thread-safety: none; belongs to the thread that owns the client.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""
+        self.settings: dict[str, Any] = {"log_level": 2, "error_cb": self._hear}
+
+    def _hear(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - no public spelling
+            self._last = error.str()
+
+    def said(self, client: Any) -> str:
+        """The last one, to be put behind an error's text; `""`: there was none."""
+        client.poll(0.0)
+        return f" (Kafka's client says: {self._last})" if self._last else ""
 
 
 def confluent_clients() -> Clients:

@@ -11,7 +11,7 @@ from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import console
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.clients import confluent_clients
+from rocketshim.clients import Complaints, confluent_clients
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.group.standing import GroupLogStanding, read_group_log, release_record
@@ -30,9 +30,10 @@ GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer gr
 def _read(bootstrap: str, client: dict[str, str], namespace: str, group: str) -> tuple[str, GroupLogStanding]:
     settings = ConnectionSettings.make(bootstrap=bootstrap, namespace=namespace, client=client)
     topic = TopicNames(namespace).group_log(group)
-    consumer = confluent_clients().consumer(log_reader_config(settings, group))
+    complaints = Complaints()
+    consumer = confluent_clients().consumer({**complaints.settings, **log_reader_config(settings, group)})
     try:
-        return topic, read_group_log(consumer, topic)
+        return topic, read_group_log(consumer, topic, complaints)
     finally:
         consumer.close()
 

@@ -48,7 +48,8 @@ def send(
         delay_level=delay_level,
         properties=[_pair(text) for text in set_property or []],
     )
-    producer = Producer(bootstrap, namespace=namespace, delay_levels=delay_levels, client=client_settings(client))
+    settings = {"log_level": "2", **client_settings(client)}  # what is wrong is said once, by the error
+    producer = Producer(bootstrap, namespace=namespace, delay_levels=delay_levels, client=settings)
     try:
         result = producer.send(message, timeout_s=timeout)
     finally:

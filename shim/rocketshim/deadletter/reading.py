@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import merge
-from rocketshim.clients import Clients, ConsumerClient, confluent_clients
+from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
 
 __all__ = ["TopicReader"]
@@ -59,7 +59,13 @@ class TopicReader:
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
-        defaults = {"client.id": "rocketshim-read", "fetch.queue.backoff.ms": 10, "queued.max.messages.kbytes": 16_384}
+        self._complaints = Complaints()
+        defaults = {
+            **self._complaints.settings,
+            "client.id": "rocketshim-read",
+            "fetch.queue.backoff.ms": 10,
+            "queued.max.messages.kbytes": 16_384,
+        }
         self._consumer: ConsumerClient = (clients or confluent_clients()).consumer(
             merge(client or {}, defaults=defaults, required=required)
         )
@@ -244,4 +250,5 @@ class TopicReader:
             return NotAuthorizedError(f"the principal may not do this ({cause.str()}); see: rocketshim acls")
         if cause.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION}:  # noqa: SLF001
             return TopicMissingError(f"there is no such topic or partition ({cause.str()})")
-        return BrokerUnavailableError(f"no broker at {self._bootstrap} answered ({cause.name()}: {cause.str()})")
+        said = self._complaints.said(self._consumer)
+        return BrokerUnavailableError(f"no broker at {self._bootstrap} answered ({cause.name()}: {cause.str()}){said}")

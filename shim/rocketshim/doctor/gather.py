@@ -157,7 +157,7 @@ class _Look:
         self._names = names
         self._client = client
         self.unread: list[str] = []
-        self._groups = GroupReader(bootstrap, {**client, "log_level": "0"})
+        self._groups = GroupReader(bootstrap, client)
         self._admin = self._groups.admin
         self.reader = TopicReader(bootstrap, client=client, patience_s=_TIMEOUT_S)
 
@@ -182,7 +182,7 @@ class _Look:
         except (KafkaException, TimeoutError) as error:
             raise BrokerUnavailableError(
                 f"no broker at {self._bootstrap} answered ({_text(error)}): check the address, the security settings "
-                "(--client) and that a broker is up"
+                f"(--client) and that a broker is up{self._groups.said()}"
             ) from error
         return tuple(sorted(node.id for node in nodes))
 

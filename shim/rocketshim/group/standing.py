@@ -5,7 +5,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient
+from rocketshim.clients import Complaints, ConsumerClient
 from rocketshim.core.group_log import GroupLog, Outcome
 from rocketshim.core.lease_rules import Owner
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
@@ -37,12 +37,13 @@ class GroupLogStanding:
     confirmed: dict[MessageQueue, int] = field(default_factory=dict)
 
 
-def read_group_log(consumer: ConsumerClient, topic: str) -> GroupLogStanding:
+def read_group_log(consumer: ConsumerClient, topic: str, complaints: Complaints | None = None) -> GroupLogStanding:
     """Read and fold the whole log.
 
     Args:
         consumer: made with `log_reader_config`; its assignment is replaced.
         topic: physical name of the log.
+        complaints: what the consumer was made to keep; None: nothing.
 
     Raises:
         TopicMissingError: the group has no log: it has never consumed in order, or with an allocation strategy.
@@ -56,7 +57,8 @@ def read_group_log(consumer: ConsumerClient, topic: str) -> GroupLogStanding:
             )
         low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)
     except KafkaException as error:
-        raise BrokerUnavailableError(f"{topic} cannot be read: {error}") from error
+        cause, said = error.args[0], "" if complaints is None else complaints.said(consumer)
+        raise BrokerUnavailableError(f"{topic} cannot be read ({cause.name()}: {cause.str()}){said}") from error
     standing = GroupLogStanding(GroupLog(low))
     consumer.assign([TopicPartition(topic, 0, low)])
     while standing.log.next_offset < high:

@@ -19,7 +19,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPar
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # its stubs re-export nothing
 
 from rocketshim.client_config import merge
-from rocketshim.clients import confluent_admin, confluent_clients
+from rocketshim.clients import Complaints, confluent_admin, confluent_clients
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
@@ -151,7 +151,9 @@ class GroupReader:
     """
 
     def __init__(self, bootstrap: str, client: Mapping[str, Any] | None = None) -> None:
-        self._settings = partial(merge, client or {}, defaults={"client.id": "rocketshim-read"})
+        self._complaints = Complaints()
+        defaults = {**self._complaints.settings, "client.id": "rocketshim-read"}
+        self._settings = partial(merge, client or {}, defaults=defaults)
         self._bootstrap = bootstrap
         self.admin = confluent_admin(self._settings(required={"bootstrap.servers": bootstrap}))
 
@@ -170,7 +172,7 @@ class GroupReader:
             lows = self.offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
             ends = self.offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         except KafkaException as error:
-            raise _typed(error, f"group {group}") from error
+            raise _typed(error, f"group {group}", self.said()) from error
         owners = {
             (item.topic, item.partition): _member(member)
             for member in described.members
@@ -191,6 +193,10 @@ class GroupReader:
             )
         members = tuple(sorted(map(_member, described.members)))
         return GroupStanding(group, described.state.name, members, tuple(standings))
+
+    def said(self) -> str:
+        """What Kafka's client said of its connections, to be put behind an error's text; `""`: nothing."""
+        return self._complaints.said(self.admin)
 
     def offsets(self, places: Iterable[tuple[str, int]], spec: Any, *, committed: bool = True) -> _Offsets:
         """Offsets by place, of those that are there.
@@ -248,11 +254,11 @@ def _member(member: Any) -> str:
     return f"{member.client_id}@{member.host.lstrip('/')}"
 
 
-def _typed(error: KafkaException, what: str) -> RocketshimError:
+def _typed(error: KafkaException, what: str, said: str) -> RocketshimError:
     cause: KafkaError = error.args[0]
     text = f"cannot look at {what}: {cause.name()}: {cause.str()}"
     if cause.code() in _DENIED:
         return NotAuthorizedError(f"{text}; see: rocketshim acls --role operator")
     if cause.code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}:  # noqa: SLF001
-        return BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?")
+        return BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?{said}")
     return ClusterError(text)

@@ -117,7 +117,7 @@ class Producer:
         self._producer: ProducerClient | None = None
         self._poller: threading.Thread | None = None
         self._closed = threading.Event()
-        self._brokers_down = False
+        self._complaint = (0.0, "")  # the last one of librdkafka's about its connections, and when
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -149,9 +149,10 @@ class Producer:
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError as error:
-            down = "; no broker can be reached" if self._brokers_down else ""
+            heard_at, complaint = self._complaint
+            said = f" (Kafka's client says: {complaint})" if heard_at > deadline - timeout_s else ""
             raise SendTimeoutError(
-                f"no delivery report for {message.topic!r} within {timeout_s} s from {self.settings.bootstrap}{down}; "
+                f"no delivery report for {message.topic!r} within {timeout_s} s from {self.settings.bootstrap}{said}; "
                 "the message may or may not be stored"
             ) from error
 
@@ -357,7 +358,8 @@ class Producer:
                 _LOG.exception("producer.poll-failed")
 
     def _on_error(self, error: KafkaError) -> None:
-        self._brokers_down = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - follows the one that says why
+            self._complaint = (time.monotonic(), error.str())
 
     def _config(self) -> dict[str, Any]:
         settings = self.settings

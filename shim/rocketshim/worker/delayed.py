@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import merge
-from rocketshim.clients import Clients, ConsumerClient, confluent_clients
+from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients
 from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, TopicMissingError
 from rocketshim.positions import committed_positions
 from rocketshim.worker.relay import is_probe
@@ -128,8 +128,10 @@ class DelayedReader:
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
+        self._complaints = Complaints()
+        defaults = {**self._complaints.settings, "client.id": "rocketshim-read"}
         self._consumer: ConsumerClient = (clients or confluent_clients()).consumer(
-            merge(client or {}, defaults={"client.id": "rocketshim-read"}, required=required)
+            merge(client or {}, defaults=defaults, required=required)
         )
 
     def summaries(self) -> list[QueueSummary]:
@@ -148,9 +150,14 @@ class DelayedReader:
                 )
         return found
 
-    def records(self) -> Iterator[Any]:
-        """Every record that waits, as Kafka messages; in order within a queue."""
-        yield from self._read(self._spans())
+    def records(self, *, follow: bool = False) -> Iterator[Any]:
+        """Every record that waits, as Kafka messages; in order within a queue.
+
+        Args:
+            follow: go on with what comes, for ever.
+        """
+        spans = self._spans(everywhere=follow)
+        yield from self._read(spans, follow=follow)
 
     def fetch(self, partition: int, offset: int) -> Any | None:
         """The record at a place, waiting or not; None: there is none (any more)."""
@@ -168,8 +175,8 @@ class DelayedReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _spans(self) -> dict[int, tuple[int, int]]:
-        """Position and end of each partition that is not read to its end."""
+    def _spans(self, *, everywhere: bool = False) -> dict[int, tuple[int, int]]:
+        """Position and end of each partition that is not read to its end; `everywhere`: of the others, too."""
         try:
             topic = self._consumer.list_topics(timeout=_TIMEOUT_S).topics.get(self._topic)
             if topic is None or not topic.partitions:
@@ -181,15 +188,16 @@ class DelayedReader:
                     TopicPartition(self._topic, item.partition), timeout=_TIMEOUT_S
                 )
                 start = max(low, item.offset)
-                if start < high:
+                if everywhere or start < high:
                     spans[item.partition] = (start, high)
         except KafkaException as error:
             raise BrokerUnavailableError(
                 f"no answer from {self._bootstrap} ({error.args[0].name()}): is the bootstrap address right?"
+                f"{self._complaints.said(self._consumer)}"
             ) from error
         return spans
 
-    def _read(self, spans: Mapping[int, tuple[int, int]]) -> Iterator[Any]:
+    def _read(self, spans: Mapping[int, tuple[int, int]], *, follow: bool = False) -> Iterator[Any]:
         ends = {number: end for number, (_, end) in spans.items()}
         self._consumer.assign([TopicPartition(self._topic, number, start) for number, (start, _) in spans.items()])
         try:
@@ -197,12 +205,13 @@ class DelayedReader:
                 for message in self._consumer.consume(1_000, _POLL_S):
                     number = message.partition()
                     if message.error() is not None:
-                        if message.error().code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - no public spelling
+                        at_end = message.error().code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
+                        if at_end and not follow:
                             ends.pop(number, None)
                         continue
                     if number not in ends:
                         continue
-                    if message.offset() + 1 >= ends[number]:
+                    if not follow and message.offset() + 1 >= ends[number]:
                         end = ends.pop(number)
                         if message.offset() >= end:
                             continue
