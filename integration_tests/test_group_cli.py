@@ -1,12 +1,15 @@
 """`group lag` and `group subscriptions` on a real broker."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, PushConsumer
@@ -105,6 +108,40 @@ def test_counting_reads_records_and_not_offsets(
     assert main(["group", "lag", members, "--bootstrap", broker.bootstrap, "--json", "--count"]) == 0
     [row] = json.loads(capsys.readouterr().out)["lag"]
     assert (row["behind"], row["records"]) == (12, 6), "three markers and three aborted records are no messages"
+
+
+def test_lag_is_followed_until_ctrl_c_and_the_group_stays_as_it_was(
+    broker: Broker, admin: AdminClient, topic: Topic, group: Group
+) -> None:
+    name, members = topic(1), group()
+    fill(broker.bootstrap, name, 3)
+    commit(broker.bootstrap, members, TopicPartition(name, 0, 1))
+    words = ["group", "lag", members, "--bootstrap", broker.bootstrap, "--follow", "--every", "50ms", "--count"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "rocketshim", *words, "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+
+        def first_with(position: int, records: int) -> None:
+            for line in child.stdout or ():
+                [row] = json.loads(line)["lag"]
+                if (row["position"], row["records"]) == (position, records):
+                    return
+            raise AssertionError("it ended")
+
+        first_with(1, 2)
+        fill(broker.bootstrap, name, 4)
+        first_with(1, 6)
+        commit(broker.bootstrap, members, TopicPartition(name, 0, 7))
+        first_with(7, 0)
+        child.send_signal(signal.SIGINT)
+        rest, told = child.communicate(timeout=60)
+        assert (child.returncode, told) == (130, "")
+        assert all(json.loads(line) for line in rest.splitlines()), "whole lines only"
+    asked = [ConsumerGroupTopicPartitions(members)]
+    [found] = admin.list_consumer_group_offsets(asked)[members].result(60).topic_partitions
+    assert (found.topic, found.offset) == (name, 7)
 
 
 def test_a_group_that_nobody_knows_is_a_finding(

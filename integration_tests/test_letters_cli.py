@@ -139,25 +139,40 @@ def test_the_commands_of_a_person_on_call(
     run("dlq", "ls", "--group", members, "--where", "a LIKE 'x%'", code=1)
 
 
-@pytest.mark.parametrize("what", ["dlq", "parked"])
+FOLLOWED = {
+    "dlq": (["dlq", "ls", "--group", "{group}"], lambda names, group: names.dead_letter(group), "id"),
+    "retry": (["retry", "ls", "--group", "{group}"], lambda names, group: names.retry(group), "id"),
+    "parked": (["parked", "ls"], lambda names, _: names.parked, "uniq_key"),
+    "delayed": (["delayed", "ls", "--topic", "orders"], lambda names, _: names.schedule, "uniq_key"),
+}
+
+
+@pytest.mark.parametrize("what", FOLLOWED)
 def test_following_shows_what_comes_until_ctrl_c(
     broker: Broker, admin: AdminClient, namespace: str, group: Callable[..., str], what: str
 ) -> None:
+    """Each record is written when the one before it was shown. Afterwards there is no trace of the reader."""
     names, members = TopicNames(namespace), group()
     layout = Layout(names, DelayLevels.default())
-    provision.ensure_topics(admin, [*layout.for_group(members, with_log=False), layout.parked()])
-    connection = ["--bootstrap", broker.bootstrap, "--namespace", namespace]
-    words = ["dlq", "ls", "--group", members] if what == "dlq" else ["parked", "ls"]
-    topic = names.dead_letter(members) if what == "dlq" else names.parked
+    provision.ensure_topics(admin, [*layout.shared(), *layout.for_group(members, with_log=False)])
+    words, place, id_name = FOLLOWED[what]
+    topic = place(names, members)
     producer = KafkaProducer({"bootstrap.servers": broker.bootstrap})
-    command = [sys.executable, "-m", "rocketshim", *words, *connection, "--follow", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    words = [word.format(group=members) for word in words]
+    command = [sys.executable, "-m", "rocketshim", *words, "--bootstrap", broker.bootstrap, "--namespace", namespace]
+    with subprocess.Popen(
+        [*command, "--follow", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None
         for number in range(3):
-            producer.produce(topic, b"body", headers=[("UNIQ_KEY", b"m%d" % number)])
+            headers: list[tuple[str, str | bytes | None]] = [("UNIQ_KEY", b"m%d" % number), ("REAL_TOPIC", b"orders")]
+            if what != "delayed":
+                headers.pop()
+            producer.produce(topic, b"body", headers=headers, partition=number % 2 if what == "delayed" else 0)
             assert producer.flush(60) == 0
-            line = json.loads(child.stdout.readline())
-            assert line["id" if what == "dlq" else "uniq_key"] == f"m{number}"
+            assert json.loads(child.stdout.readline())[id_name] == f"m{number}"
         child.send_signal(signal.SIGINT)
         assert child.wait(60) == 130
-        assert "Traceback" not in (child.stderr.read() if child.stderr else "")
+        assert (child.stdout.read(), child.stderr.read() if child.stderr else "") == ("", "")
+    groups = {each.group_id for each in admin.list_consumer_groups().result(60).valid}
+    assert not [each for each in groups if each.startswith(("rocketshim-read", namespace, members))]

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Limit, console
+from rocketshim.cli.letters import Follow, Limit, console
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import as_read, time_text
 from rocketshim.errors import ConfigError
@@ -39,18 +39,23 @@ def ls(
     delay_levels: DelayLevelsText = None,
     topic: Annotated[str | None, typer.Option(help="Only what goes to this logical topic.")] = None,
     limit: Limit = 50,
+    follow: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """List messages that wait, queue by queue in the order in which they leave."""
+    """List messages that wait, queue by queue in the order in which they leave; with --follow as they are read."""
     reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     shown: list[WaitingRecord] = []
     with reader:
-        for message in reader.records():
+        for message in reader.records(follow=follow):
             entry = waiting_record(message, levels)
-            if topic is None or entry.target == topic:
-                shown.append(entry)
-                if len(shown) == limit:
-                    break
+            if topic is not None and entry.target != topic:
+                continue
+            if follow:
+                typer.echo(json.dumps(asdict(entry)) if as_json else _line(entry))
+                continue
+            shown.append(entry)
+            if len(shown) == limit:
+                break
     shown.sort(key=_by_due)
     if as_json:
         for entry in shown:
@@ -68,6 +73,12 @@ def ls(
             entry.trouble or "",
         )
     console().print(table)
+
+
+def _line(entry: WaitingRecord) -> str:
+    due = "malformed" if entry.due_ms is None else f"due {time_text(entry.due_ms)}"
+    failed = "" if entry.reconsume_times is None else f"  failures {entry.reconsume_times}"
+    return f"{due}  {entry.place}  {entry.target or entry.trouble}  {entry.uniq_key or ''}{failed}"
 
 
 def _by_due(entry: WaitingRecord) -> int:

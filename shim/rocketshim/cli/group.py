@@ -2,7 +2,7 @@
 
 import json
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,7 +13,7 @@ from rocketshim.cli.letters import console
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.operations.group_standing import GroupReader, GroupStanding, conflicts, count
-from rocketshim_topics import TopicNames
+from rocketshim_topics import TopicNames, parse_duration_ms
 
 app = typer.Typer(
     help="A consumer group: how far it is, what its members subscribe to, who holds which queue.",
@@ -24,15 +24,15 @@ app = typer.Typer(
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 
 
-def _read(bootstrap: str, group: str, client: dict[str, str]) -> GroupStanding:
-    standing = GroupReader(bootstrap, client).read(group)
+def _read(groups: GroupReader, group: str) -> GroupStanding:
+    standing = groups.read(group)
     if not standing.partitions:
         typer.echo(f"group {group} has committed nothing here (state {standing.state})", err=True)
         raise typer.Exit(FINDING)
     return standing
 
 
-@app.command(epilog="Example: rocketshim group lag payments --count")
+@app.command(epilog="Example: rocketshim group lag payments --follow --every 10s")
 def lag(
     *,
     group: GroupName,
@@ -40,6 +40,8 @@ def lag(
     exact: Annotated[
         bool, typer.Option("--count", help="Read what waits and count records; offsets have holes.")
     ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Look again and again, until Ctrl-C.")] = False,
+    every: Annotated[str, typer.Option(metavar="DURATION", help="How often --follow looks.")] = "5s",
     client: Client = None,
     as_json: Json = False,
 ) -> None:
@@ -47,14 +49,31 @@ def lag(
 
     Exit code 2 if it has committed nothing, or if retention took records that it had not read.
     """
-    standing = _read(bootstrap, group, settings := client_settings(client))
-    waiting = [each for each in standing.partitions if each.behind > 0]
+    every_s = parse_duration_ms(every) / 1_000
+    settings = client_settings(client)
+    groups = GroupReader(bootstrap, settings)
     with TopicReader(bootstrap, client=settings) as reader:
-        records = count(reader, waiting) if exact else None
-        oldest = {(each.topic, each.partition): reader.first_time_ms(each.topic, each.partition, each.position)
-                  for each in waiting}  # fmt: skip
-    now_ms = time.time_ns() // 1_000_000
-    rows = [
+        while True:
+            standing = _read(groups, group)
+            _show_lag(standing, _lag_rows(reader, standing, exact=exact), exact=exact, clear=follow, as_json=as_json)
+            lost = sum(each.lost for each in standing.partitions)
+            if lost:
+                typer.echo(f"retention took {lost} offsets before the group had read them", err=True)
+            if not follow:
+                break
+            time.sleep(every_s)
+    if lost:
+        raise typer.Exit(FINDING)
+
+
+def _lag_rows(reader: TopicReader, standing: GroupStanding, *, exact: bool) -> list[dict[str, Any]]:
+    waiting = [each for each in standing.partitions if each.behind > 0]
+    records = count(reader, waiting) if exact else None
+    oldest = {
+        (each.topic, each.partition): reader.first_time_ms(each.topic, each.partition, each.position)
+        for each in waiting
+    }
+    return [
         {
             "topic": each.topic,
             "partition": each.partition,
@@ -68,31 +87,35 @@ def lag(
         }
         for each in standing.partitions
     ]
-    lost = sum(each.lost for each in standing.partitions)
+
+
+def _show_lag(standing: GroupStanding, rows: list[dict[str, Any]], *, exact: bool, clear: bool, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"group": group, "state": standing.state, "members": standing.members, "lag": rows}))
-    else:
-        typer.echo(f"group {group}: {standing.state.lower()}, {len(standing.members)} members")
-        table = Table(box=None, pad_edge=False)
-        for column in ("topic", "partition", "position", "end", "behind" if records is None else "records"):
-            table.add_column(column, justify="left" if column == "topic" else "right")
-        table.add_column("oldest waits for", justify="right")
-        table.add_column("member")
-        for row in rows:
-            since = row["oldest_ms"]
-            table.add_row(
-                str(row["topic"]),
-                str(row["partition"]),
-                str(row["position"]),
-                "gone" if row["end"] is None else str(row["end"]),
-                str(row["behind" if records is None else "records"]),
-                "" if not isinstance(since, int) else _age(now_ms - since),
-                str(row["member"] or ""),
-            )
-        console().print(table)
-    if lost:
-        typer.echo(f"retention took {lost} offsets before the group had read them", err=True)
-        raise typer.Exit(FINDING)
+        facts = {"group": standing.group, "state": standing.state, "members": standing.members, "lag": rows}
+        typer.echo(json.dumps(facts))
+        return
+    out, now_ms = console(), time.time_ns() // 1_000_000
+    if clear and out.is_terminal:
+        out.clear()
+    typer.echo(f"group {standing.group}: {standing.state.lower()}, {len(standing.members)} members")
+    table = Table(box=None, pad_edge=False)
+    behind = "records" if exact else "behind"
+    for column in ("topic", "partition", "position", "end", behind):
+        table.add_column(column, justify="left" if column == "topic" else "right")
+    table.add_column("oldest waits for", justify="right")
+    table.add_column("member")
+    for row in rows:
+        since = row["oldest_ms"]
+        table.add_row(
+            row["topic"],
+            str(row["partition"]),
+            str(row["position"]),
+            "gone" if row["end"] is None else str(row["end"]),
+            str(row[behind]),
+            "" if since is None else _age(now_ms - since),
+            row["member"] or "",
+        )
+    out.print(table)
 
 
 @app.command(epilog="Example: rocketshim group subscriptions payments")
@@ -103,7 +126,7 @@ def subscriptions(
 
     A partition shows its last commit: while nothing is committed after a change it still shows the former one.
     """
-    standing = _read(bootstrap, group, client_settings(client))
+    standing = _read(GroupReader(bootstrap, client_settings(client)), group)
     found = conflicts(standing, retry_topic=TopicNames(namespace).retry(group))
     if as_json:
         rows = [
