@@ -35,87 +35,11 @@ from rocketshim.deadletter.statistics import by_cause
 from rocketshim_topics import TopicNames
 
 app = typer.Typer(
-    help="Dead letters: what is dead and why, and sending it again: plan, read the plan, apply it.",
+    help="Dead letters: why they are dead (stats, ls, show; then: rocketshim trace ID), and sending them again (plan, "
+    "apply).",
     epilog="Example: rocketshim dlq stats --bootstrap localhost:9092 --group payments",
     no_args_is_help=True,
 )
-
-
-@app.command(epilog="Example: rocketshim dlq ls --group payments --where \"FAIL_CLASS = 'Timeout'\" --since 2d")
-def ls(
-    *,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    group: OfGroup = None,
-    topic: OfTopic = None,
-    namespace: Namespace = "",
-    where: Where = None,
-    tags: Tags = None,
-    key: Key = None,
-    since: Since = None,
-    everything: Everything = False,
-    limit: Limit = 50,
-    follow: Follow = False,
-    as_json: Json = False,
-) -> None:
-    """List dead letters of a group, oldest first within a partition."""
-    names = TopicNames(namespace)
-    choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
-    with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        log = read_log(reader, names.redrive_log)
-        entries = chosen(reader, Opener(names, letters_topic(names, group, topic)), choice, follow=follow, log=log)
-        show_list(entries, limit=limit, as_json=as_json, follow=follow, with_state=True)
-
-
-@app.command(epilog="Example: rocketshim dlq show 0/17 --group payments")
-def show(
-    *,
-    what: Annotated[str, typer.Argument(metavar="ID|PARTITION/OFFSET", help="Which dead letter.")],
-    bootstrap: Bootstrap,
-    client: Client = None,
-    group: OfGroup = None,
-    topic: OfTopic = None,
-    namespace: Namespace = "",
-    as_json: Json = False,
-) -> None:
-    """Show everything of one dead letter. Exit code 2 if there is none."""
-    names = TopicNames(namespace)
-    settings = client_settings(client)
-    with TopicReader(bootstrap, client=settings) as reader:
-        log = read_log(reader, names.redrive_log)
-        with TopicReader(bootstrap, client=settings) as sources:
-            opener = Opener(names, letters_topic(names, group, topic), fetch=sources.fetch)
-            entry = find(reader, opener, what, log=log)
-    if entry is None:
-        typer.echo(f"no dead letter {what} in {opener.topic}", err=True)
-        raise typer.Exit(FINDING)
-    show_one(entry, as_json=as_json)
-
-
-@app.command(epilog="Example: rocketshim dlq export --group payments --since 1d > letters.jsonl")
-def export(
-    *,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    group: OfGroup = None,
-    topic: OfTopic = None,
-    namespace: Namespace = "",
-    where: Where = None,
-    tags: Tags = None,
-    key: Key = None,
-    since: Since = None,
-    everything: Everything = False,
-) -> None:
-    """Write dead letters as JSON Lines, whole: headers and bodies too (what is not text as base64)."""
-    names = TopicNames(namespace)
-    choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
-    settings = client_settings(client)
-    with TopicReader(bootstrap, client=settings) as reader:
-        log = read_log(reader, names.redrive_log)
-        with TopicReader(bootstrap, client=settings) as sources:
-            opener = Opener(names, letters_topic(names, group, topic), fetch=sources.fetch)
-            for entry in chosen(reader, opener, choice, log=log):
-                typer.echo(json.dumps(entry.as_json()))
 
 
 @app.command(epilog="Example: rocketshim dlq stats --group payments --since 1d")
@@ -172,6 +96,83 @@ def stats(
     console().print(table)
 
 
+@app.command(epilog="Example: rocketshim dlq ls --group payments --where \"FAIL_CLASS = 'Timeout'\" --since 2d")
+def ls(
+    *,
+    bootstrap: Bootstrap,
+    client: Client = None,
+    group: OfGroup = None,
+    topic: OfTopic = None,
+    namespace: Namespace = "",
+    where: Where = None,
+    tags: Tags = None,
+    key: Key = None,
+    since: Since = None,
+    everything: Everything = False,
+    limit: Limit = 50,
+    follow: Follow = False,
+    as_json: Json = False,
+) -> None:
+    """List dead letters of a group, oldest first within a partition."""
+    names = TopicNames(namespace)
+    choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
+    with TopicReader(bootstrap, client=client_settings(client)) as reader:
+        log = read_log(reader, names.redrive_log)
+        entries = chosen(reader, Opener(names, letters_topic(names, group, topic)), choice, follow=follow, log=log)
+        show_list(entries, limit=limit, as_json=as_json, follow=follow, with_state=True)
+
+
+@app.command(epilog="Example: rocketshim dlq show 0/17 --group payments")
+def show(
+    *,
+    what: Annotated[str, typer.Argument(metavar="ID|PARTITION/OFFSET", help="Which dead letter.")],
+    bootstrap: Bootstrap,
+    client: Client = None,
+    group: OfGroup = None,
+    topic: OfTopic = None,
+    namespace: Namespace = "",
+    as_json: Json = False,
+) -> None:
+    """Show everything of one dead letter. Exit code 2 if there is none."""
+    names = TopicNames(namespace)
+    settings = client_settings(client)
+    with TopicReader(bootstrap, client=settings) as reader:
+        log = read_log(reader, names.redrive_log)
+        with TopicReader(bootstrap, client=settings) as sources:
+            opener = Opener(names, letters_topic(names, group, topic), fetch=sources.fetch)
+            entry = find(reader, opener, what, log=log)
+    if entry is None:
+        typer.echo(f"no dead letter {what} in {opener.topic}", err=True)
+        raise typer.Exit(FINDING)
+    show_one(entry, as_json=as_json)
+
+
 app.command(epilog=redrive.PLAN_EXAMPLE)(redrive.plan)
 app.command(epilog="Example: rocketshim dlq apply plan.json --rate 50")(redrive.apply)
 app.command(epilog=redrive.DISCARD_EXAMPLE)(redrive.discard)
+
+
+@app.command(epilog="Example: rocketshim dlq export --group payments --since 1d > letters.jsonl")
+def export(
+    *,
+    bootstrap: Bootstrap,
+    client: Client = None,
+    group: OfGroup = None,
+    topic: OfTopic = None,
+    namespace: Namespace = "",
+    where: Where = None,
+    tags: Tags = None,
+    key: Key = None,
+    since: Since = None,
+    everything: Everything = False,
+) -> None:
+    """Write dead letters as JSON Lines, whole: headers and bodies too (what is not text as base64)."""
+    names = TopicNames(namespace)
+    choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
+    settings = client_settings(client)
+    with TopicReader(bootstrap, client=settings) as reader:
+        log = read_log(reader, names.redrive_log)
+        with TopicReader(bootstrap, client=settings) as sources:
+            opener = Opener(names, letters_topic(names, group, topic), fetch=sources.fetch)
+            for entry in chosen(reader, opener, choice, log=log):
+                typer.echo(json.dumps(entry.as_json()))
