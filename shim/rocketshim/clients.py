@@ -33,6 +33,8 @@ __all__ = [
     "ProducerFactory",
     "confluent_admin",
     "confluent_clients",
+    "discard",
+    "serve",
 ]
 
 
@@ -194,3 +196,27 @@ def _checked(make: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, A
             raise ConfigError(f"Kafka's client does not take these settings: {error.args[0].str()}") from error
 
     return made
+
+
+def serve(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaError | None:
+    """Let a producer call its callbacks; the fatal error that it came upon, once, or None.
+
+    confluent_kafka raises a fatal error out of whichever `poll` or `flush` comes next, `error_cb` or not.
+    """
+    try:
+        producer.poll(timeout_s)
+    except KafkaException as problem:
+        error: KafkaError = problem.args[0]
+        return error
+    return None
+
+
+def discard(producer: ProducerClient, longest_s: float) -> None:
+    """Give up what a producer holds; the reports of it are served."""
+    producer.purge()
+    for _ in range(2):  # a fatal error comes out of the first call
+        try:
+            producer.flush(longest_s)
+        except KafkaException:
+            continue
+        return

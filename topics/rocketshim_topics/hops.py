@@ -373,6 +373,7 @@ def retry(
     level: int | None,
     delay_ms: int | None,
     lane: int,
+    envelope: Envelope | None = None,
 ) -> OutgoingRecord:
     """The schedule record that brings a failed message back to its group.
 
@@ -387,6 +388,7 @@ def retry(
         level: level the listener asked for, 1 or more, clamped; None (without `delay_ms`): 3 + the count before.
         delay_ms: delay the listener asked for; None: a level.
         lane: lane of the schedule topic.
+        envelope: the record's headers, if its caller has decoded them; None: they are decoded.
 
     Raises:
         MalformedRecordError: trusted, and the record breaks the wire format: park it.
@@ -399,7 +401,9 @@ def retry(
             f"no retry with reconsume_times={reconsume_times}, level={level}, delay_ms={delay_ms}: a count includes "
             "this failure, a level is 1 or more, a delay 0 or more"
         )
-    envelope = _failed(record, group, trusted=trusted, failure=failure, reconsume_times=reconsume_times)
+    envelope = _failed(
+        record, group, trusted=trusted, failure=failure, reconsume_times=reconsume_times, envelope=envelope
+    )
     envelope.real_topic = retry_topic(group)
     if delay_ms is None:
         asked = _FIRST_RETRY_LEVEL + reconsume_times - 1 if level is None else level
@@ -588,8 +592,17 @@ def _following(record: Record, envelope: Envelope) -> Envelope:
     return following
 
 
-def _failed(record: Record, group: str, *, trusted: bool, failure: Failure, reconsume_times: int) -> Envelope:
-    envelope = decode(record.headers(), trusted=trusted)
+def _failed(
+    record: Record,
+    group: str,
+    *,
+    trusted: bool,
+    failure: Failure,
+    reconsume_times: int,
+    envelope: Envelope | None = None,
+) -> Envelope:
+    if envelope is None:
+        envelope = decode(record.headers(), trusted=trusted)
     following = _following(record, envelope)
     _unschedule(following)
     following.shim = WIRE_VERSION

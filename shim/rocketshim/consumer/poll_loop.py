@@ -30,7 +30,7 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.clients import ConsumerClient, ProducerClient
+from rocketshim.clients import ConsumerClient, ProducerClient, discard, serve
 from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
@@ -298,8 +298,7 @@ class PollLoop:
             self._leave(consumer)
             self._consumer = self._producer = None
             if producer is not None:
-                producer.purge()
-                producer.flush(1.0)
+                discard(producer, 1.0)
             while self._asked.qsize():
                 self._asked.get()()  # finds the consumer closed and says so
 
@@ -346,7 +345,7 @@ class PollLoop:
         if self.dispatch.in_flight >= _MAX_IN_FLIGHT or self._over():
             self._catch_up(consumer)
             return
-        outstanding = self.dispatch.in_flight or (self._send_back is not None and self._send_back.outstanding)
+        outstanding = self.dispatch.in_flight or self._hops
         wait_s = _GATHER_S if self.dispatch.has_results else (_BUSY_S if outstanding else self._idle_s())
         count = self._settings.fetch_count
         if self._settings.pull_interval_ms:
@@ -416,14 +415,16 @@ class PollLoop:
         """Give the listeners a moment; then pause what still holds too much, and keep polling.
 
         A longer moment while all of them have work: nothing else could be begun meanwhile, and to pause, with 20
-        threads that take 1 ms, meant to fetch each message ten times.
+        threads that take 1 ms, meant to fetch each message ten times. And while hops are on their way to the broker,
+        which takes milliseconds mostly.
         """
         began_ms = self._now_ms()
         while True:
             over = self._over()
             if not over and self.dispatch.in_flight < _MAX_IN_FLIGHT:
                 return
-            longest_ms = _SATURATED_MS if self.dispatch.in_flight >= 2 * self._pool.size else _CATCH_UP_MS
+            patient = self._hops or self.dispatch.in_flight >= 2 * self._pool.size
+            longest_ms = _SATURATED_MS if patient else _CATCH_UP_MS
             left_ms = began_ms + longest_ms - self._now_ms()
             if left_ms <= 0 or self._stopping.is_set():
                 break
@@ -490,23 +491,35 @@ class PollLoop:
         if self._send_back is not None:
             self._send_back.send(chunk, outcome)
 
+    @property
+    def _hops(self) -> int:
+        """How many failed messages are not stored elsewhere yet."""
+        return 0 if self._send_back is None else self._send_back.outstanding
+
     def _wait(self, timeout_s: float) -> None:
-        """Wait for one result, then take in everything that has come."""
-        self.dispatch.wait(timeout_s)
+        """Wait for one result, then take in everything that has come.
+
+        With hops on their way no longer than 5 ms, or for one of their reports when no listener has work.
+        """
+        hops = self._hops
+        if hops:
+            timeout_s = min(timeout_s, _BUSY_S)
+        reports_only = hops and not self.dispatch.in_flight
+        if not reports_only:
+            self.dispatch.wait(timeout_s)
         now_ms = self._now_ms()
         self.dispatch.take_results(now_ms)
-        self._settle(now_ms)
+        self._settle(now_ms, timeout_s if reports_only else 0)
 
-    def _settle(self, now_ms: int) -> None:
+    def _settle(self, now_ms: int, wait_s: float = 0) -> None:
         send_back, producer = self._send_back, self._producer
         if send_back is None or producer is None or self._make_producer is None or not send_back.outstanding:
             return
-        producer.poll(0)
+        send_back.broken = serve(producer, wait_s) or send_back.broken
         send_back.settle(now_ms)
         if send_back.broken:
             _LOG.error("consumer.producer-renewed", extra={"error": str(send_back.broken)})
-            producer.purge()
-            producer.flush(1.0)
+            discard(producer, 1.0)
             send_back.settle(now_ms)  # what was in flight with the broken one is made again
             self._producer = self._make_producer()
             send_back.renew(self._producer)

@@ -31,9 +31,9 @@ from rocketshim.core.retry_policy import (
 )
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka_errors import TOO_LARGE
-from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames, lane_for
+from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames, lane_for
 from rocketshim_topics.hops import OutgoingRecord, dead_letter, dead_letter_by_reference, parked, retry
-from rocketshim_topics.wire import coordinates
+from rocketshim_topics.wire import Envelope, coordinates, decode
 
 __all__ = ["FailedSink", "SendBack", "SendBackCounts"]
 
@@ -210,15 +210,15 @@ class SendBack:
                 self._produce(hop)
 
     def _plan(self, hop: _Hop, outcome: Outcome) -> None:
-        view = MessageView(hop.message, hop.trusted)
-        before = view.reconsume_times if outcome.reconsume_times is None else outcome.reconsume_times
+        envelope = decode(hop.message.headers(), trusted=hop.trusted)
+        before = (envelope.reconsume_times or 0) if outcome.reconsume_times is None else outcome.reconsume_times
         hop.reconsume_times = before + 1
         failed = Failed(
             reconsume_times=before,
             asked_level=outcome.asked_level,
             asked_delay_ms=outcome.asked_delay_ms,
             limit=self._limit,
-            message_limit=view.max_reconsume_times,
+            message_limit=envelope.max_reconsume_times,
             unit=self._random.random(),
         )
         match self._decide(failed):
@@ -233,9 +233,9 @@ class SendBack:
                     reconsume_times=hop.reconsume_times,
                 )
             case AtLevel(level):
-                hop.out = self._retry(hop, level, None)
+                hop.out = self._retry(hop, envelope, level, None)
             case AfterDelay(delay_ms):
-                hop.out = self._retry(hop, None, delay_ms)
+                hop.out = self._retry(hop, envelope, None, delay_ms)
 
     def _decide(self, failed: Failed) -> NextHop:
         """What the policy says; a policy that raises or answers nonsense is said, and the level table decides."""
@@ -248,7 +248,7 @@ class SendBack:
             _LOG.error("consumer.retry-policy-failed", extra={"error": shown(error, repr)})
         return decide(replace(failed, asked_level=0, asked_delay_ms=None), _FALLBACK)
 
-    def _retry(self, hop: _Hop, level: int | None, delay_ms: int | None) -> OutgoingRecord:
+    def _retry(self, hop: _Hop, envelope: Envelope, level: int | None, delay_ms: int | None) -> OutgoingRecord:
         lanes = self._lanes()
         key = hop.message.key()
         if key is None:
@@ -267,6 +267,7 @@ class SendBack:
             level=level,
             delay_ms=delay_ms,
             lane=lane,
+            envelope=envelope,
         )
 
     def _park(self, hop: _Hop, reason: str) -> None:

@@ -16,7 +16,7 @@ Cost: O(1) for a run that finishes as a whole; O(1) a message, after one pass, f
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 __all__ = ["HasOffset", "OffsetTracker", "Run"]
@@ -105,24 +105,33 @@ class OffsetTracker:
         self._close(run)
 
     def finish(self, run: Run, offset: int) -> None:
-        """One message of the run is finished.
+        """One message of the run is finished; otherwise as `finish_many`."""
+        self.finish_many(run, (offset,))
+
+    def finish_many(self, run: Run, finished: Collection[int]) -> None:
+        """Messages of the run are finished.
+
+        Args:
+            run: as `deliver` gave it.
+            finished: their offsets, each once, in any order; none of them changes nothing.
 
         Raises:
-            ValueError: the message is not part of the run, or had finished before, or the run is another tracker's;
-                nothing changed.
+            ValueError: one is not part of the run, or had finished before, or is named twice, or the run is another
+                tracker's; nothing changed.
         """
         self._check(run)
-        if run.messages:
-            offsets = [_offset(message) for message in run.messages]
-            if offset not in offsets:
-                raise ValueError(f"offset {offset} is not in the run that begins at {run.first_offset}")
-            run.offsets = offsets
-            run.open_offsets.update(offsets)
-            run.messages = ()
-        elif offset not in run.open_offsets:
-            raise ValueError(f"offset {offset} is not open in the run that begins at {run.first_offset}")
-        run.open_offsets.remove(offset)
-        run.unfinished -= 1
+        offsets = list(map(_offset, run.messages)) if run.messages else run.offsets
+        still_open = set(offsets) if run.messages else run.open_offsets
+        wanted = set(finished)
+        if len(wanted) != len(finished) or not wanted <= still_open:
+            raise ValueError(f"offsets {list(finished)} are not all open in the run that begins at {run.first_offset}")
+        if not wanted:
+            return
+        still_open -= wanted
+        run.messages = ()
+        run.offsets = offsets
+        run.open_offsets = still_open
+        run.unfinished = len(still_open)
         if run.unfinished == 0:
             self._close(run)
             return

@@ -19,7 +19,7 @@ Flow control by count, size and span is asked of this object and decided in `flo
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from rocketshim.core.offset_tracker import OffsetTracker, Run
@@ -230,27 +230,27 @@ class ProcessQueue(Generic[MessageT]):
             raise ValueError(f"{len(chunk.todo)} messages of the chunk were not begun: they cannot be done")
         messages = chunk.messages
         refused = {message.offset() for message in failed}
-        if refused and not refused.issubset([message.offset() for message in messages]):
+        as_whole = not refused and chunk.expired is None and chunk.run.unfinished == len(messages) > 0
+        offsets = [] if as_whole else [message.offset() or 0 for message in messages]
+        if not refused.issubset(offsets):
             raise ValueError(f"the chunk that begins at {chunk.run.first_offset} does not hold all of {refused}")
         chunk.reported = True
         chunk.in_work = chunk.seen_in_work = None
         if self.dropped:
             return []
         del self._chunks[chunk]
-        if not refused and chunk.expired is None and chunk.run.unfinished == len(messages) > 0:
+        if as_whole:
             self._tracker.finish_all(chunk.run)
             self.msg_count -= len(messages)
             self._taken_bytes -= chunk.size_bytes
             return []
-        sent_before = chunk.expired or ()
-        to_send: list[MessageT] = []
-        for message in messages:
-            if message.offset() in sent_before:
-                continue
-            if message.offset() in refused:
-                to_send.append(message)
-            else:
-                self._finish(chunk, message)
+        sent_before = chunk.expired or set()
+        kept = refused | sent_before
+        held = [message for message, offset in zip(messages, offsets, strict=True) if offset in kept]
+        self._finish(
+            chunk, [offset for offset in offsets if offset not in kept], chunk.size_bytes - sum(map(len, held))
+        )
+        to_send = [message for message in held if message.offset() not in sent_before]
         self._owe(chunk, to_send)
         return to_send
 
@@ -267,7 +267,7 @@ class ProcessQueue(Generic[MessageT]):
             raise ValueError(f"offset {offset} of {self.topic}/{self.partition} is not waiting for its next hop")
         chunk.owed.remove(offset)
         self._owed_count -= 1
-        self._finish(chunk, message)
+        self._finish(chunk, (offset,), len(message))
 
     def expire(self, now_ms: int, timeout_ms: int) -> list[tuple[Chunk[MessageT], MessageT]]:
         """Messages whose listener call has lasted longer than the consume timeout; each is named once and is owed.
@@ -399,13 +399,12 @@ class ProcessQueue(Generic[MessageT]):
             chunk.owed = (chunk.owed or set()) | {message.offset() or 0 for message in messages}
             self._owed_count += len(messages)
 
-    def _finish(self, chunk: Chunk[MessageT], message: MessageT) -> None:
-        offset = message.offset()
-        if offset is None:
-            raise ValueError("a message without an offset cannot be done")
-        self._tracker.finish(chunk.run, offset)
-        self.msg_count -= 1
-        self._taken_bytes -= len(message)
+    def _finish(self, chunk: Chunk[MessageT], offsets: Collection[int], size_bytes: int) -> None:
+        if not offsets:
+            return
+        self._tracker.finish_many(chunk.run, offsets)
+        self.msg_count -= len(offsets)
+        self._taken_bytes -= size_bytes
 
     def _alive(self) -> None:
         if self.dropped:

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, murmur2
 
-from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory
+from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory, discard, serve
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
-from rocketshim.worker.delivery import WorkerCounts, discard, serve
+from rocketshim.worker.delivery import WorkerCounts
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.router import Kind, Placement, Router, Verdict
 from rocketshim.worker.target_table import Target

@@ -3,13 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from confluent_kafka import KafkaError, KafkaException
-
-from rocketshim.clients import ConsumerClient, ProducerClient
+from rocketshim.clients import ConsumerClient
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
 
-__all__ = ["LATENESS_BOUNDS_MS", "Delivery", "WorkerCounts", "discard", "serve"]
+__all__ = ["LATENESS_BOUNDS_MS", "Delivery", "WorkerCounts"]
 
 LATENESS_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000)
 """Upper bounds of the buckets of lateness (due to delivered), in ms; one more bucket lies above the last."""
@@ -73,30 +71,6 @@ def _count_up_to(ascending: list[int], bound: int, start: int) -> int:
         else:
             high = middle
     return low
-
-
-def serve(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaError | None:
-    """Let a producer call its callbacks; the fatal error that it came upon, once, or None.
-
-    confluent_kafka raises a fatal error out of whichever `poll` or `flush` comes next, `error_cb` or not.
-    """
-    try:
-        producer.poll(timeout_s)
-    except KafkaException as problem:
-        error: KafkaError = problem.args[0]
-        return error
-    return None
-
-
-def discard(producer: ProducerClient, longest_s: float) -> None:
-    """Give up what a producer holds; the reports of it are served."""
-    producer.purge()
-    for _ in range(2):  # a fatal error comes out of the first call
-        try:
-            producer.flush(longest_s)
-        except KafkaException:
-            continue
-        return
 
 
 class Delivery(Protocol):

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition, murmur2
 
-from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory
+from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory, discard, serve
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.errors import WorkerError
 from rocketshim.worker.assignment import HeldQueue
-from rocketshim.worker.delivery import WorkerCounts, discard, serve
+from rocketshim.worker.delivery import WorkerCounts
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.router import Kind, Router
 from rocketshim.worker.watchdog import Heartbeat

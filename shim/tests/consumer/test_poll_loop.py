@@ -294,6 +294,25 @@ def test_a_producer_that_is_broken_for_good_is_replaced(kafka: InMemoryKafka, be
     assert len(b.retries()) == 1
 
 
+def test_a_producer_that_dies_between_two_calls_is_replaced_too(kafka: InMemoryKafka, bench: Make) -> None:
+    """Its fatal error comes out of the next `poll`, and is no reason for the consumer to end."""
+    fill(kafka, 1)
+
+    def handle(message: Any) -> None:
+        raise OSError(message)
+
+    b = bench(handle)
+    kafka.hold_sends("SCHEDULE_TOPIC_XXXX")
+    b.run(2)
+    b.producers[0]._session.die(KafkaError(KafkaError._FENCED, "gone", fatal=True))
+    b.turn(2)
+    assert len(b.producers) == 2
+    kafka.release()
+    b.clock.advance(5_000)
+    b.turn(3)
+    assert len(b.retries()) == 1
+
+
 # --- time-outs ----------------------------------------------------------------------------------------------------
 
 
