@@ -180,8 +180,9 @@ class OrderlyLoop(PollLoop):
         try:
             super().close()
         finally:
-            if self._log is not None:
-                self._log.stop(_LOG_STOP_S)
+            log = self._log
+            if log is not None:
+                log.stop(_LOG_STOP_S, lambda: self._take_events(log))
 
     def _finish_up(self, consumer: ConsumerClient, deadline_ms: int) -> None:
         super()._finish_up(consumer, deadline_ms)
@@ -483,8 +484,6 @@ class OrderlyLoop(PollLoop):
         """The loop has closed, or `_depart` has given the queues up: what listeners still hold keeps its lock."""
         if self._closing:
             self._give_up(list(self._wanted))
-            if self._log is not None:
-                self._take_events(self._log)  # locks that were won and not heard of yet are given back, too
         super()._forget(places)
 
     # --- actions of the core -----------------------------------------------------------------------------------------

@@ -23,8 +23,6 @@ may consume one queue for a while).
 
 import logging
 from collections.abc import Callable, Collection
-from contextlib import suppress
-from queue import Empty
 from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaException
@@ -43,7 +41,6 @@ __all__ = ["LeasedShare", "StrategyShare"]
 _LOG = logging.getLogger("rocketshim.consumer")
 _AGAIN_MS: Final = 1_000
 _STOP_S: Final = 2.0
-_ANSWER_S: Final = 0.02
 
 
 class StrategyShare:
@@ -193,15 +190,15 @@ class LeasedShare:
         self._want(set())
         for place in [*self._lost, *self._leases]:
             self.gave_up(place)
-        self._log.close_within(_STOP_S)
-        while self._log.is_alive:  # a claim that is on its way may still be granted, and is given back at once
-            with suppress(Empty):
-                match self._log.events.get(timeout=_ANSWER_S):
-                    case QueueStarted(lease) | QueueStopped(lease):
-                        self._release(lease)
-                    case MembersChanged():
-                        pass
-        self._log.stop(_STOP_S)
+        self._log.stop(_STOP_S, self._give_back_the_rest)
+
+    def _give_back_the_rest(self) -> None:
+        while self._log.events.qsize():
+            match self._log.events.get():
+                case QueueStarted(lease) | QueueStopped(lease):
+                    self._release(lease)
+                case MembersChanged():
+                    pass
 
     def _want(self, share: set[Place]) -> None:
         self._wished = share

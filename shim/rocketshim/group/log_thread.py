@@ -34,6 +34,7 @@ believe, and what it writes). This file only acts:
 """
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -82,6 +83,7 @@ _ANY_TIME_MS: Final = -(2**63)
 _ANSWER_S: Final = 5.0
 _CHECK_S: Final = 0.5
 _LEAVE_S: Final = 2.0
+_ANSWER_AGAIN_S: Final = 0.02
 _GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 
@@ -164,21 +166,27 @@ class GroupLogThread:
         self._thread = threading.Thread(target=self.run, name=name, daemon=True)
         self._thread.start()
 
-    def stop(self, timeout_s: float) -> bool:
+    def stop(self, timeout_s: float, answer: Callable[[], None] | None = None) -> bool:
         """Give everything back and end; whether it ended in time. Safe twice, and before `start`.
 
         Queues that are not said to be drained and committed within the time keep their leases until these run out.
+
+        Args:
+            timeout_s: in seconds.
+            answer: called again and again while that lasts, to take what comes into `events` and answer it: a claim on
+                its way may still be granted, and then keeps its queue from others until it is given back. None: nobody
+                answers.
         """
         self.close_within(timeout_s)
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_s + _LEAVE_S)
-        return not self._thread.is_alive()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread is not None and self._thread.is_alive()
+        for _ in range(math.ceil((timeout_s + _LEAVE_S) / _ANSWER_AGAIN_S)):
+            if answer is not None:
+                answer()
+            if self._thread is None:
+                return True
+            self._thread.join(_ANSWER_AGAIN_S)
+            if not self._thread.is_alive():
+                return True
+        return False
 
     def close_within(self, timeout_s: float) -> None:
         """Ask for what `stop` does, and do not wait."""

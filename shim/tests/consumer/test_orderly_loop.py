@@ -1,6 +1,8 @@
 """The orderly loop, turned by hand on the in-memory Kafka: order, locks, hand-over, counts, dead letters."""
 
+import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere, decode_metadata
 from rocketshim.group.connect import connect_group_log
+from rocketshim.group.lease import GroupEvent, QueueStarted
 from rocketshim.settings import ConnectionSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
@@ -609,6 +612,40 @@ def test_what_a_listener_still_holds_at_the_end_is_not_released(stage: Stage) ->
         for held in found.queues
     ]
     assert named == [NAMES.retry(GROUP)]
+
+
+def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage) -> None:
+    stage.topic()
+    a = stage.join("a")
+    won, closing = threading.Event(), threading.Event()
+
+    class HeldBack(SimpleQueue[GroupEvent]):
+        def put(self, item: GroupEvent, *_: Any) -> None:
+            if isinstance(item, QueueStarted):
+                won.set()
+                assert closing.wait(60)
+            super().put(item)
+
+    def close_within(timeout_s: float, ask: Callable[[float], None] = a.log.close_within) -> None:
+        ask(timeout_s)
+        closing.set()
+
+    def run() -> None:
+        while not a.log.over:
+            a.log.turn(a.log._wait_s())
+        a.log.close()
+
+    a.log.events = HeldBack()
+    a.log.close_within = close_within  # type: ignore[method-assign]
+    while not a.loop._wanted:
+        a.loop.turn()
+    a.log._thread = threading.Thread(target=run, daemon=True)
+    a.log._thread.start()
+    assert won.wait(60)
+    a.loop.close()
+    stage.members.clear()
+    kinds = [decode_group_record(record.value()).kind for record in stage.kafka.records(NAMES.group_log(GROUP))]
+    assert kinds[-3:] == ["release", "release", "leave"]
 
 
 def test_a_failed_group_log_ends_the_consumer(stage: Stage) -> None:
