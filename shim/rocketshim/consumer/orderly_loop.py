@@ -19,7 +19,7 @@ What it does its own way:
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final, assert_never, cast
 
@@ -31,6 +31,7 @@ from rocketshim.consumer.orderly_place import OrderlyPlace, OrderlyTask
 from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, Outcome
 from rocketshim.consumer.pauses import PauseReason, Place
 from rocketshim.consumer.poll_loop import PollLoop
+from rocketshim.consumer.state import ConsumerQueueState
 from rocketshim.core.consume_orderly import DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.core.process_queue import ProcessQueue
@@ -485,6 +486,10 @@ class OrderlyLoop(PollLoop):
         if self._closing:
             self._give_up(list(self._wanted))
         super()._forget(places)
+
+    def _queue_shown(self, consumer: ConsumerClient, queue: ProcessQueue[Any], now_ms: int) -> ConsumerQueueState:
+        times, failing_ms = cast("OrderlyPlace", queue).failing
+        return replace(super()._queue_shown(consumer, queue, now_ms), reconsume_times=times, failing_ms=failing_ms)
 
     # --- actions of the core -----------------------------------------------------------------------------------------
 

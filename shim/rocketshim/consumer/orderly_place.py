@@ -182,6 +182,11 @@ class OrderlyPlace:
         return self._queue.next_offset, self._queue.reconsume_counts
 
     @property
+    def failing(self) -> tuple[int, int]:
+        """Failed attempts of the oldest message that fails, and for how long it does, in ms."""
+        return self._queue.failing(self._now_ms())
+
+    @property
     def next_wakeup_ms(self) -> int | None:
         """When a run may be taken: 0 now, None not before something happens."""
         return None if self.withheld else self._queue.next_wakeup_ms

@@ -28,6 +28,9 @@ class ConsumerQueueState:
         msg_count: messages held and not finished.
         msg_bytes: bytes of their bodies.
         oldest_in_work_ms: age of the oldest listener call, as the sweeps saw it, in ms.
+        reconsume_times: failed attempts of the oldest message that has failed here and is not finished; 0: there is
+            none; None: not in order, failed messages are sent back.
+        failing_ms: since that message's first failure in this consumer, in ms.
         paused: why it is not read now (`FLOW`, `SUSPENDED`, `UNRESOLVED`); empty: it is read.
     """
 
@@ -41,6 +44,8 @@ class ConsumerQueueState:
     msg_bytes: int
     oldest_in_work_ms: int
     paused: str
+    reconsume_times: int | None = None
+    failing_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,11 @@ class ConsumerState(LoopState):
         yield metric("lag_messages", "gauge", "messages to the end of a queue", *lags)
         yield metric("held_messages", "gauge", "messages of a queue held here", *((x, q.msg_count) for x, q in places))
         yield metric("held_bytes", "gauge", "bytes of their bodies", *((x, q.msg_bytes) for x, q in places))
+        ordered = [(labels, queue) for labels, queue in places if queue.reconsume_times is not None]
+        tries = [(labels, queue.reconsume_times or 0) for labels, queue in ordered]
+        ages = [(labels, queue.failing_ms / 1e3) for labels, queue in ordered]
+        yield metric("failing_reconsume_times", "gauge", "failed attempts of what holds up a queue in order", *tries)
+        yield metric("failing_seconds", "gauge", "for how long that fails", *ages)
         yield metric("paused", "gauge", "1: a queue is not read now", *((x, int(bool(q.paused))) for x, q in places))
 
 

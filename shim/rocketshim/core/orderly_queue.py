@@ -87,9 +87,9 @@ class OrderlyQueue(Generic[MessageT]):
     """
 
     __slots__ = (
-        "_counts", "_decision", "_finished", "_in_run", "_key_of", "_lanes", "_last_offset", "_message_limit",
-        "_next_offset", "_not_before_ms", "_open", "_open_dead", "_pending", "_run_since_ms", "_stored_count",
-        "_suspend_ms", "_undone", "dropped", "epoch", "max_reconsume_times", "msg_bytes", "msg_count",
+        "_counts", "_decision", "_failing_since_ms", "_finished", "_in_run", "_key_of", "_lanes", "_last_offset",
+        "_message_limit", "_next_offset", "_not_before_ms", "_open", "_open_dead", "_pending", "_run_since_ms",
+        "_stored_count", "_suspend_ms", "_undone", "dropped", "epoch", "max_reconsume_times", "msg_bytes", "msg_count",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +113,7 @@ class OrderlyQueue(Generic[MessageT]):
         self._message_limit = message_limit
         self._key_of = key_of
         self._counts = dict(reconsume_counts)
+        self._failing_since_ms: dict[int, int] = {}  # first failure here, by offset
         self._pending: deque[MessageT] = deque()
         self._lanes: dict[Hashable, _Lane[MessageT]] = {}
         self._in_run: list[MessageT] | None = None
@@ -234,7 +235,7 @@ class OrderlyQueue(Generic[MessageT]):
         if stored:
             decision.dead.append(message)
         else:
-            self._counts[offset] = self.reconsume_times(message) + 1
+            self._count_failure(message, now_ms)
             decision.again.append(message)
         return [] if decision.waiting else self._conclude(now_ms)
 
@@ -244,6 +245,7 @@ class OrderlyQueue(Generic[MessageT]):
         self._pending.clear()
         self._lanes.clear()
         self._counts = {}
+        self._failing_since_ms = {}
         self._open.clear()
         self._undone.clear()
         self._in_run = self._decision = self._next_offset = None
@@ -271,6 +273,16 @@ class OrderlyQueue(Generic[MessageT]):
         """(offset, failed attempts) of what is not committed, ascending: for renewals and the release."""
         first = self._next_offset or 0
         return tuple(sorted(item for item in self._counts.items() if item[0] >= first))
+
+    def failing(self, now_ms: int) -> tuple[int, int]:
+        """The oldest message that has failed and is not finished: its failed attempts, and since when it fails, in ms.
+
+        The time is counted from its first failure in this queue, not with the last owner. (0, 0): there is none.
+        """
+        if not self._counts:
+            return 0, 0
+        offset = min(self._counts)
+        return self._counts[offset], now_ms - self._failing_since_ms.get(offset, now_ms)
 
     @property
     def span(self) -> int:
@@ -328,10 +340,15 @@ class OrderlyQueue(Generic[MessageT]):
                 decision.waiting[offset] = message
                 actions.append(DeadLetterOrderly(message, count, answer.dead_letter))
             else:
-                self._counts[offset] = count + 1
+                self._count_failure(message, now_ms)
                 decision.again.append(message)
         self._decision = decision
         return actions or self._conclude(now_ms)
+
+    def _count_failure(self, message: MessageT, now_ms: int) -> None:
+        offset = message.offset() or 0
+        self._counts[offset] = self.reconsume_times(message) + 1
+        self._failing_since_ms.setdefault(offset, now_ms)
 
     def _conclude(self, now_ms: int) -> list[OrderlyAction[MessageT]]:
         """Every dead letter of the batch is stored or not: go on, or stop."""
@@ -427,6 +444,7 @@ class OrderlyQueue(Generic[MessageT]):
             offset = message.offset() or 0
             if counts:
                 counts.pop(offset, None)
+                self._failing_since_ms.pop(offset, None)
             if offset != undone[0]:
                 finished.add(offset)
                 continue

@@ -23,6 +23,7 @@ from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere, decode_metadata
 from rocketshim.group.connect import connect_group_log
 from rocketshim.group.lease import GroupEvent, QueueStarted
+from rocketshim.health import metrics_text
 from rocketshim.settings import ConnectionSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
@@ -428,6 +429,24 @@ def test_a_message_that_stands_for_ever_is_named(stage: Stage, caplog: pytest.Lo
     (said,) = [record for record in caplog.records if record.message == "consumer.message-stuck"]
     assert said.__dict__["record"] == "orders/0/0"
     assert member.loop.orderly_counts.stuck >= 1
+
+
+def test_what_holds_up_a_queue_is_a_metric_while_it_does(stage: Stage) -> None:
+    stage.topic(2)
+    stage.fill(2)
+    stage.answer = lambda _: SUSPEND
+    member = stage.join("a")
+    stage.turn()
+    stage.wait(3_000)
+    failing, calm = (q for q in sorted(member.loop.state.queues, key=lambda q: q.queue_id) if q.topic == "orders")
+    assert failing.reconsume_times in {2, 3}
+    assert 2_000 <= failing.failing_ms <= 3_000
+    assert (calm.reconsume_times, calm.failing_ms) == (0, 0)
+    metric = 'rocketshim_consumer_failing_reconsume_times{group="",topic="orders",queue_id="0"}'
+    assert f"{metric} {failing.reconsume_times}" in metrics_text(member.loop.state.metrics())
+    stage.answer = lambda _: None
+    stage.wait(3_000)
+    assert {(queue.reconsume_times, queue.failing_ms) for queue in member.loop.state.queues} == {(0, 0)}
 
 
 # --- locks --------------------------------------------------------------------------------------------------------

@@ -206,6 +206,28 @@ def test_counts_survive_a_hand_over_until_their_message_is_finished() -> None:
     assert (after.next_offset, after.reconsume_counts) == (8, ())
 
 
+def test_what_fails_is_shown_by_its_oldest_message_until_it_is_finished() -> None:
+    made = queue(0, 1, 2)
+    assert made.failing(0) == (0, 0)
+    taken(made)
+    answer(made, BatchAnswer(1), BatchAnswer(2, SUSPEND), now_ms=100)
+    assert made.failing(150) == (1, 50)
+    taken(made, now_ms=2_000)
+    answer(made, BatchAnswer(1), BatchAnswer(1, SUSPEND), now_ms=2_000)
+    assert made.failing(2_000) == (2, 1_900)
+    taken(made, now_ms=4_000)
+    answer(made, BatchAnswer(1))
+    assert made.failing(5_000) == (0, 0)
+
+
+def test_what_failed_with_the_last_owner_is_shown_with_its_count_at_once() -> None:
+    made = queue(7, reconsume_counts=[(7, 20)])
+    assert made.failing(1_000) == (20, 0)
+    taken(made)
+    answer(made, BatchAnswer(1, SUSPEND), now_ms=1_000)
+    assert made.failing(4_000) == (21, 3_000)
+
+
 def test_a_listener_may_ask_for_the_dead_letter_topic() -> None:
     made = queue(3, 7)
     taken(made)
