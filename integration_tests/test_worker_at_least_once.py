@@ -1,44 +1,28 @@
-"""The worker as a process of its own against a real broker, at least once.
-
-What was sent and when is judged by the broker's own stamps: schedule topic and targets have LogAppendTime. Each
-delivered record names by `HOP_ID` the schedule record it was made from, so every hop can be followed back.
-"""
+"""The worker as a process of its own against a real broker, at least once."""
 
 import random
 import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka import Producer as PlainProducer
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim.local import Broker
-from rocketshim.producer.producer import Producer
 from rocketshim_topics import Message as Outgoing
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
-LEVELS = "1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 3s 1s"
-STAMPED = {"message.timestamp.type": "LogAppendTime"}
-DEADLINE_S = 120.0
-WRONG_CLOCK = """
-import runpy, sys, time
-ahead_s = int(sys.argv.pop(1))
-now, now_ns = time.time, time.time_ns
-time.time, time.time_ns = lambda: now() + ahead_s, lambda: now_ns() + ahead_s * 1_000_000_000
-runpy.run_module("rocketshim", run_name="__main__", alter_sys=True)
-"""
+from .worker_stage import DEADLINE_S, LEVELS, STAMPED, WorkerStage, first_of, header
+
 SPOILT_NAMES = [
     "SHIM", "REAL_TOPIC", "REAL_QID", "DELAY", "DELAY_MS", "DELIVER_AT_MS", "UNIQ_KEY", "TAGS", "KEYS", "HOP_ID",
     "BORN_TIMESTAMP", "RETRY_TOPIC", "RECONSUME_TIMES", "CONSUMER_GROUP", "FAIL_TEXT", "TARGET_TRIES", "PARK_REASON",
@@ -51,108 +35,19 @@ SPOILT_VALUES = [
 ]  # fmt: skip
 
 
-@dataclass
-class Stage:
-    """One namespace with its topics, and the workers that run in it."""
-
-    bootstrap: str
-    names: TopicNames
-    logs: Path
-    admin: AdminClient
-    topic: Callable[..., str]
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def worker(self, *options: str, wall_clock_ahead_s: int = 0) -> subprocess.Popen[bytes]:
-        program = ["-m", "rocketshim"] if wall_clock_ahead_s == 0 else ["-c", WRONG_CLOCK, str(wall_clock_ahead_s)]
-        with (self.logs / f"worker-{len(self.processes)}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [
-                    sys.executable, *program, "worker", "--bootstrap", self.bootstrap,
-                    "--namespace", self.names.namespace, "--delay-levels", LEVELS, "--log-format", "json", *options,
-                ],
-                stdout=log,
-                stderr=log,
-            )  # fmt: skip
-        self.processes.append(process)
-        return process
-
-    @contextmanager
-    def sender(self) -> Iterator[Producer]:
-        with Producer(self.bootstrap, namespace=self.names.namespace, delay_levels=LEVELS) as producer:
-            yield producer
-
-    def read(self, topic: str) -> list[Message]:
-        """Everything that lies in a topic now, as `read_committed` readers see it."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False,
-                "enable.partition.eof": True, "auto.offset.reset": "earliest",
-            }
-        )  # fmt: skip
-        try:
-            count = len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
-            consumer.assign([TopicPartition(topic, number, 0) for number in range(count)])
-            found, ended = [], 0
-            while ended < count:
-                message = consumer.poll(DEADLINE_S)
-                assert message is not None, f"no end of {topic} within {DEADLINE_S} s"
-                if message.error() is not None:
-                    ended += 1
-                else:
-                    found.append(message)
-            return found
-        finally:
-            consumer.close()
-
-    def read_until(self, topic: str, count: int) -> list[Message]:
-        """What lies in a topic once it holds so many different messages; some may lie there twice."""
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            found = self.read(topic)
-            different = len({(record.key(), record.value()) for record in found})
-            if different >= count:
-                return found
-            assert time.monotonic() < end, f"{different} of {count} messages in {topic}; logs in {self.logs}"
-            time.sleep(0.1)
-
-
-def header(record: Message, name: str) -> str | None:
-    value = dict(record.headers() or []).get(name)
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def schedule_records(stage: Stage) -> dict[str, Message]:
-    return {
-        f"{record.topic()}/{record.partition()}/{record.offset()}": record
-        for record in stage.read(stage.names.schedule)
-    }
-
-
-def first_of(record: Message, schedule: dict[str, Message]) -> tuple[Message, int]:
-    """The schedule record a message began as, and how many hops it took; without those of a slow target."""
-    hops = 0
-    while (origin := schedule.get(header(record, "HOP_ID") or "")) is not None:
-        record = origin
-        hops += header(record, "TARGET_TRIES") is None
-    return record, hops
-
-
 @pytest.fixture
-def stage(
-    broker: Broker, admin: AdminClient, topic: Callable[..., str], namespace: str, tmp_path: Path
-) -> Iterator[Stage]:
+def stage(broker: Broker, admin: AdminClient, namespace: str, tmp_path: Path) -> Iterator[WorkerStage]:
     names = TopicNames(namespace)
     provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
-    made = Stage(broker.bootstrap, names, tmp_path, admin, topic)
+    made = WorkerStage(broker.bootstrap, names, tmp_path, admin)
     yield made
-    for process in made.processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait(DEADLINE_S)
+    made.kill()
 
 
-def test_every_level_any_delay_and_what_is_due_are_delivered_never_early(stage: Stage) -> None:
-    target = stage.topic(3, STAMPED)
+def test_every_level_any_delay_and_what_is_due_are_delivered_never_early(
+    stage: WorkerStage, topic: Callable[..., str]
+) -> None:
+    target = topic(3, STAMPED)
     levels = DelayLevels.parse(LEVELS)
     process = stage.worker("--allow", target, "--stop-timeout", "60")
     asked: dict[bytes, int] = {}
@@ -174,7 +69,7 @@ def test_every_level_any_delay_and_what_is_due_are_delivered_never_early(stage: 
         sender.send(Outgoing(target, None, key=b"tombstone", delay=0.1), timeout_s=DEADLINE_S)
         sender.send(Outgoing(target, b"", key=b"empty", delay=0.1), timeout_s=DEADLINE_S)
     found = stage.read_until(target, len(asked) + 4)
-    schedule = schedule_records(stage)
+    schedule = stage.schedule_records()
     assert len({(record.key(), record.value()) for record in found}) == len(asked) + 4
     for record in found:
         first, hops = first_of(record, schedule)
@@ -195,8 +90,10 @@ def test_every_level_any_delay_and_what_is_due_are_delivered_never_early(stage: 
     assert process.wait(DEADLINE_S) == 0
 
 
-def test_a_worker_killed_in_mid_stream_loses_nothing_and_repeats_are_recognisable(stage: Stage) -> None:
-    target = stage.topic(2, STAMPED)
+def test_a_worker_killed_in_mid_stream_loses_nothing_and_repeats_are_recognisable(
+    stage: WorkerStage, topic: Callable[..., str]
+) -> None:
+    target = topic(2, STAMPED)
     count = 3_000
     plain = PlainProducer({"bootstrap.servers": stage.bootstrap})
     process = stage.worker("--allow", target)
@@ -220,7 +117,7 @@ def test_a_worker_killed_in_mid_stream_loses_nothing_and_repeats_are_recognisabl
     while len(bodies := {record.value() for record in stage.read(target)}) < count:
         assert time.monotonic() < end, f"{len(bodies)} of {count}; logs in {stage.logs}"
         time.sleep(0.3)
-    schedule = schedule_records(stage)
+    schedule = stage.schedule_records()
     first_of_body: dict[bytes, set[str]] = {}
     keys: dict[bytes, set[str | None]] = {}
     for record in stage.read(target):
@@ -236,9 +133,9 @@ def test_a_worker_killed_in_mid_stream_loses_nothing_and_repeats_are_recognisabl
     assert all(len(found) == 1 for found in first_of_body.values())
 
 
-def test_bad_records_are_parked_and_hold_up_nobody(stage: Stage) -> None:
-    target, gone, small = stage.topic(2, STAMPED), stage.topic(1), stage.topic(1, {"max.message.bytes": "20000"})
-    compacted = stage.topic(1, {"cleanup.policy": "compact"})
+def test_bad_records_are_parked_and_hold_up_nobody(stage: WorkerStage, topic: Callable[..., str]) -> None:
+    target, gone, small = topic(2, STAMPED), topic(1), topic(1, {"max.message.bytes": "20000"})
+    compacted = topic(1, {"cleanup.policy": "compact"})
     allowed = [text for name in (target, gone, small, compacted, "nowhere*") for text in ("--allow", name)]
     plain = PlainProducer({"bootstrap.servers": stage.bootstrap})
 
@@ -292,8 +189,10 @@ def test_bad_records_are_parked_and_hold_up_nobody(stage: Stage) -> None:
     assert "nowhere-1" not in stage.admin.list_topics(timeout=10).topics
 
 
-def test_a_target_deleted_in_mid_stream_ends_parked_and_the_level_goes_on(stage: Stage) -> None:
-    target, gone = stage.topic(1, STAMPED), stage.topic(1)
+def test_a_target_deleted_in_mid_stream_ends_parked_and_the_level_goes_on(
+    stage: WorkerStage, topic: Callable[..., str]
+) -> None:
+    target, gone = topic(1, STAMPED), topic(1)
     process = stage.worker("--allow", target, "--allow", gone)
     with stage.sender() as sender:
         sender.send(Outgoing(gone, b"before", delay_level=1), timeout_s=DEADLINE_S)
@@ -313,8 +212,10 @@ def test_a_target_deleted_in_mid_stream_ends_parked_and_the_level_goes_on(stage:
 
 
 @pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1_800)])])
-def test_thousands_of_spoilt_records_are_delivered_or_parked_and_nothing_else(stage: Stage, count: int) -> None:
-    target, other, forbidden = stage.topic(2, STAMPED), stage.topic(1), stage.topic(1)
+def test_thousands_of_spoilt_records_are_delivered_or_parked_and_nothing_else(
+    stage: WorkerStage, topic: Callable[..., str], count: int
+) -> None:
+    target, other, forbidden = topic(2, STAMPED), topic(1), topic(1)
     shims = [stage.names.physical(name) for name in ("%RETRY%g", "%DLQ%g")]
     for future in stage.admin.create_topics([NewTopic(name, 1) for name in shims]).values():
         future.result(DEADLINE_S)
@@ -359,8 +260,10 @@ def test_thousands_of_spoilt_records_are_delivered_or_parked_and_nothing_else(st
     assert process.wait(DEADLINE_S) == 0
 
 
-def test_workers_whose_wall_clocks_are_an_hour_off_are_neither_early_nor_late(stage: Stage) -> None:
-    target = stage.topic(1, STAMPED)
+def test_workers_whose_wall_clocks_are_an_hour_off_are_neither_early_nor_late(
+    stage: WorkerStage, topic: Callable[..., str]
+) -> None:
+    target = topic(1, STAMPED)
     stage.worker("--allow", target, wall_clock_ahead_s=3_600)
     stage.worker("--allow", target, wall_clock_ahead_s=-3_600)
     asked: dict[bytes, int] = {}
@@ -371,14 +274,14 @@ def test_workers_whose_wall_clocks_are_an_hour_off_are_neither_early_nor_late(st
             sender.send_async(Outgoing(target, b"%d" % number, delay=delay_ms / 1_000))
         assert sender.flush(DEADLINE_S) == 0
     found = stage.read_until(target, len(asked))
-    schedule = schedule_records(stage)
+    schedule = stage.schedule_records()
     for record in found:
         first, _ = first_of(record, schedule)
         assert record.timestamp()[1] - first.timestamp()[1] >= asked[record.value()]
 
 
-def test_lanes_grow_under_a_running_worker(stage: Stage) -> None:
-    target = stage.topic(1, STAMPED)
+def test_lanes_grow_under_a_running_worker(stage: WorkerStage, topic: Callable[..., str]) -> None:
+    target = topic(1, STAMPED)
     stage.worker("--allow", target)
     with stage.sender() as sender:
         sender.send(Outgoing(target, b"before", delay_level=1), timeout_s=DEADLINE_S)
@@ -401,8 +304,10 @@ def test_lanes_grow_under_a_running_worker(stage: Stage) -> None:
     assert {record.value() for record in stage.read_until(target, 22)} >= {b"hops", b"before"}
 
 
-def test_retention_that_overtakes_a_running_worker_is_said_and_the_rest_is_delivered(stage: Stage) -> None:
-    target = stage.topic(1, STAMPED)
+def test_retention_that_overtakes_a_running_worker_is_said_and_the_rest_is_delivered(
+    stage: WorkerStage, topic: Callable[..., str]
+) -> None:
+    target = topic(1, STAMPED)
     process = stage.worker("--allow", target)
     with stage.sender() as sender:
         sender.send(Outgoing(target, b"before", delay_level=1), timeout_s=DEADLINE_S)
@@ -423,19 +328,19 @@ def test_retention_that_overtakes_a_running_worker_is_said_and_the_rest_is_deliv
         time.sleep(0.1)
 
 
-def test_a_worker_may_not_write_anywhere_by_default(stage: Stage) -> None:
+def test_a_worker_may_not_write_anywhere_by_default(stage: WorkerStage) -> None:
     process = stage.worker()
     assert process.wait(DEADLINE_S) == 1
     assert "--allow" in (stage.logs / "worker-0.log").read_text()
 
 
-def test_another_group_must_be_meant(stage: Stage) -> None:
+def test_another_group_must_be_meant(stage: WorkerStage) -> None:
     process = stage.worker("--allow", "x", "--group", "other")
     assert process.wait(DEADLINE_S) == 1
     assert "replay_everything" in (stage.logs / "worker-0.log").read_text()
 
 
-def test_no_broker_is_said_within_its_deadline(stage: Stage) -> None:
+def test_no_broker_is_said_within_its_deadline(stage: WorkerStage) -> None:
     stage.bootstrap = "127.0.0.1:1"
     process = stage.worker("--allow", "x")
     assert process.wait(DEADLINE_S) == 1
