@@ -8,12 +8,15 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim.local import Broker, any_broker
+
+from .stepped_broker import SteppedBroker, stepped_broker_in
 
 _DEADLINE_S = 30.0
 
@@ -74,6 +77,13 @@ def namespace(admin: AdminClient) -> Iterator[str]:
     unique = f"ns{uuid.uuid4().hex[:10]}"
     yield unique
     delete_topics(admin, [name for name in admin.list_topics(timeout=_DEADLINE_S).topics if name.startswith(unique)])
+
+
+@pytest.fixture
+def stepped_broker(tmp_path: Path) -> Iterator[SteppedBroker]:
+    """A broker of this test alone, whose wall clock is set by `stepped_broker.step(hours=1)`."""
+    with stepped_broker_in(tmp_path) as running:
+        yield running
 
 
 def await_led(admin: AdminClient, name: str, partitions: int) -> None:

@@ -1,0 +1,71 @@
+"""A real broker whose wall clock a test can set: the fixture `stepped_broker`.
+
+Kafka reads its wall clock by one class, `org.apache.kafka.common.utils.SystemTime`; append times come from there. The
+broker is started with a class of ours in front of it (`SystemTime.java`, compiled here: this needs a JDK, not just a
+Java runtime), which adds an offset that the test writes into a file mapped by both. Only the wall clock is stepped: the
+monotonic one, by which Kafka times sessions and requests, goes on as on a machine whose clock somebody sets.
+"""
+
+import mmap
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rocketshim.local import LocalCluster
+from rocketshim.local.java import find_java
+from rocketshim.local.startup_kit import startup_kit
+
+__all__ = ["SteppedBroker", "stepped_broker_in"]
+
+_SOURCE = Path(__file__).with_name("SystemTime.java")
+
+
+class SteppedBroker:
+    """A broker and its clock.
+
+    Attributes:
+        cluster: the broker, a cluster of one node.
+        bootstrap: its address.
+        offsets_ms: every offset that was ever in force, the present one last.
+    """
+
+    def __init__(self, cluster: LocalCluster, offset: mmap.mmap) -> None:
+        self.cluster = cluster
+        self.bootstrap = cluster.bootstrap
+        self.offsets_ms = [0]
+        self._offset = offset
+
+    def step(self, *, hours: float = 0.0, seconds: float = 0.0) -> None:
+        """Set the broker's wall clock forward, or back if negative, from where it is; in force when this returns."""
+        self.offsets_ms.append(self.offsets_ms[-1] + round(hours * 3_600_000 + seconds * 1_000))
+        self._offset[:8] = self.offsets_ms[-1].to_bytes(8, "little", signed=True)
+
+    def true_ms(self, stamp_ms: int) -> int:
+        """When, on this machine's wall clock, the broker wrote a stamp.
+
+        Only where the offsets differ by more than the time since the broker was started: else it cannot be told.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        return max(stamp_ms - offset_ms for offset_ms in self.offsets_ms if stamp_ms - offset_ms <= now_ms)
+
+
+@contextmanager
+def stepped_broker_in(folder: Path) -> Iterator[SteppedBroker]:
+    """Run such a broker for the length of the block; its class and its offset lie in `folder`."""
+    java = find_java()
+    kit = startup_kit(java)
+    javac = shutil.which("javac")
+    assert javac is not None, "no javac on PATH: install a JDK of at least Java 17"
+    classes, offset_file = folder / "classes", folder / "offset"
+    subprocess.run([javac, "--release", "17", "-cp", kit.class_path, "-d", classes, _SOURCE], check=True)
+    offset_file.write_bytes(bytes(8))
+    options = [f"-Drocketshim.clock.offset={offset_file}", "-Xshare:off", "-cp", f"{classes}:{kit.class_path}"]
+    with (
+        offset_file.open("r+b") as file,
+        mmap.mmap(file.fileno(), 8) as offset,
+        LocalCluster(jvm_options=options) as cluster,
+    ):
+        yield SteppedBroker(cluster, offset)
