@@ -4,8 +4,9 @@
   none is let out: what goes wrong is kept in `failure` and raised by the worker's next step.
 * A partition begins at its committed position. Where there is none the earliest is committed at once, so that a later
   start knows where to look, and where the last commit carries another level table, the position is committed again with
-  this worker's, so that the table in use can be seen. A position outside the log means earliest and an alarm. If
-  positions cannot be read in time, the broker's own count is used (`OFFSET_STORED`), which means the same.
+  this worker's, so that the table in use can be seen. A position outside the log means earliest and an alarm. A cluster
+  that refuses (a topic just made has leaders that do not know it yet) is asked again for two seconds. If positions
+  cannot be read then or in time, the broker's own count is used (`OFFSET_STORED`), which means the same.
 * Each assignment of a partition is a `HeldQueue` of its own; one that was given up is `gone`, and results that still
   arrive for it are dropped. A log that begins anew below what was read (re-created topic) is a new one, too.
 * Fetching pauses where enough waits. Enough is little while the head is due in more than two seconds (memory does not
@@ -18,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_STORED, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_STORED, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
 from rocketshim.core.level_queue import LevelQueue, QueueLimits
@@ -29,6 +30,8 @@ __all__ = ["Assignment", "HeldQueue", "levels_metadata", "levels_of"]
 
 _LOG = logging.getLogger("rocketshim.worker")
 _TIMEOUT_S: Final = 5.0
+_TRIES: Final = 20
+_TRY_AGAIN_S: Final = 0.1
 _FAR_NS: Final = 2_000_000_000
 _AGAIN_NS: Final = 1_000_000_000
 _LEVELS_MARK: Final = "rs1-levels;"
@@ -104,6 +107,7 @@ class Assignment:
         limits: how much of one partition is held when its head is near.
         leave: called with what is about to be given up, while it may still be committed; must be bounded in time.
         alarm: told an event and its facts.
+        sleep: waits a number of seconds.
 
     Thread-safety: none; the worker's thread.
     """
@@ -116,6 +120,7 @@ class Assignment:
         *,
         leave: Callable[[list[HeldQueue]], None],
         alarm: Callable[..., None],
+        sleep: Callable[[float], None],
     ) -> None:
         self.held: dict[int, HeldQueue] = {}
         self.failure: Exception | None = None
@@ -126,6 +131,7 @@ class Assignment:
         self._limits = limits
         self._leave = leave
         self._alarm = alarm
+        self._sleep = sleep
         self._closing = False
         self._unread: set[int] = set()
         self._unread_ns = 0
@@ -182,11 +188,15 @@ class Assignment:
     def _starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
         if not partitions:
             return []
-        try:
-            return self._known_starts(consumer, partitions)
-        except KafkaException as error:
-            self._alarm("worker.positions-unknown", error=str(error))
-            return [TopicPartition(item.topic, item.partition, OFFSET_STORED) for item in partitions]
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._known_starts(consumer, partitions)
+            except KafkaException as error:
+                if not left or error.args[0].code() == KafkaError._TIMED_OUT:  # noqa: SLF001 - no public spelling
+                    self._alarm("worker.positions-unknown", error=str(error))
+                    break
+                self._sleep(_TRY_AGAIN_S)
+        return [TopicPartition(item.topic, item.partition, OFFSET_STORED) for item in partitions]
 
     def _known_starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
         starts: list[TopicPartition] = []

@@ -84,7 +84,7 @@ class DelayWorker:
         settings: what may be written where, and the figures; see `WorkerSettings`.
         clients: where Kafka clients come from; None: confluent_kafka.
         clock: the monotonic clock to wait by; None: this machine's.
-        sleep: waits a number of seconds less than one millisecond; for simulations.
+        sleep: waits a number of seconds, a tenth at most; for simulations.
         on_point: called with `before-produce`, `after-produce`, `before-commit`, `after-commit` as these points of the
             protocol are passed; for fault tests.
 
@@ -136,6 +136,7 @@ class DelayWorker:
             QueueLimits(settings.prefetch_count, settings.prefetch_bytes),
             leave=self._leave,
             alarm=self._alarm,
+            sleep=sleep,
         )
         self._prober = Prober(self.names, self._alarm)
         self._alarmed: dict[str, tuple[int, int, int]] = {}  # event -> (second, lines in it, lines left out)

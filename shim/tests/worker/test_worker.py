@@ -125,6 +125,27 @@ def test_the_first_start_commits_a_position_for_every_partition(sim: Any) -> Non
     assert {sim.position(number) for number in range(32)} == {0}
 
 
+@pytest.mark.parametrize(("refused", "alarms"), [(3, set()), (99, {"worker.positions-unknown"})])
+def test_leaders_that_do_not_know_a_new_topic_yet_are_asked_again_at_assignment(
+    sim: Any, monkeypatch: pytest.MonkeyPatch, refused: int, alarms: set[str]
+) -> None:
+    worker = sim.worker()
+    answers, asked = worker._consumer.get_watermark_offsets, 0
+
+    def young(*given: Any, **named: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked <= refused:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        return answers(*given, **named)
+
+    monkeypatch.setattr(worker._consumer, "get_watermark_offsets", young)
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 1, 20_000)
+    assert asked >= min(refused, 20)
+    assert worker.counts.alarms.keys() - {"worker.position-out-of-range"} == alarms
+
+
 def test_a_position_that_retention_has_overtaken_means_earliest_and_an_alarm(sim: Any) -> None:
     first = sim.worker()
     sim.run(first, 10)
