@@ -125,6 +125,8 @@ def server_properties(
         # time: what a person or a test would otherwise wait for
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
+        "group.consumer.min.heartbeat.interval.ms": "500",
+        "group.consumer.heartbeat.interval.ms": "500",
         "broker.session.timeout.ms": "6000",
         "broker.heartbeat.interval.ms": "1000",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
