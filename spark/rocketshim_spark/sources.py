@@ -42,17 +42,11 @@ from rocketshim_topics.errors import (
     NotAuthorizedError,
     TopicMissingError,
 )
+from rocketshim_topics.kafka_codes import DENIED, MISSING, NO_LOGIN
 
 __all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since", "spark_options"]
 
 _TIMEOUT_S: Final = 30.0
-_DENIED: Final = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -176,9 +170,9 @@ class Cluster:
 
     def _named(self, error: KafkaException, what: str) -> ClusterError:
         cause: KafkaError = error.args[0]
-        if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        if cause.code() in MISSING:
             return TopicMissingError(f"there is no topic {what} at {self._bootstrap}")
-        if cause.code() in _DENIED:
+        if cause.code() in DENIED | NO_LOGIN:
             return NotAuthorizedError(f"{what} at {self._bootstrap}: {cause.str()}; the jobs need Describe and Read")
         return BrokerUnavailableError(f"{self._bootstrap} did not answer about {what}: {cause.str()}")
 

@@ -38,29 +38,11 @@ from rocketshim_topics.errors import (
     TopicMismatchError,
     TopicMissingError,
 )
+from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
 from rocketshim_topics.layout import Plan, TopicSpec, TopicState, compare
 
 __all__ = ["apply", "ensure_topics", "plan", "read_topics"]
 
-_ABSENT: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART})
-_DENIED: Final = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError._AUTHENTICATION,
-    }
-)
-_AWAY: Final = frozenset(
-    {
-        KafkaError._TIMED_OUT,
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._RESOLVE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.BROKER_NOT_AVAILABLE,
-    }
-)
 _MOVED: Final = frozenset({KafkaError.NOT_CONTROLLER, KafkaError._DESTROY_BROKER})  # ask again, elsewhere
 _LOOK_AGAIN_S: Final = 0.05
 _GRACE_S: Final = 5.0
@@ -285,7 +267,7 @@ def _describe(admin: AdminClient, names: list[str], timeout_s: float) -> dict[st
         return {}
     futures = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
     errors = _errors(futures, timeout_s)
-    _raise_first({name: error for name, error in errors.items() if error.code() not in _ABSENT}, "look at")
+    _raise_first({name: error for name, error in errors.items() if error.code() not in MISSING}, "look at")
     return {name: future.result() for name, future in futures.items() if name not in errors}
 
 
@@ -298,9 +280,8 @@ def _read_configs(admin: AdminClient, names: list[str], timeout_s: float) -> dic
     )
     futures = {resource.name: future for resource, future in asked.items()}
     errors = _errors(futures, timeout_s)
-    denied = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
     _raise_first(
-        {name: error for name, error in errors.items() if error.code() not in denied | _ABSENT}, "read settings of"
+        {name: error for name, error in errors.items() if error.code() not in DENIED | MISSING}, "read settings of"
     )
     return {
         name: {setting: entry.value for setting, entry in future.result().items() if entry.value is not None}
@@ -327,10 +308,10 @@ def _raise_first(errors: Mapping[str, KafkaError], doing: str) -> None:
     for name, error in errors.items():
         text = f"cannot {doing} {name}: {error.str()}"
         cause = KafkaException(error)
-        if error.code() in _DENIED:
+        if error.code() in DENIED | NO_LOGIN:
             raise NotAuthorizedError(
                 f"{text}: the principal lacks the right (rocketshim acls lists what is needed)"
             ) from cause
-        if error.code() in _AWAY:
+        if error.code() in AWAY:
             raise BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?") from cause
         raise ClusterError(text) from cause

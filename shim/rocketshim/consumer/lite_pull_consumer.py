@@ -36,13 +36,14 @@ from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place
 from rocketshim.consumer.poll_loop import runs_of
-from rocketshim.consumer.queue_lookup import DENIED, QueueLookup, cluster_errors
+from rocketshim.consumer.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.core.clock import Clock
 from rocketshim.core.pull_positions import PullPositions
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
 from rocketshim.filters import MessageSelector
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim_topics import MessageView, TopicNames
+from rocketshim_topics.kafka_codes import DENIED
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["LitePullConsumer", "as_selector"]

@@ -37,7 +37,6 @@ from rocketshim.consumer.dispatch import Dispatch, Pool
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place
-from rocketshim.consumer.queue_lookup import DENIED
 from rocketshim.consumer.send_back import FailedSink, SendBackCounts
 from rocketshim.consumer.sharing import Sharing
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
@@ -46,6 +45,7 @@ from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.errors import ConsumerError, NotAuthorizedError, TopicMissingError
+from rocketshim_topics.kafka_codes import DENIED
 
 __all__ = ["LoopSettings", "PollLoop"]
 

@@ -33,12 +33,13 @@ from rocketshim.clients import Clients, ConsumerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.lite_pull_consumer import as_selector
 from rocketshim.consumer.pauses import Place
-from rocketshim.consumer.queue_lookup import DENIED, MISSING, QueueLookup, cluster_errors
+from rocketshim.consumer.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector
 from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
 from rocketshim_topics import MessageView, TopicNames
+from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["PullConsumer", "PullResult", "PullStatus"]

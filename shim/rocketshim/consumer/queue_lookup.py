@@ -7,36 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
 from rocketshim.consumer.pauses import Place
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim_topics import TopicNames
+from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["DENIED", "MISSING", "QueueLookup", "cluster_errors"]
+__all__ = ["QueueLookup", "cluster_errors"]
 
 _TIMEOUT_S: Final = 10.0
-MISSING: Final = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's local errors have no public spelling
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-    }
-)
-DENIED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED})
-_AWAY: Final = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
-        KafkaError._TIMED_OUT,  # noqa: SLF001
-        KafkaError._TRANSPORT,  # noqa: SLF001
-        KafkaError._WAIT_COORD,  # noqa: SLF001
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    }
-)
 
 
 @contextmanager
@@ -49,9 +31,9 @@ def cluster_errors(what: str) -> Iterator[None]:
         said = f"{what}: {cause.name()}: {cause.str()}"
         if cause.code() in MISSING:
             raise TopicMissingError(f"{said}; create the topic, or mend its name") from error
-        if cause.code() in DENIED:
+        if cause.code() in DENIED | NO_LOGIN:
             raise NotAuthorizedError(f"{said}; see: rocketshim acls --role") from error
-        if cause.code() in _AWAY:
+        if cause.code() in AWAY:
             raise BrokerUnavailableError(f"{said}; check the bootstrap address, then try again") from error
         raise ConsumerError(said) from error
 

@@ -24,19 +24,13 @@ from rocketshim.core.start_position import decode_metadata
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
 from rocketshim.positions import COORDINATOR_AWAY, LOOK_AGAIN_S, group_positions
+from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
 
 __all__ = ["Conflict", "GroupReader", "GroupStanding", "PartitionStanding", "conflicts", "count"]
 
 _TIMEOUT_S: Final = 10.0
 _GRACE_S: Final = 5.0
 _Offsets = dict[tuple[str, int], int]
-_DENIED: Final = frozenset(
-    {
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +213,7 @@ class GroupReader:
             try:
                 found[place.topic, place.partition] = future.result(_TIMEOUT_S + _GRACE_S).offset
             except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                if error.args[0].code() not in MISSING:
                     raise
         return found
 
@@ -257,8 +251,8 @@ def _member(member: Any) -> str:
 def _typed(error: KafkaException, what: str, said: str) -> RocketshimError:
     cause: KafkaError = error.args[0]
     text = f"cannot look at {what}: {cause.name()}: {cause.str()}"
-    if cause.code() in _DENIED:
+    if cause.code() in DENIED | NO_LOGIN:
         return NotAuthorizedError(f"{text}; see: rocketshim acls --role operator")
-    if cause.code() in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}:  # noqa: SLF001
+    if cause.code() in AWAY:
         return BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?{said}")
     return ClusterError(text)

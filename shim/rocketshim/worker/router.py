@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, murmur2
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.quick import QuickHeaders
 from rocketshim.worker.relay import Deliver, Hop, Park, Planner, Skip
-from rocketshim.worker.target_table import MISSING, Target, TargetTable
+from rocketshim.worker.target_table import NO_TARGET, Target, TargetTable
 from rocketshim.worker.targets import TargetPolicy
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.levels import DelayLevels
@@ -306,7 +306,7 @@ class Router:
         if kind is not Kind.DELIVER:
             return self._own_hop_refused(place, kind, code, error)
         target = self.targets.target(topic, now_ns)
-        if code in MISSING:
+        if code in NO_TARGET:
             self.targets.forget(topic)
             # metadata decides at the next look; if it knows the topic, the broker that refused may not, for a moment
             target.failed(now_ns, error.name())
@@ -327,7 +327,7 @@ class Router:
         if code in _NOTHING_SAID:
             return False
         target = self.targets.target(topic, now_ns)
-        if code in MISSING:
+        if code in NO_TARGET:
             self.targets.forget(topic)
         if code in _REFUSED_RECORD:
             if target.be_careful(now_ns):

@@ -18,7 +18,9 @@ from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException
 
-__all__ = ["MISSING", "Target", "TargetTable"]
+from rocketshim_topics.kafka_codes import MISSING
+
+__all__ = ["NO_TARGET", "Target", "TargetTable"]
 
 _NS_PER_S: Final = 1_000_000_000
 _KNOWN_NS: Final = 30 * _NS_PER_S
@@ -29,16 +31,8 @@ _CAREFUL_NS: Final = 30 * _NS_PER_S
 _TIMEOUT_S: Final = 5.0
 _MOST_TARGETS: Final = 10_000
 
-MISSING: Final = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.UNKNOWN_TOPIC_ID,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's local errors have no public spelling
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-    }
-)
-"""Errors that say: there is no such topic or partition."""
+NO_TARGET: Final = MISSING | {KafkaError.TOPIC_EXCEPTION}
+"""There is no such topic or partition, or there cannot be: a name that Kafka forbids comes out of a record."""
 
 
 class _Metadata(Protocol):
@@ -161,7 +155,7 @@ class TargetTable:
             target.partitions = target.partitions or None
             target.known_until_ns = self._ask_again_ns = now_ns + _MISSING_NS
             return
-        if found is None or (found.error is not None and found.error.code() in MISSING):
+        if found is None or (found.error is not None and found.error.code() in NO_TARGET):
             target.partitions, target.known_until_ns = 0, now_ns + _MISSING_NS
         elif not found.partitions:
             target.partitions, target.known_until_ns = None, now_ns + _MISSING_NS

@@ -1,0 +1,48 @@
+"""Each Kafka error of a send, and of a question, as the typed error that says what to do."""
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from rocketshim.consumer.queue_lookup import cluster_errors
+from rocketshim.errors import (
+    BrokerUnavailableError,
+    ConsumerError,
+    MessageTooLargeError,
+    NotAuthorizedError,
+    RocketshimError,
+    SendError,
+    SendTimeoutError,
+    TopicMissingError,
+)
+from rocketshim.kafka_errors import send_error
+from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN, TOO_LARGE
+
+UNCERTAIN = {KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
+OF_A_SEND = [
+    *((code, TopicMissingError) for code in MISSING),
+    *((code, NotAuthorizedError) for code in DENIED | NO_LOGIN),
+    *((code, MessageTooLargeError) for code in TOO_LARGE),
+    *((code, SendTimeoutError) for code in UNCERTAIN),
+    *((code, BrokerUnavailableError) for code in AWAY - UNCERTAIN),
+    (KafkaError.INVALID_MSG, SendError),
+]
+OF_A_QUESTION = [
+    *((code, TopicMissingError) for code in MISSING),
+    *((code, NotAuthorizedError) for code in DENIED | NO_LOGIN),
+    *((code, BrokerUnavailableError) for code in AWAY),
+    (KafkaError.INVALID_MSG, ConsumerError),
+]
+
+
+@pytest.mark.parametrize(("code", "kind"), OF_A_SEND)
+def test_a_send_that_failed_says_what_to_do(code: int, kind: type[RocketshimError]) -> None:
+    error = send_error(KafkaError(code), "orders")
+    assert type(error) is kind
+    assert "'orders'" in str(error)
+
+
+@pytest.mark.parametrize(("code", "kind"), OF_A_QUESTION)
+def test_a_question_that_failed_says_what_was_asked(code: int, kind: type[RocketshimError]) -> None:
+    with pytest.raises(kind, match="the queues of orders") as caught, cluster_errors("the queues of orders"):
+        raise KafkaException(KafkaError(code))
+    assert type(caught.value) is kind

@@ -1,0 +1,53 @@
+"""Kafka's error codes by what is to be done about them; the one list of each kind.
+
+librdkafka's local errors have no public spelling, hence the underscores.
+"""
+# ruff: noqa: SLF001
+
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+__all__ = ["AWAY", "DENIED", "MISSING", "NO_LOGIN", "TOO_LARGE"]
+
+MISSING: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+"""There is no such topic or partition."""
+
+DENIED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+"""The principal lacks a right."""
+
+NO_LOGIN: Final = frozenset({KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION})
+"""The broker does not know who asks. Apart from `DENIED`: while credentials are changed it passes by itself."""
+
+AWAY: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._WAIT_COORD,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+"""Nobody answers, or not yet: try again."""
+
+TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+"""The record is larger than its topic, or the client, allows."""
