@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.clients import ProducerClient
 from rocketshim.consumer.outcome import Outcome, shown
+from rocketshim.core.failed_hop import LaneTurns, failed_hop
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.retry_policy import (
     AfterDelay,
@@ -30,10 +31,10 @@ from rocketshim.core.retry_policy import (
     decide,
 )
 from rocketshim.errors import RocketshimError
-from rocketshim.kafka_errors import TOO_LARGE
-from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames, lane_for
-from rocketshim_topics.hops import OutgoingRecord, dead_letter, dead_letter_by_reference, parked, retry
-from rocketshim_topics.wire import Envelope, coordinates, decode
+from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames
+from rocketshim_topics.hops import OutgoingRecord, dead_letter_by_reference, parked
+from rocketshim_topics.kafka_codes import TOO_LARGE
+from rocketshim_topics.wire import coordinates, decode
 
 __all__ = ["FailedSink", "SendBack", "SendBackCounts"]
 
@@ -153,7 +154,7 @@ class SendBack:
         self._again: deque[tuple[int, _Hop]] = deque()
         self._outstanding = 0
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
-        self._keyless_lane = 0
+        self._turns = LaneTurns()
 
     def renew(self, producer: ProducerClient) -> None:
         """Go on with another producer; the old one's reports still count, and are to come before it is given up."""
@@ -221,21 +222,20 @@ class SendBack:
             message_limit=envelope.max_reconsume_times,
             unit=self._random.random(),
         )
-        match self._decide(failed):
-            case Dead():
-                hop.count_as = "dead"
-                hop.out = dead_letter(
-                    hop.message,
-                    self._names,
-                    group=self._group,
-                    trusted=hop.trusted,
-                    failure=hop.failure,
-                    reconsume_times=hop.reconsume_times,
-                )
-            case AtLevel(level):
-                hop.out = self._retry(hop, envelope, level, None)
-            case AfterDelay(delay_ms):
-                hop.out = self._retry(hop, envelope, None, delay_ms)
+        decided = self._decide(failed)
+        hop.count_as = "dead" if isinstance(decided, Dead) else "retried"
+        hop.out = failed_hop(
+            decided,
+            hop.message,
+            self._names,
+            self._levels,
+            group=self._group,
+            trusted=hop.trusted,
+            failure=hop.failure,
+            reconsume_times=hop.reconsume_times,
+            lane=lambda: self._turns.choose(hop.message.key(), self._lanes()),
+            envelope=envelope,
+        )
 
     def _decide(self, failed: Failed) -> NextHop:
         """What the policy says; a policy that raises or answers nonsense is said, and the level table decides."""
@@ -247,28 +247,6 @@ class SendBack:
         except BaseException as error:  # noqa: BLE001 - a policy is user code
             _LOG.error("consumer.retry-policy-failed", extra={"error": shown(error, repr)})
         return decide(replace(failed, asked_level=0, asked_delay_ms=None), _FALLBACK)
-
-    def _retry(self, hop: _Hop, envelope: Envelope, level: int | None, delay_ms: int | None) -> OutgoingRecord:
-        lanes = self._lanes()
-        key = hop.message.key()
-        if key is None:
-            self._keyless_lane += 1
-            lane = self._keyless_lane % lanes
-        else:
-            lane = lane_for(key, lanes)
-        return retry(
-            hop.message,
-            self._names,
-            self._levels,
-            group=self._group,
-            trusted=hop.trusted,
-            failure=hop.failure,
-            reconsume_times=hop.reconsume_times,
-            level=level,
-            delay_ms=delay_ms,
-            lane=lane,
-            envelope=envelope,
-        )
 
     def _park(self, hop: _Hop, reason: str) -> None:
         hop.count_as = "parked"

@@ -1,14 +1,14 @@
-"""Which lane of the schedule topic a delayed or retried record goes to: by key, keyless ones in turn."""
+"""How many lanes a schedule topic has, asked of the cluster now and then; and which a record goes to."""
 
-import itertools
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
+from rocketshim.core.failed_hop import LaneTurns
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
-from rocketshim_topics import DelayLevels, lane_for
+from rocketshim_topics import DelayLevels
 
 __all__ = ["Lanes"]
 
@@ -21,14 +21,16 @@ class Lanes:
 
     Args:
         topic: physical name of the schedule topic.
+        timeout_s: longest wait for an answer, in seconds; 10 at most.
 
     Thread-safety: `choose`, from any thread.
     """
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, timeout_s: float = _METADATA_TIMEOUT_S) -> None:
         self._topic = topic
+        self._timeout_s = min(timeout_s, _METADATA_TIMEOUT_S)
         self._known = (0, 0.0)  # lanes, monotonic time until which that is believed, in seconds
-        self._turn = itertools.count()
+        self._turns = LaneTurns()
 
     def choose(self, key: bytes | None, list_topics: Callable[..., Any]) -> int:
         """The lane of a record.
@@ -39,21 +41,21 @@ class Lanes:
 
         Raises:
             TopicMissingError: the schedule topic is not there.
-            BrokerUnavailableError: no broker answered within 10 s.
+            BrokerUnavailableError: no broker answered in time.
         """
         lanes, until = self._known
         if time.monotonic() >= until:
             lanes = self._count(list_topics)
             self._known = (lanes, time.monotonic() + _METADATA_TTL_S)
-        return next(self._turn) % lanes if key is None else lane_for(key, lanes)
+        return self._turns.choose(key, lanes)
 
     def _count(self, list_topics: Callable[..., Any]) -> int:
         try:
             # all topics: a request that names a missing topic may create it
-            found = list_topics(timeout=_METADATA_TIMEOUT_S).topics.get(self._topic)
+            found = list_topics(timeout=self._timeout_s).topics.get(self._topic)
         except KafkaException as error:
             raise BrokerUnavailableError(
-                f"no broker said within {_METADATA_TIMEOUT_S} s which partitions {self._topic!r} has "
+                f"no broker said within {self._timeout_s:g} s which partitions {self._topic!r} has "
                 f"({error.args[0].name()}); nothing was sent"
             ) from error
         if found is None or not found.partitions:

@@ -20,17 +20,14 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.outcome import shown
-from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, LevelTableRetryPolicy, decide
+from rocketshim.core.failed_hop import failed_hop
+from rocketshim.core.retry_policy import Failed, LevelTableRetryPolicy, decide
 from rocketshim.dropin.lanes import Lanes
-from rocketshim.errors import (
-    ClosedError,
-    MalformedRecordError,
-    MessageError,
-    SendTimeoutError,
-)
-from rocketshim.kafka_errors import TOO_LARGE, send_error
+from rocketshim.errors import ClosedError, MalformedRecordError, MessageError, SendTimeoutError
+from rocketshim.kafka_errors import send_error
 from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames
-from rocketshim_topics.hops import OutgoingRecord, dead_letter, dead_letter_by_reference, parked, retry
+from rocketshim_topics.hops import OutgoingRecord, dead_letter_by_reference, parked
+from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["HopStore", "SendBack"]
@@ -175,20 +172,23 @@ class SendBack:
         store: stores it.
         names, levels, group: of the consumer.
         limit: `max_reconsume_times` of the group.
+        timeout_s: how long the cluster is asked for lanes, in seconds.
 
     Thread-safety: every method, from any thread.
 
     Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, `AbstractSendMessageProcessor#consumerSendMsgBack`.
     """
 
-    def __init__(self, store: HopStore, *, names: TopicNames, levels: DelayLevels, group: str, limit: int) -> None:
+    def __init__(
+        self, store: HopStore, *, names: TopicNames, levels: DelayLevels, group: str, limit: int, timeout_s: float
+    ) -> None:
         self._store = store
         self._names = names
         self._levels = levels
         self._group = group
         self._limit = limit
         self._retry_topic = names.retry(group)
-        self._lanes = Lanes(names.schedule)
+        self._lanes = Lanes(names.schedule, timeout_s)
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._clock = SystemClock()
 
@@ -260,23 +260,8 @@ class SendBack:
             message_limit=view.max_reconsume_times,
             unit=self._random.random(),
         )
-        at_level: int | None = None
-        after_ms: int | None = None
-        match decide(asked, LevelTableRetryPolicy()):
-            case Dead():
-                return dead_letter(
-                    view.record,
-                    self._names,
-                    group=self._group,
-                    trusted=view.trusted,
-                    failure=failure,
-                    reconsume_times=before + 1,
-                )
-            case AtLevel(number):
-                at_level = number
-            case AfterDelay(wait_ms):
-                after_ms = wait_ms
-        return retry(
+        return failed_hop(
+            decide(asked, LevelTableRetryPolicy()),
             view.record,
             self._names,
             self._levels,
@@ -284,7 +269,5 @@ class SendBack:
             trusted=view.trusted,
             failure=failure,
             reconsume_times=before + 1,
-            level=at_level,
-            delay_ms=after_ms,
-            lane=self._lanes.choose(view.key, self._store.list_topics),
+            lane=lambda: self._lanes.choose(view.key, self._store.list_topics),
         )

@@ -147,9 +147,15 @@ def prepare(
     names = TopicNames(settings.namespace)
     stores = is_true(config.get(_STORE, True))
     config[_STORE] = False
-    store = HopStore(inner_producer_config(config, settings), settings.hop_timeout_ms / 1_000)
+    timeout_s = settings.hop_timeout_ms / 1_000
+    store = HopStore(inner_producer_config(config, settings), timeout_s)
     send_back = SendBack(
-        store, names=names, levels=settings.delay_levels, group=str(group), limit=settings.max_reconsume_times
+        store,
+        names=names,
+        levels=settings.delay_levels,
+        group=str(group),
+        limit=settings.max_reconsume_times,
+        timeout_s=timeout_s,
     )
     protocol = str(config.get("group.protocol", "classic")).lower()
     state = State(

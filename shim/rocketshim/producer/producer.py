@@ -27,11 +27,12 @@ from rocketshim.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.clients import Clients, ProducerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
+from rocketshim.core.failed_hop import LaneTurns
 from rocketshim.errors import BrokerUnavailableError, ClosedError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka_errors import send_error
 from rocketshim.producer.selectors import MessageQueueSelector, SelectMessageQueueByHash
 from rocketshim.settings import ProducerSettings
-from rocketshim_topics import DelayLevels, Message, MessageTooLargeError, TopicNames, lane_for
+from rocketshim_topics import DelayLevels, Message, MessageTooLargeError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, delayed_record, record_size_bytes
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES
@@ -112,7 +113,7 @@ class Producer:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._ids = (uuid.uuid4().hex[:20], itertools.count())
-        self._round_robin = itertools.count()
+        self._turns = LaneTurns()
         self._partitions: dict[str, tuple[int, float]] = {}
         self._producer: ProducerClient | None = None
         self._poller: threading.Thread | None = None
@@ -291,8 +292,7 @@ class Producer:
         lane = 0
         if message.delay_ms or message.delay_level is not None or message.deliver_at_ms is not None:
             lanes = max(1, self._partition_count(self.names.schedule) // DelayLevels.STRIDE)
-            key = message.key_bytes
-            lane = next(self._round_robin) % lanes if key is None else lane_for(key, lanes)
+            lane = self._turns.choose(message.key_bytes, lanes)
         out = delayed_record(
             message,
             self.names,

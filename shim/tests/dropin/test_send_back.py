@@ -35,7 +35,8 @@ class UnprintableError(Exception):
 
 def send_back(limit: int = 16) -> tuple[SendBack, Kept]:
     kept = Kept()
-    made = SendBack(kept, names=NAMES, levels=DelayLevels.default(), group="g", limit=limit)  # type: ignore[arg-type]
+    levels = DelayLevels.default()
+    made = SendBack(kept, names=NAMES, levels=levels, group="g", limit=limit, timeout_s=1)  # type: ignore[arg-type]
     return made, kept
 
 

@@ -1,0 +1,91 @@
+"""The record of a failed message's next hop, and the lane it takes. Pure but for whose turn it is."""
+
+import itertools
+from collections.abc import Callable
+from typing import assert_never
+
+from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, NextHop
+from rocketshim_topics.hops import Failure, OutgoingRecord, dead_letter, retry
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.partitioner import lane_for
+from rocketshim_topics.wire import Envelope, Record
+
+__all__ = ["LaneTurns", "failed_hop"]
+
+
+class LaneTurns:
+    """Which lane of the schedule topic a record goes to: by key, keyless ones in turn.
+
+    Thread-safety: any thread.
+    """
+
+    def __init__(self) -> None:
+        self._turn = itertools.count()
+
+    def choose(self, key: bytes | None, lanes: int) -> int:
+        """The lane of a record.
+
+        Args:
+            key: of the record; None: no key.
+            lanes: of the schedule topic, 1 or more.
+        """
+        return next(self._turn) % lanes if key is None else lane_for(key, lanes)
+
+
+def failed_hop(
+    decided: NextHop,
+    record: Record,
+    names: TopicNames,
+    levels: DelayLevels,
+    *,
+    group: str,
+    trusted: bool,
+    failure: Failure,
+    reconsume_times: int,
+    lane: Callable[[], int],
+    envelope: Envelope | None = None,
+) -> OutgoingRecord:
+    """What `decide` says of a failed message, as a record.
+
+    Args:
+        decided: its answer.
+        record: as fetched.
+        names: of the consumer's namespace.
+        levels: the consumer's level table.
+        group: the group it failed in.
+        trusted: it lay on the retry topic.
+        failure: why it failed.
+        reconsume_times: failed attempts, this one included.
+        lane: says the lane of a retry; not asked for a dead letter.
+        envelope: the record's headers, if its caller has decoded them; None: they are decoded.
+
+    Raises:
+        MalformedRecordError: no hop can be told from the record; it is to be parked.
+    """
+    level: int | None = None
+    delay_ms: int | None = None
+    match decided:
+        case Dead():
+            return dead_letter(
+                record, names, group=group, trusted=trusted, failure=failure, reconsume_times=reconsume_times
+            )
+        case AtLevel():
+            level = decided.level
+        case AfterDelay():
+            delay_ms = decided.delay_ms
+        case _:
+            assert_never(decided)
+    return retry(
+        record,
+        names,
+        levels,
+        group=group,
+        trusted=trusted,
+        failure=failure,
+        reconsume_times=reconsume_times,
+        level=level,
+        delay_ms=delay_ms,
+        lane=lane(),
+        envelope=envelope,
+    )
