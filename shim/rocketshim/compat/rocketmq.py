@@ -11,6 +11,7 @@ again later. As there, `tags`, `keys`, `body` and properties of a received messa
 Source: https://github.com/apache/rocketmq-client-python, `rocketmq/client.py` of 2.0.
 """
 
+import socket
 from collections.abc import Callable
 from enum import Enum, IntEnum
 from types import TracebackType
@@ -471,6 +472,7 @@ class PushConsumer(_Settings):
     ) -> None:
         super().__init__(group_id, clients)
         self._callbacks: dict[str, tuple[Callback, str]] = {}
+        self._instance: str | None = None
         self._orderly = orderly
         self._consumer: rocketshim.PushConsumer | None = None
         self.set_message_model(message_model)
@@ -478,6 +480,14 @@ class PushConsumer(_Settings):
     def set_message_model(self, model: MessageModel) -> None:
         """Who gets a message; with `BROADCASTING` every consumer of the group, and failed ones are dropped."""
         self._values["message_model"] = ShimModel[MessageModel(model).name]
+
+    def set_instance_name(self, name: str | bytes) -> None:
+        """Kafka's `client.id`; with `BROADCASTING` also whose positions `~/.rocketshim_offsets` keeps: `host@name`.
+
+        Two broadcasting consumers of a group on one machine each need a name of their own.
+        """
+        super().set_instance_name(name)
+        self._instance = _text(name)
 
     def set_thread_count(self, thread_count: int) -> None:
         """Threads that callbacks run in, 1 to 1,000. Default 20."""
@@ -513,7 +523,10 @@ class PushConsumer(_Settings):
         """
         if self._consumer is not None:
             return
-        settings = shim.PushConsumerSettings.make(group=self._group, **self._values)
+        values = dict(self._values)
+        if self._instance is not None and values["message_model"] is ShimModel.BROADCASTING:
+            values["client_id"] = f"{socket.gethostname()}@{self._instance}"
+        settings = shim.PushConsumerSettings.make(group=self._group, **values)
         consumer = rocketshim.PushConsumer(settings=settings, clients=self._clients)
         for topic, (callback, expression) in self._callbacks.items():
             listener = _orderly_listener(callback) if self._orderly else _listener(callback)

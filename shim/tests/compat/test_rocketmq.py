@@ -1,7 +1,9 @@
 """The shape of rocketmq-client-python 2.0, on the in-memory Kafka."""
 
+import socket
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,10 +180,48 @@ def test_what_a_consumer_needs_is_checked_at_start(kafka: InMemoryKafka) -> None
         PushConsumer("g").start()
 
 
-def test_broadcasting_is_passed_on(kafka: InMemoryKafka) -> None:
-    consumer = consumer_of(kafka)
-    consumer.set_message_model(MessageModel.BROADCASTING)
-    assert consumer._values["message_model"].name == "BROADCASTING"
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where positions of broadcasting are kept."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / ".rocketshim_offsets"
+
+
+@pytest.mark.usefixtures("home")
+def test_settings_of_a_consumer_become_ours(kafka: InMemoryKafka) -> None:
+    made = consumer_of(kafka)
+    made.set_group(b"other")
+    made.set_thread_count(3)
+    made.set_instance_name("one")
+    made.set_session_credentials("ak", "sk", "ALIYUN")
+    made.set_message_model(MessageModel.BROADCASTING)
+    made.subscribe("orders", lambda _: ConsumeStatus.CONSUME_SUCCESS)
+    with made:
+        assert made._consumer is not None
+        settings = made._consumer.settings
+    assert (settings.group, settings.consume_thread_min, settings.message_model.name) == ("other", 3, "BROADCASTING")
+    assert settings.client == {
+        "client.id": "one", "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "ak",
+        "sasl.password": "sk",
+    }  # fmt: skip
+
+
+def test_with_broadcasting_every_consumer_gets_every_message(
+    kafka: InMemoryKafka, producer: Producer, home: Path
+) -> None:
+    came: list[str] = []
+    consumers = []
+    for name in ("one", "two"):
+        made = consumer_of(kafka)
+        made.set_message_model(MessageModel.BROADCASTING)
+        made.set_instance_name(name)
+        made.subscribe("orders", lambda _, name=name: came.append(name) or ConsumeStatus.CONSUME_SUCCESS)
+        consumers.append(made)
+    with consumers[0], consumers[1]:
+        producer.send_sync(message())
+        kafka.wait_until(lambda: sorted(came) == ["one", "two"])
+    host = socket.gethostname()
+    assert {each.name for each in home.iterdir()} == {f"{host}@one", f"{host}@two"}
 
 
 def test_a_callback_gets_what_its_expression_matches(kafka: InMemoryKafka, producer: Producer) -> None:
