@@ -34,16 +34,12 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from rocketshim import ConsumeFromWhere, LevelTableRetryPolicy, PushConsumer
+from rocketshim.client_config import CONSUMER_DEFAULTS
 from rocketshim.local import any_broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
 
-CLIENT = {
-    "queued.min.messages": 5_000,
-    "queued.max.messages.kbytes": 16_384,
-    "fetch.message.max.bytes": 1_048_576,
-    "fetch.queue.backoff.ms": 50,
-}
+CLIENT = {name: value for name, value in CONSUMER_DEFAULTS.items() if name != "client.id"}
 PREFETCHED = {**CLIENT, "queued.min.messages": 1_000_000, "queued.max.messages.kbytes": 2_000_000}
 PREFETCH_S = 6.0
 OTHERS: list[tuple[str, str | bytes | None]] = [(f"header-{number}", b"value-%d" % number) for number in range(5)]

@@ -64,17 +64,15 @@ class AsyncRunner(ChunkRunner):
         found: Subscription | None = None
         batch: list[Any] = []
         views: list[MessageView] = []
-        while len(batch) < wanted:
-            try:
-                message = chunk.todo.popleft()
-            except IndexError:
-                break
+        for message in chunk.todo:
             view = MessageView(message, trusted)
             subscription = self._wanted(view, message, context, outcomes)
             if subscription is not None:
                 found = subscription
                 batch.append(message)
                 views.append(view)
+                if len(batch) == wanted:
+                    break
         return None if found is None else (found, batch, views)
 
     def _wanted(
@@ -220,9 +218,9 @@ class AsyncPool:
         free = self.size - self._running
         if free <= 0 or self._stopping:
             return
-        waiting = sum(max(1, len(chunk.todo)) for chunk in islice(tuple(self._chunks), free))
+        waiting = sum(max(1, chunk.todo_count) for chunk in islice(tuple(self._chunks), free))
         if self._head is not None:
-            waiting += len(self._head.chunk.todo)
+            waiting += self._head.chunk.todo_count
         for _ in range(min(waiting, free)):
             self._running += 1
             task = self._loop.create_task(self._work())

@@ -108,7 +108,7 @@ def runs_of(batch: list[Any]) -> Iterator[tuple[Place, list[Any]]]:
             end += step
         while end < count and numbers[end] == number and topics[end] == topic:
             end += 1
-        yield (topic, number), batch[at:end]
+        yield (topic, number), batch[at:end] if end - at < count else batch
         at = end
 
 
@@ -356,7 +356,8 @@ class PollLoop:
         if first is None:
             return
         self._fresh.clear()
-        batch = [first, *consumer.consume(count - 1, 0)] if count > 1 else [first]
+        batch = consumer.consume(count - 1, 0) if count > 1 else []
+        batch.insert(0, first)  # a new list would count every reference anew
         if any(map(_ERROR, batch)):  # an error is true, None is not
             for message in batch:
                 if message.error() is not None:

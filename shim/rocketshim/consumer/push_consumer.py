@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.clients import Clients, ConsumerClient, ProducerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
@@ -204,8 +204,9 @@ class PushConsumer:
         else:
             everything = isinstance(chosen, TagFilter) and chosen.matches_all
             matches = None if everything else chosen.matches_headers
+            sieve = chosen.sieve if isinstance(chosen, TagFilter) else None
             again = chosen.matches_headers if self.settings.filter_support_retry and sql is not None else None
-            subscription = Subscription(physical, function, matches, None, str(chosen), chosen.digest(), again)
+            subscription = Subscription(physical, function, matches, None, str(chosen), chosen.digest(), again, sieve)
         self._subscriptions.add(subscription)
         self._orderly, self._async = orderly, awaits
 
@@ -776,13 +777,7 @@ class PushConsumer:
         }
         if self.settings.client.get("group.protocol", "classic") != "consumer":  # KIP-848 assigns on the broker
             required["partition.assignment.strategy"] = "cooperative-sticky"
-        defaults: dict[str, Any] = {
-            "client.id": "rocketshim",
-            "queued.min.messages": 5_000,
-            "queued.max.messages.kbytes": 16_384,
-            "fetch.message.max.bytes": 1_048_576,
-            "fetch.queue.backoff.ms": 50,
-        }
+        defaults: dict[str, Any] = dict(CONSUMER_DEFAULTS)
         if self._orderly and "partition.assignment.strategy" in required:
             # A dead member's queues come to others when its session ends: not later than its locks do.
             session_ms = min(max(self.settings.lock_lease_ms, _SESSION_MIN_MS), _SESSION_MS)

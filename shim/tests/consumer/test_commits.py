@@ -52,7 +52,7 @@ def queue_done_to(count: int) -> Any:
     queue.put([Record(offset) for offset in range(count)])
     chunk = queue.take(count)
     assert chunk is not None
-    chunk.todo.clear()
+    chunk.take_back()
     queue.report(chunk)
     return queue
 

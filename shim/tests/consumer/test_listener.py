@@ -10,7 +10,9 @@ from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
 from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, DeadLetter, Outcome, RetryLater, shown, whole
 from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.process_queue import Chunk, ProcessQueue
+from rocketshim.filters import TagFilter
 from rocketshim.testing import VirtualClock
+from rocketshim_topics import MessageView
 
 
 def run(listener: Callable[..., Any], count: int = 3, batch_count: int = 1, **subscription: Any) -> list[Outcome]:
@@ -209,3 +211,55 @@ def test_retried_messages_are_filtered_again_only_if_that_is_asked_for(again: An
     runner = ChunkRunner("g", {"orders": mine}.get, "rmq.retry.g", 1, VirtualClock())
     assert runner.run(chunk) is None
     assert seen == called
+
+
+class Unreadable:
+    """A record with a header whose name is no UTF-8."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def __len__(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def headers(self) -> None:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a header's name")
+
+
+@pytest.mark.parametrize("batch_count", [1, 2])
+@pytest.mark.parametrize("sieve", [None, TagFilter("a").sieve])
+def test_a_record_that_the_filter_cannot_read_fails_and_no_other(sieve: Any, batch_count: int) -> None:
+    queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
+    tagged = [
+        Message("orders", 0, offset, value=b"", headers=[("TAGS", b"ab"[offset % 2 :][:1])]) for offset in range(6)
+    ]
+    queue.put([*tagged[:3], Unreadable(3), *tagged[4:]])
+    chunk = queue.take(6)
+    assert chunk is not None
+    seen: list[int] = []
+
+    def listen(messages: Any) -> None:
+        seen.extend(each.queue_offset for each in (messages if batch_count > 1 else [messages]))
+
+    mine = Subscription("orders", adapt(listen), TagFilter("a").matches_headers, sieve=sieve)
+    outcomes = ChunkRunner("g", {"orders": mine}.get, "rmq.retry.g", batch_count, VirtualClock()).run(chunk)
+    assert seen == [0, 2, 4]
+    assert outcomes is not None
+    assert [(each.message.offset(), each.failure.exception_class) for each in outcomes] == [(3, "UnicodeDecodeError")]
+
+
+@pytest.mark.parametrize("batch_count", [1, 2])
+def test_a_listener_gets_views_that_it_cannot_change(batch_count: int) -> None:
+    views: list[Any] = []
+    assert run(lambda given: views.extend(given if batch_count > 1 else [given]), 2, batch_count) == []
+    assert [(view.body, view.trusted, view.reconsume_times, view.queue_offset) for view in views] == [
+        (b"0", False, 0, 0),
+        (b"1", False, 0, 1),
+    ]
+    assert all(isinstance(view, MessageView) for view in views)
+    for name in ("body", "topic", "trusted", "properties", "new"):
+        with pytest.raises(AttributeError):
+            setattr(views[0], name, b"")

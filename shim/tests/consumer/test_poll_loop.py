@@ -321,7 +321,7 @@ def test_a_call_that_lasts_too_long_is_sent_back_at_level_3_once(kafka: InMemory
     b = bench(nothing, loop_settings={"consume_timeout_ms": 10_000})
     b.turn(3)
     stuck = b.pool.tasks.popleft()
-    stuck.in_work = (stuck.todo.popleft(),)
+    stuck.in_work = (next(stuck.todo),)
     for _ in range(14):
         b.clock.advance(1_000)
         b.turn()
@@ -332,7 +332,7 @@ def test_a_call_that_lasts_too_long_is_sent_back_at_level_3_once(kafka: InMemory
     b.commit_now()
     assert b.committed() == 2  # the message counts as sent back; its listener is still in it
     b.pool.submit(stuck)  # and at last it fails, which changes nothing
-    stuck.todo.clear()
+    stuck.take_back()
     b.pool.work_all()
     b.turn(2)
     assert len(b.retries()) == 1
@@ -461,11 +461,11 @@ def test_a_result_of_a_former_assignment_changes_nothing(kafka: InMemoryKafka, b
     b.turn(3)
     old = list(b.pool.tasks)
     begun = old[0]
-    message = begun.todo.popleft()
+    message = next(begun.todo)
     begun.in_work = (message,)
     kafka.evict(b.consumer)
     b.turn(5)
-    assert all(not chunk.todo for chunk in old)  # nothing of it is begun any more
+    assert all(not chunk.todo_count for chunk in old)  # nothing of it is begun any more
     b.pool.work(len(old))
     b.turn(2)
     assert b.retries() == []
@@ -480,7 +480,7 @@ def test_at_revocation_what_is_in_work_may_end_and_is_committed(kafka: InMemoryK
     b = bench(nothing)
     b.turn(3)
     begun = b.pool.tasks[0]
-    begun.in_work = (begun.todo.popleft(),)  # the second and third chunk are not begun: they are taken back
+    begun.in_work = (next(begun.todo),)  # the second and third chunk are not begun: they are taken back
     waits: list[int] = []
 
     def finish() -> None:
@@ -500,7 +500,7 @@ def test_a_revocation_waits_no_longer_than_it_may(kafka: InMemoryKafka, bench: M
     b = bench(nothing)
     b.turn(3)
     begun = b.pool.tasks[0]
-    begun.in_work = (begun.todo.popleft(),)
+    begun.in_work = (next(begun.todo),)
     before_ms = b.clock.monotonic_ns() // 1_000_000
     b.loop._on_revoke(b.consumer, [TopicPartition("orders", 0)])
     assert 3_000 <= b.clock.monotonic_ns() // 1_000_000 - before_ms < 3_100
@@ -660,7 +660,7 @@ def test_closing_gives_up_a_call_that_never_ends_at_the_deadline(kafka: InMemory
     b = bench(nothing)
     b.turn(3)
     stuck = b.pool.tasks[0]
-    stuck.in_work = (stuck.todo.popleft(),)
+    stuck.in_work = (next(stuck.todo),)
     began_ms = b.clock.monotonic_ns() // 1_000_000
     b.loop.stop(2_000)
     b.loop.close()
@@ -709,12 +709,12 @@ def test_a_slow_message_gives_its_neighbours_back(kafka: InMemoryKafka, bench: M
     large = max(b.pool.tasks, key=lambda chunk: len(chunk.messages))
     assert len(large.messages) > 10
     b.pool.tasks.remove(large)
-    large.in_work = (large.todo.popleft(),)
-    left = len(large.todo)
+    large.in_work = (next(large.todo),)
+    left = large.todo_count
     for _ in range(3):
         b.clock.advance(11)
         b.turn()
-    assert not large.todo
+    assert not large.todo_count
     assert len([chunk for chunk in b.pool.tasks if len(chunk.messages) == 1]) >= left
     b.run(5)
     b.commit_now()

@@ -52,7 +52,7 @@ def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any,
     queue.put([Message("orders", 0, 4, value=b"body", timestamp=(1, 1_000))])
     chunk: Chunk[Any] | None = queue.take(1)
     assert chunk is not None
-    chunk.todo.clear()
+    chunk.take_back()
     (message,) = queue.report(chunk, chunk.messages)
     send_back.send(chunk, Outcome(message, Failure("OSError", asked.pop("text", "no"), 5), **asked))
     producer.poll(0)

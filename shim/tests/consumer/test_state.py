@@ -55,7 +55,7 @@ def test_a_call_that_lasts_is_seen_and_named_when_it_is_too_long(kafka: InMemory
     b = bench(mixed, loop_settings={"consume_timeout_ms": 10_000})
     b.turn(3)
     stuck = b.pool.tasks.popleft()
-    stuck.in_work = stuck.todo.popleft()
+    stuck.in_work = next(stuck.todo)
     for _ in range(5):
         state = shown(b)
     (queue,) = [queue for queue in state.queues if queue.topic == "orders"]

@@ -100,14 +100,14 @@ def test_one_stuck_message_pauses_its_queue_by_span_and_frees_it_when_it_is_done
     queue.put([Record(0)])
     stuck = queue.take(1)
     assert stuck is not None
-    stuck.todo.clear()
+    stuck.take_back()
     limits = FlowLimits()
     offset = 1
     while not must_pause(queue, limits):
         queue.put([Record(offset)])
         chunk = queue.take(1)
         assert chunk is not None
-        chunk.todo.clear()
+        chunk.take_back()
         queue.report(chunk)
         offset += 1
     assert offset == 2_002

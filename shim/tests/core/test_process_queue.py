@@ -2,8 +2,9 @@
 
 import gc
 import weakref
-from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from threading import Barrier, Thread
 
 import pytest
 from hypothesis import given, settings
@@ -54,14 +55,14 @@ def taken(queue: ProcessQueue[Record], limit: int = 100) -> Chunk[Record]:
 
 def begin(chunk: Chunk[Record], count: int = 1) -> list[Record]:
     """What a listener thread does: take messages from the chunk and hold them in one call."""
-    batch = [chunk.todo.popleft() for _ in range(count)]
+    batch = [next(chunk.todo) for _ in range(count)]
     chunk.in_work = batch
     return batch
 
 
 def work_off(chunk: Chunk[Record]) -> None:
     """What a listener thread does with a whole chunk."""
-    while chunk.todo:
+    while chunk.todo_count:
         begin(chunk)
 
 
@@ -153,7 +154,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
     def work_off_and_report(self, data: st.DataObject, sweeps: int) -> None:
         """A listener thread goes through all that is left of its chunk; the last call may last very long."""
         work = data.draw(st.sampled_from([work for work in self.works if not work.reported]))
-        while work.todo and work.chunk.todo:
+        while work.todo and work.chunk.todo_count:
             self._begin(work, min(len(work.todo), 2))
         for _ in range(sweeps):
             self._sweep(TIMEOUT_MS)
@@ -226,7 +227,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
     def begin_a_call(self, data: st.DataObject, count: int) -> None:
         work = data.draw(st.sampled_from(self.works))
         count = min(count, len(work.todo))
-        if count and not work.reported and len(work.chunk.todo) >= count:
+        if count and not work.reported and work.chunk.todo_count >= count:
             self._begin(work, count)
 
     def _begin(self, work: Work, count: int) -> None:
@@ -327,15 +328,6 @@ TestQueueThatIsGivenUp = QueueThatIsGivenUp.TestCase
 TestQueueThatIsGivenUp.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-class TakenMeanwhile(deque[Record]):
-    """The listener thread takes the last message between the owner's look and its grasp."""
-
-    def pop(self) -> Record:  # type: ignore[override]
-        if len(self) == 1:
-            self.popleft()
-        return super().pop()
-
-
 def test_chunk_is_handed_out_in_delivery_order_over_holes() -> None:
     queue = queue_of(3, 9, 10, 400)
     assert offsets_of(list(taken(queue, 3).messages)) == [3, 9, 10]
@@ -351,28 +343,31 @@ def test_split_takes_back_what_the_thread_has_not_begun_and_nothing_else() -> No
     assert [offsets_of(list(part.messages)) for part in rest] == [[1], [2], [3]]
     assert [offsets_of(list(part.todo)) for part in rest] == [[1], [2], [3]]
     assert offsets_of(list(chunk.messages)) == [0]
-    assert not chunk.todo
+    assert not chunk.todo_count
     assert queue.split(chunk) == []
 
 
-def test_thread_that_takes_the_last_message_while_the_owner_splits_keeps_it() -> None:
-    """Both may reach for the same message; a deque gives it to one of them, and here it is the thread."""
-    queue = queue_of(0, 1, 2)
-    chunk = taken(queue)
-    chunk.todo = TakenMeanwhile(chunk.todo)
-    rest = queue.split(chunk)
-    assert [offsets_of(list(part.messages)) for part in rest] == [[1], [2]]
-    assert offsets_of(list(chunk.messages)) == [0]
-    queue.report(chunk)
-    assert queue.next_offset == 1
+def test_thread_and_owner_that_reach_for_the_same_messages_never_get_the_same_one() -> None:
+    for _ in range(50):
+        queue = queue_of(*range(500))
+        chunk = taken(queue, 500)
+        begun: list[Record] = []
+        ready = Barrier(2)
 
+        def work(todo: Iterator[Record] = chunk.todo, begun: list[Record] = begun, ready: Barrier = ready) -> None:
+            ready.wait()
+            for record in todo:
+                begun.append(record)  # noqa: PERF402 - one by one, as a listener thread does
 
-def test_thread_that_takes_the_only_message_while_the_owner_splits_leaves_nothing_to_split() -> None:
-    queue = queue_of(0)
-    chunk = taken(queue)
-    chunk.todo = TakenMeanwhile(chunk.todo)
-    assert queue.split(chunk) == []
-    assert offsets_of(list(chunk.messages)) == [0]
+        thread = Thread(target=work)
+        thread.start()
+        ready.wait()
+        parts = queue.split(chunk, 500)
+        thread.join()
+        assert offsets_of(begun) == offsets_of(list(chunk.messages))
+        assert offsets_of(begun + [record for part in parts for record in part.messages]) == list(range(500))
+        queue.report(chunk)
+        assert queue.next_offset == (len(begun) or None)
 
 
 def test_chunk_split_before_its_thread_began_is_reported_empty_after_the_others() -> None:
@@ -656,7 +651,7 @@ def test_a_split_into_chunks_of_nothing_is_refused() -> None:
     chunk = taken(queue)
     with pytest.raises(ValueError, match="limit=0"):
         queue.split(chunk, 0)
-    assert len(chunk.todo) == 2
+    assert chunk.todo_count == 2
 
 
 def test_nothing_of_a_dropped_queue_is_begun_any_more() -> None:
@@ -664,5 +659,5 @@ def test_nothing_of_a_dropped_queue_is_begun_any_more() -> None:
     chunk = taken(queue)
     begin(chunk)
     queue.drop()
-    assert not chunk.todo
+    assert not chunk.todo_count
     assert queue.report(chunk, chunk.messages) == []

@@ -1,5 +1,7 @@
 """Tag expressions, rule by rule (RocketMQ `FilterAPI.buildSubscriptionData` and the client's second check)."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,6 +130,36 @@ def test_headers_and_text_agree(expression: str, tag: str | None) -> None:
     selected = TagFilter(expression)
     headers = [("UNIQ_KEY", b"1")] if tag is None else [("UNIQ_KEY", b"1"), ("TAGS", tag.encode())]
     assert selected.matches_headers(headers) == selected.matches(tag)
+
+
+class Fetched:
+    """A record whose headers are these, or raise."""
+
+    def __init__(self, headers: Any) -> None:
+        self._headers = headers
+
+    def headers(self) -> Any:
+        if isinstance(self._headers, Exception):
+            raise self._headers
+        return self._headers
+
+
+@given(
+    expression=st.just("*") | st.lists(tags, min_size=1).map(" || ".join),
+    found=st.lists(st.none() | st.lists(st.tuples(st.sampled_from(["TAGS", "X"]), st.none() | tags.map(str.encode)))),
+)
+def test_a_sieve_lets_pass_what_matches(expression: str, found: list[Any]) -> None:
+    selected, records = TagFilter(expression), [Fetched(headers) for headers in found]
+    expected = [record for record in records if selected.matches_headers(record.headers())]
+    assert list(selected.sieve(records, pytest.fail)) == expected
+
+
+def test_a_record_whose_headers_cannot_be_read_is_named_and_the_next_ones_pass() -> None:
+    error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a header's name")
+    records = [Fetched([("TAGS", b"A")]), Fetched(error), Fetched([("TAGS", b"A")])]
+    named: list[Any] = []
+    assert list(TagFilter("A").sieve(records, lambda *what: named.append(what))) == [records[0], records[2]]
+    assert named == [(records[1], error)]
 
 
 @given(wanted=st.lists(tags, min_size=1))
