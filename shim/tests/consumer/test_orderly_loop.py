@@ -72,6 +72,7 @@ class Member:
         batch_count: int = 1,
         by_key: bool = False,
         span: int | None = None,
+        fetch_count: int = 1_000,
         matches: Callable[[Any], bool] | None = None,
         where: ConsumeFromWhere = ConsumeFromWhere.FIRST_OFFSET,
         locks: QueueLockSettings = SHORT,
@@ -137,7 +138,8 @@ class Member:
                 consume_timeout_ms=900_000,
                 sweep_interval_ms=1_000,
                 revoke_drain_ms=3_000,
-                limits=FlowLimits(span=span),
+                limits=FlowLimits(span=span, resume_span=span),
+                fetch_count=fetch_count,
             ),
             clock=clock,
         )
@@ -395,6 +397,24 @@ def test_by_key_a_failing_key_holds_only_itself(stage: Stage) -> None:
     stage.wait(5_500)
     assert [offset for _, offset in stage.offsets][-2:] == [2, 5]
     assert stage.committed() == 8
+
+
+def test_by_key_the_others_go_on_only_as_far_ahead_as_the_span(stage: Stage) -> None:
+    stage.topic()
+    for number in range(30):
+        stage.kafka.append("orders", b"%d" % number, key=b"bad" if number == 0 else b"%d" % number)
+    stage.answer = lambda m: SUSPEND if m.key == b"bad" else None
+    member = stage.join("a", by_key=True, span=10, fetch_count=1)
+    stage.wait(5_000)
+    reached = max(offset for _, offset in stage.offsets)
+    assert 10 <= reached <= 12
+    assert stage.committed() == 0
+    (shown,) = [queue for queue in member.loop.state.queues if queue.topic == "orders"]
+    assert shown.paused == "FLOW"
+    stage.answer = lambda _: None
+    stage.wait(10_000)
+    assert sorted({offset for _, offset in stage.offsets}) == list(range(30))
+    assert stage.committed() == 30
 
 
 def test_a_redriven_message_comes_from_the_retry_topic_in_order_too(stage: Stage) -> None:
