@@ -1,4 +1,4 @@
-"""What order costs, and how fast queues change hands: `python -m benchmarks.orderly [row …]`.
+"""What order costs, and how fast queues change hands: `python -m benchmarks.orderly [--rounds N] [row …]`.
 
 * *throughput*: the orderly consumer beside the concurrent one, same topic (4 partitions, 1 KiB, 6 headers), no-op
   listener, each side a process of its own, rounds interleaved, round 0 thrown away, the ratio taken within its round.
@@ -115,16 +115,18 @@ def in_process(side: str, bootstrap: str, topic: str) -> dict[str, float]:
     return figures
 
 
-def compare(bootstrap: str, topic: str, base: str, side: str, reach: float) -> None:
+def compare(bootstrap: str, topic: str, sides: tuple[str, str], reach: float, rounds: int) -> None:
+    base, side = sides
     ratios, rates, bases = [], [], []
-    for number in range(ROUNDS + 1):
+    for number in range(rounds + 1):
         pair = {each: in_process(each, bootstrap, topic) for each in ((base, side) if number % 2 else (side, base))}
         if number:
             ratios.append(pair[side]["per_s"] / pair[base]["per_s"])
             rates.append(pair[side]["per_s"])
             bases.append(pair[base]["per_s"])
     print(
-        f"{side}: {statistics.median(ratios):.2f} [{min(ratios):.2f} to {max(ratios):.2f}] x {base} (reach {reach}); "
+        f"{side}: {statistics.median(ratios):.2f} [{min(ratios):.2f} to {max(ratios):.2f}] x {base} (reach {reach}; "
+        f"{', '.join(f'{ratio:.2f}' for ratio in ratios)}); "
         f"{statistics.median(rates):,.0f}/s against {statistics.median(bases):,.0f}/s",
         flush=True,
     )
@@ -281,14 +283,14 @@ def takeovers(bootstrap: str) -> None:
         )
 
 
-def main(wanted: list[str] | None = None) -> None:
+def main(rounds: int = ROUNDS, wanted: list[str] | None = None) -> None:
     rows = wanted or ["throughput", "key", "claim", "takeover"]
     with any_broker(report=print) as broker:
         topic = fill(broker.bootstrap) if {"throughput", "key"} & set(rows) else ""
         if "throughput" in rows:
-            compare(broker.bootstrap, topic, "concurrent", "orderly", 0.70)
+            compare(broker.bootstrap, topic, ("concurrent", "orderly"), 0.70, rounds)
         if "key" in rows:
-            compare(broker.bootstrap, topic, "key", "key-failing", 0.90)
+            compare(broker.bootstrap, topic, ("key", "key-failing"), 0.90, rounds)
         if "claim" in rows:
             claims(broker.bootstrap)
         if "takeover" in rows:
@@ -301,5 +303,7 @@ if __name__ == "__main__":
         gc.freeze()
         gc.set_threshold(50_000, 50, 1_000)
         print(json.dumps(SIDES[sys.argv[2]](sys.argv[3], sys.argv[4], int(sys.argv[5]))))
+    elif sys.argv[1:2] == ["--rounds"]:
+        main(int(sys.argv[2]), sys.argv[3:])
     else:
-        main(sys.argv[1:])
+        main(wanted=sys.argv[1:])
