@@ -6,10 +6,10 @@ point group `rocketshim.commands`, whose value names such an object.
 
 *Lazy*: only the module of the command that is called is imported. `rocketshim --help` shows the table and imports none.
 
-*Ends*: exit code 0: fine. 1: an error, of usage too. 2: a finding, something is not as it should be, said by
-`raise typer.Exit(FINDING)`. 130: Ctrl-C. 141: who read our output has gone, as `| head` does. An error of rocketshim's
-own tree becomes a readable line on stderr, with its traceback only when `ROCKETSHIM_DEBUG` is set. Any other exception
-is a defect of ours and shows its traceback always.
+*Ends*: exit code 0: fine. 1: an error, of usage too; or who read our output has gone, as `| head` does, and nothing is
+said. 2: a finding, something is not as it should be, said by `raise typer.Exit(FINDING)`. 130: Ctrl-C. An error of
+rocketshim's own tree becomes a readable line on stderr, with its traceback only when `ROCKETSHIM_DEBUG` is set. Any
+other exception is a defect of ours and shows its traceback always.
 
 Colours: on a terminal only, and none with `NO_COLOR`, as rich does it.
 """
@@ -82,9 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ERROR
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
-        return 141
     return outcome if isinstance(outcome, int) else 0
 
 

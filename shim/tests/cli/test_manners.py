@@ -1,0 +1,190 @@
+"""How every command behaves in a shell: its example, completion, colours, prompts, a reader that goes."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+
+import rocketshim.cli
+from rocketshim.cli.app import COMMANDS, build, main
+from rocketshim.cli.letters import console
+
+EVERYTHING = "_ROCKETSHIM_COMPLETE"
+
+
+def tree(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from tree(below, (*path, name))
+
+
+def every_command() -> dict[str, Any]:
+    """Each command and group by its words, those of other packages too."""
+    os.environ[EVERYTHING] = "complete_bash"
+    try:
+        root = typer.main.get_command(build([]))
+    finally:
+        del os.environ[EVERYTHING]
+    return {" ".join(path): command for path, command in tree(root, ("rocketshim",))}
+
+
+TREE = every_command()
+LEAVES = sorted(words for words, command in TREE.items() if not getattr(command, "commands", {}))
+
+
+def test_the_whole_tree_is_walked() -> None:
+    first = {words.split()[1] for words in LEAVES}
+    assert first == {*COMMANDS, "spark"}
+    assert {"rocketshim dlq plan", "rocketshim group lag", "rocketshim spark replay run"} <= set(LEAVES)
+
+
+@pytest.mark.parametrize("words", TREE)
+def test_each_help_ends_with_an_example_that_its_options_allow(words: str) -> None:
+    command = TREE[words]
+    assert command.help, "it says what it does"
+    example = (command.epilog or "").partition("Example: ")[2]
+    assert example.startswith(words), "an example of this very command"
+    for line in example.split("; then: "):
+        typed = shlex.split(line.partition(" > ")[0])
+        called = max((each for each in TREE if " ".join(typed).startswith(each)), key=len)
+        known = {name for each in TREE[called].params for name in (*each.opts, *each.secondary_opts)}
+        assert {word.partition("=")[0] for word in typed if word.startswith("-")} <= known
+
+
+@pytest.mark.parametrize("words", LEAVES)
+def test_nothing_is_ever_asked(words: str) -> None:
+    for parameter in TREE[words].params:
+        assert not getattr(parameter, "prompt", None)
+        assert parameter.help, f"{parameter.name} is explained"
+
+
+def test_no_command_s_source_asks() -> None:
+    folder = Path(rocketshim.cli.__file__).parent
+    asking = re.compile(r"\b(confirm|prompt|input|getpass)\(")
+    assert [path.name for path in folder.glob("*.py") if asking.search(path.read_text(encoding="utf-8"))] == []
+
+
+def shell(*words: str, **environ: str) -> str:
+    """What the program writes for a shell; without a terminal, so that nothing is asked."""
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", "import sys; from rocketshim.cli import main; sys.exit(main())", *words],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, env={**os.environ, **environ},
+    )  # fmt: skip
+    return done.stdout
+
+
+def asked_in(shell_name: str, line: str) -> str:
+    """What is offered at the end of a line, by the shell's protocol."""
+    last = {
+        "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)},
+        "zsh": {"_TYPER_COMPLETE_ARGS": line},
+        "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }
+    return shell(**{EVERYTHING: f"complete_{shell_name}", **last[shell_name]})
+
+
+@pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("rocketshim do", "doctor"),
+        ("rocketshim dlq pl", "plan"),
+        ("rocketshim dlq plan --to", "--to-source"),
+        ("rocketshim acls --role op", "operator"),
+        ("rocketshim spark la", "land"),
+    ],
+)
+def test_commands_options_and_values_are_completed(shell_name: str, line: str, offered: str) -> None:
+    found = asked_in(shell_name, line)
+    assert offered in found
+    assert "retry" not in found, "what begins otherwise is not offered"
+
+
+@pytest.mark.parametrize(
+    ("shell_name", "file"),
+    [
+        ("bash", ".bash_completions/rocketshim.sh"),
+        ("zsh", ".zfunc/_rocketshim"),
+        ("fish", ".config/fish/completions/rocketshim.fish"),
+    ],
+)
+def test_completion_is_shown_and_installed(shell_name: str, file: str, tmp_path: Path) -> None:
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path)}
+    shown = shell("--show-completion", shell_name, **named)
+    assert f"complete_{shell_name}" in shown
+    shell("--install-completion", shell_name, **named)
+    assert (tmp_path / file).read_text(encoding="utf-8").strip() == shown.strip()
+
+
+def test_bash_itself_completes_with_the_shown_script() -> None:
+    script = shell("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    program = f"rocketshim() {{ {sys.executable} -c 'import sys; from rocketshim.cli import main; sys.exit(main())'; }}"
+    wanted = "COMP_WORDS=(rocketshim dlq dis) COMP_CWORD=2; _rocketshim_completion rocketshim; echo ${COMPREPLY[@]}"
+    script = script.replace("$1", "rocketshim")
+    lines = [program, "export -f rocketshim", script.replace("env ", "").replace("\\\n", " "), wanted]
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True)  # noqa: S603, S607
+    assert done.stdout.strip() == "discard"
+
+
+@pytest.mark.parametrize("no_colour", [False, True])
+def test_colours_are_for_terminals_and_not_with_no_color(no_colour: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_colour:
+        monkeypatch.setenv("NO_COLOR", "1")
+    out = console()
+    with out.capture() as captured:
+        out.print("[bold red]error[/]")
+    assert ("\x1b[1;31m" in captured.get()) is not no_colour
+    assert "\x1b[3" not in captured.get() or not no_colour
+
+
+def test_no_terminal_no_escape_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    piped = Console(file=StringIO())
+    assert not piped.is_terminal
+    assert "\x1b" not in shell("--help")
+    assert "\x1b" not in shell("acls", "--role", "worker")
+
+
+def test_a_reader_that_goes_ends_the_command_quietly() -> None:
+    """As in `rocketshim acls … | head -1`: the pipe is closed before anything is written."""
+    read, write = os.pipe()
+    os.close(read)
+    words = ["acls", "--role", "operator"]
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "rocketshim", *words], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [], ["dlq"], ["dlq", "ls"], ["dlq", "plan", "--group", "g"], ["trace", "x"], ["doctor"], ["group", "lag", "g"],
+        ["delayed", "ls"], ["parked", "redrive", "0/0"], ["retry", "ls", "--group", "g"], ["send", "orders", "x"],
+        ["init"], ["worker", "--allow", "orders"],
+    ],
+)  # fmt: skip
+def test_without_a_broker_s_address_it_is_usage_that_is_wrong(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROCKETSHIM_BOOTSTRAP", raising=False)
+    code = main(words)
+    out, err = capsys.readouterr()
+    if len(words) < 2 and words not in (["doctor"], ["init"]):
+        assert "Usage: rocketshim" in out + err
+        return
+    assert code == 1
+    assert "--bootstrap" in err
