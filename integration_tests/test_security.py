@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,11 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from rich.console import Console
 
 from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings
-from rocketshim.cli import main
+from rocketshim.cli import main, redrive
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import RocketshimError
 from rocketshim.local import LocalCluster
+from rocketshim.rights import denied_topics
 from rocketshim_spark.sources import Cluster
 from rocketshim_topics import TopicNames
 
@@ -256,6 +257,130 @@ def test_an_operator_has_every_tool(secured: Secured, tmp_path: Path, capsys: py
             assert [each for each in found if each["check"] == "rights"] == []
             unread = [each["what"] for each in found if each["check"] == "not-looked-at"]
             assert [each for each in unread if not each.startswith("group g1:")] == [], "it may read all that it judges"
+
+
+def dead_letters(secured: Secured, mark: bytes, count: int, **topics: str) -> None:
+    """Dead letters of a group that has none yet, three keys; `name=topic`: as many for each topic."""
+    producer = PlainProducer(secured.plain("admin"))
+    for number in range(count):
+        for key, topic in topics.items():
+            headers: list[tuple[str, str | bytes | None]] = [
+                ("UNIQ_KEY", b"%s-%s-%d" % (mark, key.encode(), number)), ("RETRY_TOPIC", topic.encode()),
+                ("CONSUMER_GROUP", b"g1"), ("RECONSUME_TIMES", b"17"),
+            ]  # fmt: skip
+            producer.produce(NAMES.dead_letter("g1"), b"%s %d" % (mark, number), b"%d" % (number % 3), headers=headers)
+    assert producer.flush(DEADLINE_S) == 0
+
+
+@contextmanager
+def denied(secured: Secured, topic: str) -> Iterator[None]:
+    """The operator may not write to a topic; both ends wait until the cluster says so itself."""
+    admin, operator = AdminClient(secured.plain("admin")), AdminClient(secured.plain("operator"))
+    named = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:operator", "*", AclOperation.WRITE)
+    binding, chosen = AclBinding(*named, AclPermissionType.DENY), AclBindingFilter(*named, AclPermissionType.DENY)
+
+    def wait_until_denied(wanted: set[str]) -> None:
+        until = time.monotonic() + DEADLINE_S
+        while denied_topics(operator, [topic], lambda *_, **__: None) != wanted:
+            assert time.monotonic() < until
+
+    admin.create_acls([binding])[binding].result(DEADLINE_S)
+    try:
+        wait_until_denied({topic})
+        yield
+    finally:
+        admin.delete_acls([chosen])[chosen].result(DEADLINE_S)
+        wait_until_denied(set())
+
+
+def applied(secured: Secured, plan: str, *words: str) -> int:
+    there = [word for word in secured.options("operator") if word not in {"--namespace", "pay"}]
+    return main(["dlq", "apply", plan, *there, *words])
+
+
+def arrived(secured: Secured, mark: bytes) -> list[tuple[bytes, int]]:
+    """Key and number of what came to the group's retry topic."""
+    with TopicReader(secured.bootstrap, client=secured.client("admin")) as reader:
+        found = [each for each in reader.read([NAMES.retry("g1")]) if each.value().startswith(mark)]
+    return [(each.key(), int(each.value().split()[1])) for each in found]
+
+
+@pytest.mark.parametrize("at", ["committed", "produced"])
+def test_a_target_that_is_denied_in_the_middle_ends_the_redrive_which_goes_on_later(
+    secured: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Sixty letters, twenty a transaction; the right is taken away at the second one, between two or inside it."""
+    mark, plan, target = at.encode(), str(tmp_path / "plan.json"), NAMES.retry("g1")
+    dead_letters(secured, mark, 60, x=TOPIC)
+    assert main(["dlq", "plan", "--group", "g1", "--out", plan, *secured.options("operator")]) == 0
+    real = redrive.Redriver
+    with ExitStack() as stack:
+
+        def interrupted(*args: Any, **settings: Any) -> Any:
+            passed: list[str] = []
+
+            def point(name: str) -> None:
+                passed.append(name)
+                if name == at and passed.count(at) == 2:
+                    stack.enter_context(denied(secured, target))
+
+            return real(*args, point=point, **settings)
+
+        monkeypatch.setattr(redrive, "Redriver", interrupted)
+        capsys.readouterr()
+        assert applied(secured, plan, "--rate", "20") == 1
+        told = capsys.readouterr().err
+        assert f"error: the principal may not write to {target}: grant it" in told
+        sent = len(arrived(secured, mark))
+        assert sent in ({40} if at == "committed" else {20, 40}), "an open transaction is there whole or not at all"
+        assert f"{sent} letters were sent in this run, and are marked" in told
+        assert applied(secured, plan, "--dry-run") == 1, "it is known before the first letter, now"
+        assert len(arrived(secured, mark)) == sent
+    monkeypatch.setattr(redrive, "Redriver", real)
+    capsys.readouterr()
+    assert applied(secured, plan, "--json") == 0
+    last = json.loads(capsys.readouterr().out)
+    assert (last["sent"], last["settled_before"], last["failed"]) == (60 - sent, sent, 0)
+    came = arrived(secured, mark)
+    assert sorted(number for _, number in came) == list(range(60))
+    for key in (b"0", b"1", b"2"):
+        numbers = [number for each, number in came if each == key]
+        assert numbers == sorted(numbers)
+
+
+def test_one_denied_target_of_two_is_named_and_nothing_is_sent(
+    secured: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Operators write to no source topic unless that is granted: here to one of the two."""
+    dead_letters(secured, b"two", 3, mine=TOPIC, others="payroll")
+    plan, there = str(tmp_path / "plan.json"), secured.options("operator")
+    admin = AdminClient(secured.plain("admin"))
+    rights = [
+        AclBinding(
+            ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:operator", "*", operation,
+            AclPermissionType.ALLOW,
+        )
+        for topic, operation in ((TOPIC, AclOperation.WRITE), ("payroll", AclOperation.DESCRIBE))
+    ]  # fmt: skip
+    for future in admin.create_acls(rights).values():
+        future.result(DEADLINE_S)
+    operator, until = AdminClient(secured.plain("operator")), time.monotonic() + DEADLINE_S
+    while denied_topics(operator, [TOPIC, "payroll"], lambda *_, **__: None) != {"payroll"}:
+        assert time.monotonic() < until
+    assert main(["dlq", "plan", "--group", "g1", "--key", "0", "--to-source", "--out", plan, *there]) == 0
+    capsys.readouterr()
+    assert applied(secured, plan) == 1
+    assert "error: the principal may not write to payroll: grant it" in capsys.readouterr().err
+    with TopicReader(secured.bootstrap, client=secured.client("admin")) as reader:
+        assert [each for each in reader.read([TOPIC, "payroll"]) if each.value().startswith(b"two")] == []
+    for right in rights:
+        chosen = AclBindingFilter(
+            right.restype, right.name, right.resource_pattern_type, right.principal, right.host, right.operation,
+            right.permission_type,
+        )  # fmt: skip
+        admin.delete_acls([chosen])[chosen].result(DEADLINE_S)
+    while denied_topics(operator, [TOPIC], lambda *_, **__: None) != {TOPIC}:
+        assert time.monotonic() < until + DEADLINE_S
 
 
 def commit_one(secured: Secured) -> None:

@@ -32,8 +32,8 @@ from confluent_kafka.admin import (
 from rocketshim.errors import LocalBrokerError, RocketshimError
 from rocketshim.local import Broker, LocalCluster
 from rocketshim.producer.producer import Producer
+from rocketshim.rights import denied_topics
 from rocketshim.worker.relay import is_probe
-from rocketshim.worker.rights import denied_topics
 from rocketshim_topics import Message, provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels

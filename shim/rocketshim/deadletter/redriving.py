@@ -16,6 +16,9 @@ since a broker refuses whole batches, records go one a batch from the first refu
 not the ones the plan saw fail, too. Order per key is that of the source partition: one producer, in offset order, and
 a transaction is never sent again after a later one.
 
+A topic that may not be written to is no letter's fault, and ends the redrive with its name: asked before the first
+letter, and again when the cluster refuses later. What was sent until then is marked.
+
 While it waits for its rate, it reads what comes into the source topic: letters of this very plan that are dead again
 count as failures, so that a cause that is not mended stops the redrive. Those that die later than that it does not see.
 
@@ -39,7 +42,14 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.redrive import RedriveProgress
 from rocketshim.deadletter.reading import TopicReader
-from rocketshim.errors import MalformedRecordError, MessageError, RedriveError, TopicMissingError
+from rocketshim.errors import (
+    MalformedRecordError,
+    MessageError,
+    NotAuthorizedError,
+    RedriveError,
+    TopicMissingError,
+)
+from rocketshim.rights import denied_topics
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.redrive_log import (
     BeginRecord,
@@ -69,10 +79,17 @@ _REFUSED: Final = frozenset(
         KafkaError.RECORD_LIST_TOO_LARGE,
         KafkaError.INVALID_RECORD,
         KafkaError.INVALID_MSG,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - no public spelling
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    }
+)
+
+_DENIED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     }
 )
 
@@ -168,6 +185,8 @@ class Redriver:
                 "retry.backoff.max.ms": 100,
             },
         )
+        self._admin_config = merge(client or {}, defaults={"log_level": 2}, required={"bootstrap.servers": bootstrap})
+        self._targets: set[str] = set()
         self._producer: ProducerClient | None = None
         self._has_open = False
         self._is_careful = False
@@ -178,6 +197,7 @@ class Redriver:
 
         Raises:
             TopicMissingError: there is no redrive log.
+            NotAuthorizedError: a topic may not be written to. What was sent before that was seen is marked.
             RedriveError: somebody else redrives the same topic now, or the cluster does not let us: the message says
                 which. What was sent is marked.
             RocketshimError: reading failed.
@@ -196,6 +216,8 @@ class Redriver:
                     self._throw_away()
                     self._take_refused()
                 except KafkaException as error:
+                    if error.args[0].code() in _DENIED:
+                        raise NotAuthorizedError(self._denied(error.args[0].str())) from error
                     troubles = 1 if self._progress.sent > sent else troubles + 1
                     if troubles >= _MOST_TROUBLES:
                         raise RedriveError(
@@ -209,9 +231,14 @@ class Redriver:
             self._throw_away()
 
     def dry_run(self) -> None:
-        """Read log and letters, make every record and send none; failures are counted as `run` would."""
+        """Read log and letters, make every record and send none; failures are counted as `run` would.
+
+        Raises:
+            NotAuthorizedError: a target may not be written to.
+        """
         log = read_log(self._reader, self._log_topic)
         letters = self._progress.resume(self._is_done(log))
+        self._refuse_if_denied(letters)
         with closing(self._read(letters)) as found:
             for letter, message in found:
                 self._made(letter, message)
@@ -236,7 +263,31 @@ class Redriver:
         letters = self._progress.resume(self._is_done(log))
         self._report()
         if letters:
+            self._refuse_if_denied(letters)
             self._send(producer, letters)
+
+    def _refuse_if_denied(self, letters: list[PlannedLetter]) -> None:
+        """Ask once, before the first letter."""
+        if not self._targets:
+            self._targets = {letter.target for letter in letters} - {""} | {self._log_topic}
+            if denied := self._denied():
+                raise NotAuthorizedError(denied)
+
+    def _denied(self, otherwise: str = "") -> str:
+        """What may not be written to, and the way out.
+
+        Args:
+            otherwise: what to say if the cluster names no topic; `""`: then nothing is said.
+        """
+        denied: set[str] = set()
+        if self._clients.admin is not None:
+            topics = self._targets or {self._log_topic}
+            denied = denied_topics(self._clients.admin(self._admin_config), topics, lambda *_, **__: None)
+        what = f"the principal may not write to {', '.join(sorted(denied))}" if denied else otherwise
+        return what and (
+            f"{what}: grant it (see: rocketshim acls --role operator) and apply the plan again; {self._progress.sent} "
+            "letters were sent in this run, and are marked"
+        )
 
     def _begin(self, producer: ProducerClient) -> RedriveLog:
         """Write that we begin, and read the log until that comes back."""

@@ -42,6 +42,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import QueueLimits
 from rocketshim.errors import TopicMismatchError, TopicMissingError, WorkerError
+from rocketshim.rights import denied_topics
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.assignment import Assignment, HeldQueue
 from rocketshim.worker.at_least_once import AtLeastOnce
@@ -50,7 +51,6 @@ from rocketshim.worker.exactly_once import ExactlyOnce
 from rocketshim.worker.health import QueueState, WorkerState
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.relay import is_probe
-from rocketshim.worker.rights import denied_topics
 from rocketshim.worker.router import Router
 from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.targets import TargetPolicy

@@ -14,7 +14,7 @@ from rocketshim.clients import Clients
 from rocketshim.core.redrive import RedriveProgress
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.redriving import Redriver, read_log
-from rocketshim.errors import MalformedRecordError, RedriveError, TopicMissingError
+from rocketshim.errors import MalformedRecordError, NotAuthorizedError, RedriveError, TopicMissingError
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import OutgoingRecord
 from rocketshim_topics.redrive_log import record_digest
@@ -183,6 +183,19 @@ def test_a_cluster_that_never_lets_us_is_given_up() -> None:
     with pytest.raises(RedriveError, match="after 5 attempts"):
         stage.run()
     assert stage.arrived == Counter()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED],
+)
+def test_who_may_not_is_told_at_once(code: int) -> None:
+    stage = Stage(3)
+    stage.kafka.fail_transaction(failing(code, abort=True))
+    with pytest.raises(NotAuthorizedError, match="; 0 letters were sent in this run"):
+        stage.run()
+    assert stage.run().sent == 3
+    assert stage.everything_once()
 
 
 def test_letters_that_are_gone_changed_or_unsendable_fail_and_the_rest_is_sent() -> None:

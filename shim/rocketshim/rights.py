@@ -1,4 +1,4 @@
-"""Which topics the worker has no right to write to: asked when a transaction was refused without naming its topic.
+"""Which topics a principal has no right to write to: asked when a transaction was refused without naming its topic.
 
 A transaction that may not write to one of its topics fails as a whole (`TOPIC_AUTHORIZATION_FAILED`), and its other
 records are reported like those of the denied topic (measured). The cluster says which it was.
