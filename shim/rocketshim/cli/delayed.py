@@ -125,7 +125,10 @@ def stats(
     delay_levels: DelayLevelsText = None,
     as_json: Json = False,
 ) -> None:
-    """Count what waits in each queue, and say what leaves next. Exit code 2 if something is due for over a minute."""
+    """Count what waits in each queue (all of it is read), and say what leaves next.
+
+    Exit code 2 if something should have left over a minute ago.
+    """
     reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     with reader:
         summaries = reader.summaries()
@@ -134,8 +137,6 @@ def stats(
     table = Table("partition", "queue", "waiting", "next leaves", "next is due", "next goes to")
     for summary in summaries:
         head = summary.head
-        if head is None:
-            continue
         leaves_ms = head.appended_ms + (summary.delay_ms or 0)
         late_ms = max(late_ms, now_ms - leaves_ms)
         table.add_row(

@@ -1,6 +1,7 @@
 """`rocketshim trace`: one message through its whole life."""
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Nam
 from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.trace import Hop, Missing, life
-from rocketshim.errors import ConfigError
+from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim_topics import DelayLevels, Envelope, Origin, TopicNames
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
 
@@ -35,7 +36,8 @@ def trace(
 ) -> None:
     """Show every record of one message in order: when, where, how late, why it failed. Exit code 2 if there is none.
 
-    The shim's topics of the namespace are read whole. A record that retention has taken is said to be missing.
+    The shim's topics of the namespace are read whole. A record that retention has taken is said to be missing; its
+    coordinates still find what came of it.
     """
     names = TopicNames(namespace)
     levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
@@ -49,7 +51,7 @@ def trace(
             entries,
             is_schedule=lambda name: name == names.schedule,
             queue_delay_ms=lambda partition: levels.queue_delay_ms(partition) or 0,
-            low_offset=reader.low_offset,
+            low_offset=partial(_low_offset, reader),
         )
     if not hops:
         typer.echo(
@@ -69,17 +71,35 @@ def _id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
         at = Origin.parse(what)
     except ValueError as error:
         raise ConfigError(f"{what!r} is no id and no topic/partition/offset") from error
-    message = reader.fetch(at.topic, at.partition, at.offset)
-    return None if message is None else Entry.of(message, trusted=names.is_ours(at.topic)).id
+    try:
+        message = reader.fetch(at.topic, at.partition, at.offset)
+    except TopicMissingError:
+        message = None
+    if message is not None:
+        return Entry.of(message, trusted=names.is_ours(at.topic)).id
+    for entry in map(Entry.of, reader.read(_ours(reader, names))):
+        if what in {entry.envelope.hop_id, entry.envelope.origin_message_id, entry.id}:
+            return entry.id
+    return None
+
+
+def _ours(reader: TopicReader, names: TopicNames) -> list[str]:
+    """The shim's topics of the namespace that are there."""
+    prefix = names.prefix
+    ours = [name for name in reader.topics() if names.is_ours(name) and name.startswith(prefix)]
+    return ours if prefix else [name for name in ours if name.startswith(("SCHEDULE_TOPIC", "rmq."))]
+
+
+def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:
+    try:
+        return reader.low_offset(topic, partition)
+    except TopicMissingError:  # the whole topic is gone: retention was not it
+        return 0
 
 
 def _entries(reader: TopicReader, names: TopicNames, wanted: str, sources: set[str]) -> list[Entry]:
     """Every record with this id: first in the shim's topics, then in the topics those records name."""
-    prefix = names.prefix
-    ours = [name for name in reader.topics() if names.is_ours(name) and name.startswith(prefix)]
-    if not prefix:
-        ours = [name for name in ours if name.startswith(("SCHEDULE_TOPIC", "rmq."))]
-    found = [entry for entry in map(Entry.of, reader.read(ours)) if entry.id == wanted]
+    found = [entry for entry in map(Entry.of, reader.read(_ours(reader, names))) if entry.id == wanted]
     for entry in found:
         envelope = entry.envelope
         for name in (envelope.retry_topic, envelope.real_topic):
@@ -128,6 +148,9 @@ def _show(wanted: str, hops: list[Hop | Missing], names: TopicNames) -> None:
     for hop in hops:
         if isinstance(hop, Missing):
             why = "retention has taken it" if hop.expired else "it was not found"
+            if hop.attempts is not None:
+                first, last = hop.attempts
+                why += f"; of {f'attempt {first}' if first == last else f'attempts {first} to {last}'} nothing is left"
             table.add_row("?", hop.at, "", f"[bold]missing[/]: {why}")
         else:
             count = str(hop.entry.envelope.reconsume_times or 0)
@@ -137,5 +160,5 @@ def _show(wanted: str, hops: list[Hop | Missing], names: TopicNames) -> None:
 
 def _json(hop: Hop | Missing) -> dict[str, Any]:
     if isinstance(hop, Missing):
-        return {"missing": hop.at, "expired": hop.expired}
+        return {"missing": hop.at, "expired": hop.expired, "attempts": hop.attempts}
     return {**hop.entry.as_json(body=False), "due_ms": hop.due_ms, "late_ms": hop.late_ms}

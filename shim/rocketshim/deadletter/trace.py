@@ -1,8 +1,9 @@
 """The life of one message, put together from records that were read. Pure.
 
-Records belong together by their id; each hop names in `HOP_ID` the record it was made from. A named record that was
-not read is *missing*, and that is said: retention has taken it, or nobody may read it, which the caller can tell from
-the earliest offset that is left.
+Records belong together by their id; each hop names in `HOP_ID` the record it was made from, and from the first failure
+on `ORIGIN_MESSAGE_ID` names that of the first delivery. A named record that was not read is *missing*, and that is
+said: retention has taken it, or nobody may read it, which the caller can tell from the earliest offset that is left. Of
+what lay between, and is named by nothing that is left, the counts of failures tell at least which attempts it were.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,10 +37,13 @@ class Missing:
     Attributes:
         at: its coordinates.
         expired: retention has taken it; False: it is there, but was not among what was read.
+        attempts: the first and the last failed attempt of which nothing is left, up to the one this record was; None:
+            there is none.
     """
 
     at: str
     expired: bool
+    attempts: tuple[int, int] | None = None
 
 
 def life(
@@ -59,14 +63,20 @@ def life(
     """
     found = {entry.at: entry for entry in entries}
     ordered = sorted(found.values(), key=lambda entry: (entry.stored_ms, entry.offset, entry.at))
-    told: set[str] = set()
+    told: set[str] = set(found)
     result: list[Hop | Missing] = []
+    failures = 0
     for entry in ordered:
-        before = entry.envelope.hop_id
-        origin = found.get(before or "")
-        if before is not None and origin is None and before not in told:
-            told.add(before)
-            result.append(Missing(before, _expired(before, low_offset)))
+        envelope = entry.envelope
+        origin = found.get(envelope.hop_id or "")
+        now = envelope.reconsume_times or 0
+        for before in (envelope.origin_message_id, envelope.hop_id):
+            if before is not None and before not in told:
+                told.add(before)
+                is_later = before == envelope.hop_id != envelope.origin_message_id and failures + 1 < now
+                attempts = (failures + 1, now - 1) if is_later else None
+                result.append(Missing(before, _expired(before, low_offset), attempts))
+        failures = now
         due = _due_ms(entry, queue_delay_ms) if is_schedule(entry.topic) else None
         late = None
         if due is None and origin is not None and is_schedule(origin.topic):

@@ -4,6 +4,7 @@ Reads with the worker's group id, to learn its positions, but never joins the gr
 being delivered at this moment may still be shown. Probes are left out.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -58,14 +59,14 @@ class QueueSummary:
     Attributes:
         partition: its number.
         delay_ms: the queue's delay; None: the table has no such level.
-        waiting: offsets between position and end; probes and markers are among them.
-        head: what leaves next; None: nothing waits.
+        waiting: records that wait, each of them read; probes are none.
+        head: what leaves next.
     """
 
     partition: int
     delay_ms: int | None
     waiting: int
-    head: WaitingRecord | None
+    head: WaitingRecord
 
 
 def waiting_record(record: Any, levels: DelayLevels) -> WaitingRecord:
@@ -135,20 +136,18 @@ class DelayedReader:
         )
 
     def summaries(self) -> list[QueueSummary]:
-        """Each queue that something waits in, by partition."""
-        found = []
-        for number, (start, end) in sorted(self._spans().items()):
-            head = next(self._read({number: (start, end)}), None)
-            if head is not None:
-                found.append(
-                    QueueSummary(
-                        number,
-                        self._levels.queue_delay_ms(number),
-                        end - (head.offset() or 0),
-                        waiting_record(head, self._levels),
-                    )
-                )
-        return found
+        """Each queue that something waits in, by partition. Reads all that waits."""
+        counts: Counter[int] = Counter()
+        heads: dict[int, WaitingRecord] = {}
+        for message in self.records():
+            number = message.partition()
+            counts[number] += 1
+            if number not in heads:
+                heads[number] = waiting_record(message, self._levels)
+        return [
+            QueueSummary(number, self._levels.queue_delay_ms(number), count, heads[number])
+            for number, count in sorted(counts.items())
+        ]
 
     def records(self, *, follow: bool = False) -> Iterator[Any]:
         """Every record that waits, as Kafka messages; in order within a queue.

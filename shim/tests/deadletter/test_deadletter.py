@@ -123,6 +123,43 @@ def test_a_record_that_is_not_there_is_said_to_be_missing(low: int, expired: boo
     assert isinstance(hops[1], Hop)
 
 
+@pytest.mark.parametrize(
+    ("kept", "missing"),
+    [
+        (slice(1, None), [("orders/0/7", None)]),
+        (slice(2, None), [("orders/0/7", None), ("schedule/0/0", None)]),
+        (slice(4, None), [("orders/0/7", None), ("schedule/0/1", (1, 1))]),
+        (slice(5, None), [("orders/0/7", None), ("retry/0/1", (1, 2))]),
+    ],
+)
+def test_whatever_retention_took_is_said_as_far_as_what_is_left_knows_it(
+    kept: slice, missing: list[tuple[str, tuple[int, int] | None]]
+) -> None:
+    """A message that failed three times, and what is left of its records."""
+    origin = {"origin_message_id": "orders/0/7"}
+    records = [
+        entry("orders", 7, 100),
+        entry("schedule", 0, 200, hop_id="orders/0/7", real_topic="%RETRY%g", reconsume_times=1, **origin),
+        entry("retry", 0, 300, hop_id="schedule/0/0", reconsume_times=1, **origin),
+        entry("schedule", 1, 400, hop_id="retry/0/0", real_topic="%RETRY%g", reconsume_times=2, **origin),
+        entry("retry", 1, 500, hop_id="schedule/0/1", reconsume_times=2, **origin),
+        entry("dlq", 0, 600, hop_id="retry/0/1", reconsume_times=3, **origin),
+    ]
+    found = lived(records[kept], lambda _topic, _partition: 99)
+    said = [each for each in found if isinstance(each, Missing)]
+    assert [(each.at, each.attempts) for each in said] == missing
+    assert all(each.expired for each in said)
+    assert len([each for each in found if isinstance(each, Hop)]) == len(records[kept])
+
+
+def test_an_orderly_letter_misses_nothing() -> None:
+    """In order a message is tried again in place: there are no records of its attempts."""
+    first = entry("orders", 7, 100)
+    dead = entry("dlq", 0, 600, hop_id="orders/0/7", origin_message_id="orders/0/7", reconsume_times=17)
+    assert [type(each) for each in lived([first, dead])] == [Hop, Hop]
+    assert lived([dead])[0] == Missing("orders/0/7", expired=False)
+
+
 def reader(kafka: InMemoryKafka) -> TopicReader:
     return TopicReader("memory:1", clients=Clients(kafka.consumer, kafka.producer))
 
