@@ -1,20 +1,28 @@
-"""Where each partition begins, and what its commits carry.
+"""Where each partition begins, what its commits carry, and how it is taken up.
 
-The decision is `core.start_position`'s; this shell asks Kafka for what it needs: committed offsets and their metadata
+The decision is `core.start_position`'s; `Starts` asks Kafka for what it needs: committed offsets and their metadata
 of *all* partitions of the topic, the end of a log, the offset of a time. A start that was resolved (and not committed
 before) is committed at once, before the first message is handed out: else a crash before the first commit would begin
-at another end of the log and lose what lay between. Owned by the poll thread.
+at another end of the log and lose what lay between.
+
+`Uptake` assigns partitions at their starts. One whose start cannot be found out now (coordinator away) is assigned
+paused, and looked at again each second. Until then it lies at offset 0, never at "the beginning": that would be a
+look-up of librdkafka's, whose answer, when it comes late, moves a partition that has been told where to read (seen
+under load).
+
+Owned by the poll thread.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
 from rocketshim.consumer.offset_store import OffsetStore
+from rocketshim.consumer.pauses import PauseReason, Pauses, Place
 from rocketshim.core.start_position import (
     AtTimestamp,
     CommitMetadata,
@@ -30,11 +38,16 @@ from rocketshim.core.start_position import (
     resolve_start,
 )
 
-__all__ = ["Starts"]
+__all__ = ["UNKNOWN_START", "Starts", "Uptake", "held_back"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
-TokenOf = Callable[[tuple[str, int]], int | None]
+TokenOf = Callable[[Place], int | None]
+UNKNOWN_START: Final = -1
+"""In place of an offset: it cannot be told yet."""
+
 _TIMEOUT_S: Final = 10.0
+_AGAIN_MS: Final = 1_000
+_HELD_AT: Final = 0
 
 
 class Starts:
@@ -77,8 +90,8 @@ class Starts:
         self._subscription = subscription
         self._store = store
         self._counts: dict[str, int] = {}
-        self._born: dict[tuple[str, int], int] = {}
-        self.found_tokens: dict[tuple[str, int], int | None] = {}
+        self._born: dict[Place, int] = {}
+        self.found_tokens: dict[Place, int | None] = {}
         self.token_of: TokenOf = lambda _: None
         self.conflicts: dict[str, str] = {}
 
@@ -87,7 +100,7 @@ class Starts:
         self._digest = digest
         self._subscription = subscription
 
-    def metadata(self, place: tuple[str, int]) -> str:
+    def metadata(self, place: Place) -> str:
         """What a commit of this partition carries."""
         born = self._born.get(place, 0)
         return encode_metadata(CommitMetadata(self._digest, born, self._subscription, self.token_of(place)))
@@ -201,3 +214,100 @@ class Starts:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - no public spelling
         low, high = answer
         return low, high
+
+
+def held_back(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Partitions as they are assigned while nothing of them is to be read: paused at once, and sought later."""
+    return [TopicPartition(item.topic, item.partition, _HELD_AT) for item in partitions]
+
+
+class Uptake:
+    """Partitions that come to one consumer: each begins at its start, or is held until that is known.
+
+    Args:
+        starts: says where.
+        pauses: of the consumer.
+        begin: called with each partition and the offset it begins at, once it is assigned; `UNKNOWN_START` for one that
+            is held, and again when its start is known.
+
+    Thread-safety: none; the poll thread's.
+    """
+
+    def __init__(self, starts: Starts, pauses: Pauses, begin: Callable[[Place, int], None]) -> None:
+        self._starts = starts
+        self._pauses = pauses
+        self._begin = begin
+        self._held: set[Place] = set()
+        self._next_look_ms = 0
+
+    def __contains__(self, place: object) -> bool:
+        """Whether a partition is held: nothing that is fetched of it counts."""
+        return place in self._held
+
+    def take_up(
+        self, consumer: ConsumerClient, partitions: list[TopicPartition], now_ms: int, *, look: bool = True
+    ) -> None:
+        """Assign partitions that were given to this consumer; for `on_assign`.
+
+        Args:
+            consumer: as usual.
+            partitions: their offsets are not looked at.
+            now_ms: monotonic time in ms.
+            look: False: their starts are not even asked for (the consumer is closing).
+
+        Raises:
+            KafkaException, RuntimeError: they could not be assigned.
+        """
+        known: dict[Place, int] = {}
+        if look and partitions:
+            try:
+                known = self._resolve(consumer, partitions)
+            except KafkaException as error:
+                self._say_unknown(error, partitions)
+        self.assign(consumer, partitions, known)
+        self._next_look_ms = now_ms + _AGAIN_MS
+
+    def assign(self, consumer: ConsumerClient, partitions: list[TopicPartition], known: Mapping[Place, int]) -> None:
+        """Assign partitions at these starts, and hold those that have none.
+
+        Raises:
+            KafkaException, RuntimeError: they could not be assigned.
+        """
+        places = [(item.topic, item.partition) for item in partitions]
+        held = [place for place in places if place not in known]
+        consumer.incremental_assign([TopicPartition(*place, known.get(place, _HELD_AT)) for place in places])
+        self._pauses.adopt(consumer, places)
+        self._pauses.hold(consumer, held, PauseReason.UNRESOLVED)
+        self._held.update(held)
+        for place in places:
+            self._begin(place, known.get(place, UNKNOWN_START))
+
+    def look_again(self, consumer: ConsumerClient, now_ms: int) -> None:
+        """Begin what is held, if its start can be told by now; asked for once a second at most."""
+        if not self._held or now_ms < self._next_look_ms:
+            return
+        self._next_look_ms = now_ms + _AGAIN_MS
+        partitions = [TopicPartition(*place) for place in sorted(self._held)]
+        try:
+            known = self._resolve(consumer, partitions)
+            for place, offset in known.items():
+                consumer.seek(TopicPartition(*place, offset))
+        except KafkaException as error:
+            self._say_unknown(error, partitions)
+            return
+        self._held.clear()
+        for place, offset in known.items():
+            self._begin(place, offset)
+        self._pauses.release(consumer, known, PauseReason.UNRESOLVED)
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """Partitions that have left, or whose position was set otherwise."""
+        self._held.difference_update(places)
+
+    def _resolve(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> dict[Place, int]:
+        return {(item.topic, item.partition): item.offset for item in self._starts.resolve(consumer, partitions)}
+
+    @staticmethod
+    def _say_unknown(error: KafkaException, partitions: Iterable[TopicPartition]) -> None:
+        names = [f"{item.topic}/{item.partition}" for item in partitions]
+        _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": names})

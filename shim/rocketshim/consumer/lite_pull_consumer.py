@@ -28,12 +28,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
 from rocketshim.clients import Clients, ConsumerClient, confluent_clients
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.assignment import Starts
+from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place
 from rocketshim.consumer.poll_loop import runs_of
 from rocketshim.consumer.queue_lookup import QueueLookup, cluster_errors
@@ -50,7 +50,6 @@ __all__ = ["LitePullConsumer", "as_selector"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
 _SLICE_S: Final = 0.1
-_RESOLVE_AGAIN_MS: Final = 1_000
 _HALF_HOUR_MS: Final = 1_800_000
 
 QueuesListener = Callable[[str, list[MessageQueue]], None]
@@ -126,7 +125,7 @@ class LitePullConsumer:
         self._positions = PullPositions()
         self._pauses = Pauses()
         self._fresh: set[Place] = set()
-        self._unresolved: dict[Place, TopicPartition] = {}
+        self._uptake = Uptake(self._starts, self._pauses, self._begin)
         self._watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
         self._failure: RocketshimError | None = None
         self._consumer: ConsumerClient | None = None
@@ -134,7 +133,7 @@ class LitePullConsumer:
         self._holder: int | None = None
         self._started = self._stopped = self._closing = False
         self._stopping = threading.Event()
-        self._next_commit_ms = self._next_resolve_ms = self._next_check_ms = 0
+        self._next_commit_ms = self._next_check_ms = 0
 
     # --- what to read ------------------------------------------------------------------------------------------------
 
@@ -508,7 +507,7 @@ class LitePullConsumer:
                 self._note(message)
         messages: list[MessageView] = []
         for place, run in runs_of([message for message in batch if message.error() is None]):
-            if place not in self._positions or place in self._unresolved:
+            if place not in self._positions or place in self._uptake:
                 continue
             if place in self._fresh or self._pauses.why(place):  # what lies here may be of the assignment before
                 consumer.seek(TopicPartition(*place, self._positions.position(place)))
@@ -549,8 +548,7 @@ class LitePullConsumer:
                     self._positions.sent(due)
                 except KafkaException as error:
                     _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
-        if self._unresolved and now_ms >= self._next_resolve_ms:
-            self._resolve_again(consumer, now_ms)
+        self._uptake.look_again(consumer, now_ms)
 
     def _changed_queues(self) -> list[tuple[QueuesListener, str, list[MessageQueue]]]:
         """Listeners to be told, with what they are to be told; they are called outside of the call's lock."""
@@ -585,7 +583,7 @@ class LitePullConsumer:
     def _held_place(self, queue: MessageQueue) -> Place:
         place = self._lookup.place(queue)
         self._client()
-        if place not in self._positions or place in self._unresolved:
+        if place not in self._positions or place in self._uptake:
             raise ConsumerError(f"{queue} is not held by this consumer, see assignment()")
         return place
 
@@ -648,67 +646,38 @@ class LitePullConsumer:
                 raise ConfigError(f"{topic!r} has {len(known)} queues, and no queue {absent[0][1]}")
         gone = [place for place in self._positions.places() if place not in wished]
         with cluster_errors("the queues cannot be assigned"):
-            starts = self._starts.resolve(consumer, [TopicPartition(*place) for place in new]) if new else []
+            partitions = [TopicPartition(*place) for place in new]
+            starts = self._starts.resolve(consumer, partitions) if new else []
             if gone:
                 if self.settings.auto_commit:
                     self._commit(consumer, self._positions.due(gone))
                 consumer.incremental_unassign([TopicPartition(*place) for place in gone])
                 self._forget(gone)
             if starts:
-                self._take_up(consumer, starts)
+                starts_at = {(start.topic, start.partition): start.offset for start in starts}
+                self._uptake.assign(consumer, partitions, starts_at)
 
-    def _take_up(self, consumer: ConsumerClient, starts: list[TopicPartition]) -> None:
-        places = [(start.topic, start.partition) for start in starts]
-        consumer.incremental_assign(starts)
-        self._pauses.adopt(consumer, places)
-        for place, start in zip(places, starts, strict=True):
-            self._positions.adopt(place, start.offset)
-        self._fresh.update(places)
+    def _begin(self, place: Place, offset: int) -> None:
+        self._positions.adopt(place, offset)
+        self._fresh.add(place)
 
     def _forget(self, places: Iterable[Place]) -> None:
         places = list(places)
         self._positions.forget(places)
         self._pauses.forget(places)
-        for place in places:
-            self._unresolved.pop(place, None)
+        self._uptake.forget(places)
 
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        places = [(item.topic, item.partition) for item in partitions]
         try:
-            try:
-                starts = self._starts.resolve(consumer, partitions) if partitions and not self._closing else []
-            except KafkaException as error:
-                _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": str(places)})
-                starts = []
-            known = {(start.topic, start.partition): start for start in starts}
-            waiting = [place for place in places if place not in known]
-            asked = [known.get(place) or TopicPartition(*place, OFFSET_BEGINNING) for place in places]
-            self._take_up(consumer, asked)
-            self._unresolved.update({place: TopicPartition(*place) for place in waiting})
-            self._pauses.hold(consumer, waiting, PauseReason.UNRESOLVED)
-            self._next_resolve_ms = self._now_ms() + _RESOLVE_AGAIN_MS
+            self._uptake.take_up(consumer, partitions, self._now_ms(), look=not self._closing)
         except (KafkaException, RuntimeError) as error:
-            self._failure = ConsumerError(f"the queues {places} could not be taken up: {error}")
-
-    def _resolve_again(self, consumer: ConsumerClient, now_ms: int) -> None:
-        self._next_resolve_ms = now_ms + _RESOLVE_AGAIN_MS
-        try:
-            starts = self._starts.resolve(consumer, list(self._unresolved.values()))
-            for start in starts:
-                consumer.seek(start)
-        except KafkaException as error:
-            _LOG.warning("consumer.start-unknown", extra={"error": str(error)})
-            return
-        places = [(start.topic, start.partition) for start in starts]
-        self._unresolved.clear()
-        for place, start in zip(places, starts, strict=True):
-            self._positions.adopt(place, start.offset)
-        self._pauses.release(consumer, places, PauseReason.UNRESOLVED)
+            names = [f"{item.topic}/{item.partition}" for item in partitions]
+            self._failure = ConsumerError(f"the queues {names} could not be taken up: {error}")
 
     def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         places = [(item.topic, item.partition) for item in partitions]
         due = {} if self._closing or not self.settings.auto_commit else self._positions.due(places)
-        due = {place: offset for place, offset in due.items() if place not in self._unresolved}
+        due = {place: offset for place, offset in due.items() if place not in self._uptake}
         try:
             if due:
                 consumer.commit(offsets=self._as_offsets(due), asynchronous=False)

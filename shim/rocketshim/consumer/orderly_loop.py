@@ -23,9 +23,10 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final, assert_never, cast
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
+from rocketshim.consumer.assignment import held_back
 from rocketshim.consumer.dispatch import Dispatch, Pool, Result
 from rocketshim.consumer.orderly_place import OrderlyPlace, OrderlyTask
 from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, Outcome
@@ -450,7 +451,7 @@ class OrderlyLoop(PollLoop):
             return
         places = [(item.topic, item.partition) for item in partitions]
         try:
-            consumer.incremental_assign(self._provisional(consumer, partitions))
+            consumer.incremental_assign(held_back(partitions))
             self._pauses.adopt(consumer, places)
             self._pauses.hold(consumer, places, PauseReason.LOCK)
         except (KafkaException, RuntimeError) as error:
@@ -462,20 +463,6 @@ class OrderlyLoop(PollLoop):
         self._next_comparison_ms = self._now_ms()
         self.assigned.set()
         _LOG.info("consumer.assigned", extra={"partitions": [f"{topic}/{number}" for topic, number in places]})
-
-    @staticmethod
-    def _provisional(consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Where partitions lie until their locks are ours: at their commits, which no late look-up can move."""
-        places = [TopicPartition(item.topic, item.partition) for item in partitions]
-        try:
-            found = consumer.committed(places, timeout=_BOUNDS_S)
-        except KafkaException:
-            found = []
-        known = {(item.topic, item.partition): item.offset for item in found if item.error is None}
-        for item in places:
-            committed = known.get((item.topic, item.partition), -1)
-            item.offset = committed if committed >= 0 else OFFSET_BEGINNING
-        return places
 
     def _depart(self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[Place]) -> None:
         self._give_up(places)

@@ -8,8 +8,7 @@ what is pending, fetch. Rules:
   holds too much is paused (`flow_control`), after the listeners were given 50 ms to catch up, or half a second while
   all of them have work: a pause throws away what librdkafka has fetched. Whether it may go on is looked at each time
   messages leave.
-* A partition whose start cannot be found out now (coordinator away) is assigned paused, and looked at again each
-  second: nothing of it is handed out before its start is committed.
+* Nothing of a partition is handed out before its start is known and committed (`assignment.Uptake`).
 * Commits are the positions after the longest finished prefixes, every `offset_commit_interval_ms`, at revoke, suspend
   and close; `commits.Committer` keeps them from going backwards.
 * A rebalance callback never raises (an exception there would eat a fetched record): what goes wrong is kept and raised
@@ -28,10 +27,10 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.clients import ConsumerClient, ProducerClient, discard, serve
-from rocketshim.consumer.assignment import Starts
+from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
 from rocketshim.consumer.offset_store import OffsetStore
@@ -66,7 +65,6 @@ _BUSY_S: Final = 0.005
 _GATHER_S: Final = 0.001  # results are accounts, nobody waits for them: a turn for each would cost more than they
 _CATCH_UP_MS: Final = 50
 _SATURATED_MS: Final = 500
-_RESOLVE_AGAIN_MS: Final = 1_000
 _COMPARE_TIMEOUT_S: Final = 0.5
 _WATCH_TIMEOUT_S: Final = 5.0
 _MISSING_GRACE_MS: Final = 30_000
@@ -175,12 +173,11 @@ class PollLoop:
         self._fresh: set[Place] = set()  # assigned since the last poll
         self._pauses = Pauses()
         self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._unresolved: dict[Place, TopicPartition] = {}
+        self._uptake = Uptake(starts, self._pauses, self._begin)
         self._doubted: dict[str, int] = {}  # topics that were said to be missing, and until when that may last
         self._epoch = 0
         self._next_commit_ms = 0
         self._next_sweep_ms = 0
-        self._next_resolve_ms = 0
         self._next_show_ms = 0
         self._next_pull_ms = 0
         self._next_poll_ms = 0
@@ -385,7 +382,7 @@ class PollLoop:
 
     def _put(self, place: Place, run: list[Any]) -> None:
         queue = self._queues.get(place)
-        if queue is None or place in self._unresolved:
+        if queue is None or place in self._uptake:
             return  # revoked meanwhile, or read from again once its start is known
         try:
             queue.put(run)
@@ -542,8 +539,7 @@ class PollLoop:
         if now_ms >= self._next_commit_ms:
             self._next_commit_ms = now_ms + self._settings.commit_interval_ms
             self.commits.commit(consumer, self._queues.values(), now_ms=now_ms, asynchronous=True)
-        if self._unresolved and now_ms >= self._next_resolve_ms:
-            self._resolve_again(consumer, now_ms)
+        self._uptake.look_again(consumer, now_ms)
         if self._next_comparison_ms is not None and now_ms >= self._next_comparison_ms:
             self._compare_subscriptions(consumer, now_ms)
         if self._doubted:
@@ -679,7 +675,7 @@ class PollLoop:
         for place, offset in targets.items():
             self.commits.move(consumer, place, offset)
             consumer.seek(TopicPartition(*place, offset))  # if it fails, the next commit puts the group back
-            self._unresolved.pop(place, None)
+            self._uptake.forget([place])
             self._begin(place, offset)
             self._pauses.release(consumer, [place], PauseReason.FLOW | PauseReason.UNRESOLVED)
 
@@ -696,20 +692,7 @@ class PollLoop:
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         places = [(item.topic, item.partition) for item in partitions]
         try:
-            try:
-                starts = [] if self._closing else self._starts.resolve(consumer, partitions)
-            except KafkaException as error:
-                _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": str(places)})
-                starts = []
-            known = {(start.topic, start.partition): start for start in starts}
-            asked = [known.get(place) or TopicPartition(*place, OFFSET_BEGINNING) for place in places]
-            consumer.incremental_assign(asked)
-            self._pauses.adopt(consumer, places)
-            for place in places:
-                self._begin(place, known[place].offset if place in known else OFFSET_BEGINNING)
-            self._unresolved.update({place: TopicPartition(*place) for place in places if place not in known})
-            self._next_resolve_ms = self._now_ms() + _RESOLVE_AGAIN_MS
-            self._pauses.hold(consumer, [p for p in places if p not in known], PauseReason.UNRESOLVED)
+            self._uptake.take_up(consumer, partitions, self._now_ms(), look=not self._closing)
             if self._suspended or self._closing:
                 self._pauses.hold(consumer, places, PauseReason.SUSPENDED)
                 if self._closing:
@@ -721,23 +704,6 @@ class PollLoop:
         self._next_comparison_ms = self._now_ms()
         self.assigned.set()
         _LOG.info("consumer.assigned", extra={"partitions": [f"{topic}/{number}" for topic, number in places]})
-
-    def _resolve_again(self, consumer: ConsumerClient, now_ms: int) -> None:
-        self._next_resolve_ms = now_ms + _RESOLVE_AGAIN_MS
-        try:
-            starts = self._starts.resolve(consumer, list(self._unresolved.values()))
-            for start in starts:
-                consumer.seek(start)
-        except KafkaException as error:
-            _LOG.warning(
-                "consumer.start-unknown", extra={"error": str(error), "partitions": str(list(self._unresolved))}
-            )
-            return
-        self._unresolved.clear()
-        places = [(start.topic, start.partition) for start in starts]
-        for place, start in zip(places, starts, strict=True):
-            self._begin(place, start.offset)
-        self._pauses.release(consumer, places, PauseReason.UNRESOLVED)
 
     def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         places = [(item.topic, item.partition) for item in partitions]
@@ -766,10 +732,10 @@ class PollLoop:
 
     def _forget(self, places: list[Place]) -> None:
         self._pauses.forget(places)
+        self._uptake.forget(places)
         for place in places:
             queue = self._queues.pop(place, None)
             self.commits.forget(place)
-            self._unresolved.pop(place, None)
             if queue is not None:
                 self.dispatch.withhold([queue])
                 queue.drop()

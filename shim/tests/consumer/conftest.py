@@ -217,3 +217,9 @@ def kafka() -> InMemoryKafka:
 def bench(kafka: InMemoryKafka) -> Callable[..., Bench]:
     """Make a `Bench` and open it: `bench(listener, limit=0)`."""
     return lambda listener, **options: Bench(kafka, listener, **options).open()
+
+
+@pytest.fixture
+def unopened(kafka: InMemoryKafka) -> Callable[..., Bench]:
+    """Like `bench`, not opened yet."""
+    return lambda listener, **options: Bench(kafka, listener, **options)

@@ -1,0 +1,189 @@
+"""Where queues begin on a real broker: new groups, queues that are added, starts that cannot be told for a while."""
+
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
+from rocketshim.clients import Clients, confluent_clients
+from rocketshim.local import Broker
+from rocketshim_topics import provision
+from rocketshim_topics.layout import Layout
+
+from . import waiting
+
+GUARD_S = 60.0
+wait_until = partial(waiting.wait_until, within_s=GUARD_S)
+NAMESPACE = f"starts{os.getpid()}"
+NAMES = TopicNames(NAMESPACE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_topics(admin: AdminClient) -> None:
+    provision.ensure_topics(admin, Layout(NAMES, DelayLevels.default()).shared())
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Any) -> None:
+        with self._lock:
+            self.bodies.append(message.body)
+
+
+def member(broker: Broker, group: str, where: ConsumeFromWhere, **values: Any) -> PushConsumer:
+    return PushConsumer(
+        broker.bootstrap,
+        group=group,
+        namespace=NAMESPACE,
+        consume_from_where=where,
+        rebalance_interval_ms=200,
+        persist_consumer_offset_interval_ms=100,
+        **{"client": {"topic.metadata.refresh.interval.ms": 500}, **values},
+    )
+
+
+def send(broker: Broker, topic: str, *bodies: bytes, partition: int = 0, timestamp_ms: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for body in bodies:
+        producer.produce(topic, body, partition=partition, timestamp=timestamp_ms)
+    assert producer.flush(GUARD_S) == 0
+
+
+def committed(broker: Broker, group: str, topic: str, partitions: int) -> list[int]:
+    """Of each partition; nothing while the group's coordinator is not there yet."""
+    reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
+    try:
+        found = reader.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=GUARD_S)
+    except KafkaException:
+        return []
+    finally:
+        reader.close()
+    return [item.offset for item in found]
+
+
+def add_queues(admin: AdminClient, topic: str, count: int) -> None:
+    admin.create_partitions([NewPartitions(topic, count)])[topic].result(GUARD_S)
+
+    def led() -> bool:
+        parts = admin.list_topics(topic, timeout=GUARD_S).topics[topic].partitions
+        return len(parts) == count and all(part.leader >= 0 for part in parts.values())
+
+    wait_until(led)
+
+
+class Unanswered:
+    """A Kafka client that is not told for a while what its group has committed."""
+
+    def __init__(self, inner: Any, times: int) -> None:
+        self._inner = inner
+        self.left = times
+
+    def subscribe(self, topics: list[str], **callbacks: Any) -> None:
+        mine = {name: lambda _, partitions, call=call: call(self, partitions) for name, call in callbacks.items()}
+        self._inner.subscribe(topics, **mine)
+
+    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        if self.left:
+            self.left -= 1
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        found: list[TopicPartition] = self._inner.committed(partitions, timeout=timeout)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_a_start_that_is_told_late_is_kept_to(
+    broker: Broker, group: Callable[..., str], topic: Callable[..., str], admin: AdminClient
+) -> None:
+    """LAST_OFFSET on a log that begins above 0: not one old message, every new one, and the start is committed."""
+    orders, mine, heard = topic(3), group(), Heard()
+    for number in range(3):
+        send(broker, orders, *[b"old"] * 50, partition=number)
+    cut = admin.delete_records([TopicPartition(orders, number, 20) for number in range(3)])
+    for future in cut.values():
+        future.result(GUARD_S)
+    made: list[Unanswered] = []
+    real = confluent_clients()
+
+    def unanswered(config: Any) -> Any:
+        made.append(Unanswered(real.consumer(config), 3))
+        return made[-1]
+
+    clients = Clients(unanswered, real.producer, real.admin)
+    consumer = member(broker, mine, ConsumeFromWhere.LAST_OFFSET, clients=clients)
+    consumer.register_message_listener(orders, heard)
+    with consumer:
+        wait_until(lambda: committed(broker, mine, orders, 3) == [50, 50, 50], "the starts are committed")
+        for number in range(3):
+            send(broker, orders, *[b"new"] * 10, partition=number)
+        wait_until(lambda: len(heard.bodies) >= 30)
+        wait_until(lambda: committed(broker, mine, orders, 3) == [60, 60, 60])
+    assert made[0].left == 0
+    assert heard.bodies == [b"new"] * 30
+
+
+@pytest.mark.parametrize("where", [ConsumeFromWhere.LAST_OFFSET, ConsumeFromWhere.TIMESTAMP])
+def test_the_policy_counts_for_queues_that_were_there_and_no_others(
+    broker: Broker, group: Callable[..., str], topic: Callable[..., str], admin: AdminClient, where: ConsumeFromWhere
+) -> None:
+    """What lies in a queue that was added later was sent to a topic the group was consuming: nothing of it is lost."""
+    orders, mine, heard = topic(1), group(), Heard()
+    send(broker, orders, b"old", timestamp_ms=1_000_000)
+    after = {"consume_timestamp_ms": 2_000_000} if where is ConsumeFromWhere.TIMESTAMP else {}
+    first = member(broker, mine, where, **after)
+    first.register_message_listener(orders, heard)
+    with first:
+        wait_until(lambda: committed(broker, mine, orders, 1) == [1], "the start is committed before anything is read")
+    add_queues(admin, orders, 2)
+    send(broker, orders, b"while nobody consumed", partition=1, timestamp_ms=1_500_000)
+    send(broker, orders, b"new", timestamp_ms=3_000_000)
+    second = member(broker, mine, where, **after)
+    second.register_message_listener(orders, heard)
+    with second:
+        wait_until(lambda: len(heard.bodies) >= 2)
+        add_queues(admin, orders, 3)
+        send(broker, orders, b"before it was noticed", partition=2, timestamp_ms=1_500_000)
+        wait_until(lambda: len(heard.bodies) >= 3)
+    assert sorted(heard.bodies) == [b"before it was noticed", b"new", b"while nobody consumed"]
+
+
+def test_a_new_group_that_crashes_before_its_first_commit_loses_nothing(
+    broker: Broker, group: Callable[..., str], topic: Callable[..., str]
+) -> None:
+    """LAST_OFFSET: where it began is committed before the first message is handed out, and counts after the crash."""
+    orders, mine = topic(1), group()
+    send(broker, orders, b"old")
+    abandoned = threading.Event()
+    reached = threading.Event()
+
+    def hangs(message: Any) -> None:
+        del message
+        reached.set()
+        abandoned.wait(GUARD_S)
+
+    first = member(broker, mine, ConsumeFromWhere.LAST_OFFSET, persist_consumer_offset_interval_ms=600_000)
+    first.register_message_listener(orders, hangs)
+    first.start()
+    wait_until(lambda: committed(broker, mine, orders, 1) == [1])
+    send(broker, orders, uuid.uuid4().bytes)
+    assert reached.wait(GUARD_S)
+    first.stop(timeout_s=0)  # nothing was finished, so nothing is committed, as after a crash
+    abandoned.set()
+    heard = Heard()
+    second = member(broker, mine, ConsumeFromWhere.LAST_OFFSET)
+    second.register_message_listener(orders, heard)
+    with second:
+        wait_until(lambda: len(heard.bodies) == 1)
+    assert heard.bodies != [b"old"]
