@@ -176,7 +176,7 @@ def claims(bootstrap: str) -> None:
         group,
         client_id="bench",
         lock_settings=QueueLockSettings(),
-        topics=[],
+        topics=list,
         clients=confluent_clients(),
         clock=SystemClock(),
         admin=admin,

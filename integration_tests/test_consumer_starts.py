@@ -48,8 +48,8 @@ def member(broker: Broker, group: str, where: ConsumeFromWhere, **values: Any) -
         namespace=NAMESPACE,
         consume_from_where=where,
         rebalance_interval_ms=200,
-        persist_consumer_offset_interval_ms=100,
-        **{"client": {"topic.metadata.refresh.interval.ms": 500}, **values},
+        client={"topic.metadata.refresh.interval.ms": 500},
+        **{"persist_consumer_offset_interval_ms": 100, **values},
     )
 
 

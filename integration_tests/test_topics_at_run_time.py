@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
+from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicMissingError, TopicNames
 from rocketshim.local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
@@ -51,11 +51,19 @@ def leaders(admin: AdminClient, topic: str) -> list[int]:
     return [part.leader for part in found.partitions.values() if part.leader >= 0] if found else []
 
 
-def send(broker: Broker, topic: str, *bodies: bytes) -> None:
+def send(broker: Broker, topic: str, *bodies: bytes, tag: bytes = b"") -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for body in bodies:
-        producer.produce(topic, body, key=body)
+        producer.produce(topic, body, key=body, headers=[("TAGS", tag)])
     assert producer.flush(GUARD_S) == 0
+
+
+def committed(broker: Broker, group: str, topic: str) -> int:
+    """Of both queues together."""
+    reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
+    found = reader.committed([TopicPartition(topic, number) for number in range(2)], timeout=GUARD_S)
+    reader.close()
+    return sum(max(0, item.offset) for item in found)
 
 
 class Heard:
@@ -115,10 +123,36 @@ def test_unsubscribing_while_running_keeps_the_other_topics_going(
         send(broker, refunds, b"3")
         wait_until(lambda: b"3" in heard.bodies)
     assert sorted(heard.bodies) == [b"1", b"2", b"3"]
-    reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": mine})
-    committed = reader.committed([TopicPartition(orders, number) for number in range(2)], timeout=GUARD_S)
-    reader.close()
-    assert sum(item.offset for item in committed) == 1
+    assert committed(broker, mine, orders) == 1
+
+
+def test_subscribing_while_running_adds_a_topic_and_changes_an_expression(
+    broker: Broker, group: Callable[..., str], topic: Callable[..., str]
+) -> None:
+    orders, refunds, mine, heard, later = topic(2), topic(2), group(), Heard(), Heard()
+    consumer = member(broker, mine)
+    consumer.register_message_listener(orders, heard, tags="red")
+    with consumer:
+        send(broker, orders, b"1", tag=b"red")
+        wait_until(lambda: heard.bodies == [b"1"])
+        with pytest.raises(TopicMissingError):
+            consumer.subscribe(f"{orders}-not-there", later)
+        consumer.subscribe(refunds, later)
+        send(broker, refunds, b"2")
+        wait_until(lambda: later.bodies == [b"2"])
+        consumer.subscribe(orders, tags="blue")
+        send(broker, orders, b"never", tag=b"red")
+        send(broker, orders, b"3", tag=b"blue")
+        wait_until(lambda: b"3" in heard.bodies)
+        wait_until(lambda: committed(broker, mine, orders) == 3)
+        wait_until(lambda: committed(broker, mine, refunds) == 1)
+    assert heard.bodies == [b"1", b"3"]
+    other = member(broker, mine)
+    other.subscribe(orders, heard, tags="blue")
+    other.subscribe(refunds, later)
+    with other:  # it subscribes as the first one did in the end
+        assert other.wait_assigned(GUARD_S)
+        assert other.subscription_conflicts == {}
 
 
 def test_two_subscriptions_of_one_group_that_differ_are_found_and_said(

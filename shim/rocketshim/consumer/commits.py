@@ -106,6 +106,21 @@ class Committer:
             self.failing_since_ms = None
         return not refused
 
+    def commit_again(self, consumer: ConsumerClient, places: Iterable[Place], *, now_ms: int) -> None:
+        """Commit once more what was sent of these partitions, since what commits carry has changed.
+
+        Nothing where positions are kept elsewhere than in Kafka.
+        """
+        known = [(place, self._sent.get(place, -1)) for place in places if self._may is None or self._may(place)]
+        offsets = [TopicPartition(*place, sent, metadata=self._metadata(place)) for place, sent in known if sent >= 0]
+        if not offsets or self._store is not None:
+            return
+        try:
+            consumer.commit(offsets=offsets, asynchronous=True)
+            self.outstanding += 1
+        except KafkaException as error:
+            self._refused(str(error), now_ms)
+
     def _due(self, queues: Iterable[ProcessQueue[Any]]) -> list[TopicPartition]:
         due: list[TopicPartition] = []
         for queue in queues:

@@ -403,6 +403,9 @@ class OrderlyLoop(PollLoop):
         )
         return cast("ProcessQueue[Any]", made)
 
+    def _committable(self) -> list[Place]:
+        return [(place.topic, place.partition) for place in self._places() if place.holds()]
+
     def _places(self) -> list[OrderlyPlace]:
         return cast("list[OrderlyPlace]", list(self._queues.values()))
 

@@ -646,10 +646,20 @@ class PollLoop:
 
     # --- asked from other threads ------------------------------------------------------------------------------------
 
-    def read_topics(self, consumer: ConsumerClient, topics: list[str]) -> None:
-        """Read these topics from now on. For `ask`."""
-        self._topics = topics
-        self._subscribe(consumer)
+    def read_topics(self, consumer: ConsumerClient, topics: list[str], watch: TopicWatch | None) -> None:
+        """Read these topics from now on, and look for others if there is a `watch`. For `ask`.
+
+        What is committed says the new subscription, also of queues where nothing comes.
+        """
+        self.commits.commit_again(consumer, self._committable(), now_ms=self._now_ms())
+        self._watch = watch
+        self._next_watch_ms = 0
+        if topics != self._topics:
+            self._topics = topics
+            self._subscribe(consumer)
+
+    def _committable(self) -> list[Place]:
+        return [place for place in self._queues if place not in self._uptake]
 
     def suspend(self, consumer: ConsumerClient) -> None:
         """Read nothing more until `resume_reading`; what was read is handled. For `ask`."""

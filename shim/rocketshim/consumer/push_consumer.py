@@ -27,7 +27,7 @@ from rocketshim.consumer.local_offsets import LocalOffsetStore, offset_folder
 from rocketshim.consumer.orderly_loop import OrderlyCounts, OrderlyLoop, OrderlySettings
 from rocketshim.consumer.orderly_runner import OrderlyRunner
 from rocketshim.consumer.own_allocation import LeasedShare, StrategyShare
-from rocketshim.consumer.poll_loop import LoopSettings, PollLoop
+from rocketshim.consumer.poll_loop import LoopSettings, PollLoop, TopicWatch
 from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.queue_lookup import cluster_errors
 from rocketshim.consumer.send_back import FailedSink, SendBack, SendBackCounts
@@ -183,7 +183,75 @@ class PushConsumer:
             ConfigError, FilterSyntaxError: as `listener`; nothing was registered.
         """
         if self._loop is not None:
-            raise ConfigError(f"listeners are registered before start(); the one for {topic!r} comes too late")
+            raise ConfigError(
+                f"listeners are registered before start(); the one for {topic!r} comes too late: subscribe() takes it"
+            )
+        awaits = is_async(listener)
+        made = self._made(topic, adapt(listener), awaits, tags=tags, sql=sql, selector=selector, orderly=orderly)
+        self._subscriptions.add(made)
+        self._orderly, self._async = orderly, awaits
+
+    def subscribe(
+        self,
+        topic: str,
+        listener: Callable[..., Any] | None = None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        selector: Any = None,
+    ) -> None:
+        """Listen to a further topic or pattern, or filter one otherwise; before the start and while running.
+
+        From then on. What the former filter has passed over stays passed over, and what listeners are about to be given
+        may still be what it let through. A further topic begins as `consume_from_where` says, like any other. The
+        other members of the group are to subscribe alike: until they do, each skips what the others want, and that is
+        said (`subscription_conflicts`) until the queues have been committed again.
+
+        Args:
+            topic: as for `listener`.
+            listener: plain or `async def`, concurrent or orderly like the others of this consumer; None: the one that
+                the topic has (it is kept by `unsubscribe`).
+            tags: as for `listener`; with none of the three: everything.
+            sql: as for `listener`.
+            selector: as for `listener`.
+
+        Raises:
+            ConfigError: a topic without a listener, a name that is none, or two filters; nothing changed.
+            FilterSyntaxError: the expression does not compile; nothing changed.
+            TopicMissingError: of a consumer that runs: there is no such topic; nothing changed.
+            ConsumerError: it is starting up or closing, or the cluster did not answer; nothing changed.
+
+        Source: `DefaultMQPushConsumer#subscribe` of RocketMQ, whose one listener hears every topic.
+        """
+        physical = topic if is_pattern(topic) else self.names.physical(topic)
+        known, awaits = self._subscriptions.own(physical), bool(self._async)
+        if listener is not None:
+            function, awaits = adapt(listener), is_async(listener)
+        elif known is not None:
+            function = known.listener
+        else:
+            raise ConfigError(f"subscribe({topic!r}) needs a listener: that topic has none yet")
+        orderly = bool(self._orderly)
+        made = self._made(topic, function, awaits, tags=tags, sql=sql, selector=selector, orderly=orderly)
+        if self._loop is None:
+            self._subscriptions.put(made)
+            self._orderly, self._async = orderly, awaits
+            return
+        if not is_pattern(topic) and self._admin is not None:
+            self._look_up(self._admin, [physical])
+        self._change(lambda: self._subscriptions.put(made))
+
+    def _made(
+        self,
+        topic: str,
+        function: Listener,
+        awaits: bool,
+        *,
+        tags: str | None,
+        sql: str | None,
+        selector: Any,
+        orderly: bool,
+    ) -> Subscription:
         physical = topic if is_pattern(topic) else self.names.physical(topic)
         if self.names.is_ours(physical):
             raise ConfigError(f"{topic!r} is a topic of the shim's own: retries need no listener of their own")
@@ -192,23 +260,18 @@ class PushConsumer:
                 f"{topic!r}: the listeners of one consumer are all orderly or all concurrent; make a second consumer, "
                 "in a group of its own"
             )
-        awaits = is_async(listener)
         if awaits and orderly:
             raise ConfigError(f"{topic!r}: an orderly listener is a plain function, since its calls never overlap")
         if self._async not in {None, awaits}:
             raise ConfigError(f"{topic!r}: the listeners of one consumer are all `async def` or all plain functions")
         chosen = compile_filter(tags, sql, selector)
-        function: Listener = adapt(listener)
         if isinstance(chosen, CallableFilter):
-            subscription = Subscription(physical, function, None, chosen.matches, str(chosen), chosen.digest())
-        else:
-            everything = isinstance(chosen, TagFilter) and chosen.matches_all
-            matches = None if everything else chosen.matches_headers
-            sieve = chosen.sieve if isinstance(chosen, TagFilter) else None
-            again = chosen.matches_headers if self.settings.filter_support_retry and sql is not None else None
-            subscription = Subscription(physical, function, matches, None, str(chosen), chosen.digest(), again, sieve)
-        self._subscriptions.add(subscription)
-        self._orderly, self._async = orderly, awaits
+            return Subscription(physical, function, None, chosen.matches, str(chosen), chosen.digest())
+        everything = isinstance(chosen, TagFilter) and chosen.matches_all
+        matches = None if everything else chosen.matches_headers
+        sieve = chosen.sieve if isinstance(chosen, TagFilter) else None
+        again = chosen.matches_headers if self.settings.filter_support_retry and sql is not None else None
+        return Subscription(physical, function, matches, None, str(chosen), chosen.digest(), again, sieve)
 
     def unsubscribe(self, topic: str) -> None:
         """Listen to a topic, or a pattern, no longer; also while running. Safe twice.
@@ -227,17 +290,22 @@ class PushConsumer:
         Source: `DefaultMQPushConsumer#unsubscribe` of RocketMQ.
         """
         physical = topic if is_pattern(topic) else self.names.physical(topic)
-        loop, starts = self._loop, self._starts
-        if loop is None or starts is None:
+        if self._loop is None:
             self._subscriptions.remove(physical)
-            return
+        else:
+            self._change(lambda: self._subscriptions.remove(physical))
+
+    def _change(self, change: Callable[[], object]) -> None:
+        """Change the subscriptions of a consumer that runs."""
+        loop, starts = self._running(), self._starts
 
         def act(consumer: ConsumerClient) -> None:
-            if self._subscriptions.remove(physical):
+            change()
+            if starts is not None:
                 starts.subscribe(self._subscriptions.digest(), self._subscriptions.text())
-                loop.read_topics(consumer, self._topics())
+            loop.read_topics(consumer, self._topics(), self._topic_watch())
 
-        self._do(self._running().ask(act))
+        self._do(loop.ask(act))
 
     def register_consume_message_hook(self, hook: ConsumeMessageHook) -> None:
         """Have a hook called before and after every listener call; several are nested as they were registered.
@@ -583,7 +651,7 @@ class PushConsumer:
             "clock": self._clock,
             "sharing": None,
             "store": store,
-            "watch": self._watch if self._subscriptions.has_patterns else None,
+            "watch": self._topic_watch(),
         }
         log = self._connect_log(clients)
         arguments["sharing"] = self._sharing(log)
@@ -620,7 +688,7 @@ class PushConsumer:
             settings.group,
             client_id=settings.client_id or new_client_id(),
             lock_settings=settings.lock_settings,
-            topics=self._topics(),
+            topics=self._topics,
             clients=clients,
             clock=self._clock,
             admin=self._admin,
@@ -674,25 +742,40 @@ class PushConsumer:
             layout = Layout(self.names, settings.delay_levels)
             specs = layout.for_group(settings.group, with_log=self._needs_log)
             provision.ensure_topics(admin, specs, create=settings.create_topics)
-        names = [self.names.schedule, *self._subscriptions.named()]
-        try:
-            found = provision.read_topics(admin, names)
-        except KafkaException as error:
-            raise ConsumerError(f"the topics of group {settings.group!r} could not be looked up: {error}") from error
-        missing = [name for name in self._subscriptions.named() if name not in found]
-        if missing:
-            raise TopicMissingError(f"missing: {', '.join(missing)}. Create what you consume before you consume it")
+        partitions = self._look_up(admin, self._subscriptions.named(), self.names.schedule)
         if self._broadcasts:
             return
-        if self.names.schedule not in found:
+        if self.names.schedule not in partitions:
             raise TopicMissingError(
                 f"missing: {self.names.schedule}. Retries travel through it: run rocketshim init, and a worker"
             )
-        self._lanes = max(1, found[self.names.schedule].partitions // DelayLevels.STRIDE)
+        self._lanes = max(1, partitions[self.names.schedule] // DelayLevels.STRIDE)
+
+    def _look_up(self, admin: Any, needed: list[str], *others: str) -> dict[str, int]:
+        """The partition counts of the topics that are needed, and of those others that are there.
+
+        Raises:
+            TopicMissingError, ConsumerError: one that is needed is not there, or the cluster did not answer.
+        """
+        from rocketshim_topics import provision  # noqa: PLC0415 - as above
+
+        try:
+            found = provision.read_topics(admin, [*others, *needed])
+        except KafkaException as error:
+            raise ConsumerError(
+                f"the topics of group {self.settings.group!r} could not be looked up: {error}"
+            ) from error
+        missing = [name for name in needed if name not in found]
+        if missing:
+            raise TopicMissingError(f"missing: {', '.join(missing)}. Create what you consume before you consume it")
+        return {name: state.partitions for name, state in found.items()}
 
     def _topics(self) -> list[str]:
         """What to read now, the group's retries included."""
         return [*self._subscriptions.topics(), *([] if self._broadcasts else [self._retry_topic])]
+
+    def _topic_watch(self) -> TopicWatch | None:
+        return self._watch if self._subscriptions.has_patterns else None
 
     def _watch(self, existing: Iterable[str]) -> list[str]:
         self._subscriptions.see(existing)

@@ -64,16 +64,30 @@ class Subscriptions:
         Raises:
             ConfigError: it has a listener, or the pattern is no regular expression; nothing changed.
         """
+        if subscription.topic in self._active:
+            raise ConfigError(f"{subscription.topic!r} has a listener; one listener per topic")
+        self.put(subscription)
+
+    def put(self, subscription: Subscription) -> None:
+        """Listen to one more topic or pattern, or to one that is listened to in another way; its place is kept.
+
+        Raises:
+            ConfigError: the pattern is no regular expression; nothing changed.
+        """
         topic = subscription.topic
-        if topic in self._active:
-            raise ConfigError(f"{topic!r} has a listener; one listener per topic")
         if is_pattern(topic):
             try:
                 self._patterns[topic] = re.compile(topic)
             except re.error as error:
                 raise ConfigError(f"{topic!r} is no regular expression: {error}") from error
         self._active = {**self._active, topic: subscription}
+        self._retired = {name: each for name, each in self._retired.items() if name != topic}
+        self._matched = self._matched - {topic}
         self._found = {}
+
+    def own(self, topic: str) -> Subscription | None:
+        """What was subscribed under exactly this name or pattern, also if it was unsubscribed since; None: nothing."""
+        return self._active.get(topic) or self._retired.get(topic)
 
     def remove(self, topic: str) -> bool:
         """Listen to a topic or pattern no longer; whether it was listened to."""

@@ -4,7 +4,7 @@ import itertools
 import os
 import socket
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from rocketshim.client_config import CONSUMER_ONLY, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
@@ -59,7 +59,7 @@ def connect_group_log(
     *,
     client_id: str,
     lock_settings: QueueLockSettings,
-    topics: Iterable[str],
+    topics: Callable[[], Iterable[str]],
     clients: Clients,
     clock: Clock,
     admin: Any = None,
@@ -72,14 +72,13 @@ def connect_group_log(
         group: the consumer group.
         client_id: of this member; its incarnation is made here.
         lock_settings: times of locks; the same in the whole group.
-        topics: physical names of the topics the group commits for, its retry topic among them.
+        topics: asked for the physical names of the topics the group commits for, its retry topic among them.
         clients: where Kafka clients come from.
         clock: the clock that leases are asked by.
         admin: an admin client, by which the log is recognised when it was created again; None: by its records alone.
         strategy: name of the allocation strategy; None: Kafka's group protocol.
     """
     topic = TopicNames(settings.namespace).group_log(group)
-    committed_topics = tuple(topics)
     producer_config = merge(
         {key: value for key, value in settings.client.items() if key not in _OURS_TO_SAY},
         defaults={"client.id": "rocketshim"},
@@ -99,6 +98,6 @@ def connect_group_log(
         make_producer=lambda: clients.producer(producer_config),
         clock=clock,
         strategy=strategy,
-        token_floor=lambda consumer: token_floor(consumer, committed_topics),
+        token_floor=lambda consumer: token_floor(consumer, tuple(topics())),
         topic_id=None if admin is None else TopicId(admin, topic),
     )

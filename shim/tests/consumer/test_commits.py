@@ -111,3 +111,31 @@ def test_an_answer_for_a_partition_that_has_left_is_forgotten(client: Any) -> No
     commits.forget(PLACE)
     commits.answered(None, [TopicPartition(*PLACE, 4)], 5)
     assert not commits.commit(client, [queue], now_ms=0, asynchronous=True)
+
+
+def test_what_was_sent_is_sent_once_more_when_commits_say_something_else(client: Any) -> None:
+    said = ["old"]
+    commits = Committer(lambda _: said[0])
+    commits.adopt(PLACE, 3)
+    commits.adopt(("orders", 1), -1)  # its start is not known
+    said[0] = "new"
+    commits.commit_again(client, [PLACE, ("orders", 1), ("orders", 2)], now_ms=0)
+    assert client.commits == [(3, "new")]
+    assert commits.outstanding == 1
+
+
+def test_what_may_not_be_committed_or_lies_in_another_store_is_not_sent_again(client: Any) -> None:
+    commits = Committer(lambda _: "", may=lambda place: place != PLACE)
+    commits.adopt(PLACE, 3)
+    commits.commit_again(client, [PLACE], now_ms=0)
+    stored = Committer(lambda _: "", store=client)
+    stored.adopt(PLACE, 3)
+    stored.commit_again(client, [PLACE], now_ms=0)
+    assert client.commits == []
+
+
+def test_a_refusal_to_be_told_again_is_counted(client: Any) -> None:
+    commits = committer()
+    client.error = KafkaError(KafkaError._TRANSPORT)
+    commits.commit_again(client, [PLACE], now_ms=7)
+    assert (commits.failed, commits.failing_since_ms, commits.outstanding) == (1, 7, 0)

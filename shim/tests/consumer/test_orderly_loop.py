@@ -90,7 +90,7 @@ class Member:
             GROUP,
             client_id=name,
             lock_settings=locks,
-            topics=["orders", NAMES.retry(GROUP)],
+            topics=lambda: ["orders", NAMES.retry(GROUP)],
             clients=kafka.clients(),
             clock=clock,
         )

@@ -1,5 +1,7 @@
 """Topics by name and by pattern: who listens, what is read, and what no pattern ever catches."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,3 +102,84 @@ def test_subscriptions_that_differ_have_digests_that_differ() -> None:
     assert of("a", "b").digest() == of("b", "a").digest()
     assert len({of(*topics).digest() for topics in [("a",), ("b",), ("a", "b"), ("^a",), ()]}) == 5
     assert of("b", "a").text() == "a=filter of a, b=filter of b"
+
+
+def test_what_is_put_takes_the_place_of_what_was_there() -> None:
+    subscriptions = of("orders", "^o")
+    subscriptions.put(Subscription("orders", print, expression="new", digest="new"))
+    found = subscriptions.get("orders")
+    assert found is not None
+    assert found.expression == "new"
+    assert subscriptions.text() == "^o=filter of ^o, orders=new"
+    assert subscriptions.digest() != of("orders", "^o").digest()
+    assert len(subscriptions) == 2
+
+
+def test_a_pattern_that_is_put_again_keeps_its_place_and_its_topics() -> None:
+    subscriptions = of("^o", "^or")
+    subscriptions.see(["orders"])
+    subscriptions.put(Subscription("^o", print, digest="new"))
+    assert heard_by(subscriptions, "orders") == "^o"
+    assert subscriptions.topics() == ["orders"]
+
+
+def test_a_name_that_is_put_is_no_longer_a_matter_of_the_pattern() -> None:
+    subscriptions = of("^o")
+    subscriptions.see(["orders"])
+    subscriptions.put(Subscription("orders", print))
+    assert heard_by(subscriptions, "orders") == "orders"
+    assert subscriptions.topics() == ["orders"]
+    subscriptions.remove("^o")
+    assert subscriptions.topics() == ["orders"]
+
+
+def test_what_was_removed_and_is_put_again_is_read_again() -> None:
+    subscriptions = of("orders")
+    subscriptions.remove("orders")
+    kept = subscriptions.own("orders")
+    assert kept is not None
+    subscriptions.put(kept)
+    assert subscriptions.topics() == ["orders"]
+    assert heard_by(subscriptions, "orders") == "orders"
+    assert subscriptions.own("^o") is None
+
+
+NAMES_AND_PATTERNS = st.sampled_from(["a", "ab", "b", "^a", "^b", "^.*"])
+TOPICS = ["a", "ab", "b", "c"]
+STEPS = st.lists(st.tuples(st.sampled_from(["put", "remove", "see"]), NAMES_AND_PATTERNS), max_size=12)
+
+
+@given(STEPS)
+def test_against_a_naive_model(steps: list[tuple[str, str]]) -> None:
+    """Who listens to a topic, and what is read, after any order of changes."""
+    subscriptions = Subscriptions(TopicNames())
+    active: list[str] = []
+    retired: list[str] = []
+    known: set[str] = set()  # topics that were there at the last look, while a pattern stood for them
+    for step, name in steps:
+        if step == "put":
+            subscriptions.put(Subscription(name, print, digest=name))
+            active = active if name in active else [*active, name]
+            retired = [each for each in retired if each != name]
+        elif step == "remove":
+            assert subscriptions.remove(name) == (name in active)
+            if name in active:
+                active = [each for each in active if each != name]
+                retired = [*[each for each in retired if each != name], name]
+        else:
+            subscriptions.see(TOPICS)
+        patterns = [each for each in active if each[0] == "^"]
+        caught = {topic for topic in TOPICS if topic not in active and any(re.match(each, topic) for each in patterns)}
+        known = caught if step == "see" else known & caught
+        assert set(subscriptions.topics()) == {each for each in active if each not in patterns} | known
+        for topic in TOPICS:
+            heard = next(
+                (
+                    found
+                    for names in (active, retired)
+                    for found in [topic, *[each for each in names if each[0] == "^" and re.match(each, topic)]]
+                    if found in names
+                ),
+                None,
+            )
+            assert heard_by(subscriptions, topic) == heard

@@ -10,7 +10,7 @@ from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push_consumer import PushConsumer
 from rocketshim.core.start_position import ConsumeFromWhere
-from rocketshim.errors import ConfigError
+from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames
 
@@ -154,3 +154,124 @@ def test_before_the_start_a_topic_can_be_unsubscribed(consumer: PushConsumer) ->
 def test_a_pattern_that_is_no_regular_expression_is_refused(consumer: PushConsumer) -> None:
     with pytest.raises(ConfigError, match="regular expression"):
         consumer.register_message_listener("^(", print)
+
+
+def test_a_further_topic_is_read_from_its_beginning_and_the_others_go_on(
+    kafka: InMemoryKafka, consumer: PushConsumer
+) -> None:
+    heard, heard_too = listen(consumer, "orders"), list[bytes | None]()
+    consumer.start()
+    kafka.append("orders", b"a")
+    kafka.wait_until(lambda: heard() == [b"a"], guard_s=GUARD_S)
+    kafka.create_topic("refunds")
+    kafka.append("refunds", b"was there")
+    consumer.subscribe("refunds", lambda message: heard_too.append(message.body))
+    kafka.append("refunds", b"came")
+    kafka.append("orders", b"b")
+    kafka.wait_until(lambda: heard() == [b"a", b"b"], guard_s=GUARD_S)
+    kafka.wait_until(lambda: heard_too == [b"was there", b"came"], guard_s=GUARD_S)
+    kafka.wait_until(lambda: kafka.committed("g").get(("refunds", 0)) == 2, guard_s=GUARD_S)
+
+
+def test_another_expression_counts_from_then_on(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
+    heard: list[bytes | None] = []
+    consumer.register_message_listener("orders", lambda message: heard.append(message.body), tags="red")
+    consumer.start()
+    for body, tag in ((b"1", b"red"), (b"2", b"blue")):
+        kafka.append("orders", body, headers=[("TAGS", tag)])
+    kafka.wait_until(lambda: kafka.committed("g").get(("orders", 0)) == 2, guard_s=GUARD_S)
+    consumer.subscribe("orders", tags="blue")
+    for body, tag in ((b"3", b"red"), (b"4", b"blue")):
+        kafka.append("orders", body, headers=[("TAGS", tag)])
+    kafka.wait_until(lambda: kafka.committed("g").get(("orders", 0)) == 4, guard_s=GUARD_S)
+    assert heard == [b"1", b"4"]
+    assert consumer._starts is not None
+    assert "orders=blue" in consumer._starts.metadata(("orders", 0))
+
+
+def test_queues_where_nothing_comes_say_the_new_subscription_too(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
+    """Else the group would seem to subscribe in two ways for as long as they are idle."""
+    kafka.create_topic("refunds")
+    listen(consumer, "orders", "refunds")
+    consumer.start()
+    kafka.wait_until(lambda: {("orders", 0), ("refunds", 0)} <= set(kafka.committed("g")), guard_s=GUARD_S)
+    consumer.subscribe("orders", tags="blue")
+
+    def said(topic: str) -> str:
+        commit = next(each for each in reversed(kafka.commits("g")) if (each.topic, each.partition) == (topic, 0))
+        return commit.metadata or ""
+
+    kafka.wait_until(lambda: "orders=blue" in said("orders") and "orders=blue" in said("refunds"), guard_s=GUARD_S)
+    assert kafka.committed("g")["refunds", 0] == 0
+
+
+def test_a_pattern_may_come_later_too(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
+    heard, caught = listen(consumer, "orders"), list[bytes | None]()
+    consumer.start()
+    consumer.subscribe("^re", lambda message: caught.append(message.body))
+    kafka.create_topic("refunds")
+    kafka.append("refunds", b"b")
+    kafka.wait_until(lambda: caught == [b"b"], guard_s=GUARD_S)
+    consumer.unsubscribe("^re")
+    kafka.append("refunds", b"nobody listens")
+    kafka.append("orders", b"a")
+    kafka.wait_until(lambda: heard() == [b"a"], guard_s=GUARD_S)
+    assert caught == [b"b"]
+
+
+def test_what_was_unsubscribed_may_be_subscribed_again_and_goes_on_where_it_was(
+    kafka: InMemoryKafka, consumer: PushConsumer
+) -> None:
+    heard = listen(consumer, "orders")
+    consumer.start()
+    kafka.append("orders", b"a")
+    kafka.wait_until(lambda: heard() == [b"a"], guard_s=GUARD_S)
+    consumer.unsubscribe("orders")
+    kafka.append("orders", b"b")
+    consumer.subscribe("orders")
+    kafka.wait_until(lambda: heard() == [b"a", b"b"], guard_s=GUARD_S)
+
+
+def test_before_the_start_subscribing_is_registering(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
+    heard: list[bytes | None] = []
+    consumer.subscribe("orders", lambda message: heard.append(message.body), tags="red")
+    consumer.subscribe("orders", tags="blue")
+    kafka.append("orders", b"1", headers=[("TAGS", b"red")])
+    kafka.append("orders", b"2", headers=[("TAGS", b"blue")])
+    consumer.start()
+    kafka.wait_until(lambda: heard == [b"2"], guard_s=GUARD_S)
+
+
+async def slow(message: Any) -> None:
+    del message
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"topic": "refunds"}, "listener"),
+        ({"topic": "refunds", "listener": slow}, "async"),
+        ({"topic": "%RETRY%g", "listener": print}, "own"),
+        ({"topic": "orders", "tags": "a", "sql": "b = 1"}, "tags"),
+        ({"topic": "orders", "sql": "a ="}, "SQL"),
+        ({"topic": "^(", "listener": print}, "regular expression"),
+    ],
+)
+def test_a_subscription_that_cannot_be_changes_nothing(
+    kafka: InMemoryKafka, consumer: PushConsumer, asked: dict[str, Any], why: str
+) -> None:
+    heard = listen(consumer, "orders")
+    consumer.start()
+    with pytest.raises(RocketshimError, match=why):
+        consumer.subscribe(**asked)
+    kafka.append("orders", b"a")
+    kafka.wait_until(lambda: heard() == [b"a"], guard_s=GUARD_S)
+    assert consumer._subscriptions.text() == "orders=*"
+
+
+def test_after_the_end_nothing_is_subscribed(consumer: PushConsumer) -> None:
+    listen(consumer, "orders")
+    consumer.start()
+    consumer.stop()
+    with pytest.raises(ConsumerError):
+        consumer.subscribe("refunds", print)

@@ -41,7 +41,7 @@ def test_a_connected_thread_holds_what_it_wants() -> None:
         "g",
         client_id="a",
         lock_settings=QueueLockSettings(),
-        topics=["orders"],
+        topics=lambda: ["orders"],
         clients=kafka.clients(),
         clock=kafka.clock,
     )
