@@ -15,8 +15,9 @@ Rules of this file:
 Cost: O(1) for a run that finishes as a whole; O(1) a message, after one pass, for a run that finishes piecemeal.
 """
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 __all__ = ["HasOffset", "OffsetTracker", "Run"]
@@ -37,7 +38,9 @@ class Run:
         next_offset: the position after its last message.
     """
 
-    __slots__ = ("begun", "first_offset", "messages", "next_offset", "offsets", "open_offsets", "owner", "unfinished")
+    __slots__ = (
+        "ahead", "first_offset", "lowest", "messages", "next_offset", "offsets", "open_offsets", "owner", "unfinished",
+    )  # fmt: skip
 
     def __init__(self, owner: object, messages: Sequence[HasOffset], first_offset: int, next_offset: int) -> None:
         self.owner = owner
@@ -47,7 +50,8 @@ class Run:
         self.unfinished = len(messages)
         self.offsets: Sequence[int] = ()  # of all messages, in order; only while it finishes piecemeal
         self.open_offsets: set[int] = set()  # those of them that are not finished
-        self.begun = 0  # how many messages at its beginning are finished
+        self.ahead: Iterator[int] = iter(())  # goes over `offsets` once, and stops at those that are not finished
+        self.lowest = first_offset  # the first of its messages that is not finished
 
 
 class OffsetTracker:
@@ -120,7 +124,7 @@ class OffsetTracker:
                 tracker's; nothing changed.
         """
         self._check(run)
-        offsets = list(map(_offset, run.messages)) if run.messages else run.offsets
+        offsets = [message.offset() or 0 for message in run.messages] if run.messages else run.offsets
         still_open = set(offsets) if run.messages else run.open_offsets
         wanted = set(finished)
         if len(wanted) != len(finished) or not wanted <= still_open:
@@ -128,31 +132,32 @@ class OffsetTracker:
         if not wanted:
             return
         still_open -= wanted
-        run.messages = ()
-        run.offsets = offsets
-        run.open_offsets = still_open
+        if run.messages:
+            run.messages = ()
+            run.offsets = offsets
+            run.open_offsets = still_open
+            run.ahead = filter(still_open.__contains__, offsets)
         run.unfinished = len(still_open)
         if run.unfinished == 0:
             self._close(run)
             return
-        while run.offsets[run.begun] not in run.open_offsets:
-            run.begun += 1
+        if run.lowest not in still_open:
+            run.lowest = next(run.ahead)
 
     @property
     def next_offset(self) -> int | None:
         """The position to commit, or None while not even the first message is finished."""
-        if self._runs and self._runs[0].begun:
+        if self._runs:
             head = self._runs[0]
-            return head.offsets[head.begun - 1] + 1
+            begun = bisect_left(head.offsets, head.lowest)
+            if begun:
+                return head.offsets[begun - 1] + 1
         return self._safe
 
     @property
     def lowest_unfinished(self) -> int | None:
         """Offset of the oldest unfinished message, or None when all that was delivered is finished."""
-        if not self._runs:
-            return None
-        head = self._runs[0]
-        return head.offsets[head.begun] if head.begun else head.first_offset
+        return self._runs[0].lowest if self._runs else None
 
     @property
     def span(self) -> int:
@@ -183,7 +188,7 @@ class OffsetTracker:
         run.unfinished = 0
         run.messages = run.offsets = ()
         run.open_offsets = set()
-        run.begun = 0
+        run.ahead = iter(())
         runs = self._runs
         while runs and runs[0].unfinished == 0:
             self._safe = runs.popleft().next_offset

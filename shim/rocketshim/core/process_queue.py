@@ -20,6 +20,7 @@ Flow control by count, size and span is asked of this object and decided in `flo
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from itertools import compress, filterfalse
 from operator import length_hint
 from typing import Generic, Protocol, TypeVar
 
@@ -250,10 +251,9 @@ class ProcessQueue(Generic[MessageT]):
             return []
         sent_before = chunk.expired or set()
         kept = refused | sent_before
-        held = [message for message, offset in zip(messages, offsets, strict=True) if offset in kept]
-        self._finish(
-            chunk, [offset for offset in offsets if offset not in kept], chunk.size_bytes - sum(map(len, held))
-        )
+        held = list(compress(messages, map(kept.__contains__, offsets)))  # in C, as what follows
+        done = list(filterfalse(kept.__contains__, offsets))
+        self._finish(chunk, done, chunk.size_bytes - sum(map(len, held)))
         to_send = [message for message in held if message.offset() not in sent_before]
         self._owe(chunk, to_send)
         return to_send
