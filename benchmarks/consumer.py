@@ -380,7 +380,7 @@ def ten_million(bootstrap: str, most: int = 10_000_000) -> None:
     """Is a long way slower, a message, than a short one? Of 200 B, batch of 1; takes 3 GB of disk."""
     topic = fill(bootstrap, most, _SMALL_BYTES)
     ratios = []
-    for _ in range(3):
+    for _ in range(2):
         short = in_process("batch1", bootstrap, topic, most // 10)
         long = in_process("batch1", bootstrap, topic, most)
         ratios.append(short["per_s"] / long["per_s"])
