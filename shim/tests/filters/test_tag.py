@@ -143,6 +143,9 @@ class Fetched:
             raise self._headers
         return self._headers
 
+    def set_headers(self, headers: Any, /) -> None:
+        self._headers = headers
+
 
 @given(
     expression=st.just("*") | st.lists(tags, min_size=1).map(" || ".join),
@@ -151,7 +154,10 @@ class Fetched:
 def test_a_sieve_lets_pass_what_matches(expression: str, found: list[Any]) -> None:
     selected, records = TagFilter(expression), [Fetched(headers) for headers in found]
     expected = [record for record in records if selected.matches_headers(record.headers())]
+    before = [record.headers() for record in expected]
     assert list(selected.sieve(records, pytest.fail)) == expected
+    assert [record.headers() for record in expected] == before
+    assert [record.headers() for record in records if record not in expected] == [None] * (len(records) - len(before))
 
 
 def test_a_record_whose_headers_cannot_be_read_is_named_and_the_next_ones_pass() -> None:
