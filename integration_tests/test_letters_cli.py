@@ -143,7 +143,11 @@ FOLLOWED = {
     "dlq": (["dlq", "ls", "--group", "{group}"], lambda names, group: names.dead_letter(group), "id"),
     "retry": (["retry", "ls", "--group", "{group}"], lambda names, group: names.retry(group), "id"),
     "parked": (["parked", "ls"], lambda names, _: names.parked, "uniq_key"),
-    "delayed": (["delayed", "ls", "--topic", "orders"], lambda names, _: names.schedule, "uniq_key"),
+    "delayed": (
+        ["delayed", "ls", "--topic", "orders", "--where", "UNIQ_KEY <> 'other'"],
+        lambda names, _: names.schedule,
+        "uniq_key",
+    ),
 }
 
 
@@ -166,7 +170,9 @@ def test_following_shows_what_comes_until_ctrl_c(
         assert child.stdout is not None
         for number in range(3):
             headers: list[tuple[str, str | bytes | None]] = [("UNIQ_KEY", b"m%d" % number), ("REAL_TOPIC", b"orders")]
-            if what != "delayed":
+            if what == "delayed":
+                producer.produce(topic, b"", headers=[("UNIQ_KEY", b"other"), headers[1]], partition=number % 2)
+            else:
                 headers.pop()
             producer.produce(topic, b"body", headers=headers, partition=number % 2 if what == "delayed" else 0)
             assert producer.flush(60) == 0

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Follow, Limit, console
+from rocketshim.cli.letters import Follow, Limit, Tags, Where, console, selecting
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import as_read, time_text
 from rocketshim.errors import ConfigError
@@ -30,7 +30,7 @@ def _reader(
     return DelayedReader(bootstrap, TopicNames(namespace), levels, client=client_settings(client)), levels
 
 
-@app.command(epilog="Example: rocketshim delayed ls --topic orders --limit 20")
+@app.command(epilog="Example: rocketshim delayed ls --topic orders --tags 'created || paid' --limit 20")
 def ls(
     *,
     bootstrap: Bootstrap,
@@ -38,17 +38,20 @@ def ls(
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     topic: Annotated[str | None, typer.Option(help="Only what goes to this logical topic.")] = None,
+    where: Where = None,
+    tags: Tags = None,
     limit: Limit = 50,
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
     """List messages that wait, queue by queue in the order in which they leave; with --follow as they are read."""
+    selects = selecting(where, tags)
     reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     shown: list[WaitingRecord] = []
     with reader:
         for message in reader.records(follow=follow):
             entry = waiting_record(message, levels)
-            if topic is not None and entry.target != topic:
+            if (topic is not None and entry.target != topic) or not selects(message.headers()):
                 continue
             if follow:
                 typer.echo(json.dumps(asdict(entry)) if as_json else _line(entry))

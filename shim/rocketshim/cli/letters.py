@@ -3,8 +3,8 @@
 import json
 import os
 import time
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -58,6 +58,19 @@ def letters_topic(names: TopicNames, group: str | None, topic: str | None) -> st
     return names.dead_letter(group)
 
 
+def selecting(where: str | None, tags: str | None) -> Callable[[Any], bool]:
+    """Whether a record with these headers is selected by both, as a consumer's subscription would; None: all are.
+
+    Raises:
+        FilterSyntaxError: an expression does not compile.
+    """
+    by_tag = TagFilter(tags).matches_headers
+    if where is None:
+        return by_tag
+    by_sql = SqlFilter(where).matches_headers
+    return lambda headers: by_tag(headers) and by_sql(headers)
+
+
 class Choice:
     """Which records a person asked for.
 
@@ -71,17 +84,13 @@ class Choice:
         given = {"where": where, "tags": tags, "key": key, "since": since}
         self.written = {name: text for name, text in given.items() if text is not None}
         self.everything = everything
-        self._where = None if where is None else SqlFilter(where)
-        self._tags = None if tags is None else TagFilter(tags)
+        self._selects = selecting(where, tags)
         self._key = key
         self.since_ms = None if since is None else time.time_ns() // 1_000_000 - parse_duration_ms(since)
 
     def wants(self, entry: Entry) -> bool:
         """Whether a record is one of them."""
-        headers = entry.properties
-        if self._where is not None and not self._where.matches_headers(headers):
-            return False
-        if self._tags is not None and not self._tags.matches_headers(headers):
+        if not self._selects(entry.properties):
             return False
         if self._key is None:
             return True
