@@ -11,12 +11,14 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 
 from rocketshim import TopicNames
 from rocketshim.dropin import Consumer
+from rocketshim.errors import StaleMessageError
 from rocketshim.local import Broker
 
 GUARD_S = 150.0
+SOON = {"heartbeat.interval.ms": 300}  # a member hears of the others' coming and going at its next heartbeat
 PROTOCOLS = {
-    "eager": {},
-    "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
+    "eager": SOON,
+    "cooperative": {**SOON, "partition.assignment.strategy": "cooperative-sticky"},
     "KIP-848": {"group.protocol": "consumer"},
 }
 
@@ -145,6 +147,36 @@ def test_a_callback_may_assign_by_itself_and_the_retry_topic_is_read_along(stage
     until(lambda: not original_assignment(consumer), consumer)
 
 
+def told_by(consumer: Consumer, topic: str, names: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Subscribe with these callbacks; they write down who was called with how many partitions."""
+    calls: list[tuple[str, int]] = []
+    callbacks: dict[str, Any] = {name: lambda _, places, name=name: calls.append((name, len(places))) for name in names}
+    consumer.subscribe([topic], **callbacks)
+    return calls
+
+
+@pytest.mark.parametrize("names", [("on_assign", "on_revoke", "on_lost"), ("on_assign", "on_revoke")])
+def test_partitions_that_are_lost_are_told_as_by_the_original(stage: Stage, names: tuple[str, ...]) -> None:
+    stage.send(b"a")
+    impatient = {"session.timeout.ms": 2_000, "max.poll.interval.ms": 2_000, "heartbeat.interval.ms": 300}
+    config = {"bootstrap.servers": stage.bootstrap, "group.id": f"{stage.group}-original"}
+    ours, theirs = stage.consumer(**impatient), Consumer({**config, **impatient})
+    stage.made.append(theirs)
+    calls = {each: told_by(each, stage.topic, names) for each in (ours, theirs)}
+    old = got(ours)
+    until(lambda: calls[theirs], theirs)
+    assert calls[ours] == [("on_assign", 2)]
+    deadline = time.monotonic() + GUARD_S
+    while any(len(mine) < 2 for mine in calls.values()):
+        assert time.monotonic() < deadline
+        time.sleep(2.5)  # nobody polls for longer than is allowed
+        for consumer in [each for _ in range(5) for each in calls if len(calls[each]) < 2]:
+            consumer.poll(0.0)
+    with pytest.raises(StaleMessageError):
+        ours.dead_letter(old, "x")
+    assert [mine[:2] for mine in calls.values()] == [[("on_assign", 2), (names[-1], 2)]] * 2
+
+
 @pytest.mark.parametrize("how", ["poll", "consume"])
 def test_an_error_in_a_callback_is_raised_and_no_message_is_lost(stage: Stage, how: str) -> None:
     stage.send(*(b"%d" % number for number in range(20)))
@@ -172,8 +204,9 @@ def test_an_error_in_a_callback_is_raised_and_no_message_is_lost(stage: Stage, h
 def test_what_waits_in_the_retry_topic_is_read_from_its_beginning_whatever_the_reset_says(stage: Stage) -> None:
     before = stage.consumer()
     before.subscribe([stage.topic])
-    stage.send(b"waits", topic=stage.retry)
+    until(before.assignment, before)  # a member that leaves before it has joined is waited for
     before.close()
+    stage.send(b"waits", topic=stage.retry)
     consumer = stage.consumer(**{"auto.offset.reset": "latest"})
     consumer.subscribe([stage.topic])
     assert got(consumer).value() == b"waits"

@@ -31,7 +31,7 @@ from confluent_kafka.admin import (
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from rich.console import Console
 
-from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings
+from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings, dropin
 from rocketshim.cli import main, redrive
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import RocketshimError
@@ -396,6 +396,33 @@ def test_spark_reads_everything_and_needs_no_group(secured: Secured) -> None:
         assert {each.topic for each in cluster.bounds(topics)} == set(topics)
     with TopicReader(secured.bootstrap, client=client) as reader:
         assert b"for spark" in [record.value() for record in reader.read([NAMES.dead_letter(GROUP)])]
+
+
+def test_a_drop_in_consumer_sends_back_with_a_consumers_rights_and_credentials_that_are_set_later(
+    secured: Secured,
+) -> None:
+    mark = b"for the drop-in"
+    producer = PlainProducer(secured.plain("producer"))
+    producer.produce(TOPIC, mark)
+    producer.produce(TOPIC, mark)
+    assert producer.flush(DEADLINE_S) == 0
+    config = secured.plain("consumer", group_id=GROUP, auto_offset_reset="earliest", enable_auto_commit=False)
+    ours = {"rocketshim.retry.enable": True, "rocketshim.namespace": "pay", "rocketshim.delay.levels": LEVELS}
+    with dropin.Consumer({**config, **ours, "sasl.password": "expired"}) as consumer:
+        consumer.set_sasl_credentials(config["sasl.username"], config["sasl.password"])
+        consumer.subscribe([TOPIC])
+        found: list[Any] = []
+        until = time.monotonic() + DEADLINE_S
+        while len(found) < 2:
+            assert time.monotonic() < until
+            message = consumer.poll(0.5)
+            if message is not None and message.error() is None and message.value() == mark:
+                found.append(message)
+        consumer.reconsume_later(found[0], "later")  # returns when it is stored
+        consumer.dead_letter(found[1], "never")
+        consumer.commit(asynchronous=False)
+    with TopicReader(secured.bootstrap, client=secured.client("operator")) as reader:
+        assert mark in [record.value() for record in reader.read([NAMES.dead_letter(GROUP)])]
 
 
 def test_the_doctor_names_the_rights_that_a_stranger_lacks(
