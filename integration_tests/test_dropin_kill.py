@@ -57,7 +57,7 @@ def charged(path: Path) -> list[int]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("commits", ["automatic", pytest.param("each", marks=pytest.mark.long)])
+@pytest.mark.parametrize("commits", ["automatic", "each"])
 def test_what_was_acknowledged_is_charged_or_dead(  # noqa: PLR0917 - fixtures
     broker: Broker,
     admin: AdminClient,

@@ -7,7 +7,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim import TopicNames
 from rocketshim.dropin import Consumer
@@ -277,6 +277,20 @@ def test_a_pause_of_the_retry_topic_does_not_outlive_its_assignment(stage: Stage
     consumer.resume(consumer.assignment())
     stage.send(b"r", topic=stage.retry)
     assert got(consumer).value() == b"r"
+
+
+def test_storing_a_retried_message_whose_partition_was_taken_away_is_no_error(stage: Stage) -> None:
+    consumer = stage.consumer(**{"enable.auto.offset.store": False})
+    consumer.subscribe([stage.topic])
+    stage.send(b"a")
+    stage.send(b"r", topic=stage.retry)
+    found = {message.topic(): message for message in (got(consumer), got(consumer))}
+    consumer.unsubscribe()
+    until(lambda: not original_assignment(consumer), consumer)
+    consumer.store_offsets(message=found[stage.retry])
+    consumer.store_offsets(offsets=[TopicPartition(stage.retry, 0, 1)])
+    with pytest.raises(KafkaException):
+        consumer.store_offsets(message=found[stage.topic])
 
 
 def test_a_subclass_reaches_the_reading_layer_through_super(stage: Stage) -> None:

@@ -287,14 +287,33 @@ class ReadingConsumer(Consumer):
     def store_offsets(self, *args: Any, **kwargs: Any) -> None:  # noqa: D102 - the original's
         given = [each for each in (*args, *kwargs.values()) if each is not None]
         is_right = len(given) == 1 and isinstance(given[0], Message | list)
-        if is_right and self._rocketshim.stores and not self._rocketshim.closing:
-            raise KafkaException(
-                KafkaError(
-                    KafkaError._INVALID_ARG,  # noqa: SLF001 - no public spelling
-                    "StoreOffsets failed: Local: Invalid argument or configuration",
+        if is_right and not self._rocketshim.closing:
+            if self._rocketshim.stores:
+                raise KafkaException(
+                    KafkaError(
+                        KafkaError._INVALID_ARG,  # noqa: SLF001 - no public spelling
+                        "StoreOffsets failed: Local: Invalid argument or configuration",
+                    )
                 )
-            )
+            several = given[0] if isinstance(given[0], list) else given
+            rest = [each for each in several if not self._has_left(each)]
+            if len(rest) < len(several):
+                if isinstance(given[0], list) and rest:
+                    super().store_offsets(offsets=rest)
+                return
         super().store_offsets(*args, **kwargs)
+
+    def _has_left(self, each: object) -> bool:
+        """Whether this is of a partition of the retry topic that was taken away: no callback tells the user of it."""
+        state = self._rocketshim
+        match each:
+            case Message():
+                place = each.topic() or "", _number(each.partition())
+            case TopicPartition():
+                place = place_of(each)
+            case _:
+                return False
+        return place[0] == state.retry_topic and place not in state.ledger.places()
 
     def seek(self, partition: TopicPartition) -> None:  # noqa: D102 - the original's
         if not _is_a(partition, TopicPartition):
