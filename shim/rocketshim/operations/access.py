@@ -102,6 +102,7 @@ def grants(
 
 def _consumer(names: TopicNames, groups: Iterable[str], *, orderly: bool) -> Iterator[Grant]:
     yield _topic(names.schedule, "WRITE", why="send back what failed")
+    yield _topic(names.parked, "WRITE", why="park retries that break the wire format")
     for group in groups:
         yield _topic(names.retry(group), "READ", why="consume retries")
         yield _topic(names.dead_letter(group), "WRITE", why="write dead letters")
