@@ -140,7 +140,7 @@ class ReadingConsumer(Consumer):
         if state.ensured:
             return
         layout = state.layout()
-        admin = AdminClient(state.connection)
+        admin = AdminClient({"log_level": 5, **state.connection})  # its end is no news
         state.hop_store.tell_credentials(admin)
         provision.ensure_topics(
             admin,
