@@ -141,6 +141,35 @@ def test_a_retry_that_cannot_be_stored_is_made_again_after_a_pause_and_counts_as
     assert b.committed() == 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "topic", "partition"),
+    [
+        (RetryLater(level=1), "SCHEDULE_TOPIC_XXXX", 0),
+        (RetryLater("2s"), "SCHEDULE_TOPIC_XXXX", 1),
+        (DeadLetter("enough"), "rmq.dlq.g", 0),
+    ],
+    ids=repr,
+)
+def test_a_hop_that_is_made_again_goes_where_the_listener_asked_for(
+    kafka: InMemoryKafka, bench: Make, asked: BaseException, topic: str, partition: int
+) -> None:
+    """RocketMQ's second way back, a normal send, forgets the level that was asked for and counts otherwise."""
+    fill(kafka, 1)
+
+    def handle(message: Any) -> None:
+        del message
+        raise asked
+
+    b = bench(handle)
+    kafka.fail_produce(KafkaError(KafkaError._MSG_TIMED_OUT), topic=topic)
+    b.run()
+    assert kafka.records(topic) == []
+    b.clock.advance(5_000)
+    b.turn(3)
+    (hop,) = kafka.records(topic)
+    assert (hop.partition(), header(hop, "RECONSUME_TIMES")) == (partition, "1")
+
+
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_a_message_too_large_for_its_next_hop_becomes_a_dead_letter_by_reference(
     kafka: InMemoryKafka, bench: Make, *, synchronous: bool
