@@ -86,7 +86,7 @@ class PushConsumer:
         ConfigError: a setting that does not exist or is out of range; nothing was opened.
 
     Thread-safety: set-up (`listener`, `start`) belongs to one thread; `stop` may be called from any, also from a
-    signal handler.
+    signal handler; what moves or changes a running consumer (`subscribe`, `seek`, `suspend` …) from any too.
 
     Source: `DefaultMQPushConsumer` of RocketMQ.
     """
