@@ -14,13 +14,15 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
-from rocketshim.consumer.listener import Subscription
+from rocketshim.consumer.listener import Subscription, WithoutContext
 from rocketshim.consumer.orderly_context import ConsumeOrderlyContext, TriedMessageView
 from rocketshim.consumer.orderly_place import OrderlyTask
 from rocketshim.consumer.outcome import DeadLetter, RetryLater
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
+from rocketshim.group.lease import Lease
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView
+from rocketshim_topics.message import FirstView
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["OrderlyRunner"]
@@ -29,6 +31,7 @@ _LOG = logging.getLogger("rocketshim.consumer")
 _SLICE_NS: Final = 100_000_000
 _NS: Final = 1_000_000
 _NEVER_MS: Final = 2**62
+_NO_LEASE: Final = Lease(MessageQueue("none"), -1, _NEVER_MS)
 _SUSPEND: Final = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 _TEXT_MAX: Final = 200
 
@@ -95,27 +98,30 @@ class OrderlyRunner:
         self, task: OrderlyTask, subscription: Subscription, begin: int, end: int, answers: list[BatchAnswer]
     ) -> None:
         listener: Any = subscription.listener
-        now_ns, counts, success = self._clock.monotonic_ns, task.counts, ConsumeOrderlyStatus.SUCCESS
-        slice_end_ns = now_ns() + _SLICE_NS
+        alone = listener.function if type(listener) is WithoutContext else None
+        now_ns, tried, success = self._clock.monotonic_ns, bool(task.counts), ConsumeOrderlyStatus.SUCCESS
+        lease = task.lease or _NO_LEASE
+        until_ms = lease.until_ms  # it only grows, by renewals, or ends
+        stop_ns = min(now_ns() + _SLICE_NS, until_ms * _NS)
         context = self._context(task)
-        lease = task.lease
         done = 0
         for message in islice(task.messages, begin, end):
-            now = now_ns()
-            if task.withheld or now >= slice_end_ns or (lease is not None and now >= lease.until_ms * _NS):
+            if now_ns() >= stop_ns or lease.until_ms < until_ms or task.withheld:
                 break
-            view = self._view(message, task) if counts else MessageView(message, False)  # noqa: FBT003 - costs time
+            if tried:
+                view = self._view(message, task)
+            else:
+                view = FirstView()  # in C; the assignment is what its constructor would do
+                view._record = message  # noqa: SLF001
             try:
-                status = listener(view, context)
+                status = listener(view, context) if alone is None else alone(view)
             except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
                 if done:
                     answers.append(BatchAnswer(done))
                 answers.append(self._raised(task, error, context, 1))
                 return
-            if (
-                (status is None or status is success)
-                and context.auto_commit is True
-                and context.suspend_current_queue_time_ms == -1
+            if (status is None or status is success) and (
+                alone is not None or (context.auto_commit is True and context.suspend_current_queue_time_ms == -1)
             ):
                 done += 1  # nearly always
                 continue
