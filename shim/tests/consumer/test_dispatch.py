@@ -1,0 +1,164 @@
+"""How large chunks are, what is handed out, and what results do to the queues they come from."""
+
+from collections.abc import Iterable
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.consumer.dispatch import Dispatch, Result
+from rocketshim.consumer.outcome import Outcome
+from rocketshim.core.process_queue import Chunk, ProcessQueue
+from rocketshim_topics import Failure
+
+
+class Record:
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def offset(self) -> int:
+        return self._offset
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Pool:
+    """Keeps what it is given."""
+
+    shares_chunks = False
+
+    def __init__(self, size: int = 20) -> None:
+        self.size = size
+        self.results: SimpleQueue[Result] = SimpleQueue()
+        self.given: list[Chunk[Any]] = []
+
+    def submit(self, chunk: Chunk[Any]) -> None:
+        self.given.append(chunk)
+
+
+class Desk:
+    """A dispatch with its pool, and a queue of so many messages."""
+
+    def __init__(self, count: int = 0, *, batch_count: int = 1, size: int = 20) -> None:
+        self.pool = Pool(size)
+        self.sent_back: list[int | None] = []
+        self.left: list[ProcessQueue[Any]] = []
+        self.dispatch = Dispatch(
+            self.pool,  # type: ignore[arg-type]
+            batch_count,
+            lambda _, outcome: self.sent_back.append(outcome.message.offset()),
+            self.left.append,
+        )
+        self.queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
+        self.queue.put([Record(offset) for offset in range(count)])
+
+    def work(self, chunk: Chunk[Any], *, failed: Iterable[int] = (), elapsed_ns: int = 1_000) -> None:
+        """What a listener thread does with a chunk."""
+        chunk.take_back()
+        outcomes = [
+            Outcome(message, Failure("Oops", "", 0)) for message in chunk.messages if message.offset() in set(failed)
+        ]
+        self.pool.results.put(Result(chunk, outcomes or None, elapsed_ns))
+
+    def learn(self, per_message_ns: int) -> None:
+        """Let it have seen enough chunks that took so long."""
+        other: ProcessQueue[Any] = ProcessQueue("learnt", 0)
+        other.put([Record(offset) for offset in range(40)])
+        while (chunk := other.take(1)) is not None:
+            self.dispatch.in_flight += 1
+            self.work(chunk, elapsed_ns=per_message_ns)
+        self.dispatch.take_results(0)
+
+
+def test_until_listeners_are_known_a_chunk_is_one_batch() -> None:
+    assert Desk(batch_count=7).dispatch.chunk_count(10_000) == 7
+
+
+@pytest.mark.parametrize(
+    ("per_message_ns", "batch_count", "backlog", "count"),
+    [
+        (1_000, 1, 5, 1_024),  # waking a thread costs more than the listener
+        (1_000, 2_000, 5, 2_000),
+        (100_000, 1, 5, 64),
+        (1_000_000, 1, 100_000, 8),  # as many as take 8 ms
+        (1_000_000, 1, 80, 1),  # never so many that a thread is left without work
+        (1_000_000, 3, 100_000, 6),  # whole batches
+        (100_000_000, 1, 100_000, 1),
+    ],
+)
+def test_how_many_messages_a_chunk_holds(per_message_ns: int, batch_count: int, backlog: int, count: int) -> None:
+    desk = Desk(batch_count=batch_count)
+    desk.learn(per_message_ns)
+    assert desk.dispatch.chunk_count(backlog) == count
+
+
+@given(st.lists(st.integers(min_value=1, max_value=60), min_size=1, max_size=4), st.data())
+def test_every_message_is_handed_out_once_and_what_failed_is_sent_back_once(
+    counts: list[int], data: st.DataObject
+) -> None:
+    desk = Desk()
+    queues = [ProcessQueue[Any]("orders", number) for number in range(len(counts))]
+    for queue, count in zip(queues, counts, strict=True):
+        queue.put([Record(offset) for offset in range(count)])
+    desk.dispatch.hand_out(queues)
+    assert desk.dispatch.in_flight == sum(counts)
+    failed_in_all = 0
+    for chunk in desk.pool.given:
+        failed = {m.offset() for m in chunk.messages if data.draw(st.booleans())}
+        failed_in_all += len(failed)
+        desk.work(chunk, failed=failed)
+    desk.dispatch.take_results(0)
+    assert desk.dispatch.in_flight == 0
+    assert len(desk.sent_back) == failed_in_all == desk.dispatch.counts.failed
+    assert desk.dispatch.counts.succeeded == sum(counts) - failed_in_all
+    assert all(queue.msg_count == 0 or not queue.settled for queue in queues)
+    assert sum(queue.msg_count for queue in queues) == failed_in_all  # owed until their next hop is stored
+
+
+def test_a_chunk_that_stands_gives_back_what_it_has_not_begun() -> None:
+    desk = Desk(64)
+    desk.learn(1_000)
+    desk.dispatch.hand_out([desk.queue])
+    (stuck,) = desk.pool.given
+    stuck.in_work = next(stuck.todo)
+    desk.dispatch.take_results(10)
+    assert len(desk.pool.given) == 1  # it was seen at this call for the first time
+    desk.dispatch.take_results(20)
+    parts = desk.pool.given[1:]
+    assert [message.offset() for part in parts for message in part.messages] == list(range(1, 64))
+    assert desk.dispatch.in_flight == 64
+    for part in parts:
+        desk.work(part)
+    desk.dispatch.take_results(30)
+    assert (desk.queue.msg_count, desk.queue.next_offset) == (1, None)
+
+
+def test_what_is_withheld_is_in_flight_no_more() -> None:
+    desk = Desk(10)
+    desk.dispatch.hand_out([desk.queue])
+    desk.dispatch.withhold([desk.queue])
+    assert desk.dispatch.in_flight == 0
+    desk.dispatch.hand_out([desk.queue])
+    assert len(desk.pool.given) == 10
+
+
+def test_results_of_a_dropped_queue_wake_nothing() -> None:
+    desk = Desk(1)
+    desk.dispatch.hand_out([desk.queue])
+    desk.queue.drop()
+    desk.work(desk.pool.given[0], failed=[0])
+    desk.dispatch.take_results(0)
+    assert (desk.left, desk.sent_back, desk.dispatch.in_flight) == ([], [], 0)
+
+
+def test_the_first_defect_of_a_listener_thread_is_kept() -> None:
+    desk = Desk(2)
+    desk.dispatch.hand_out([desk.queue])
+    first, second = AssertionError("first"), AssertionError("second")
+    for chunk, error in zip(desk.pool.given, (first, second), strict=True):
+        desk.pool.results.put(Result(chunk, None, 0, died=error))
+    desk.dispatch.take_results(0)
+    assert desk.dispatch.died is first
