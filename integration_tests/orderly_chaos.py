@@ -19,14 +19,20 @@ from pathlib import Path
 from typing import Any
 
 MEMBER = """
-import random, socket, sys, threading, time
+import logging, random, socket, sys, threading, time
 from rocketshim import ConsumeFromWhere, PushConsumer
+from rocketshim.errors import BrokerUnavailableError
 
+said = dict.fromkeys(("error", "why", "queue", "partitions"), "")
+logging.basicConfig()
+logging.root.handlers[0].setFormatter(
+    logging.Formatter("%(asctime)s %(message)s %(error)s %(why)s %(queue)s %(partitions)s", defaults=said)
+)
 bootstrap, namespace, group, topic, port, name, pause_ms = sys.argv[1:]
 local = threading.local()
 consumer = PushConsumer(
     bootstrap, group=group, namespace=namespace, client_id=name, consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
-    consume_thread_min=4, lock_lease_ms=6_000, lock_hold_ms=3_000, lock_renew_ms=1_000,
+    consume_thread_min=4, lock_lease_ms=9_000, lock_hold_ms=3_000, lock_renew_ms=1_000,
     persist_consumer_offset_interval_ms=500, suspend_current_queue_time_ms=50,
 )
 
@@ -40,7 +46,12 @@ def write(message, context):
     if local.sink.readline() != "ok\\n":
         raise RuntimeError("the sink has seen a higher token")
 
-consumer.run()
+while True:
+    try:
+        consumer.run()
+        break
+    except BrokerUnavailableError:  # a broker on a busy machine: nothing was started
+        logging.exception("again")
 """
 
 
@@ -124,9 +135,9 @@ class Sink:
 class Fleet:
     """Members as processes."""
 
-    def __init__(self, *arguments: str, sink: Sink, count: int, logs: Path, pause_ms: float = 5.0) -> None:
+    def __init__(self, *arguments: str, sink: Sink, count: int, logs: Path, pause_ms: float = 10.0) -> None:
         self._arguments = arguments
-        self._sink = sink
+        self.sink = sink
         self._logs = logs
         self._pause_ms = pause_ms
         self._number = 0
@@ -140,7 +151,7 @@ class Fleet:
     def start(self) -> None:
         self._number += 1
         name = f"member-{self._number}"
-        command = [sys.executable, "-c", MEMBER, *self._arguments, str(self._sink.port), name, str(self._pause_ms)]
+        command = [sys.executable, "-c", MEMBER, *self._arguments, str(self.sink.port), name, str(self._pause_ms)]
         with (self._logs / f"{name}.log").open("wb") as log:
             self.members.append(subprocess.Popen(command, stdout=log, stderr=log))
 

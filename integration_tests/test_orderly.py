@@ -1,9 +1,8 @@
-"""Orderly consumption on the real broker: hand-overs, deaths, freezes, a group log that is lost."""
+"""Orderly consumption on the real broker: order, counts, keys, hand-overs, the command line."""
 
 import json
-import logging
 import threading
-import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,15 +14,15 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from rocketshim import ConsumeFromWhere, ConsumeOrderlyStatus, PushConsumer, TopicNames
+import rocketshim
+from rocketshim import ConsumeFromWhere, ConsumeOrderlyStatus, Message, MessageModel, PushConsumer, TopicNames
 from rocketshim.cli.app import main
 from rocketshim.errors import TopicMismatchError
 from rocketshim.local import Broker
-from rocketshim_topics import DelayLevels, provision
+from rocketshim_topics import DelayLevels, partition_for, provision
 from rocketshim_topics.layout import Layout
 
 from . import waiting
-from .orderly_chaos import Fleet, Sink
 
 GUARD_S = 120.0
 wait_until = partial(waiting.wait_until, within_s=GUARD_S)
@@ -90,7 +89,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.calls: list[tuple[int, int, int, int]] = []
+        self.calls: list[tuple[int, int, int, Any]] = []
 
     def note(self, message: Any, context: Any) -> None:
         with self.lock:
@@ -100,6 +99,28 @@ class Seen:
     def offsets(self, queue: int) -> list[int]:
         with self.lock:
             return [offset for number, offset, _, _ in self.calls if number == queue]
+
+
+def test_what_is_sent_in_order_by_a_sharding_key_or_by_kafkas_key_is_handled_in_that_order(stage: Stage) -> None:
+    topic = stage.topic(4)
+    lock = threading.Lock()
+    handled: dict[str, list[int]] = defaultdict(list)
+
+    def note(message: Any) -> None:
+        of, number = message.body.decode().split()
+        with lock:
+            handled[of].append(int(number))
+
+    for _ in range(2):
+        stage.consumer(note, topic)
+    with rocketshim.Producer(stage.broker.bootstrap, namespace=stage.namespace) as producer:
+        for number in range(20):
+            for order in ("o-1", "o-2", "支付"):
+                producer.send_orderly(Message(topic, f"sharded-{order} {number}".encode()), order)
+                sent = producer.send(Message(topic, f"keyed-{order} {number}".encode(), key=order))
+                assert sent.message_queue.queue_id == partition_for(order.encode(), 4), "as the Java client chooses"
+    wait_until(lambda: sum(map(len, handled.values())) >= 6 * 20, "everything")
+    assert all(numbers == list(range(20)) for numbers in handled.values())
 
 
 def test_queues_change_hands_in_order_and_without_repeats_when_members_come_and_go(stage: Stage) -> None:
@@ -137,6 +158,76 @@ def test_a_failing_message_keeps_its_count_over_a_restart_and_dies_at_the_limit(
     wait_until(lambda: seen.offsets(0)[-2:] == [1, 2], "the messages behind it")
     counts = [times for _, offset, times, _ in seen.calls if offset == 0]
     assert counts == list(range(7))
+
+
+def test_by_hand_only_a_commit_commits_and_a_rollback_brings_back_what_is_open(stage: Stage) -> None:
+    topic = stage.topic(1)
+    seen = Seen()
+    rolled_back = threading.Event()
+
+    def by_hand(message: Any, context: Any) -> Any:
+        seen.note(message, context)
+        context.auto_commit = False
+        if message.queue_offset == 2:
+            return ConsumeOrderlyStatus.COMMIT
+        if message.queue_offset == 4 and not rolled_back.is_set():
+            rolled_back.set()
+            return ConsumeOrderlyStatus.ROLLBACK
+        return ConsumeOrderlyStatus.SUCCESS
+
+    stage.send(topic, 6)
+    first = stage.consumer(by_hand, topic, suspend_current_queue_time_ms=10)
+    wait_until(lambda: len(seen.calls) >= 8, "the messages, two of them again")
+    first.stop()
+    assert seen.offsets(0) == [0, 1, 2, 3, 4, 3, 4, 5]
+    stage.consumer(by_hand, topic)
+    wait_until(lambda: len(seen.calls) >= 11, "what was not committed")
+    assert seen.offsets(0)[8:] == [3, 4, 5]
+    assert {times for _, _, times, _ in seen.calls} == {0}, "a rollback counts nothing"
+
+
+def test_a_message_of_a_mixed_batch_that_is_at_its_limit_is_dead_lettered_once(stage: Stage) -> None:
+    topic = stage.topic(1)
+    done = threading.Event()
+    tried: list[int] = []
+
+    def fail(messages: list[Any]) -> Any:
+        tried.extend(message.queue_offset for message in messages)
+        if min(message.reconsume_times for message in messages) < 3:
+            return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+        if messages[-1].queue_offset == 3:
+            done.set()
+        return None
+
+    with rocketshim.Producer(stage.broker.bootstrap, namespace=stage.namespace) as producer:
+        for number in range(4):
+            producer.send(Message(topic, b"%d" % number, max_reconsume_times=1 if number == 1 else None))
+    stage.consumer(fail, topic, consume_message_batch_max_size=4, suspend_current_queue_time_ms=10)
+    assert done.wait(GUARD_S)
+    assert [tried.count(offset) for offset in range(4)] == [4, 2, 4, 4]
+    letters = Consumer({"bootstrap.servers": stage.broker.bootstrap, "group.id": "reader"})
+    where = TopicPartition(stage.names.dead_letter(stage.group), 0)
+    assert letters.get_watermark_offsets(where, timeout=GUARD_S) == (0, 1)
+    letters.close()
+
+
+def test_broadcast_in_order_each_member_handles_everything_without_a_lock(stage: Stage, tmp_path: Path) -> None:
+    topic = stage.topic(2)
+    members = [Seen(), Seen()]
+    stage.send(topic, 40, 2)
+    for number, seen in enumerate(members):
+        stage.consumer(
+            seen.note,
+            topic,
+            message_model=MessageModel.BROADCASTING,
+            client_id=f"member-{number}",
+            offset_store_dir=str(tmp_path),
+        )
+    for seen in members:
+        wait_until(lambda seen=seen: len(seen.calls) >= 40, "everything")
+        assert [seen.offsets(queue) for queue in (0, 1)] == [list(range(20))] * 2
+        assert {token for _, _, _, token in seen.calls} == {None}
+    assert stage.names.group_log(stage.group) not in stage.admin.list_topics(timeout=GUARD_S).topics
 
 
 def test_one_failing_key_holds_up_no_other(stage: Stage) -> None:
@@ -200,150 +291,3 @@ def test_the_command_line_shows_locks_and_members_and_frees_the_queue_of_a_dead_
     with seen.lock:
         offsets = [offset for queue, offset, _, _ in seen.calls if queue == 1]
     assert sorted(set(offsets)) == list(range(max(offsets) + 1))
-
-
-# --- everything at once -----------------------------------------------------------------------------------------
-
-
-class Trouble:
-    """What goes wrong, a step every three seconds."""
-
-    def __init__(self, stage: Stage, fleet: Fleet) -> None:
-        self.stage, self.fleet = stage, fleet
-        self.log = stage.names.group_log(stage.group)
-        self.lost_logs = 0
-        self.ended = 0
-        self._steps = {
-            1: self._kill,
-            2: self._freeze,
-            4: self._truncate,
-            5: self._kill,
-            6: self._freeze,
-            7: self._freeze,
-            11: self._kill,
-            12: self._create_again,
-            15: self._freeze,
-        }
-
-    def run(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        step = 0
-        while time.monotonic() < until:
-            step += 1
-            self._steps.get(step % 16, lambda: None)()
-            deadline = time.monotonic() + 3.0
-            while time.monotonic() < deadline:
-                self.fleet.thaw()
-                self.ended += self.fleet.replace_ended()
-                time.sleep(0.05)
-
-    def _kill(self) -> None:
-        member = self.fleet.any()
-        if member is not None:
-            self.fleet.kill(member)
-
-    def _freeze(self) -> None:
-        member = self.fleet.any()
-        if member is not None:
-            self.fleet.freeze(member, 12.0)  # twice the lease; its listeners are inside their calls
-
-    def _create_again(self) -> None:
-        admin = self.stage.admin
-        admin.delete_topics([self.log])[self.log].result(GUARD_S)
-        # a broker still shows for a moment what it has just deleted, and what is shown is not created
-        wait_until(lambda: self.log not in admin.list_topics(timeout=GUARD_S).topics, "the log is gone")
-        provision.ensure_topics(self.stage.admin, [self.stage.layout.group_log(self.stage.group)])
-        self.lost_logs += 1
-
-    def _truncate(self) -> None:
-        end = _end_of(self.stage, self.log)  # whoever is frozen has not read all of it
-        for future in self.stage.admin.delete_records([TopicPartition(self.log, 0, end)]).values():
-            future.result(GUARD_S)
-        self.lost_logs += 1
-
-
-class Source(threading.Thread):
-    """Writes to every queue ten times a second; `ends` is where each queue ends."""
-
-    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
-        super().__init__(daemon=True)
-        self.ends = dict.fromkeys(range(partitions), 0)
-        self.over = threading.Event()
-        self._address, self._topic = bootstrap, topic
-
-    def run(self) -> None:
-        producer = Producer({"bootstrap.servers": self._address, "acks": "all", "enable.idempotence": True})
-        while not self.over.wait(0.1):
-            for partition in self.ends:
-                producer.produce(self._topic, None if self.ends[partition] % 2 else b"", partition=partition)
-                self.ends[partition] += 1
-            producer.poll(0)
-        producer.flush()
-
-    def stop(self) -> None:
-        self.over.set()
-        self.join(GUARD_S)
-
-
-def chaos(stage: Stage, logs: Path, *, seconds: float, members: int = 6, partitions: int = 24) -> str:
-    """Consume while members die and freeze and the group log is lost; hold the sink's account against the promise."""
-    topic = stage.topic(partitions)
-    sink = Sink()
-    fleet = Fleet(stage.broker.bootstrap, stage.namespace, stage.group, topic, sink=sink, count=members, logs=logs)
-    source = Source(stage.broker.bootstrap, topic, partitions)
-    trouble = Trouble(stage, fleet)
-    source.start()
-    try:
-        wait_until(lambda: sink.count > partitions, "the first messages")
-        trouble.run(seconds)
-        source.stop()
-        fleet.thaw(everybody=True)
-        deadline = time.monotonic() + GUARD_S
-        while not sink.reached(source.ends):
-            trouble.ended += fleet.replace_ended()
-            assert time.monotonic() < deadline, _missing(sink, source.ends, logs)
-            time.sleep(0.1)
-    finally:
-        source.stop()
-        fleet.stop()
-        sink.close()
-    repeats = sum(sink.queues[queue].check(end) for queue, end in source.ends.items())
-    handovers = sum(written.handovers() for written in sink.queues.values())
-    refused = sum(len(written.refused) for written in sink.queues.values())
-    assert trouble.ended == 0, f"{trouble.ended} members ended by themselves: {_tails(logs)}"
-    assert handovers > 0
-    return (
-        f"{sum(source.ends.values())} messages, {partitions} queues, {members} members, {fleet.kills} killed, "
-        f"{fleet.freezes} frozen, log lost {trouble.lost_logs} times: {handovers} hand-overs, {repeats} repeats, "
-        f"{refused} late writes refused"
-    )
-
-
-def _end_of(stage: Stage, topic: str) -> int:
-    reader = Consumer({"bootstrap.servers": stage.broker.bootstrap, "group.id": "reader"})
-    try:
-        end: int = reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=GUARD_S)[1]
-        return end
-    finally:
-        reader.close()
-
-
-def _missing(sink: Sink, ends: dict[int, int], logs: Path) -> str:
-    behind = {q: (len(sink.queues[q].accepted), end) for q, end in ends.items() if not sink.reached({q: end})}
-    return f"not all came within {GUARD_S} s: {behind}; {_tails(logs)}"
-
-
-def _tails(logs: Path) -> str:
-    return "\n".join(f"{path.name}: {path.read_text()[-2_000:]}" for path in sorted(logs.glob("*.log")))
-
-
-def test_order_holds_while_members_die_and_freeze_and_the_log_is_lost(stage: Stage, tmp_path: Path) -> None:
-    logging.getLogger("rocketshim.tests").info(chaos(stage, tmp_path, seconds=40))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1_800)
-def test_order_holds_for_ten_minutes(stage: Stage, tmp_path: Path) -> None:
-    account = chaos(stage, tmp_path, seconds=600)
-    (tmp_path / "account.txt").write_text(account)
-    print(account)  # noqa: T201 - for docs/reliability.md
