@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Message as Record
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -39,7 +40,10 @@ from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
+from .worker_stage import recovery_s
+
 LEVELS = "1s 2s 3s"
+SESSION_S = 6
 DEADLINE_S = 120.0
 SCRIPT = """
 import faulthandler, logging, os, signal, sys, time
@@ -167,8 +171,8 @@ class Stage:
             assert time.monotonic() < end, f"{count} records wait; logs in {self.logs}"
             time.sleep(0.2)
 
-    def read(self, topic: str | None = None, *, committed: bool = True) -> Counter[bytes]:
-        """How often each message is seen in a topic; None: in the target."""
+    def records(self, topic: str | None = None, *, committed: bool = True) -> list[Record]:
+        """What is seen in a topic; None: in the target."""
         name = self.target if topic is None else topic
         partitions = self.admin.list_topics(name, timeout=30).topics[name].partitions
         consumer = Consumer(
@@ -180,7 +184,7 @@ class Stage:
         )  # fmt: skip
         try:
             consumer.assign([TopicPartition(name, number, 0) for number in partitions])
-            found: Counter[bytes] = Counter()
+            found: list[Record] = []
             ended = 0
             end = time.monotonic() + DEADLINE_S
             while ended < len(partitions):
@@ -189,12 +193,23 @@ class Stage:
                 if message is None:
                     continue
                 if message.error() is None:
-                    found[message.value()] += 1
+                    found.append(message)
                 elif message.error().name() == "_PARTITION_EOF":
                     ended += 1
             return found
         finally:
             consumer.close()
+
+    def read(self, topic: str | None = None, *, committed: bool = True) -> Counter[bytes]:
+        """How often each message is seen in a topic; None: in the target."""
+        return Counter(record.value() or b"" for record in self.records(topic, committed=committed))
+
+    def assert_recovered(self, since_ms: int, guard_s: float = 60.0) -> None:
+        """An event held messages up for no longer than the session and ten seconds; the guard is for slow machines."""
+        schedule = {
+            f"{each.topic()}/{each.partition()}/{each.offset()}": each for each in self.records(self.names.schedule)
+        }
+        assert recovery_s(self.records(), schedule, since_ms) <= SESSION_S + 10 + guard_s
 
     def read_until(self, count: int, topic: str | None = None) -> Counter[bytes]:
         end = time.monotonic() + DEADLINE_S
@@ -294,9 +309,11 @@ def test_a_worker_frozen_beyond_every_time_out_repeats_nothing_when_it_wakes(sta
         stage.send(producer, 0, 100)
         stage.read_until(30)
         os.kill(frozen.pid, signal.SIGSTOP)  # wherever it is
+        frozen_ms = time.time_ns() // 1_000_000
         second = stage.worker("two")
         stage.send(producer, 100, 100)
         assert stage.read_until(200) == once(200)
+        stage.assert_recovered(frozen_ms)
         os.kill(frozen.pid, signal.SIGCONT)
         stage.send(producer, 200, 100)
         assert stage.read_until(300) == once(300)
@@ -346,8 +363,10 @@ def test_a_broker_restart_in_mid_stream_neither_loses_nor_repeats(tmp_path: Path
                 stage.read_until(20)
                 cluster.kill(1)
                 cluster.restart(1)
+                back_ms = time.time_ns() // 1_000_000
                 stage.send(producer, 300, 100)
                 assert stage.read_until(400) == once(400)
+                stage.assert_recovered(back_ms)
         finally:
             stage.stop()
 

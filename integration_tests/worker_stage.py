@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from rocketshim.producer.producer import Producer
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["DEADLINE_S", "LEVELS", "STAMPED", "WorkerStage", "first_of", "header"]
+__all__ = ["DEADLINE_S", "LEVELS", "STAMPED", "WorkerStage", "first_of", "header", "recovery_s"]
 
 LEVELS = "1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 3s 1s"
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
@@ -123,3 +123,16 @@ def first_of(record: Message, schedule: dict[str, Message]) -> tuple[Message, in
         record = origin
         hops += header(record, "TARGET_TRIES") is None
     return record, hops
+
+
+def recovery_s(delivered: list[Message], schedule: dict[str, Message], since_ms: int) -> float:
+    """For how long after an event messages were still delivered late because of it, in seconds, by the broker's stamps.
+
+    The longest that a message came after it was due and after the event.
+    """
+    waits_ms = []
+    for record in delivered:
+        first, _ = first_of(record, schedule)
+        due_ms = first.timestamp()[1] + int(header(first, "DELAY_MS") or 0)
+        waits_ms.append(record.timestamp()[1] - max(due_ms, since_ms))
+    return max(waits_ms) / 1_000
