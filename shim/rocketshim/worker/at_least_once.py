@@ -275,6 +275,11 @@ class AtLeastOnce:
             self._counts.was_parked(placement.reason)
             self._alarm("worker.parked", reason=placement.reason, record=_name(record))
 
+    def grows(self, now_ns: int) -> bool:
+        """Each record goes by itself."""
+        del now_ns
+        return False
+
     def end_turn(self, now_ns: int) -> None:
         """Nothing to do: records are on their way already."""
 

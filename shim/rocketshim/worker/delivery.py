@@ -85,6 +85,9 @@ class Delivery(Protocol):
     def relay(self, held: HeldQueue, due: Due[Any], now_ns: int) -> None:
         """Place what left a queue."""
 
+    def grows(self, now_ns: int) -> bool:
+        """Whether what is placed together so far would be worth more with more."""
+
     def end_turn(self, now_ns: int) -> None:
         """Nothing more is due for now."""
 

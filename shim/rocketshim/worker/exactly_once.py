@@ -1,8 +1,9 @@
 """Exactly-once delivery: what is due, and the positions after it, in one Kafka transaction.
 
-* A turn of the loop is a transaction: everything due is produced in it, up to 5,000 records or 50 ms, so it grows with
-  the backlog; then the positions, as the member of the group that we are now; then the commit. Between a commit and the
-  next begin lie 5 ms: without them librdkafka waits 20 ms for the coordinator to finish the last one (measured).
+* A turn of the loop is a transaction: everything due is produced in it, and while more lies ready it is fetched and
+  produced too, up to 5,000 records or 50 ms, so it grows with the backlog; then the positions, as the member of the
+  group that we are now; then the commit. Between a commit and the next begin lie 5 ms: without them librdkafka waits
+  20 ms for the coordinator to finish the last one (measured).
 * No report of a record is needed: a transaction with a record that was not stored does not commit. Reports come of
   failures only; they name the target, and it is avoided. Where one record spoils its batch, the producer sends records
   one a batch for a while, and then the report names the record.
@@ -267,6 +268,10 @@ class ExactlyOnce:
         if error is not None and len(self._failures) < _LISTED_FAILURES:
             self._failures.append((record, kind, topic, error))
 
+    def grows(self, now_ns: int) -> bool:
+        """Whether a transaction is open and has room."""
+        return self._begun_ns is not None and self.room(now_ns) > 0
+
     def end_turn(self, now_ns: int) -> None:
         """Commit the running transaction, if there is one."""
         producer, consumer = self._producer, self._consumer
@@ -508,7 +513,7 @@ class ExactlyOnce:
                 each.committed = each.skipped_to
 
     def drain(self, held: list[HeldQueue], longest_ns: int) -> None:
-        """Between two turns nothing is in flight; what is in doubt is left to the next owner."""
+        """What is open when partitions go is aborted by the turn it is in; what is in doubt is the next owner's."""
         del held, longest_ns
 
     def probe(self, held: HeldQueue, now_ns: int) -> None:

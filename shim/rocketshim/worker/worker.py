@@ -231,8 +231,12 @@ class DelayWorker:
             self._client_errors.clear()
             self._alarm("worker.client-error", error=str(last), count=count)
             delivery.connection_lost()
-        self._fetch(consumer, self._wait_ns(delivery, max_wait_ms * _NS))
+        is_more = self._fetch(consumer, self._wait_ns(delivery, max_wait_ms * _NS))
         self._relay_due(delivery)
+        while is_more and delivery.grows(self._clock.monotonic_ns()):
+            is_more = self._fetch(consumer, 0)
+            self._relay_due(delivery)
+        delivery.end_turn(self._clock.monotonic_ns())
         now_ns = self._clock.monotonic_ns()
         self._assignment.throttle(consumer, now_ns)
         delivery.settle(now_ns)
@@ -263,18 +267,20 @@ class DelayWorker:
             until_ns = self._commit_ns
         return max(0, until_ns - now_ns)
 
-    def _fetch(self, consumer: ConsumerClient, wait_ns: int) -> None:
+    def _fetch(self, consumer: ConsumerClient, wait_ns: int) -> bool:
+        """Offer the queues what came; whether as much came as is taken at once, so that more lies ready."""
         whole_ms = wait_ns // _NS
         if whole_ms == 0 and wait_ns > 0:
             self._sleep(wait_ns / 1e9)
         try:
             first = consumer.poll(whole_ms / 1_000)
             if first is None:
-                return
+                return False
             batch = [first, *consumer.consume(_FETCH_COUNT - 1, 0)]
         except KafkaException as error:  # of the consumer itself: it cannot go on
             self._fatal = error
-            return
+            return False
+        is_more = len(batch) == _FETCH_COUNT
         seen_ns = self._clock.monotonic_ns()
         errors = [message for message in batch if message.error() is not None]
         if errors:
@@ -285,6 +291,7 @@ class DelayWorker:
                 self._offer(held, list(messages), seen_ns)
         for each in errors:
             self._client_error(consumer, each)
+        return is_more
 
     def _offer(self, held: HeldQueue, run: list[Any], seen_ns: int) -> None:
         kind, _ = run[-1].timestamp()
@@ -337,7 +344,6 @@ class DelayWorker:
                     delivery.relay(held, due, now_ns)
             if progress:
                 delivery.settle(self._clock.monotonic_ns())
-        delivery.end_turn(self._clock.monotonic_ns())
 
     # --- what it shows of itself -------------------------------------------------------------------------------------
 
