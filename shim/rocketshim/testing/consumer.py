@@ -27,7 +27,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from rocketshim.testing.broker import Broker
 from rocketshim.testing.client_settings import ConsumerSettings
@@ -393,7 +401,10 @@ class InMemoryConsumer:
             return log.log_start_offset, log.end_offset(read_committed=self._settings.read_committed)
 
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        """For each partition, whose `offset` is a time in epoch ms: the first offset then or later; −1: none."""
+        """For each partition, whose `offset` is a time in epoch ms: the first offset then or later; −1: none.
+
+        `OFFSET_BEGINNING` and `OFFSET_END` for a time mean where the log begins and ends.
+        """
         self._enter()
         doing = "Failed to get offsets"
         with self._broker.lock:
@@ -406,6 +417,10 @@ class InMemoryConsumer:
         log = self._broker.log(*named(wanted))
         if log is None or self._broker.faults.is_broker_down:
             return PartitionResult.of(named(wanted), wanted.offset, error=kafka_error(Code.UNKNOWN_PARTITION))
+        if wanted.offset == OFFSET_BEGINNING:
+            return PartitionResult.of(named(wanted), log.log_start_offset)
+        if wanted.offset == OFFSET_END:
+            return PartitionResult.of(named(wanted), log.end_offset(read_committed=self._settings.read_committed))
         found = log.offset_for_time(wanted.offset)
         return PartitionResult.of(named(wanted), OFFSET_END if found is None else found)
 

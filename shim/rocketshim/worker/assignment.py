@@ -4,9 +4,10 @@
   none is let out: what goes wrong is kept in `failure` and raised by the worker's next step.
 * A partition begins at its committed position. Where there is none the earliest is committed at once, so that a later
   start knows where to look, and where the last commit carries another level table, the position is committed again with
-  this worker's, so that the table in use can be seen. A position outside the log means earliest and an alarm. A cluster
-  that refuses (a topic just made has leaders that do not know it yet) is asked again for two seconds. If positions
-  cannot be read then or in time, the broker's own count is used (`OFFSET_STORED`), which means the same.
+  this worker's, so that the table in use can be seen. A position outside the log means earliest and an alarm. The
+  bounds of all partitions are asked for at once: one by one they take long on a starved machine. A cluster that
+  refuses (a topic just made has leaders that do not know it yet) is asked again for two seconds. If positions cannot
+  be read then or in time, the broker's own count is used (`OFFSET_STORED`), which means the same.
 * Each assignment of a partition is a `HeldQueue` of its own; one that was given up is `gone`, and results that still
   arrive for it are dropped. A log that begins anew below what was read (re-created topic) is a new one, too.
 * Fetching pauses where enough waits. Enough is little while the head is due in more than two seconds (memory does not
@@ -19,7 +20,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_STORED, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
 from rocketshim.core.level_queue import LevelQueue, QueueLimits
@@ -201,9 +202,9 @@ class Assignment:
     def _known_starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
         starts: list[TopicPartition] = []
         first: list[TopicPartition] = []
+        lows, highs = _bounds(consumer, partitions, OFFSET_BEGINNING), _bounds(consumer, partitions, OFFSET_END)
         for item in consumer.committed(partitions, timeout=_TIMEOUT_S):
-            place = TopicPartition(item.topic, item.partition)
-            low, high = consumer.get_watermark_offsets(place, timeout=_TIMEOUT_S)
+            low, high = lows[item.partition], highs[item.partition]
             offset = item.offset
             if offset < 0:
                 offset = low
@@ -292,3 +293,13 @@ class Assignment:
     def _is_far(queue: LevelQueue[Any], now_ns: int) -> bool:
         next_ns = queue.next_ns()
         return next_ns is not None and next_ns - now_ns > _FAR_NS
+
+
+def _bounds(consumer: ConsumerClient, partitions: list[TopicPartition], which: int) -> dict[int, int]:
+    """Where the logs begin or end, in one question; Kafka takes `OFFSET_BEGINNING` and `OFFSET_END` for a time."""
+    asked = [TopicPartition(item.topic, item.partition, which) for item in partitions]
+    found = consumer.offsets_for_times(asked, timeout=_TIMEOUT_S)
+    for item in found:
+        if item.error is not None:
+            raise KafkaException(item.error)
+    return {item.partition: item.offset for item in found}

@@ -359,8 +359,9 @@ class ExactlyOnce:
         """End the transaction without effect; if even that is in doubt, the producer goes."""
         self._counts.aborted += 1
         self._call_begins()
+        discard(producer, self._patience_s)  # an abort waits in vain for reports that nobody serves
         try:
-            producer.abort_transaction(self._api_timeout_s)  # what no target took is purged, and so reported
+            producer.abort_transaction(self._api_timeout_s)
             now_ns = self._clock.monotonic_ns()
         except KafkaException as problem:
             now_ns = self._clock.monotonic_ns()

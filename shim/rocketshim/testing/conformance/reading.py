@@ -193,7 +193,7 @@ def watermarks_and_logical_offsets(backend: Backend) -> None:
 
 
 def times_become_offsets(backend: Backend) -> None:
-    """The first record at the time or later; −1 when there is none; per-partition errors."""
+    """The first record at the time or later; −1 when there is none; where the log begins and ends; errors."""
     topic = backend.new_topic()
     producer = backend.producer({})
     for stamp_ms in (1_600_000_000_000, 1_600_000_001_000, 1_600_000_002_000):
@@ -209,6 +209,8 @@ def times_become_offsets(backend: Backend) -> None:
     equal(found(1_600_000_000_001), (1, True))
     equal(found(1_600_000_002_000), (2, True))
     equal(found(1_600_000_002_001), (OFFSET_END, True))
+    equal(found(OFFSET_BEGINNING), (0, True), "where the log begins")
+    equal(found(OFFSET_END), (3, True), "where the log ends")
     _, unknown = consumer.offsets_for_times([at(topic, 0, 5), at(topic, 9, 5)], timeout=10)
     equal(unknown.error.code() if unknown.error else None, Code.UNKNOWN_PARTITION)
     alone = refused(lambda: consumer.offsets_for_times([at(topic, 9, 5)], timeout=10))
