@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, murmur2
+from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory, discard, serve
 from rocketshim.core.clock import Clock
@@ -23,7 +23,7 @@ from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.delivery import WorkerCounts
 from rocketshim.worker.prober import Prober
-from rocketshim.worker.router import Kind, Placement, Router, Verdict
+from rocketshim.worker.router import Kind, Placement, PlainGroup, Router, Verdict
 from rocketshim.worker.target_table import Target
 
 __all__ = ["AtLeastOnce"]
@@ -167,63 +167,40 @@ class AtLeastOnce:
         """Send what left a queue."""
         self._point("before-produce")
         flight = _Flight(held, due, now_ns)
-        slow = self._relay_quickly(flight, now_ns)
-        for place in slow:
-            self._place(flight, place, now_ns)
+        place, end = 0, len(due.records)
+        while place < end:
+            groups, place = self._router.plain_ones(due, place, held, now_ns)
+            for group in groups:
+                self._send_plain(flight, group, now_ns)
+            if place < end:
+                self._place(flight, place, now_ns)
+                place += 1
         self._point("after-produce")
 
-    def _relay_quickly(self, flight: _Flight, now_ns: int) -> list[int]:
-        """Send the plain due ones; returns the places of the others."""
-        producer = self._open()
-        due = flight.due
-        clock_ms = due.clock_ms
-        latest_append_ms = clock_ms - flight.held.queue.delay_ms
-        prefix = flight.held.hop_prefix
-        cut, produce = self._router.cut, producer.produce
-        begun_targets: list[Target] = []
-        slow: list[int] = []
-        last_topic: bytes | None = None
-        last_group: bytes | None = None
-        target: Target | None = None
-        count = 0
-        for place, (record, append_ms) in enumerate(zip(due.records, due.appends_ms, strict=True)):
-            found = None
-            if append_ms <= latest_append_ms:
-                found = cut(record.headers(), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
-            if found is None:
-                slow.append(place)
-                continue
-            real_topic, group, headers, due_ms = found
-            if real_topic is not last_topic or group != last_group:
-                target = self._router.quick_target(real_topic, group, now_ns)
-                last_topic, last_group, count = real_topic, group, (target and target.partitions) or 0
-            if target is None:
-                slow.append(place)
-                continue
-            key = record.key()
-            partition = target.turn % count if key is None else murmur2(key, count)
-            begun = target.begun.get(partition)
-            if begun is None:
-                batch = _Batch(flight, Kind.DELIVER, target.topic, target, self._inbox)
-                if not target.begun:
-                    begun_targets.append(target)
-                begun = target.begun[partition] = batch, batch.reported, batch.places.append, batch.dues_ms.append
-            _, reported, add_place, add_due = begun
+    def _send_plain(self, flight: _Flight, group: PlainGroup, now_ns: int) -> None:
+        """Send the plain due ones of one target partition."""
+        produce = self._open().produce
+        target, partition = group.target, group.partition
+        topic = target.topic
+        batch = _Batch(flight, Kind.DELIVER, topic, target, self._inbox)
+        for place, value, key, headers, due_ms in group.records:
             try:
-                produce(target.topic, record.value(), key, partition, on_delivery=reported, headers=headers)
+                produce(topic, value, key, partition, on_delivery=batch.reported, headers=headers)
             except (BufferError, KafkaException):
-                slow.append(place)  # there it is tried again, and the error looked at
-                continue
-            add_place(place)
-            add_due(due_ms)
-        # a report of the first records cannot come before poll, so `places` is complete when it is looked at
-        for each in begun_targets:
-            each.turn += 1
-            sent = [begun[0] for begun in each.begun.values() if begun[0].places]
-            each.begun.clear()
-            self._flying.extend(sent)
-            self._open_batches.update(sent)
-        return slow
+                self._begun(batch)
+                batch = _Batch(flight, Kind.DELIVER, topic, target, self._inbox)
+                self._place(flight, place, now_ns)  # there it is tried again, and the error looked at
+                produce = self._open().produce
+            else:
+                batch.places.append(place)
+                batch.dues_ms.append(due_ms)
+        self._begun(batch)
+
+    def _begun(self, batch: _Batch) -> None:
+        """All of a batch is sent. No report of it can have come before: nothing polls between its records."""
+        if batch.places:
+            self._flying.append(batch)
+            self._open_batches.add(batch)
 
     def _place(self, flight: _Flight, place: int, now_ns: int) -> None:
         """Route one record and send it."""

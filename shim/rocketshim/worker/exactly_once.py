@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition, murmur2
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory, discard, serve
 from rocketshim.core.clock import Clock
@@ -30,7 +30,7 @@ from rocketshim.errors import WorkerError
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.delivery import WorkerCounts
 from rocketshim.worker.prober import Prober
-from rocketshim.worker.router import Kind, Router
+from rocketshim.worker.router import Kind, PlainGroup, Router
 from rocketshim.worker.watchdog import Heartbeat
 
 if TYPE_CHECKING:
@@ -153,9 +153,7 @@ class ExactlyOnce:
             return 0
         return _MOST_RECORDS - self._records
 
-    def relay(  # noqa: C901 - one pass over many records, of which every line is paid for
-        self, held: HeldQueue, due: Due[Any], now_ns: int
-    ) -> None:
+    def relay(self, held: HeldQueue, due: Due[Any], now_ns: int) -> None:
         """Produce what left a queue, in the running transaction."""
         if self._begun_ns is None and not self._begin(now_ns):
             held.queue.failed(due)
@@ -166,41 +164,33 @@ class ExactlyOnce:
         producer = self._producer
         if producer is None:
             return
-        clock_ms = due.clock_ms
-        latest_append_ms = clock_ms - held.queue.delay_ms
-        cut, produce, prefix = self._router.cut, producer.produce, held.hop_prefix
-        failed, add_due = self._failed, self._dues_ms.append
-        careful = self._is_careful
-        last_topic: bytes | None = None
-        last_group: bytes | None = None
-        target: Target | None = None
-        count = 0
-        for place, (record, append_ms) in enumerate(zip(due.records, due.appends_ms, strict=True)):
-            found = None
-            if append_ms <= latest_append_ms and not careful:
-                found = cut(record.headers(), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
-            if found is not None:
-                real_topic, group, headers, due_ms = found
-                if real_topic is not last_topic or group != last_group:
-                    target = self._router.quick_target(real_topic, group, now_ns)
-                    last_topic, last_group, count = real_topic, group, (target and target.partitions) or 0
-                if target is not None:
-                    key = record.key()
-                    partition = target.turn % count if key is None else murmur2(key, count)
-                    try:
-                        produce(target.topic, record.value(), key, partition, on_delivery=failed, headers=headers)
-                    except (BufferError, KafkaException):
-                        pass  # the slow way looks at the error
-                    else:
-                        target.turn += 1
-                        add_due(due_ms)
-                        continue
-            self._produce_slowly(producer, due, place, now_ns)
+        place, end = 0, len(due.records)
+        while place < end and not self._is_spoilt:
+            if not self._is_careful:
+                groups, place = self._router.plain_ones(due, place, held, now_ns)
+                for group in groups:
+                    self._produce_plain(producer, due, group, now_ns)
+            if place < end and not self._is_spoilt:
+                self._produce_slowly(producer, due, place, now_ns)
+                place += 1
+        if self._is_spoilt:
+            return
+        self._is_spoilt = serve(producer) is not None
+        self._point("after-produce")
+
+    def _produce_plain(self, producer: ProducerClient, due: Due[Any], group: PlainGroup, now_ns: int) -> None:
+        """Produce the plain due ones of one target partition."""
+        produce, failed, add_due = producer.produce, self._failed, self._dues_ms.append
+        topic, partition = group.target.topic, group.partition
+        for place, value, key, headers, due_ms in group.records:
             if self._is_spoilt:
                 return
-            last_topic = None
-        self._is_spoilt = serve(producer) is not None or self._is_spoilt
-        self._point("after-produce")
+            try:
+                produce(topic, value, key, partition, on_delivery=failed, headers=headers)
+            except (BufferError, KafkaException):
+                self._produce_slowly(producer, due, place, now_ns)  # it looks at the error
+            else:
+                add_due(due_ms)
 
     def _begin(self, now_ns: int) -> bool:
         producer = self._producer

@@ -20,6 +20,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, murmur2
 
 from rocketshim.core.level_queue import Due
+from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.quick import QuickHeaders
 from rocketshim.worker.relay import Deliver, Hop, Park, Planner, Skip
 from rocketshim.worker.target_table import NO_TARGET, Target, TargetTable
@@ -29,7 +30,7 @@ from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import HOP_ID, PARK_FROM, PARK_REASON, Header
 
-__all__ = ["Kind", "Placement", "Router", "Verdict"]
+__all__ = ["Kind", "Placement", "PlainGroup", "Router", "Verdict"]
 
 _REFUSED_RECORD: Final = frozenset(
     {
@@ -123,6 +124,21 @@ class _Route:
         self.target: Target | None = None
 
 
+class PlainGroup:
+    """Plain due records of a run for one partition of a target.
+
+    Attributes:
+        records: for each its place in the run, its value, key and headers, and when it was due, epoch ms.
+    """
+
+    __slots__ = ("partition", "records", "target")
+
+    def __init__(self, target: Target, partition: int) -> None:
+        self.target = target
+        self.partition = partition
+        self.records: list[tuple[int, bytes | None, bytes | None, list[Header], int]] = []
+
+
 _SKIP: Final = Placement(Kind.SKIP, None)
 
 
@@ -140,7 +156,6 @@ class Router:
 
     Attributes:
         targets: what is known of targets.
-        cut: `QuickHeaders.cut`, the quick way of a plain due record; `quick_target` says where it goes.
 
     Thread-safety: none; the worker's thread.
     """
@@ -163,17 +178,17 @@ class Router:
         self._planner = Planner(names, levels, policy, max_delay_ms)
         self._target_tries = target_tries
         self._alarm = alarm
-        self.cut = QuickHeaders().cut
+        self._cut = QuickHeaders().cut
         self._routes: dict[bytes, _Route | None] = {}
         self._blamed: dict[tuple[int, int], str] = {}
         self._bodiless: set[tuple[int, int]] = set()
 
     # --- the quick way -----------------------------------------------------------------------------------------------
 
-    def quick_target(self, real_topic: bytes, group: bytes | None, now_ns: int) -> Target | None:
+    def _quick_target(self, real_topic: bytes, group: bytes | None, now_ns: int) -> Target | None:
         """The target of records that went the quick way; None: `route` says where they go.
 
-        It counts for the records of one relay, until one of them has gone the slow way.
+        It counts until a record has gone the slow way.
 
         Args:
             real_topic: value of `REAL_TOPIC`.
@@ -207,6 +222,53 @@ class Router:
             route = _Route(self._names.physical(name), None if group is None else group.encode())
         self._routes[real_topic] = route
         return route
+
+    def plain_ones(self, due: Due[Any], start: int, held: HeldQueue, now_ns: int) -> tuple[list[PlainGroup], int]:
+        """The plain due records from a place on, up to the first that must go the slow way.
+
+        Returns:
+            The records, grouped by target partition, each group in order: sent group by group they make larger batches
+            on the wire. And the place of the record that goes the slow way; the end of the run if there is none.
+        """
+        clock_ms = due.clock_ms
+        latest_append_ms = clock_ms - held.queue.delay_ms
+        prefix, cut = held.hop_prefix, self._cut
+        groups: list[PlainGroup] = []
+        targets: list[Target] = []
+        last_topic: bytes | None = None
+        last_group: bytes | None = None
+        target: Target | None = None
+        count = 0
+        place, end = start, len(due.records)
+        while place < end:
+            append_ms = due.appends_ms[place]
+            if append_ms > latest_append_ms:
+                break
+            record = due.records[place]
+            found = cut(record.headers(), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
+            if found is None:
+                break
+            real_topic, group, headers, due_ms = found
+            if real_topic is not last_topic or group != last_group:
+                target = self._quick_target(real_topic, group, now_ns)
+                last_topic, last_group, count = real_topic, group, (target and target.partitions) or 0
+            if target is None:
+                break
+            key = record.key()
+            partition = target.turn % count if key is None else murmur2(key, count)
+            add = target.begun.get(partition)
+            if add is None:
+                if not target.begun:
+                    targets.append(target)
+                begun = PlainGroup(target, partition)
+                groups.append(begun)
+                add = target.begun[partition] = begun.records.append
+            add((place, record.value(), key, headers, due_ms))
+            place += 1
+        for each in targets:
+            each.turn += 1
+            each.begun.clear()
+        return groups, place
 
     # --- the way that defines what is right --------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Target:
         turn: the partition that keyless records go to next.
         failures: in a row.
         last_failure_ns: when the last of them was.
-        begun: for the delivery's own use: what it has begun for each partition.
+        begun: for the router's own use: what it has begun for each partition.
     """
 
     __slots__ = (
