@@ -5,6 +5,8 @@ import pkgutil
 import sys
 from pathlib import Path
 
+from benchmarks import table
+
 
 def main() -> None:
     """Run them."""
@@ -14,6 +16,7 @@ def main() -> None:
     unknown = sorted(set(chosen) - set(known))
     if unknown:
         sys.exit(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(known)}")
+    print(table.conditions(), flush=True)
     for name in chosen:
         module = importlib.import_module(f"benchmarks.{name}")
         if hasattr(module, "main"):  # what has none is shared by the others
