@@ -49,8 +49,9 @@ PARTITIONS = 4
 
 
 def tune() -> None:
+    """As `rocketshim worker` does."""
     gc.freeze()
-    gc.set_threshold(50_000, 50, 1_000)
+    gc.set_threshold(500_000, 50, 1_000)
 
 
 def cpu_s() -> float:

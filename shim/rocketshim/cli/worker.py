@@ -98,7 +98,7 @@ def worker(
             raise ConfigError(f"--health {health!r}: cannot listen there ({error})") from error
         _LOG.info("health.listening", extra={"host": host, "port": server.port})
     gc.freeze()
-    gc.set_threshold(50_000, 50, 1_000)
+    gc.set_threshold(500_000, 50, 1_000)  # records are kept until their reports are in: with 50,000, 8 % of the loop
     try:
         process.run()
     except RocketshimError as error:
