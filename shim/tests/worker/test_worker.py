@@ -130,7 +130,7 @@ def test_leaders_that_do_not_know_a_new_topic_yet_are_asked_again_at_assignment(
     sim: Any, monkeypatch: pytest.MonkeyPatch, refused: int, alarms: set[str]
 ) -> None:
     worker = sim.worker()
-    answers, asked = worker._consumer.get_watermark_offsets, 0
+    answers, asked = worker._consumer.offsets_for_times, 0
 
     def young(*given: Any, **named: Any) -> Any:
         nonlocal asked
@@ -139,7 +139,7 @@ def test_leaders_that_do_not_know_a_new_topic_yet_are_asked_again_at_assignment(
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
         return answers(*given, **named)
 
-    monkeypatch.setattr(worker._consumer, "get_watermark_offsets", young)
+    monkeypatch.setattr(worker._consumer, "offsets_for_times", young)
     sim.schedule()
     sim.until(worker, lambda: len(sim.delivered()) == 1, 20_000)
     assert asked >= min(refused, 20)
