@@ -293,7 +293,7 @@ def test_killed_at_every_named_point_each_message_is_delivered_once(stage: Stage
 
 
 def test_killed_at_every_named_point_at_least_once_loses_nothing(stage: Stage) -> None:
-    points = ("before-produce", "after-produce", "before-commit")
+    points = ("before-produce", "after-produce", "before-commit", "after-commit")
     with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
         sent = 0
         for point in points:

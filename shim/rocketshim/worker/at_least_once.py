@@ -180,20 +180,21 @@ class AtLeastOnce:
     def _send_plain(self, flight: _Flight, group: PlainGroup, now_ns: int) -> None:
         """Send the plain due ones of one target partition."""
         produce = self._open().produce
-        target, partition = group.target, group.partition
-        topic = target.topic
-        batch = _Batch(flight, Kind.DELIVER, topic, target, self._inbox)
+        topic, partition = group.target.topic, group.partition
+        batch = _Batch(flight, Kind.DELIVER, topic, group.target, self._inbox)
+        reported, add_place, add_due = batch.reported, batch.places.append, batch.dues_ms.append
         for place, value, key, headers, due_ms in group.records:
             try:
-                produce(topic, value, key, partition, on_delivery=batch.reported, headers=headers)
+                produce(topic, value, key, partition, on_delivery=reported, headers=headers)
             except (BufferError, KafkaException):
                 self._begun(batch)
-                batch = _Batch(flight, Kind.DELIVER, topic, target, self._inbox)
                 self._place(flight, place, now_ns)  # there it is tried again, and the error looked at
                 produce = self._open().produce
+                batch = _Batch(flight, Kind.DELIVER, topic, group.target, self._inbox)
+                reported, add_place, add_due = batch.reported, batch.places.append, batch.dues_ms.append
             else:
-                batch.places.append(place)
-                batch.dues_ms.append(due_ms)
+                add_place(place)
+                add_due(due_ms)
         self._begun(batch)
 
     def _begun(self, batch: _Batch) -> None:
