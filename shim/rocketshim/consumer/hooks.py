@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from rocketshim.consumer.listener import Listener, Subscription
 from rocketshim.consumer.outcome import shown
-from rocketshim.core.consume_concurrently import ConsumeReturnType, return_type
+from rocketshim.core.consume_concurrently import ConsumeReturnType, as_one, return_type
 from rocketshim_topics import MessageView
 from rocketshim_topics.message_queue import MessageQueue
 
@@ -137,7 +137,7 @@ class Hooks:
             except BaseException as error:
                 self._after(seen, None, error, began_ns)
                 raise
-            self._after(seen, status, None, began_ns)
+            self._after(seen, _of_all(status, messages), None, began_ns)
             return status
 
         return call
@@ -151,7 +151,7 @@ class Hooks:
             except BaseException as error:
                 self._after(seen, None, error, began_ns)
                 raise
-            self._after(seen, status, None, began_ns)
+            self._after(seen, _of_all(status, messages), None, began_ns)
             return status
 
         return call
@@ -171,6 +171,11 @@ class Hooks:
         )
         for hook in reversed(self.consuming):
             _quietly(hook.consume_message_after, seen)
+
+
+def _of_all(status: object, messages: Any) -> object:
+    """What a call said of all its messages."""
+    return as_one(status, len(messages)) if isinstance(messages, list) else status
 
 
 def _quietly(hook: Callable[[ConsumeMessageContext], None], seen: ConsumeMessageContext) -> None:

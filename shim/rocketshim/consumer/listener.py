@@ -32,7 +32,7 @@ from rocketshim.consumer.outcome import (
     whole,
 )
 from rocketshim.core.clock import Clock
-from rocketshim.core.consume_concurrently import ALL, ConsumeStatus, succeeded_count
+from rocketshim.core.consume_concurrently import ALL, ConsumeStatus, is_success, item_answers, succeeded_count
 from rocketshim.core.process_queue import Chunk
 from rocketshim.errors import ConfigError
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
@@ -123,6 +123,13 @@ class WithoutContext:
         """Call it."""
         del context
         return self.function(message)
+
+
+def _said(answer: object) -> tuple[str, str]:
+    """Class and text of the failure that an answer is."""
+    if answer is ConsumeStatus.RECONSUME_LATER:
+        return "ReconsumeLater", "the listener asked for it"
+    return "ReturnedNoStatus", f"the listener returned {shown(answer, repr):.200}"
 
 
 class ChunkRunner:
@@ -324,12 +331,14 @@ class ChunkRunner:
 
     def _answered(self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext) -> Iterable[Outcome]:
         """What did not succeed of a call that returned."""
+        items = item_answers(status, len(batch)) if self._batch_count > 1 else None
+        if items is not None:
+            pairs = zip(batch, items, strict=True)
+            return [self._item(message, item, context) for message, item in pairs if not is_success(item)]
         ack_index = whole(context.ack_index)
         done = succeeded_count(status, ALL if ack_index is None else ack_index, len(batch))
         if done == 0 and status is not None and status is not ConsumeStatus.CONSUME_SUCCESS:
-            asked = status is ConsumeStatus.RECONSUME_LATER
-            name = "ReconsumeLater" if asked else "ReturnedNoStatus"
-            text = "the listener asked for it" if asked else f"the listener returned {shown(status, repr):.200}"
+            name, text = _said(status)
         elif ack_index is None:
             done = 0
             name = "AckIndexError"
@@ -341,6 +350,13 @@ class ChunkRunner:
         failure = Failure(name, text, self._clock.wall_ms())
         level = self._asked_level(context.delay_level_when_next_consume)
         return [Outcome(message, failure, asked_level=level) for message in batch[done:]]
+
+    def _item(self, message: Any, answer: object, context: ConsumeConcurrentlyContext) -> Outcome:
+        """One message of a batch, of which the listener says by itself that it failed."""
+        if isinstance(answer, BaseException):
+            return self._raised(message, answer, context)
+        failure = Failure(*_said(answer), self._clock.wall_ms())
+        return Outcome(message, failure, asked_level=self._asked_level(context.delay_level_when_next_consume))
 
     @staticmethod
     def _asked_level(asked: object) -> int:

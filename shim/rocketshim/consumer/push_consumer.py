@@ -151,7 +151,8 @@ class PushConsumer:
                 may return a `ConsumeOrderlyStatus`.
 
         The function takes the message, or a list of them when `consume_message_batch_max_size` is above 1, and the
-        context, if it wants it. It may return nothing (success) or a `ConsumeStatus`; any other value is a failure.
+        context, if it wants it. It may return nothing (success) or a `ConsumeStatus`; any other value is a failure. One
+        that gets lists may return a list, too: an answer for each message, which may be an exception.
 
         An `async def` function runs in an event loop in a thread of its own (with `run_async` in the caller's), up to
         `async_concurrency` calls at once. All listeners of a consumer alike.

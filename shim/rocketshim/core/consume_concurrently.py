@@ -14,7 +14,16 @@ from typing import Final
 
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 
-__all__ = ["ALL", "ConsumeReturnType", "ConsumeStatus", "return_type", "succeeded_count"]
+__all__ = [
+    "ALL",
+    "ConsumeReturnType",
+    "ConsumeStatus",
+    "as_one",
+    "is_success",
+    "item_answers",
+    "return_type",
+    "succeeded_count",
+]
 
 ALL: Final = 2**31 - 1
 """The `ack_index` of a fresh context: everything. Source: `ConsumeConcurrentlyContext` (`Integer.MAX_VALUE`)."""
@@ -45,9 +54,31 @@ def succeeded_count(status: object, ack_index: int, batch_count: int) -> int:
         ack_index: index of the last message that is done; `ALL` unless the listener set it.
         batch_count: messages in the batch, at least 1.
     """
-    if status is None or status is ConsumeStatus.CONSUME_SUCCESS:
+    if is_success(status):
         return max(0, min(ack_index + 1, batch_count))
     return 0
+
+
+def item_answers(answer: object, batch_count: int) -> list[object] | None:
+    """The answers to the single messages of a batch, in its order; None: one answer to all of them.
+
+    Ours: a list with an answer for each message (None, a status, or an exception that is not raised). RocketMQ knows
+    `ack_index` only.
+    """
+    return answer if type(answer) is list and len(answer) == batch_count else None
+
+
+def is_success(answer: object) -> bool:
+    """Whether an answer to a message says that it is done."""
+    return answer is None or answer is ConsumeStatus.CONSUME_SUCCESS
+
+
+def as_one(answer: object, batch_count: int) -> object:
+    """An answer as one status, for labels: a list of answers is a success if all of them are."""
+    items = item_answers(answer, batch_count)
+    if items is None:
+        return answer
+    return ConsumeStatus.CONSUME_SUCCESS if all(map(is_success, items)) else ConsumeStatus.RECONSUME_LATER
 
 
 def return_type(status: object, *, raised: bool, elapsed_ms: float, timeout_ms: float) -> ConsumeReturnType:

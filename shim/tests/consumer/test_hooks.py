@@ -72,6 +72,23 @@ def test_hooks_are_nested_and_see_how_a_call_ended() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("answer", "count", "label"),
+    [
+        ([None, ConsumeStatus.CONSUME_SUCCESS], 2, "SUCCESS"),
+        ([None, OSError()], 2, "FAILED"),
+        ([None], 2, "RETURNNULL"),
+        ([None], 1, "RETURNNULL"),  # it was given a message, not a list
+    ],
+)
+def test_a_list_of_answers_is_as_good_as_its_worst(answer: Any, count: int, label: str) -> None:
+    lines: list[str] = []
+    hooks = Hooks(900_000)
+    hooks.consuming.append(Log("a", lines))
+    run(hooks, lambda message: answer, count, count)  # noqa: ARG005
+    assert lines[1] == f"a after {label} NoneType"
+
+
 def test_a_hook_that_raises_changes_nothing() -> None:
     lines: list[str] = []
     hooks = Hooks(900_000)

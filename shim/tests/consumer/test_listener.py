@@ -115,6 +115,43 @@ def test_messages_behind_the_ack_index_failed(ack_index: int, failed: list[int])
     assert [outcome.message.offset() for outcome in run(handle, batch_count=3)] == failed
 
 
+def test_a_list_answers_for_each_message_of_a_batch() -> None:
+    """And so the others of its batch are not repeated."""
+    answers: list[Any] = [
+        None,
+        ConsumeStatus.CONSUME_SUCCESS,
+        ConsumeStatus.RECONSUME_LATER,
+        OSError("no"),
+        RetryLater(level=7),
+        RetryLater("30s"),
+        DeadLetter("never"),
+        "nonsense",
+    ]
+
+    def handle(messages: Any, context: Any) -> Any:
+        context.delay_level_when_next_consume = 2
+        context.ack_index = 0  # the list says it all
+        return [answers[message.queue_offset] for message in messages]
+
+    found = [
+        (outcome.message.offset(), outcome.failure.exception_class, outcome.asked_level, outcome.asked_delay_ms)
+        for outcome in run(handle, count=8, batch_count=8)
+    ]
+    assert found == [
+        (2, "ReconsumeLater", 2, None),
+        (3, "OSError", 2, None),
+        (4, "RetryLater", 7, None),
+        (5, "RetryLater", 2, 30_000),
+        (6, "DeadLetter", -1, None),
+        (7, "ReturnedNoStatus", 2, None),
+    ]
+
+
+@pytest.mark.parametrize(("answers", "batch_count"), [([None, None], 3), ([], 3), ((None, None, None), 3), ([None], 1)])
+def test_a_list_that_is_not_one_answer_for_each_message_is_a_failure(answers: Any, batch_count: int) -> None:
+    assert len(run(lambda messages: answers, batch_count=batch_count)) == 3  # noqa: ARG005
+
+
 def test_an_ack_index_says_nothing_about_a_call_that_failed() -> None:
     def handle(messages: Any, context: Any) -> ConsumeStatus:
         del messages

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.consume_concurrently import ALL, ConsumeReturnType, ConsumeStatus, succeeded_count
+from rocketshim.core.consume_concurrently import (
+    ALL,
+    ConsumeReturnType,
+    ConsumeStatus,
+    as_one,
+    is_success,
+    item_answers,
+    succeeded_count,
+)
 
 SUCCESS = ConsumeStatus.CONSUME_SUCCESS
 LATER = ConsumeStatus.RECONSUME_LATER
@@ -56,3 +64,22 @@ def test_names_are_rocketmqs() -> None:
     assert [status.name for status in ConsumeStatus] == ["CONSUME_SUCCESS", "RECONSUME_LATER"]
     assert {kind.value for kind in ConsumeReturnType} == {"SUCCESS", "TIME_OUT", "EXCEPTION", "RETURNNULL", "FAILED"}
     assert ALL == 2_147_483_647
+
+
+ANSWERS = st.sampled_from([None, ConsumeStatus.CONSUME_SUCCESS, ConsumeStatus.RECONSUME_LATER, OSError(), 0, "SUCCESS"])
+
+
+@given(st.lists(ANSWERS, min_size=1, max_size=6), st.integers(min_value=1, max_value=6))
+def test_a_list_is_one_answer_for_each_message_only_if_there_are_as_many(answers: list[object], count: int) -> None:
+    assert item_answers(answers, count) == (answers if len(answers) == count else None)
+    assert item_answers(tuple(answers), count) is None
+    done = [answer is None or answer is ConsumeStatus.CONSUME_SUCCESS for answer in answers]
+    assert [is_success(answer) for answer in answers] == done
+    expected = ConsumeStatus.CONSUME_SUCCESS if all(done) else ConsumeStatus.RECONSUME_LATER
+    assert as_one(answers, count) is (expected if len(answers) == count else answers)
+
+
+@given(ANSWERS)
+def test_any_other_answer_is_one_for_all(answer: object) -> None:
+    assert item_answers(answer, 1) is None
+    assert as_one(answer, 1) is answer
