@@ -99,7 +99,7 @@ class OrderlyRunner:
     ) -> None:
         listener: Any = subscription.listener
         alone = listener.function if type(listener) is WithoutContext else None
-        now_ns, tried, success = self._clock.monotonic_ns, bool(task.counts), ConsumeOrderlyStatus.SUCCESS
+        now_ns, counts, success = self._clock.monotonic_ns, task.counts, ConsumeOrderlyStatus.SUCCESS
         lease = task.lease or _NO_LEASE
         until_ms = lease.until_ms  # it only grows, by renewals, or ends
         stop_ns = min(now_ns() + _SLICE_NS, until_ms * _NS)
@@ -108,11 +108,13 @@ class OrderlyRunner:
         for message in islice(task.messages, begin, end):
             if now_ns() >= stop_ns or lease.until_ms < until_ms or task.withheld:
                 break
-            if tried:
-                view = self._view(message, task)
-            else:
+            times = counts.get(message.offset()) if counts else None
+            view: MessageView
+            if times is None:
                 view = FirstView()  # in C; the assignment is what its constructor would do
                 view._record = message  # noqa: SLF001
+            else:
+                view = TriedMessageView(message, False, times)  # noqa: FBT003
             try:
                 status = listener(view, context) if alone is None else alone(view)
             except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
