@@ -475,6 +475,8 @@ class OrderlyLoop(PollLoop):
         """The loop has closed, or `_depart` has given the queues up: what listeners still hold keeps its lock."""
         if self._closing:
             self._give_up(list(self._wanted))
+            if self._log is not None:
+                self._take_events(self._log)  # before listeners are waited for
         super()._forget(places)
 
     def _queue_shown(self, consumer: ConsumerClient, queue: ProcessQueue[Any], now_ms: int) -> ConsumerQueueState:
