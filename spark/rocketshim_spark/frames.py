@@ -28,7 +28,7 @@ def small_frame(spark: SparkSession, rows: Sequence[Sequence[Any]], schema: str)
     text = json.dumps([dict(zip(names, map(_plain, row), strict=True)) for row in rows])
     struct = ",".join(f"{name}:{kind}" for name, kind in fields)
     parsed = F.from_json(F.lit(text), f"array<struct<{struct}>>")
-    return spark.range(1).select(F.inline(parsed))
+    return spark.range(0, 1, 1, 1).select(F.inline(parsed))
 
 
 def _plain(value: Any) -> Any:
