@@ -1,8 +1,12 @@
 """Landing from a real broker with a real Spark: once each, only what is new, and nothing missed in silence."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -42,6 +46,20 @@ def lake(tmp_path: Path) -> str:
     return str(tmp_path / "lake")
 
 
+@pytest.fixture
+def uri_lake(tmp_path: Path) -> str:
+    return (tmp_path / "lake").as_uri()
+
+
+@pytest.fixture
+def hadoop_lake(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """A lake in a file system that Spark reaches through Hadoop alone, as it reaches HDFS and object stores."""
+    mount = "fs.viewfs.mounttable.lake.link./shim"
+    spark.conf.set(mount, tmp_path.as_uri())
+    yield "viewfs://lake/shim/lake"
+    spark.conf.unset(mount)
+
+
 def coordinates(frame: DataFrame) -> list[tuple[str, int, int]]:
     return sorted((row.topic, row.partition, row.offset) for row in frame.collect())
 
@@ -67,9 +85,9 @@ def test_two_actions_on_one_frame_see_the_same_rows(
 
 
 def test_an_open_transaction_is_for_a_later_read_and_an_aborted_one_for_none(
-    spark: SparkSession, broker: Broker, topic: Callable[..., str], lake: str
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], hadoop_lake: str
 ) -> None:
-    name = topic()
+    lake, name = hadoop_lake, topic()
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": f"t-{uuid.uuid4().hex}"})
     producer.init_transactions(120)
 
@@ -135,10 +153,10 @@ def test_what_retention_took_is_a_gap_told_once(
     broker: Broker,
     topic: Callable[..., str],
     produce: Callable[..., None],
-    lake: str,
+    uri_lake: str,
 ) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    name = topic()
+    lake, name = uri_lake, topic()
     produce(name, 10)
     delete_before(admin, name, 0, 4)
     topic_id = sources.Cluster(broker.bootstrap).bounds([name])[0].topic_id
@@ -156,6 +174,49 @@ def test_what_retention_took_is_a_gap_told_once(
     ]
     offsets = [offset for _, _, offset in coordinates(read_records(spark, lake))]
     assert offsets == [*range(4, 10), *range(15, 20)]
+
+
+def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_once(
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], produce: Callable[..., None], lake: str
+) -> None:
+    name = topic(partitions=3)
+    produce(name, 3_000, partitions=3)
+    planned = Path(lake, "checkpoint", "offsets", "0")
+    command = ["land", name, "--lake", lake, "--bootstrap", broker.bootstrap, "--master", "local[2]"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "rocketshim", "spark", *command],
+        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 300.0
+        while not planned.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert planned.exists()  # it was on its way; how far it came is chance, and every point must do
+    produce(name, 30, partitions=3)
+    land(spark, broker.bootstrap, [name], lake)
+    expected = [(name, number % 3, number // 3) for number in range(3_030)]
+    assert coordinates(read_records(spark, lake)) == sorted(expected)
+    assert read_gaps(spark, lake).count() == 0
+    assert land(spark, broker.bootstrap, [name], lake).rows == 0
+
+
+def test_rows_whose_batch_was_never_noted_are_neither_landed_again_nor_called_a_gap(
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], produce: Callable[..., None], lake: str
+) -> None:
+    """The one point at which rows are there and the checkpoint does not know: a crash in between, made by hand."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    name = topic()
+    produce(name, 10)
+    assert land(spark, broker.bootstrap, [name], lake).rows == 10
+    commits = Path(lake, "checkpoint", "commits")
+    for file in (commits / "0", commits / ".0.crc"):
+        file.unlink()
+    assert positions(spark, lake) == {}
+    delete_before(admin, name, 0, 7)
+    produce(name, 5)
+    assert land(spark, broker.bootstrap, [name], lake).gaps == ()
+    assert coordinates(read_records(spark, lake)) == [(name, 0, offset) for offset in range(15)]
+    assert read_gaps(spark, lake).count() == 0
 
 
 def test_a_topic_that_was_made_anew_is_refused_with_the_way_out(

@@ -38,7 +38,7 @@ reads one partition, so each file holds one topic, and a job that asks for retri
 import datetime as dt
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark.errors import AnalysisException
@@ -176,7 +176,8 @@ def land(
     taken_at, committed = dt.datetime.now(dt.UTC), _committed(cluster, wanted, groups)
     landed = positions(spark, lake)
     noted = _noted(spark, lake)
-    gaps = find_gaps(before, landed, noted)
+    found = (_not_landed(spark, lake, gap) for gap in find_gaps(before, landed, noted))
+    gaps = [gap for gap in found if gap is not None]
     now = dt.datetime.now(dt.UTC)
     ids = {each.topic: each.topic_id for each in before}
     new_ids = [(topic, topic_id, now) for topic, topic_id in ids.items() if topic not in known]
@@ -402,6 +403,19 @@ def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
             else:
                 spark.conf.set(name, earlier)
     return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
+
+
+def _not_landed(spark: SparkSession, lake: str, gap: Gap) -> Gap | None:
+    """What of a gap is not in the table: after a crash between table and checkpoint, no position tells of its rows."""
+    version = latest_version(spark, lake)
+    if version is None:
+        return gap
+    within = F.col("offset").between(gap.gap_from, gap.gap_to - 1)
+    place = (F.col("topic") == gap.topic) & (F.col("partition") == gap.partition) & within
+    last = read_records(spark, lake, version).filter(place).agg(F.max("offset")).collect()[0][0]
+    if last is None:
+        return gap
+    return replace(gap, gap_from=last + 1, reason="expired") if last + 1 < gap.gap_to else None
 
 
 def _taken_meanwhile(
