@@ -22,7 +22,7 @@ from rocketshim_spark.land import Place, Snapshot, find_table, latest_version, r
 from rocketshim_spark.report import Report, as_html, as_text
 from rocketshim_topics import TopicNames
 
-__all__ = ["OpenLake", "open_lake", "publish", "published", "say"]
+__all__ = ["OpenLake", "local_folder", "open_lake", "publish", "published", "say"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,7 @@ def published(lake: OpenLake, name: str, out: str | None) -> DataFrame | None:
 def say(lake: OpenLake, report: Report, out: str | None) -> None:
     """Print the verdict and write the page."""
     typer.echo(as_text(report))
-    folder = _folder(lake, out).removeprefix("file://")
-    target = Path() if "://" in folder else Path(folder)
+    target = local_folder(_folder(lake, out)) or Path()
     target.mkdir(parents=True, exist_ok=True)
     page = target / f"{report.job}.html"
     about = f"{lake.path}, version {lake.version}, positions of {lake.snapshot.taken_at or 'no landing'}"
@@ -117,6 +116,14 @@ def say(lake: OpenLake, report: Report, out: str | None) -> None:
         file.write(as_html(report, about=about))
     os.replace(file.name, page)  # noqa: PTH105 pathlib's replace is the same; this one takes the name as it is
     typer.echo(f"page: {page}", err=True)
+
+
+def local_folder(path: str) -> Path | None:
+    """The folder on this machine that a path of Spark's names (no scheme, or `file:`); None: another file system."""
+    scheme, colon, rest = path.partition(":")
+    if not colon or "/" in scheme:
+        return Path(path)
+    return Path(f"/{rest.lstrip('/')}") if scheme == "file" else None
 
 
 def _folder(lake: OpenLake, out: str | None) -> str:
