@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -46,20 +46,6 @@ def lake(tmp_path: Path) -> str:
     return str(tmp_path / "lake")
 
 
-@pytest.fixture
-def uri_lake(tmp_path: Path) -> str:
-    return (tmp_path / "lake").as_uri()
-
-
-@pytest.fixture
-def hadoop_lake(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
-    """A lake in a file system that Spark reaches through Hadoop alone, as it reaches HDFS and object stores."""
-    mount = "fs.viewfs.mounttable.lake.link./shim"
-    spark.conf.set(mount, tmp_path.as_uri())
-    yield "viewfs://lake/shim/lake"
-    spark.conf.unset(mount)
-
-
 def coordinates(frame: DataFrame) -> list[tuple[str, int, int]]:
     return sorted((row.topic, row.partition, row.offset) for row in frame.collect())
 
@@ -85,9 +71,9 @@ def test_two_actions_on_one_frame_see_the_same_rows(
 
 
 def test_an_open_transaction_is_for_a_later_read_and_an_aborted_one_for_none(
-    spark: SparkSession, broker: Broker, topic: Callable[..., str], hadoop_lake: str
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], lake: str
 ) -> None:
-    lake, name = hadoop_lake, topic()
+    name = topic()
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": f"t-{uuid.uuid4().hex}"})
     producer.init_transactions(120)
 
@@ -153,10 +139,10 @@ def test_what_retention_took_is_a_gap_told_once(
     broker: Broker,
     topic: Callable[..., str],
     produce: Callable[..., None],
-    uri_lake: str,
+    lake: str,
 ) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    lake, name = uri_lake, topic()
+    name = topic()
     produce(name, 10)
     delete_before(admin, name, 0, 4)
     topic_id = sources.Cluster(broker.bootstrap).bounds([name])[0].topic_id

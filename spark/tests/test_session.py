@@ -1,7 +1,5 @@
 """Which settings a session gets, and what is said when the jars are not there."""
 
-import os
-import sys
 from pathlib import Path
 
 import pyspark
@@ -56,13 +54,3 @@ def test_jars_that_pyspark_carries_are_left_out() -> None:
 def test_the_running_session_has_what_jobs_rest_on(spark: SparkSession) -> None:
     session.require(spark)
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
-    assert spark.conf.get("spark.sql.mapKeyDedupPolicy") == "LAST_WIN"
-    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
-    assert os.environ["PYSPARK_PYTHON"] == sys.executable
-
-
-def test_a_session_of_somebody_else_s_is_refused_with_what_it_lacks(spark: SparkSession) -> None:
-    theirs = spark.newSession()
-    theirs.conf.set("spark.sql.mapKeyDedupPolicy", "EXCEPTION")
-    with pytest.raises(SessionError, match=r"mapKeyDedupPolicy=EXCEPTION.*LAST_WIN"):
-        session.require(theirs)
