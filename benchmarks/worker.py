@@ -8,11 +8,11 @@ user's, four partitions, all due) are moved to a topic of four partitions
   and a `flush` before each commit;
 * by the worker, in each of its modes.
 
-Each side is a process of its own with the same client settings and the same garbage collector; rounds are interleaved
-and begin with another side each time; the first round is dropped. The clock runs from the first record in hand to the
-last report. Printed are medians with their spread, CPU per record (of the process, and of the thread that calls Kafka,
-start included: a figure that other work on the machine moves less), and the ratio to the faster plain loop *of the same
-round*.
+Each side is a process of its own with the same settings of the garbage collector; the plain loops linger for 20 ms, the
+worker for 1. Rounds are interleaved and begin with another side each time; the first round is dropped. The clock runs
+from the first record in hand to the last report. Printed are medians with their spread, CPU per record (of the process,
+and of the thread that calls Kafka, start included: a figure that other work on the machine moves less), and the ratio
+to the faster plain loop *of the same round*.
 """
 
 import argparse
