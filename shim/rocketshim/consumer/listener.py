@@ -195,7 +195,7 @@ class ChunkRunner:
         outcomes: list[Outcome] = []
         listener, success = subscription.listener, ConsumeStatus.CONSUME_SUCCESS
         alone = listener.function if type(listener) is WithoutContext else None
-        for message in self._matching(chunk, subscription, context, outcomes):
+        for message in self._matching(chunk, subscription, outcomes):
             chunk.in_work = message
             view = FirstView()  # in C; the assignment is what its constructor would do
             view._record = message  # noqa: SLF001
@@ -214,27 +214,21 @@ class ChunkRunner:
         self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
     ) -> list[Outcome] | None:
         outcomes: list[Outcome] = []
-        source, wanted = self._matching(chunk, subscription, context, outcomes), self._batch_count
+        source, wanted = self._matching(chunk, subscription, outcomes), self._batch_count
         while batch := list(islice(source, wanted)):
             chunk.in_work = batch
             self._call(subscription.listener, first_views(batch), batch, context, outcomes)
             context = context.fresh()
         return outcomes or None
 
-    def _matching(
-        self,
-        chunk: Chunk[Any],
-        subscription: Subscription,
-        context: ConsumeConcurrentlyContext,
-        outcomes: list[Outcome],
-    ) -> Iterator[Any]:
+    def _matching(self, chunk: Chunk[Any], subscription: Subscription, outcomes: list[Outcome]) -> Iterator[Any]:
         """Take what is to be handed to the listener; a record that the filter cannot read failed, and no other."""
         matches = subscription.matches
         if matches is None:
             return chunk.todo
 
         def unreadable(message: Any, error: Exception) -> None:
-            outcomes.append(self._raised(message, error, context))
+            outcomes.append(self._raised(message, error, self.context_of(chunk)))  # nobody asked for anything
 
         if subscription.sieve is not None:
             return subscription.sieve(chunk.todo, unreadable)

@@ -278,14 +278,16 @@ def test_a_record_that_the_filter_cannot_read_fails_and_no_other(sieve: Any, bat
     assert chunk is not None
     seen: list[int] = []
 
-    def listen(messages: Any) -> None:
+    def listen(messages: Any, context: Any) -> None:
         seen.extend(each.queue_offset for each in (messages if batch_count > 1 else [messages]))
+        context.delay_level_when_next_consume = 7
 
     mine = Subscription("orders", adapt(listen), TagFilter("a").matches_headers, sieve=sieve)
     outcomes = ChunkRunner("g", {"orders": mine}.get, "rmq.retry.g", batch_count, VirtualClock()).run(chunk)
     assert seen == [0, 2, 4]
     assert outcomes is not None
-    assert [(each.message.offset(), each.failure.exception_class) for each in outcomes] == [(3, "UnicodeDecodeError")]
+    failed = [(each.message.offset(), each.failure.exception_class, each.asked_level) for each in outcomes]
+    assert failed == [(3, "UnicodeDecodeError", 0)], "what a listener asked for does not count for another message"
 
 
 @pytest.mark.parametrize("batch_count", [1, 2])
