@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rocketshim.deadletter.entry import Entry
+from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
 
 __all__ = ["CauseCount", "by_cause", "fingerprint"]
 
@@ -18,8 +19,11 @@ _SHOWN: Final = 120
 
 
 def fingerprint(text: str | None) -> str:
-    """A failure's text with numbers and ids written as `#`, cut to 120 characters."""
-    return _ID.sub("#", text or "")[:_SHOWN]
+    """A failure's text with numbers and ids written as `#`, cut to 120 characters.
+
+    Of a text that is longer than the shim writes any (1,024) the rest is not looked at: a strange one could take hours.
+    """
+    return _ID.sub("#", (text or "")[:MAX_FAIL_TEXT_BYTES])[:_SHOWN]
 
 
 @dataclass(slots=True)

@@ -87,6 +87,10 @@ def test_a_fingerprint_forgets_numbers_and_ids(text: str | None, expected: str) 
     assert fingerprint(text) == expected
 
 
+def test_a_fingerprint_of_a_strange_text_is_made_at_once() -> None:
+    assert fingerprint("a-" * 1_000_000) == "a-" * 60
+
+
 def test_causes_are_counted_with_their_first_and_last() -> None:
     counts = by_cause(
         [
