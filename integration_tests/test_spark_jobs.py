@@ -11,8 +11,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from rocketshim import ConsumeFromWhere, DeadLetter, DelayWorker, Producer, PushConsumer, WorkerSettings
+from rocketshim.cli import main as rocketshim
 from rocketshim.local import Broker
+from rocketshim_spark import cli_replay
 from rocketshim_spark.cli import main
+from rocketshim_spark.jobs import replay
+from rocketshim_spark.running import open_lake, published
+from rocketshim_spark.sources import Cluster
 from rocketshim_topics import DelayLevels, Message, TopicNames, provision
 from rocketshim_topics.layout import Layout
 
@@ -118,7 +123,7 @@ def test_failures_names_both_causes_and_is_a_finding(day: Day, printed: Printed)
 
 def test_nothing_is_lost_and_every_message_is_in_one_state(day: Day, spark: SparkSession, printed: Printed) -> None:
     assert day.ask("audit") == 0
-    assert printed().startswith("audit: residual 0; 0 parked; at most 0 deleted")
+    assert printed().startswith("audit: residual 0; 0 parked; 0 malformed; at most 0 deleted")
     (row,) = spark.read.format("delta").load(f"{day.lake}/reports/audit").collect()
     assert (row.topic, row.grp, row.sent, row.residual) == (day.topic, day.group, 24, 0)
     assert (row.acknowledged, row.dead, row.pending, row.retrying) == (20, 4, 0, 0)
@@ -144,30 +149,70 @@ def test_a_folder_that_nothing_was_landed_in_is_an_error(day: Day, capsys: pytes
     assert "run `rocketshim spark land" in capsys.readouterr().err
 
 
-def test_dead_letters_are_sent_again_once_and_proved_to_be_there(
-    day: Day, spark: SparkSession, printed: Printed
+def test_replay_and_dlq_apply_send_each_letter_once_between_them(
+    day: Day, spark: SparkSession, printed: Printed, tmp_path: Path
 ) -> None:
-    at = ("--bootstrap", day.bootstrap, "--plan", "monday")
-    assert day.ask("dlq-trend") == 0
-    assert printed().startswith("dlq-trend: 4 dead letters were never sent again")
+    at = ("--bootstrap", day.bootstrap)
     assert day.ask("replay", "plan", "--plan", "monday", "--where", "FAIL_CLASS = 'DeadLetter'") == 0
     assert printed().startswith("replay-plan: 4 dead letters: 4 to send, 0 skipped")
-    assert day.ask("replay", "run", *at, "--dry-run") == 0
-    assert printed() == "would send 4 letters\n"
-    assert day.ask("replay", "verify", *at) == 2
-    assert "4 missing" in printed()
-    assert day.ask("replay", "run", *at, "--max-per-second", "50") == 0
-    assert printed() == "sent 4 letters\n"
-    assert day.ask("replay", "run", *at) == 0
-    assert printed() == "sent 0 letters\n"
-    assert day.ask("replay", "verify", *at) == 0
-    assert printed().startswith("replay-verify: 4 planned: 4 there, 0 missing, 0 twice, 0 altered")
 
-    assert day.ask("land", day.topic, "--bootstrap", day.bootstrap) == 0
+    # One is redriven and one discarded beside it, which the lake does not know.
+    dlq = ("--group", day.group, "--namespace", day.namespace, *at)
+    everything = str(tmp_path / "everything.json")
+    assert rocketshim(["dlq", "plan", *dlq, "--out", everything]) == 0
+    assert "send 4 of 4 letters" in printed()
+    for number, verb in ((0, "plan"), (1, "discard")):
+        file = str(tmp_path / f"{verb}.json")
+        assert rocketshim(["dlq", verb, *dlq, "--where", f"UNIQ_KEY = '{day.ids[number]}'", "--out", file]) == 0
+        assert rocketshim(["dlq", "apply", file, *at]) == 0
+    printed()
+
+    # Killed behind its first letter, and run again.
+    with pytest.raises(Interrupted):
+        interrupted_run(day, spark, point="produced", nth=2)
+    assert day.ask("replay", "run", *at, "--plan", "monday", "--dry-run") == 0
+    assert printed() == "would send 1 letters; settled before: 3\n"
+    assert day.ask("replay", "run", *at, "--plan", "monday") == 0
+    assert printed() == "sent 1 letters; settled before: 3\n"
+    assert day.ask("replay", "verify", *at, "--plan", "monday") == 0
+    assert printed().startswith("replay-verify: 4 planned: 2 there, 0 missing, 0 twice, 0 altered, 2 by others")
+
+    # The other way round, there is nothing left to do either.
+    assert rocketshim(["dlq", "apply", everything, *at]) == 0
+    assert "sent: 0, before this run: 4" in printed()
+    assert day.ask("land", day.topic, *at) == 0
     assert day.ask("replay", "plan", "--plan", "tuesday") == 0
-    assert "replayed-already" in printed()
+    out = printed()
+    assert "replay-plan: 4 dead letters: 0 to send, 4 skipped" in out
+    assert out.count("redriven-by:") + out.count("discarded-by:") == 3  # of three plans
+    assert day.ask("dlq-trend") == 0
+    assert printed().startswith("dlq-trend: 0 dead letters are left")
+
     assert day.ask("audit") == 0
     (row,) = spark.read.format("delta").load(f"{day.lake}/reports/audit").collect()
-    assert (row.sent, row.acknowledged, row.retrying, row.dead) == (24, 20, 4, 0)  # they wait for their second run
+    assert (row.sent, row.acknowledged, row.retrying, row.dead) == (24, 20, 3, 1)  # three wait for their second run
+    assert row.copies == 0  # each was sent once
     assert day.ask("keys") == 0
     assert "keys: 4 keys: 0 poison" in printed()
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def interrupted_run(day: Day, spark: SparkSession, *, point: str, nth: int) -> None:
+    """What `replay run --plan monday` does, one letter a transaction, until it is stopped in the midst of one."""
+    lake = open_lake(spark, day.lake, namespace=day.namespace)
+    planned = published(lake, "replay-monday", None)
+    assert planned is not None
+    passed = 0
+
+    def stop(name: str) -> None:
+        nonlocal passed
+        passed += name == point
+        if passed == nth:
+            raise Interrupted
+
+    landed = replay.landed_letters(planned, lake.records)
+    cli_replay.note_ends(lake, planned, "monday", Cluster(day.bootstrap), out=None)
+    replay.send(day.bootstrap, planned, landed, namespace=day.namespace, max_per_second=1.0, point=stop)

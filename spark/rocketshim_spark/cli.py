@@ -189,7 +189,7 @@ def audit(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Is anything lost. Exit code 2 if a message is unaccounted for or parked, or retention took records unseen."""
+    """Is anything lost. Exit code 2: something is unaccounted for, parked or malformed, or retention was faster."""
     with session(master, connector, driver_memory) as spark:
         from rocketshim_spark.jobs import audit as job  # noqa: PLC0415 Spark is there now
         from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
@@ -198,7 +198,7 @@ def audit(
         lives = publish(opened, "lineage", opened.lives(), out)
         missing = publish(opened, "residuals", job.residuals(lives, opened.gaps), out)
         account = publish(opened, "audit", job.transform(lives, opened.gaps), out)
-        report = job.report(account, missing, opened.gaps)
+        report = job.report(account, missing, opened.gaps, job.malformed(opened.events))
         say(opened, report, out)
     end(fine=report.fine)
 
@@ -253,7 +253,7 @@ def dlq_trend(
 
         opened = open_lake(spark, lake, namespace=namespace, version=version)
         params = job.TrendParams(now=opened.now, retention_ms=retention_ms, warn_hours=warn_ms / 3_600_000)
-        found = job.letters(opened.events).cache()
+        found = job.letters(opened.events, opened.settled).cache()
         days = publish(opened, "dlq_trend", job.transform(found), out)
         report = job.report(days, publish(opened, "dlq_open", job.open_letters(found, params), out), params)
         say(opened, report, out)

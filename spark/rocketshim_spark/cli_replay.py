@@ -1,14 +1,11 @@
 """`rocketshim spark replay plan | run | verify`: send dead letters again, and prove that they were."""
 
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rocketshim.cli.options import Bootstrap, DryRun, Namespace
+from rocketshim.core.redrive import DEFAULT_STOP_RATIO
 from rocketshim.errors import ConfigError
 from rocketshim_spark.cli_options import (
     Connector,
@@ -24,11 +21,14 @@ from rocketshim_spark.cli_options import (
     properties,
     session,
 )
+from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from rocketshim.core.redrive import RedriveProgress
     from rocketshim_spark.running import OpenLake
+    from rocketshim_spark.sources import Cluster, PartitionBounds
 
 app = typer.Typer(
     help="Send dead letters again: plan, run, verify. Safe to run twice, safe to kill.",
@@ -51,7 +51,9 @@ def plan(
         str | None, typer.Option("--where", help="SQL92 over headers: \"FAIL_CLASS = 'Timeout'\".")
     ] = None,
     to_source: Annotated[bool, typer.Option("--to-source", help="To the source topic, and so to every group.")] = False,
-    max_replays: Annotated[int, typer.Option("--max-replays", min=1, help="Skip what was redriven so often.")] = 2,
+    max_replays: Annotated[
+        int, typer.Option("--max-replays", min=1, help="Skip what was redriven so often.")
+    ] = DEFAULT_MAX_REPLAYS,
     max_messages: Annotated[int | None, typer.Option("--max", min=1, help="Send so many at most.")] = None,
     namespace: Namespace = "",
     version: Version = None,
@@ -88,7 +90,9 @@ def plan(
             condition = selects(SqlFilter(where), lambda name: header_property(F.col("headers"), name))
             place = F.concat_ws("/", "topic", "partition", "offset").alias("coordinates")
             chosen = opened.records.filter(condition).select(place)
-        planned = job.plan(opened.events, read_topics(spark, opened.path), params, chosen=chosen)
+        planned = job.plan(
+            opened.events, read_topics(spark, opened.path), params, chosen=chosen, settled=opened.settled
+        )
         written = publish(opened, f"replay-{plan_name}", job.with_targets(planned, params), out)
         say(opened, job.plan_report(written), out)
 
@@ -102,50 +106,57 @@ def run(
     max_per_second: Annotated[
         float | None, typer.Option("--max-per-second", min=0.01, help="Not faster than this.")
     ] = None,
+    stop_ratio: Annotated[
+        float,
+        typer.Option("--stop-ratio", min=0, max=1, help="Stop if more than this share fails or dies again."),
+    ] = DEFAULT_STOP_RATIO,
     dry_run: DryRun = False,
     namespace: Namespace = "",
     out: Out = None,
-    kafka_property: SparkClient = None,
     client_property: DriverClient = None,
     master: Master = None,
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Send what is planned and not there yet. Exit code 2 if a letter could not be made into a record."""
-    with session(master, connector, driver_memory) as spark, _alone(lake, plan_name):
+    """Send what is planned and was neither sent nor discarded yet, by whatever: each letter exactly once.
+
+    Exit code 2 if letters could not be sent, or died again while this was running.
+    """
+    with session(master, connector, driver_memory) as spark:
+        from rocketshim.cli.redrive import ensure_log  # noqa: PLC0415
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is there now
         from rocketshim_spark.running import open_lake  # noqa: PLC0415
+        from rocketshim_spark.sources import Cluster  # noqa: PLC0415
+        from rocketshim_topics import TopicNames  # noqa: PLC0415
 
-        kafka, config = properties(kafka_property), properties(client_property)
+        config = properties(client_property)
         opened = open_lake(spark, lake, namespace=namespace)
         planned = _planned(opened, plan_name, out)
-        found = _found(
-            opened,
-            planned,
-            plan_name,
-            bootstrap=bootstrap,
-            out=out,
-            kafka=kafka,
-            config=config,
-            note_ends=not dry_run,
-        )
-        present = job.replay_ids(found)
-        todo = job.letters_to_send(planned, opened.records, present)
-        if dry_run:
-            typer.echo(f"would send {todo.count()} letters")
-            return
+        cluster = Cluster(bootstrap, config)
+        _check_sources(opened, planned, cluster)
+        landed = job.landed_letters(planned, opened.records)
+        if not dry_run:
+            note_ends(opened, planned, plan_name, cluster, out=out)
+            ensure_log(bootstrap, config, TopicNames(namespace))
         done = job.send(
             bootstrap,
-            todo.toLocalIterator(),
+            planned,
+            landed,
             namespace=namespace,
             config=config,
             max_per_second=max_per_second,
-            report=lambda count: note(f"{count} letters handed over"),
+            stop_ratio=stop_ratio,
+            dry_run=dry_run,
+            report=_say_progress,
         )
-    typer.echo(f"sent {done.sent} letters")
-    for reason, count in done.refused.items():
+    typer.echo(f"{'would send' if dry_run else 'sent'} {done.sent} letters; settled before: {done.settled}")
+    for reason, count in done.failed.items():
         typer.echo(f"not sent: {count} letters: {reason}")
-    end(fine=not done.refused)
+    if done.dead_again:
+        typer.echo(f"{done.dead_again} of those sent are dead again")
+    if done.left:
+        note(f"stopped: too many failed or died again (--stop-ratio); {done.left} letters are left")
+    end(fine=not done.failed and not done.dead_again)
 
 
 @app.command(epilog="Example: rocketshim spark replay verify --lake ./lake --plan monday")
@@ -164,23 +175,24 @@ def verify(
 ) -> None:
     """Read the targets and say, letter by letter, what is not as planned. Exit code 2 if one is missing or altered."""
     with session(master, connector, driver_memory) as spark:
-        from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark import events  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.jobs import replay as job  # noqa: PLC0415
         from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+        from rocketshim_spark.sources import Cluster, read_batch  # noqa: PLC0415
+        from rocketshim_topics import TopicNames  # noqa: PLC0415
 
         kafka, config = properties(kafka_property), properties(client_property)
         opened = open_lake(spark, lake, namespace=namespace)
         planned = _planned(opened, plan_name, out)
-        found = _found(
-            opened,
-            planned,
-            plan_name,
-            bootstrap=bootstrap,
-            out=out,
-            kafka=kafka,
-            config=config,
-            note_ends=False,
-        )
-        report = job.verify_report(publish(opened, f"replay-{plan_name}-verified", job.check(planned, found), out))
+        cluster = Cluster(bootstrap, config)
+        bounds = _beyond(opened, planned, plan_name, cluster, out=out)
+        found = read_batch(spark, bootstrap, bounds, kafka=kafka) if bounds else opened.records.limit(0)
+        log = TopicNames(namespace).redrive_log
+        settled = opened.settled
+        if log in cluster.topics():  # what the lake knows of it may be old
+            settled = events.settled(read_batch(spark, bootstrap, cluster.bounds([log]), kafka=kafka), namespace)
+        checked = publish(opened, f"replay-{plan_name}-verified", job.check(planned, found, settled), out)
+        report = job.verify_report(checked)
         say(opened, report, out)
     end(fine=report.fine)
 
@@ -195,48 +207,50 @@ def _planned(opened: "OpenLake", plan_name: str, out: str | None) -> "DataFrame"
     return planned
 
 
-def _found(
-    opened: "OpenLake",
-    planned: "DataFrame",
-    plan_name: str,
-    *,
-    bootstrap: str,
-    out: str | None,
-    kafka: dict[str, str],
-    config: dict[str, str],
-    note_ends: bool,
-) -> "DataFrame":
-    """The records of the plan's targets from where they ended before its first record."""
+def _check_sources(opened: "OpenLake", planned: "DataFrame", cluster: "Cluster") -> None:
+    """Refuse letters of topics that are not the landed ones any more, or are another cluster's."""
+    from rocketshim_spark.errors import TopicRecreatedError  # noqa: PLC0415 Spark is there now
+    from rocketshim_spark.land import read_topics  # noqa: PLC0415
+
+    known = {row.topic: row.topic_id for row in read_topics(opened.spark, opened.path).collect()}
+    sources = [row.topic for row in planned.filter("action = 'send'").select("topic").distinct().collect()]
+    for each in cluster.bounds(sorted(sources)):
+        if known.get(each.topic) != each.topic_id:
+            raise TopicRecreatedError(
+                f"{each.topic} is not the topic that was landed (its id was {known.get(each.topic)} and is "
+                f"{each.topic_id}): is --bootstrap another cluster? If it was made anew, land it into a new folder"
+            )
+
+
+def note_ends(opened: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster", *, out: str | None) -> None:
+    """Note where the plan's targets end, unless that was done before: what it sends lies beyond."""
     from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is there now
     from rocketshim_spark.running import publish, published  # noqa: PLC0415
-    from rocketshim_spark.sources import Cluster, read_batch, since  # noqa: PLC0415
 
-    targets = [row.target for row in planned.filter("action = 'send'").select("target").distinct().collect()]
-    if not targets:
-        return opened.records.limit(0)
-    bounds = Cluster(bootstrap, config).bounds(sorted(targets))
     name = f"replay-{plan_name}-ends"
-    ends = published(opened, name, out)
+    if published(opened, name, out) is None:
+        ends = [(each.topic, each.partition, each.end) for each in cluster.bounds(_targets(planned))]
+        publish(opened, name, job.ends_frame(opened.spark, ends), out)
+
+
+def _beyond(
+    opened: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster", *, out: str | None
+) -> "list[PartitionBounds]":
+    """The plan's targets from where they ended before its first record; nothing of them if it was never run."""
+    from rocketshim_spark.running import published  # noqa: PLC0415 Spark is there now
+    from rocketshim_spark.sources import since  # noqa: PLC0415
+
+    ends = published(opened, f"replay-{plan_name}-ends", out)
     if ends is None:
-        rows = [(each.topic, each.partition, each.end) for each in bounds]
-        ends = job.ends_frame(opened.spark, rows)
-        if note_ends:
-            ends = publish(opened, name, ends, out)
+        return []
     starts = {(row.topic, row.partition): row.end for row in ends.collect()}
     # A partition that was added since is read from its beginning.
-    return read_batch(opened.spark, bootstrap, since(bounds, starts), kafka=kafka)
+    return since(cluster.bounds(_targets(planned)), starts)
 
 
-@contextmanager
-def _alone(lake: str, plan_name: str) -> Iterator[None]:
-    """One run of a plan at a time, where the lake is a local folder; elsewhere it is the caller's to see to."""
-    folder = Path(lake.removeprefix("file://"))
-    if "://" in str(folder) or not folder.is_dir():
-        yield
-        return
-    with (folder / f".replay-{plan_name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(f"another run of the plan {plan_name} is at work: wait for it") from error
-        yield
+def _targets(planned: "DataFrame") -> list[str]:
+    return sorted(row.target for row in planned.filter("action = 'send'").select("target").distinct().collect())
+
+
+def _say_progress(topic: str, progress: "RedriveProgress") -> None:
+    note(f"{topic}: {progress.sent} of {progress.planned} letters sent")

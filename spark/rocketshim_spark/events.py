@@ -29,9 +29,11 @@ unknown_headers     headers that are not of the table: the user's own
 decode_error        why the record is malformed
 undecodable         a text header is not UTF-8 (shown with U+FFFD)
 value_bytes, …      size and SHA-256 of the value; the value itself stays behind
+digest              dlq: what marks of the redrive log know the record by
 ==================  ==================================================================================================
 
-Not rows: the worker's clock probes, the group logs and the redrive log, which are no messages.
+Not rows: the worker's clock probes, the group logs and the redrive log, which are no messages. What the redrive log
+says about dead letters is a view of its own (`settled`).
 """
 
 import functools
@@ -45,9 +47,19 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 
 from rocketshim_spark.session import require
 from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
 from rocketshim_topics.wire import HEADER_ORDER
 
-__all__ = ["FINGERPRINT_PATTERN", "EventParams", "event_topics", "fingerprint", "kind_of", "transform"]
+__all__ = [
+    "FINGERPRINT_PATTERN",
+    "EventParams",
+    "digest",
+    "event_topics",
+    "fingerprint",
+    "kind_of",
+    "settled",
+    "transform",
+]
 
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
@@ -72,6 +84,7 @@ _LEVELS: Final = 27
 _FINE_MS: Final = (512, 256, 128, 64, 32)
 _LATEST_MS: Final = 253_402_300_799_999  # the last millisecond of year 9999: Python and SQL know no later time
 _SHOWN: Final = 120
+_MARK: Final = "v int, kind string, source string, plan string, state string, letters array<array<string>>"
 FINGERPRINT_PATTERN: Final = r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+"
 """What is written `#` in a fingerprint: as `rocketshim dlq stats` does it."""
 
@@ -106,10 +119,11 @@ def kind_of(topic: str, namespace: str = "") -> str | None:
 def event_topics(existing: list[str], sources: list[str], namespace: str = "") -> list[str]:
     """The topics that tell about these sources: they themselves, and every topic of the shim's in the namespace.
 
-    In the order in which messages travel: sources, schedule, retry, dead letters, parked.
+    In the order in which messages travel: sources, schedule, retry, dead letters, parked; then the redrive log.
     """
-    order = ("source", "schedule", "retry", "dlq", "parked")
-    kinds = {topic: kind_of(topic, namespace) for topic in {*existing, *sources}}
+    order = ("source", "schedule", "retry", "dlq", "parked", "log")
+    log = TopicNames(namespace).redrive_log
+    kinds = {topic: "log" if topic == log else kind_of(topic, namespace) for topic in {*existing, *sources}}
     chosen = [topic for topic, kind in kinds.items() if topic in sources or kind not in {None, "source"}]
     return sorted(chosen, key=lambda topic: (order.index(kinds[topic] or "source"), topic))
 
@@ -179,7 +193,7 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         F.when(trusted, _time(_number("FAIL_AT_MS"))).alias("failed_at"),
         F.when(trusted | marked, hop).alias("hop_id"),
         F.when(trusted | marked, _text("REPLAY_ID")).alias("replay_id"),
-        F.when(trusted | marked, _number("REPLAY_COUNT")).cast("int").alias("replay_count"),
+        F.when(trusted | marked, _replays(trusted)).cast("int").alias("replay_count"),
         F.coalesce(_time(_number("BORN_TIMESTAMP")), F.col("timestamp")).alias("born_at"),
         F.when(kind == "parked", _text("PARK_REASON")).alias("park_reason"),
         F.col("at").alias("coordinates"),
@@ -189,12 +203,75 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         undecodable.alias("undecodable"),
         F.coalesce(F.octet_length("value"), F.lit(0)).alias("value_bytes"),
         F.sha2("value", 256).alias("value_sha256"),
+        F.when(kind == "dlq", digest()).alias("digest"),
     )
+
+
+def settled(records: DataFrame, namespace: str = "") -> DataFrame:
+    """What became of dead letters by the redrive log (docs/wire-format.md), whoever wrote it: the last mark of each.
+
+    Args:
+        records: as for `transform`; those of the log are picked out. Marks of a version that is not known are left out
+            here; whoever sends letters (`Redriver`) stops at them.
+        namespace: of the shim's topics.
+
+    Returns:
+        topic, partition, offset and digest of the letter, state (`redriven`, `discarded`), settled_by (id of the plan),
+        settled_at (Kafka timestamp of the mark).
+
+    Thread-safety: a pure function of the frame; nothing is read.
+    """
+    mark = F.from_json(F.make_valid_utf8(F.col("value").cast("string")), _MARK).alias("mark")
+    letter = F.explode("mark.letters").alias("letter")
+    place = [F.col("mark.source").alias("topic")]
+    for index, (name, kind) in enumerate((("partition", "int"), ("offset", "bigint"), ("digest", "string"))):
+        place.append(F.get("letter", F.lit(index)).try_cast(kind).alias(name))
+    return (
+        records.filter(F.col("topic") == TopicNames(namespace).redrive_log)
+        .select(mark, F.col("offset").alias("at"), "timestamp")
+        .filter("mark.v = 1 AND mark.kind = 'mark' AND mark.state IN ('redriven', 'discarded')")
+        .select("mark", letter, "at", "timestamp")
+        .select(*place, "mark.state", F.col("mark.plan").alias("settled_by"), "at", "timestamp")
+        .groupBy("topic", "partition", "offset")
+        .agg(
+            F.max_by(F.struct("digest", "state", "settled_by", F.col("timestamp").alias("settled_at")), "at").alias(
+                "last"
+            )
+        )
+        .select("topic", "partition", "offset", "last.*")
+    )
+
+
+def digest() -> Column:
+    """The digest of a record, as `rocketshim_topics.redrive_log.record_digest` makes it; from key, value, headers."""
+    named = F.transform(
+        F.coalesce("headers", F.array()),
+        lambda each: F.concat(_measured(each["key"].cast("binary")), _measured(each["value"])),
+    )
+    whole = F.concat(
+        _measured(F.col("key")),
+        _measured(F.col("value")),
+        F.aggregate(named, F.lit(b""), lambda so_far, part: F.concat(so_far, part)),  # noqa: PLW0108 Spark wants its names
+    )
+    return F.substring(F.sha2(whole, 256), 1, 16)
+
+
+def _measured(part: Column) -> Column:
+    length = F.concat(F.octet_length(part).cast("string"), F.lit(":")).cast("binary")
+    return F.coalesce(F.concat(length, part), F.lit(b"-"))
+
+
+def _replays(trusted: Column) -> Column:
+    """How often it was redriven, by the rules of `rocketshim_topics.hops.replays`."""
+    carried = F.filter("headers", lambda header: header["key"] == F.lit("USER.REPLAY_COUNT"))
+    text = F.try_element_at(carried, F.lit(-1))["value"].cast("string")
+    user = F.when(trusted & text.rlike(r"\A[0-9]{1,10}\z"), F.least(text.try_cast("bigint"), F.lit(_INT_MAX)))
+    return F.greatest(_number("REPLAY_COUNT"), user)
 
 
 def fingerprint(text: Column) -> Column:
     """A failure's text with numbers and ids written as `#`, cut to 120 characters, as in `rocketshim dlq stats`."""
-    return F.substring(F.regexp_replace(text, FINGERPRINT_PATTERN, "#"), 1, _SHOWN)
+    return F.substring(F.regexp_replace(F.substring(text, 1, MAX_FAIL_TEXT_BYTES), FINGERPRINT_PATTERN, "#"), 1, _SHOWN)
 
 
 def _is_true(condition: Column) -> Column:

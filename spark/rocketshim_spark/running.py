@@ -34,7 +34,7 @@ class OpenLake:
         path: the folder, without a slash at its end.
         namespace: of the shim's topics.
         version: of the landed records.
-        records, events, gaps: the frames.
+        records, events, settled, gaps: the frames.
         snapshot: the committed positions.
     """
 
@@ -44,6 +44,7 @@ class OpenLake:
     version: int
     records: DataFrame
     events: DataFrame
+    settled: DataFrame
     gaps: DataFrame
     snapshot: Snapshot
 
@@ -88,6 +89,7 @@ def open_lake(
         version=at or 0,
         records=records,
         events=events.transform(records, events.EventParams(namespace=namespace, delay_levels=delay_levels)),
+        settled=events.settled(records, namespace),
         gaps=read_gaps(spark, lake),
         snapshot=read_snapshot(spark, lake, at),
     )

@@ -13,9 +13,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from rocketshim.deadletter.statistics import fingerprint
 from rocketshim_spark.errors import SessionError
-from rocketshim_spark.events import EventParams, event_topics, kind_of, transform
+from rocketshim_spark.events import EventParams, event_topics, kind_of, settled, transform
 from rocketshim_topics import Envelope, TopicNames, decode, encode
 from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.hops import replays
+from rocketshim_topics.redrive_log import BeginRecord, MarkRecord, RedriveLog, encode_redrive_record, record_digest
 from rocketshim_topics.wire import HEADER_ORDER
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
@@ -162,7 +164,7 @@ def test_a_time_beyond_all_calendars_is_absent_and_fails_nothing(events: Callabl
     assert found[1].due_at is None
 
 
-header_names = st.sampled_from([*HEADER_ORDER, "user", "USER.TAGS", "bad\x01name", "x" * 50])
+header_names = st.sampled_from([*HEADER_ORDER, "user", "USER.TAGS", "USER.REPLAY_COUNT", "bad\x01name", "x" * 50])
 header_values = st.one_of(
     st.none(),
     st.binary(max_size=8),
@@ -189,6 +191,82 @@ def test_any_headers_are_malformed_here_exactly_when_decode_refuses_them(
         assert found[offset].decode_error is None, headers
         assert found[offset].attempt == envelope.reconsume_times
         assert found[offset].unknown_headers == len(envelope.user)
+        assert (found[offset].replay_count or 0) == replays(envelope)
+        assert found[offset].digest == record_digest(Fetched(headers))
+
+
+class Fetched:
+    """What `record` lays down, as the runtime's client gives it."""
+
+    def __init__(self, headers: list[Header]) -> None:
+        self._headers = headers
+
+    def key(self) -> bytes:
+        return b"k"
+
+    def value(self) -> bytes:
+        return b"v"
+
+    def headers(self) -> list[Header]:
+        return self._headers
+
+
+@pytest.mark.parametrize(("key", "value"), [(None, None), (b"", b""), (b"12:", b"-"), (b"\xff\x00", b"x" * 100_000)])
+def test_a_digest_tells_absent_from_empty_as_the_redrive_log_does(
+    spark: SparkSession, key: bytes | None, value: bytes | None
+) -> None:
+    row = (key, value, "rmq.dlq.g", 0, 0, NOON, 1, None)
+    fetched = Fetched([])
+    fetched.key, fetched.value = lambda: key, lambda: value  # type: ignore[method-assign, assignment, return-value]
+    (event,) = transform(frame(spark, [row])).collect()
+    assert event.digest == record_digest(fetched)  # type: ignore[arg-type]
+
+
+marks = st.builds(
+    MarkRecord,
+    state=st.sampled_from(["redriven", "discarded"]),
+    source=st.sampled_from(["rmq.dlq.a", "rmq.dlq.b"]),
+    plan=st.sampled_from(["p1", "p2"]),
+    session=st.just("s"),
+    letters=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 3), st.sampled_from(["0" * 16, "a" * 16])), max_size=5
+    ).map(tuple),
+)
+begins = st.builds(BeginRecord, source=st.just("rmq.dlq.a"), plan=st.just("p1"), session=st.just("s"))
+strange = st.sampled_from([None, b"", b"[", b"{}", b'{"v": 2, "kind": "mark"}', b'{"v": 1, "kind": "mark"}', b"\xff"])
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.one_of(marks, begins, strange), max_size=8), min_size=20, max_size=60))
+def test_marks_are_read_as_the_redrive_log_folds_them(
+    spark: SparkSession, logs: list[list[MarkRecord | BeginRecord | bytes | None]]
+) -> None:
+    # Many logs in one frame: each has letters of a topic of its own.
+    stored, folded = [], {}
+    for number, log in enumerate(logs):
+        told = [
+            each.model_copy(update={"source": f"{each.source}-{number}"})
+            if isinstance(each, MarkRecord | BeginRecord)
+            else each
+            for each in log
+        ]
+        for each in told:
+            value = encode_redrive_record(each) if isinstance(each, MarkRecord | BeginRecord) else each
+            stored.append(record("ns.rmq.redrive", None, offset=len(stored), value=value))
+        folded[number] = RedriveLog(each for each in told if isinstance(each, MarkRecord | BeginRecord))
+    found = {
+        (row.topic, row.partition, row.offset): (row.state, row.settled_by, row.digest)
+        for row in settled(frame(spark, stored), "ns").collect()
+    }
+    expected = {}
+    for number, folded_log in folded.items():
+        for source in (f"rmq.dlq.a-{number}", f"rmq.dlq.b-{number}"):
+            for place in ((partition, offset) for partition in range(2) for offset in range(4)):
+                last = folded_log.settled(source, *place, None)
+                if last is not None:
+                    expected[source, *place] = (last.state, last.plan, last.digest)
+    assert found == expected
+    assert settled(frame(spark, stored), "other").count() == 0
 
 
 @pytest.mark.parametrize(
@@ -219,12 +297,14 @@ def test_a_session_that_would_fail_on_a_repeated_header_is_refused(spark: SparkS
 
 
 def test_the_topics_of_a_report_come_in_the_order_in_which_messages_travel() -> None:
-    existing = ["rmq.dlq.g", "other", "rmq.retry.g", "rmq.group.g", "SCHEDULE_TOPIC_XXXX", "orders", "rmq.parked"]
+    existing = ["rmq.dlq.g", "other", "rmq.redrive", "rmq.retry.g", "rmq.group.g", "SCHEDULE_TOPIC_XXXX", "orders"]
+    existing.append("rmq.parked")
     assert event_topics(existing, ["orders"]) == [
         "orders",
         "SCHEDULE_TOPIC_XXXX",
         "rmq.retry.g",
         "rmq.dlq.g",
         "rmq.parked",
+        "rmq.redrive",
     ]
     assert kind_of("rmq.group.g") is kind_of("rmq.redrive") is None

@@ -16,8 +16,8 @@ not be sent is in the plan too, with the reason (`held_back`):
 The id of a plan is a digest of its content: a plan that was edited is refused. `replay_id` is the `REPLAY_ID` of each
 letter: unique to it and the plan, and it says both, so whoever reads a target finds out what came from which plan.
 
-Whatever applies a plan (this project's command line in Kafka transactions, its Spark job by an anti-join on replay ids)
-uses the same plan, the same hop (`next_hop`) and the same marks (`rocketshim_topics.redrive_log`).
+Whatever sends letters again (this project's command line by such a plan, its Spark job by one that lies in a lake) uses
+the same hop (`rocketshim_topics.hops.redriven`), the same ids and the same marks (`rocketshim_topics.redrive_log`).
 """
 
 import hashlib

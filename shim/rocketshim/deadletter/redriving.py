@@ -30,7 +30,7 @@ import getpass
 import socket
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import Any, Final
 
@@ -96,6 +96,9 @@ _DENIED: Final = frozenset(
 Make = Callable[[Any, PlannedLetter], OutgoingRecord | None]
 """Makes the record that sends a letter again (None: it is only marked); one that raises has failed."""
 
+Fetch = Callable[[Container[tuple[int, int]]], Generator[Any]]
+"""Gives the letters at these partitions and offsets, as far as there are any; in order within a partition."""
+
 
 def whoami() -> str:
     """Who runs this, for the log: `user@host`."""
@@ -125,6 +128,7 @@ class Redriver:
         plan: id of the plan.
         state: what the mark says of its letters.
         make: makes the record that sends a letter.
+        fetch: where the letters are read; None: in their topic.
         again: also send letters that other plans have settled.
         progress: what is to be done; looked at by the caller at any time between calls.
         report: called after each transaction and each failure.
@@ -147,6 +151,7 @@ class Redriver:
         state: State,
         make: Make,
         progress: RedriveProgress,
+        fetch: Fetch | None = None,
         again: bool = False,
         report: Callable[[], None] = lambda: None,
         client: Mapping[str, Any] | None = None,
@@ -161,6 +166,7 @@ class Redriver:
         self._state: State = state
         self._make = make
         self._progress = progress
+        self._fetch = fetch
         self._again = again
         self._report = report
         self._clients = clients or confluent_clients()
@@ -376,7 +382,8 @@ class Redriver:
     def _read(self, letters: list[PlannedLetter]) -> Generator[tuple[PlannedLetter, Any]]:
         """The letters that are still there; those that are not have failed."""
         waiting = {(letter.partition, letter.offset): letter for letter in letters}
-        with closing(self._reader.read_at(self._source, waiting)) as messages:
+        fetched = self._reader.read_at(self._source, waiting) if self._fetch is None else self._fetch(waiting)
+        with closing(fetched) as messages:
             for message in messages:
                 yield waiting.pop((message.partition(), message.offset())), message
         for letter in waiting.values():

@@ -18,6 +18,9 @@ A residual is *explained* if retention took records before they were landed (`ga
 delivery lies in a gap, a `missing-attempt` if a gap is noted on any of the shim's topics. Explained ones are counted as
 `expired`. A gap is a finding too: nobody knows what was in it but its offsets, which are the most that can be missing.
 
+A record of the shim's topics that breaks the wire format (`malformed`) is part of no life, so it may be what is missing
+of one: it is counted, with the first place where there is one, and a finding.
+
 That a message was *handled* nobody can prove from Kafka: acknowledged means that its group has committed past it.
 """
 
@@ -27,7 +30,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from rocketshim_spark.jobs.lineage import STATES
 from rocketshim_spark.report import Report, Table
 
-__all__ = ["report", "residuals", "transform"]
+__all__ = ["malformed", "report", "residuals", "transform"]
 
 _LISTED = 50
 
@@ -109,18 +112,35 @@ def transform(lives: DataFrame, gaps: DataFrame) -> DataFrame:
     )
 
 
-def report(account: DataFrame, missing: DataFrame, gaps: DataFrame) -> Report:
-    """The verdict: `residual 0` and no gap is fine.
+def malformed(events: DataFrame) -> DataFrame:
+    """The records of the shim's topics that break the wire format: topic, reason, records, first_at, sample.
+
+    Args:
+        events: as `rocketshim_spark.events.transform` makes them.
+    """
+    broken = events.filter(F.col("decode_error").isNotNull())
+    return broken.groupBy("topic", F.col("decode_error").alias("reason")).agg(
+        F.count("*").alias("records"),
+        F.min("stored_at").alias("first_at"),
+        F.min_by("coordinates", "stored_at").alias("sample"),
+    )
+
+
+def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, unread: DataFrame) -> Report:
+    """The verdict: `residual 0`, nothing parked, nothing malformed and no gap is fine.
 
     Args:
         account: as `transform` makes it.
         missing: as `residuals` makes it.
         gaps: as `land.read_gaps` gives them.
+        unread: as `malformed` makes it.
     """
     counted = account.orderBy("topic", "grp").collect()
     listed = missing.orderBy("explained", "topic", "grp", "msg_id").limit(_LISTED).collect()
     holes = gaps.orderBy("topic", "partition", "gap_from").collect()
+    broken = unread.orderBy(F.desc("records"), "topic", "reason").limit(_LISTED).collect()
     residual = sum(row.residual for row in counted)
+    spoilt = sum(row.records for row in broken)
     parked = sum(row.parked for row in counted)
     expired = sum(row.gap_to - row.gap_from for row in holes)
     columns = ("topic", "group", "sent", *STATES, "residual", "expired", "copies")
@@ -138,13 +158,20 @@ def report(account: DataFrame, missing: DataFrame, gaps: DataFrame) -> Report:
         fields = ("topic", "grp", "msg_id", "reason", "explained", "state", "origin")
         title = f"residual, message by message (the first {_LISTED})"
         tables.append(Table(title, fields, [tuple(row[name] for name in fields) for row in listed]))
+    if broken:
+        of_broken = ("topic", "reason", "records", "first_at", "sample")
+        title = f"malformed records (the {_LISTED} most frequent)"
+        tables.append(Table(title, of_broken, [tuple(row[name] for name in of_broken) for row in broken]))
     if holes:
         of_gap = ("topic", "partition", "gap_from", "gap_to", "reason")
         tables.append(Table("gaps", of_gap, [tuple(row[name] for name in of_gap) for row in holes]))
     return Report(
         job="audit",
-        verdict=f"residual {residual}; {parked} parked; at most {expired} deleted before they were landed",
-        fine=not residual and not holes and not parked,
+        verdict=(
+            f"residual {residual}; {parked} parked; {spoilt} malformed; "
+            f"at most {expired} deleted before they were landed"
+        ),
+        fine=not residual and not holes and not parked and not broken,
         tables=tuple(tables),
         bars=tuple((state, sum(row[state] for row in counted)) for state in STATES),
         notes=("acknowledged, pending: inferred from committed positions that were taken before the ends",),

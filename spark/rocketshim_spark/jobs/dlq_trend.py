@@ -1,9 +1,9 @@
 """Do dead letters pile up, and when will retention delete those that nobody has sent again.
 
-Per group and day (UTC): how many arrived, how many were replayed, and how many were left (`depth`) at its end. A dead
-letter is *replayed* when a redrive was made from it; its topic is not emptied by that. What retention has deleted
-since counts on as left: it was neither sent again nor read. Repeats of one letter (a consumer that died between sending
-and committing) count once, by message, attempt and replay.
+Per group and day (UTC): how many arrived, how many were replayed or discarded, and how many were left (`depth`) at its
+end. A dead letter is *replayed* when a redrive was made from it, or the redrive log says so; its topic is not emptied
+by that. What retention has deleted since counts on as left: it was neither sent again nor read. Repeats of one letter
+(a consumer that died between sending and committing) count once, by message, attempt and replay.
 """
 
 import datetime as dt
@@ -14,11 +14,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
+from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
 
 __all__ = ["TrendParams", "letters", "open_letters", "report", "transform"]
 
 _HOUR_MS: Final = 3_600_000
+_SETTLED: Final = (
+    "topic string, partition int, offset bigint, digest string, state string, settled_by string, settled_at timestamp"
+)
 
 
 class TrendParams(BaseModel):
@@ -37,45 +41,64 @@ class TrendParams(BaseModel):
     warn_hours: float = Field(default=24.0, ge=0)
 
 
-def letters(events: DataFrame) -> DataFrame:
-    """One row per dead letter: grp, arrived_at, replayed_at (null: not yet), coordinates."""
+def letters(events: DataFrame, settled: DataFrame | None = None) -> DataFrame:
+    """One row per dead letter.
+
+    Args:
+        events: as `rocketshim_spark.events.transform` makes them.
+        settled: as `rocketshim_spark.events.settled` makes it; None: nothing is known of the redrive log.
+
+    Returns:
+        grp, arrived_at, replayed_at, discarded_at (null: not yet), coordinates.
+
+    Thread-safety: a pure function of the frames.
+    """
     replays = (
         events.filter(F.col("kind") == "replay")
         .groupBy(F.col("hop_id").alias("of"))
-        .agg(F.min("stored_at").alias("replayed_at"))
+        .agg(F.min("stored_at").alias("sent_at"))
     )
-    joined = events.filter(F.col("kind") == "dlq").join(replays, F.col("coordinates") == F.col("of"), "left")
+    if settled is None:
+        settled = small_frame(events.sparkSession, [], _SETTLED)
+    joined = (
+        events.filter(F.col("kind") == "dlq")
+        .join(replays, F.col("coordinates") == F.col("of"), "left")
+        .join(settled, ["topic", "partition", "offset", "digest"], "left")
+    )
     once = ["grp", "msg_id", "attempt", "replay_id"]
+    marked_at = F.when(F.col("state") == "redriven", F.col("settled_at"))
     return joined.groupBy(*once).agg(
         F.min("stored_at").alias("arrived_at"),
-        F.min("replayed_at").alias("replayed_at"),
+        F.min(F.coalesce("sent_at", marked_at)).alias("replayed_at"),
+        F.min(F.when(F.col("state") == "discarded", F.col("settled_at"))).alias("discarded_at"),
         F.min_by("coordinates", "stored_at").alias("coordinates"),
     )
 
 
 def transform(found: DataFrame) -> DataFrame:
-    """Per group and day: arrived, replayed, depth.
+    """Per group and day: arrived, replayed, discarded, depth.
 
     Args:
         found: as `letters` makes it.
     """
-    arrived = found.select(
-        "grp", F.to_date("arrived_at").alias("day"), F.lit(1).alias("arrived"), F.lit(0).alias("gone")
+    # One that was sent again and discarded later has left once.
+    times = F.array(
+        F.struct(F.col("arrived_at").alias("at"), F.lit("arrived").alias("what")),
+        F.struct(F.col("replayed_at").alias("at"), F.lit("replayed").alias("what")),
+        F.struct(
+            F.when(F.col("replayed_at").isNull(), F.col("discarded_at")).alias("at"), F.lit("discarded").alias("what")
+        ),
     )
-    gone = found.filter(F.col("replayed_at").isNotNull()).select(
-        "grp", F.to_date("replayed_at").alias("day"), F.lit(0), F.lit(1)
-    )
-    days = (
-        arrived.union(gone)
-        .groupBy("grp", "day")
-        .agg(F.sum("arrived").alias("arrived"), F.sum("gone").alias("replayed"))
+    moves = found.select("grp", F.inline(times)).filter("at IS NOT NULL")
+    days = moves.groupBy("grp", F.to_date("at").alias("day")).agg(
+        *(F.count_if(F.col("what") == name).alias(name) for name in ("arrived", "replayed", "discarded"))
     )
     so_far = Window.partitionBy("grp").orderBy("day")
-    return days.withColumn("depth", F.sum(F.col("arrived") - F.col("replayed")).over(so_far))
+    return days.withColumn("depth", F.sum(F.col("arrived") - F.col("replayed") - F.col("discarded")).over(so_far))
 
 
 def open_letters(found: DataFrame, params: TrendParams) -> DataFrame:
-    """Per group: depth now, the oldest letter that was not replayed, and the hours until retention may delete it.
+    """Per group: depth now, the oldest letter that is left, and the hours until retention may delete it.
 
     Args:
         found: as `letters` makes it.
@@ -83,7 +106,7 @@ def open_letters(found: DataFrame, params: TrendParams) -> DataFrame:
     """
     now = F.lit(params.now.astimezone(dt.UTC))
     age_ms = F.unix_millis(now) - F.unix_millis("oldest_at")
-    left = found.filter(F.col("replayed_at").isNull()).groupBy("grp")
+    left = found.filter("replayed_at IS NULL AND discarded_at IS NULL").groupBy("grp")
     counted = left.agg(
         F.count("*").alias("depth"),
         F.min("arrived_at").alias("oldest_at"),
@@ -111,16 +134,16 @@ def report(days: DataFrame, left: DataFrame, params: TrendParams) -> Report:
     for row in rows:
         by_day[str(row.day)] = by_day.get(str(row.day), 0) + row.arrived
     of_group = ("grp", "depth", "oldest", "oldest_at", "oldest_age_hours", "hours_left")
-    of_day = ("grp", "day", "arrived", "replayed", "depth")
+    of_day = ("grp", "day", "arrived", "replayed", "discarded", "depth")
     return Report(
         job="dlq-trend",
         verdict=(
-            f"{sum(row.depth for row in groups)} dead letters were never sent again; "
+            f"{sum(row.depth for row in groups)} dead letters are left; "
             f"{len(soon)} groups lose some within {params.warn_hours:g} hours"
         ),
         fine=not soon,
         tables=(
-            Table("not sent again", of_group, [tuple(row[name] for name in of_group) for row in groups]),
+            Table("left", of_group, [tuple(row[name] for name in of_group) for row in groups]),
             Table("by day", of_day, [tuple(row[name] for name in of_day) for row in rows]),
         ),
         bars=tuple(sorted(by_day.items()))[-31:],

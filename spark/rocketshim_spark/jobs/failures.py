@@ -44,7 +44,7 @@ def attempts(events: DataFrame) -> DataFrame:
     """One row per failed attempt: grp, msg_id, attempt, replay_id, and the earliest record that tells of it.
 
     The time is `FAIL_AT_MS`, by the consumer's clock; without it, when that record was stored. Malformed records tell
-    nothing and are left out; `rocketshim spark failures` counts them beside.
+    nothing and are left out; `audit` counts them.
     """
     marked = events.filter(
         F.col("kind").isin("schedule", "retry", "replay", "dlq")

@@ -47,6 +47,7 @@ __all__ = ["STATES", "LineageParams", "biography", "report", "story", "transform
 STATES: Final = ("acknowledged", "pending", "scheduled", "retrying", "dead", "parked", "lost", "open")
 _POSITIONS: Final = "owner string, of_topic string, of_partition int, committed bigint"
 _WAIT, _PARKED, _DELIVERED, _DEAD = 0, 1, 2, 3
+_RUNS: Final = 2**32  # more than there are attempts
 
 
 class LineageParams(BaseModel):
@@ -197,7 +198,7 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
         F.min("born_at").alias("first_sent"),
     )
     newest = F.element_at("history", -1)
-    grouped = grouped.withColumns({"newest": newest, "steps": F.transform("history", _step_of)})
+    grouped = grouped.withColumn("newest", newest)
     of_newest = F.filter("history", lambda each: _step_of(each) == _step_of(F.col("newest")))
     under_way = F.exists(of_newest, lambda each: ~each["reached"])
     attempt, step = F.col("newest.attempt"), F.col("newest.step")
@@ -213,19 +214,12 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
         .when(failed, "retrying")
         .otherwise("pending")
     )
-    moved = F.filter("steps", lambda each: each["step"] > _WAIT)
-    runs = F.array_distinct(F.transform("steps", lambda each: F.struct(each["replay"], each["attempt"])))
+    # As texts and numbers, which are told apart by hashing: a message that is there 100,000 times must hold up nobody.
+    moved = F.transform(F.filter("history", lambda each: each["step"] > _WAIT), _name_of)
+    runs = F.array_distinct(F.transform("history", _run_of))
     # A dead letter without any retry before it is one of a listener that is retried in place.
-    left_records = F.exists("steps", lambda each: (each["attempt"] > 0) & (each["step"] < _DEAD))
-    hole = F.exists(
-        runs,
-        lambda run: (
-            (run["attempt"] > 0)
-            & ~F.exists(
-                runs, lambda other: (other["replay"] == run["replay"]) & (other["attempt"] == run["attempt"] - 1)
-            )
-        ),
-    )
+    left_records = F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < _DEAD))
+    hole = F.exists(runs, lambda run: (run % _RUNS > 0) & ~F.array_contains(runs, run - 1))
     settled = state.isin("acknowledged", "dead")
     return grouped.select(
         "grp",
@@ -243,7 +237,7 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
         attempt.alias("attempts"),
         F.size(F.filter("history", lambda each: each["step"] == _DELIVERED)).alias("deliveries"),
         (F.size(moved) - F.size(F.array_distinct(moved))).alias("copies"),
-        F.exists("steps", lambda each: (each["attempt"] == 0) & (each["replay"] == 0)).alias("rooted"),
+        F.array_contains(runs, F.lit(0).cast("bigint")).alias("rooted"),
         (left_records & hole).alias("broken"),
         "history",
         F.col("newest.reason").alias("last_reason"),
@@ -254,3 +248,12 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
 
 def _step_of(entry: Column) -> Column:
     return F.struct(entry["replay"].alias("replay"), entry["attempt"].alias("attempt"), entry["step"].alias("step"))
+
+
+def _name_of(entry: Column) -> Column:
+    return F.concat_ws("/", entry["replay"], entry["attempt"], entry["step"])
+
+
+def _run_of(entry: Column) -> Column:
+    """Replay and attempt as one number."""
+    return entry["replay"].cast("bigint") * _RUNS + entry["attempt"]

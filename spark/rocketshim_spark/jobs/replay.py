@@ -1,51 +1,69 @@
-"""Send dead letters again: plan, run, verify. Safe to run twice, safe to kill.
+"""Send dead letters again: plan, run, verify. Safe to run twice, safe to kill, and one with `rocketshim dlq apply`.
 
 1. `plan` freezes what would be sent into a table that a person can look at: one row per dead letter, with its target,
-   its `REPLAY_ID`, the SHA-256 of its value, and what is to be done (`send`, or `skip` with the reason). It writes
-   nothing to Kafka. The id is made from the plan's own id and the letter's coordinates: to plan again under the same id
-   gives the same ids.
-2. `run` notes where the target topics end, once per plan and before its first record; then it sends what is planned and
-   does not carry its id beyond those ends already. So a run that was killed goes on, and a second one sends nothing.
-   Records are made by `rocketshim_topics.hops.redriven`, as `rocketshim` makes them everywhere: identity kept, attempts
-   counted from 0, to the retry topic of the group that failed, so that only that group sees it.
+   its `REPLAY_ID`, its digest, and what is to be done (`send`, or `skip` with the reason). It writes nothing to Kafka.
+   Ids are made from the plan's name and the letter's coordinates: to plan again under the same name gives the same ids.
+2. `run` notes where the target topics end, once per plan and before its first record, for `verify`. Then it sends by
+   `rocketshim.deadletter.redriving.Redriver`, as `dlq apply` does: letters and the mark that says so in one Kafka
+   transaction, into the same redrive log. So what either of them sent or discarded the other one does not send again; a
+   run that was killed goes on, a second one sends nothing, and a second one at the same time stops the first.
 3. `verify` reads the targets from those ends and says, letter by letter, what is missing, there twice, or altered.
 
-Order: one producer sends, letter after letter as they lie in their partition of the dead-letter topic, keyed to the
-target's partition by murmur2; so letters of one key keep their order. A rate can be set. Sending is the driver's work
-and not the executors': redrives are held back on purpose, and one idempotent producer repeats nothing by itself.
+What a letter is read from is the lake: one that retention has deleted since it was landed can still be sent. Records
+are made by `rocketshim_topics.hops.redriven`, as everywhere: identity kept, attempts counted from 0, to the retry topic
+of the group that failed, so that only that group sees it. Sending is the driver's work and not the executors': redrives
+are held back on purpose, and one transactional producer keeps the order of each partition.
 
-Guards: a letter that was redriven `max_replays` times is skipped (a poison message would go round for ever), so is one
-that was redriven already and has not died again, one that holds only a reference to its value, and one that does not
-say where it belongs. A dead-letter topic is not emptied by this: replayed is what has a replay, `dlq-trend` counts so.
+Why a letter is skipped (`reason`; the names are those of `rocketshim_topics.redrive_plan` where that knows the case):
 
-One run per plan at a time: a second one would not see what the first has in flight.
+======================================  ==============================================================================
+`redriven-by:<id>`, `discarded-by:<id>`  the redrive log, as it was landed, says so
+`replayed-already`                      there is a record that was made from it; the log says nothing
+`malformed:<reason>`                    it breaks the wire format
+`repeat-of:<partition>/<offset>`        the same attempt of the same delivery, dead twice: one is enough
+`replayed-too-often`                    it was redriven `max_replays` times: it would only come back
+`by-reference`                          it has no value, only a reference to one
+`no-target`, `bad-target-name`          it does not say where it belongs
+`beyond-max`                            more than `max_messages`
+======================================  ==============================================================================
+
+A dead-letter topic is not emptied by this: replayed is what has a replay or a mark, `dlq-trend` counts so.
 """
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
-from rocketshim.client_config import PROTECTED_PRODUCER
+from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
+from rocketshim.deadletter.redriving import Redriver
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
 from rocketshim_topics import TopicNames, hops
-from rocketshim_topics.errors import BrokerUnavailableError, ConfigError, MalformedRecordError
+from rocketshim_topics.errors import ConfigError, MalformedRecordError
+from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, PlannedLetter, replay_id
 
-__all__ = ["PlanParams", "Sent", "check", "plan", "plan_report", "send", "verify_report", "with_targets"]
+__all__ = [
+    "PlanParams",
+    "Sent",
+    "check",
+    "landed_letters",
+    "plan",
+    "plan_report",
+    "send",
+    "verify_report",
+    "with_targets",
+]
 
-_FLUSH_S: Final = 120.0
-_MOST_BYTES: Final = 1_000_000_000  # the broker's limit decides, not the client's
 _LISTED: Final = 50
+_SETTLED: Final = "topic string, partition int, offset bigint, digest string, state string, settled_by string"
 
 
 class PlanParams(BaseModel):
@@ -56,7 +74,7 @@ class PlanParams(BaseModel):
         namespace: of the shim's topics.
         group: dead letters of one consumer group only; None: of all.
         to_source: to the topic of the first delivery, and so to every group; False: to the group's retry topic.
-        max_replays: a letter that was redriven so often already is skipped; 1 or more, 2.
+        max_replays: a letter that was redriven so often already, by whatever, is skipped; 1 or more, 3.
         max_messages: most letters that are sent; None: no limit.
     """
 
@@ -66,11 +84,18 @@ class PlanParams(BaseModel):
     namespace: str = ""
     group: str | None = None
     to_source: bool = False
-    max_replays: int = Field(default=2, ge=1)
+    max_replays: int = Field(default=DEFAULT_MAX_REPLAYS, ge=1)
     max_messages: int | None = Field(default=None, ge=1)
 
 
-def plan(events: DataFrame, topics: DataFrame, params: PlanParams, *, chosen: DataFrame | None = None) -> DataFrame:
+def plan(
+    events: DataFrame,
+    topics: DataFrame,
+    params: PlanParams,
+    *,
+    chosen: DataFrame | None = None,
+    settled: DataFrame | None = None,
+) -> DataFrame:
     """One row per dead letter that was asked for.
 
     Args:
@@ -78,11 +103,12 @@ def plan(events: DataFrame, topics: DataFrame, params: PlanParams, *, chosen: Da
         topics: as `land.read_topics` gives them: their ids are part of the replay ids.
         params: what is asked for.
         chosen: a frame with the `coordinates` of those that are wanted; None: all.
+        settled: as `rocketshim_spark.events.settled` makes it; None: nothing is known of the redrive log.
 
     Returns:
-        replay_id, action (`send`, `skip`), reason (of a skip), topic, partition, offset, grp, origin_topic, msg_id,
-        key, tag, fail_class, fingerprint, replay_count (with this one), value_bytes, value_sha256, stored_at,
-        to_source.
+        redrive (id of the plan in the redrive log; of each topic another), replay_id, action (`send`, `skip`), reason
+        (of a skip), topic, partition, offset, digest, grp, origin_topic, msg_id, key, tag, fail_class, fingerprint,
+        replay_count (with this one), value_bytes, value_sha256, stored_at, to_source.
 
     Thread-safety: a pure function of the frames.
     """
@@ -92,21 +118,31 @@ def plan(events: DataFrame, topics: DataFrame, params: PlanParams, *, chosen: Da
     if chosen is not None:
         letters = letters.join(chosen.select("coordinates"), "coordinates", "left_semi")
     replayed = events.filter(F.col("kind") == "replay").select(F.col("hop_id").alias("of")).distinct()
-    ids = F.broadcast(topics.select(F.col("topic").alias("of_topic"), "topic_id"))
+    ids = F.broadcast(topics.select("topic", "topic_id"))
+    if settled is None:
+        settled = small_frame(events.sparkSession, [], _SETTLED)
+    marks = settled.select("topic", "partition", "offset", "digest", "state", "settled_by")
+    joined = (
+        letters.join(replayed, F.col("coordinates") == F.col("of"), "left")
+        .join(ids, "topic", "left")
+        .join(marks, ["topic", "partition", "offset", "digest"], "left")
+    )
+    first_delivery = F.coalesce("origin_id", "coordinates")
+    once = Window.partitionBy("topic", "grp", "msg_id", first_delivery, "attempt", "replay_id")
+    first = F.first(F.concat_ws("/", "partition", "offset")).over(once.orderBy("partition", "offset"))
     count = F.coalesce("replay_count", F.lit(0))
     reason = (
-        F.when(F.col("decode_error").isNotNull(), F.concat(F.lit("malformed:"), F.col("decode_error")))
+        F.when(F.col("state").isNotNull(), F.concat("state", F.lit("-by:"), "settled_by"))
+        .when(F.col("decode_error").isNotNull(), F.concat(F.lit("malformed:"), F.col("decode_error")))
         .when(F.col("of").isNotNull(), "replayed-already")
-        .when(count >= params.max_replays, "too-many-replays")
+        .when(F.col("first") != F.concat_ws("/", "partition", "offset"), F.concat(F.lit("repeat-of:"), "first"))
+        .when(count >= params.max_replays, "replayed-too-often")
         .when(F.col("value_sha256").isNull() & F.col("fail_text").startswith("[by reference: "), "by-reference")
         .when(F.col("origin_topic" if params.to_source else "grp").isNull(), "no-target")
     )
-    identity = F.concat_ws("|", F.lit(params.plan_id), "topic_id", "topic", "partition", "offset")
-    joined = (
-        letters.join(replayed, F.col("coordinates") == F.col("of"), "left")
-        .join(ids, F.col("topic") == F.col("of_topic"), "left")
-        .withColumn("reason", reason)
-    )
+    joined = joined.withColumn("first", first).withColumn("reason", reason)
+    # The topic's id: a topic that is made anew has other letters at the same places.
+    redrive = F.substring(F.sha2(F.concat_ws("|", F.lit(params.plan_id), "topic_id", "topic"), 256), 1, 20)
     if params.max_messages is not None:
         place = Window.partitionBy(F.col("reason").isNull()).orderBy("topic", "partition", "offset")
         beyond = F.row_number().over(place) > params.max_messages
@@ -114,10 +150,23 @@ def plan(events: DataFrame, topics: DataFrame, params: PlanParams, *, chosen: Da
             "reason", F.when(F.col("reason").isNull() & beyond, "beyond-max").otherwise(F.col("reason"))
         )
     return joined.select(
-        F.sha2(identity, 256).alias("replay_id"),
+        redrive.alias("redrive"),
+        F.concat_ws(".", redrive, "partition", "offset").alias("replay_id"),
         F.when(F.col("reason").isNull(), "send").otherwise("skip").alias("action"),
         "reason",
-        *("topic", "partition", "offset", "grp", "origin_topic", "msg_id", "key", "tag", "fail_class", "fingerprint"),
+        *(
+            "topic",
+            "partition",
+            "offset",
+            "digest",
+            "grp",
+            "origin_topic",
+            "msg_id",
+            "key",
+            "tag",
+            "fail_class",
+            "fingerprint",
+        ),
         F.try_add(count, F.lit(1)).alias("replay_count"),
         *("value_bytes", "value_sha256", "stored_at"),
         F.lit(params.to_source).alias("to_source"),
@@ -166,15 +215,21 @@ def plan_report(planned: DataFrame) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a run did.
+    """What a run did, or with `dry_run` would do.
 
     Attributes:
-        sent: records that the brokers have confirmed.
-        refused: reasons and counts of letters that could not be made into a record; the plan's own skips are not here.
+        sent: letters that were sent, each with its mark.
+        settled: letters that were sent or discarded before, by this plan or by whatever else.
+        failed: reasons and counts of letters that could not be sent; the plan's own skips are not here.
+        dead_again: letters that were sent and came back while this was running.
+        left: letters that were not tried, because too many failed.
     """
 
     sent: int
-    refused: Mapping[str, int]
+    settled: int
+    failed: Mapping[str, int]
+    dead_again: int
+    left: int
 
 
 class _Letter:
@@ -214,96 +269,107 @@ def _bytes(value: Any) -> bytes | None:
 
 def send(
     bootstrap: str,
-    letters: Iterator[Row],
+    planned: DataFrame,
+    landed: DataFrame,
     *,
     namespace: str = "",
     config: Mapping[str, Any] | None = None,
     max_per_second: float | None = None,
-    report: Callable[[int], None] | None = None,
+    stop_ratio: float = DEFAULT_STOP_RATIO,
+    dry_run: bool = False,
+    report: Callable[[str, RedriveProgress], None] | None = None,
+    point: Callable[[str], None] = lambda _name: None,
 ) -> Sent:
-    """Send letters, in the order in which they come.
+    """Send what is planned and not settled yet, topic by topic, in the order of their partitions.
+
+    The plan's letters (not their values) are held in the driver's memory.
 
     Args:
         bootstrap: addresses of the brokers.
-        letters: rows of Spark's Kafka columns with `replay_id`, `to_source` and `stored_ms` (epoch ms).
-        namespace: of the shim's topics.
+        planned: as `with_targets` makes it.
+        landed: as `landed_letters` gives them.
+        namespace: of the shim's topics; its redrive log has to be there.
         config: further librdkafka settings; None: none.
-        max_per_second: most records a second, above 0; None: no limit.
-        report: gets the number of records handed over so far, every thousand; None: nobody.
+        max_per_second: most letters a second, above 0; None: no limit.
+        stop_ratio: stop when more than this share of what was tried failed or is dead again, 0 to 1.
+        dry_run: make every record and send none.
+        report: gets topic and progress after each transaction; None: nobody.
+        point: as of `Redriver`, for fault tests.
 
     Raises:
-        BrokerUnavailableError: a record was not confirmed. Those before it may be there: run again, only what is
-            missing is sent.
+        TopicMissingError, RedriveError, RocketshimError: as `Redriver.run`. What was sent is marked: run again, only
+            what is missing is sent.
 
-    Thread-safety: one at a time per plan.
+    Thread-safety: any number at a time, also on other machines: the later one takes over, the earlier one stops.
     """
     names = TopicNames(namespace)
-    failed: list[KafkaError] = []
-    confirmed = 0
-
-    def delivered(error: KafkaError | None, _: Message) -> None:
-        nonlocal confirmed
-        if error is None:
-            confirmed += 1
-        else:
-            failed.append(error)
-
-    own = {**PROTECTED_PRODUCER, "bootstrap.servers": bootstrap, "message.max.bytes": _MOST_BYTES}
-    refused: Counter[str] = Counter()
-    with _producing(Producer({"log_level": 0, "compression.type": "lz4", **(config or {}), **own})) as producer:
-        started, count = time.monotonic(), 0
-        for row in letters:
-            try:
-                out = hops.redriven(_Letter(row), names, replay_id=row.replay_id, to_source=row.to_source)
-            except MalformedRecordError as error:
-                refused[error.reason] += 1
-                continue
-            _hand_over(producer, out, delivered)
-            count += 1
-            if report is not None and count % 1_000 == 0:
-                report(count)
-            if failed:
-                break
-            if max_per_second is not None:
-                ahead_s = started + count / max_per_second - time.monotonic()
-                producer.poll(max(0.0, ahead_s))
-    if failed or confirmed != count:
-        cause = failed[0].str() if failed else f"{count - confirmed} records were not confirmed in {_FLUSH_S:.0f} s"
-        raise BrokerUnavailableError(
-            f"{confirmed} letters were sent, then: {cause}. Run the plan again: it goes on there"
+    columns = ("topic", "partition", "offset", "digest", "target", "fail_class", "msg_id", "redrive", "to_source")
+    rows = planned.filter("action = 'send'").select(*columns).orderBy(*columns[:3]).collect()
+    done: list[RedriveProgress] = []
+    for source, of_source in groupby(rows, key=lambda row: row.topic):
+        letters = list(of_source)
+        plan_id, to_source = letters[0].redrive, letters[0].to_source
+        progress = RedriveProgress(
+            [PlannedLetter._make([*row[1:5], row.fail_class or "", row.msg_id]) for row in letters],
+            rate_per_s=max_per_second,
+            stop_ratio=stop_ratio,
         )
-    return Sent(confirmed, dict(refused))
-
-
-@contextmanager
-def _producing(producer: Producer) -> Iterator[Producer]:
-    try:
-        yield producer
-    finally:
+        done.append(progress)
+        redriver = Redriver(
+            bootstrap,
+            names.redrive_log,
+            source=source,
+            plan=plan_id,
+            state="redriven",
+            make=_maker(names, plan_id, to_source=to_source),
+            fetch=_fetcher(landed, source),
+            progress=progress,
+            report=_reporter(report, source, progress),
+            client=config,
+            point=point,
+        )
         try:
-            producer.flush(_FLUSH_S)
-        except KafkaException as error:  # a fatal error of the client comes out here once
-            raise BrokerUnavailableError(
-                f"the producer failed: {error}. Run the plan again: it goes on there"
-            ) from error
+            if dry_run:
+                redriver.dry_run()
+            else:
+                redriver.run()
+        finally:
+            redriver.close()
+    failures = sum((each.failures for each in done), Counter[str]())
+    left = sum(each.waiting for each in done)
+    return Sent(
+        sent=left if dry_run else sum(each.sent for each in done),
+        settled=sum(each.settled for each in done),
+        failed=dict(failures),
+        dead_again=sum(each.dead_again for each in done),
+        left=0 if dry_run else left,
+    )
 
 
-def _hand_over(
-    producer: Producer, out: hops.OutgoingRecord, delivered: Callable[[KafkaError | None, Message], None]
-) -> None:
-    where: dict[str, Any] = {} if out.partition is None else {"partition": out.partition}
-    while True:
-        try:
-            producer.produce(
-                out.topic, value=out.value, key=out.key, headers=list(out.headers), on_delivery=delivered, **where
-            )
-        except BufferError:
-            producer.poll(0.1)
-        except KafkaException as error:
-            raise BrokerUnavailableError(f"{out.topic}: {error}. Run the plan again: it goes on there") from error
-        else:
-            producer.poll(0)
-            return
+def _maker(names: TopicNames, plan_id: str, *, to_source: bool) -> Callable[[Any, PlannedLetter], hops.OutgoingRecord]:
+    def make(record: Any, letter: PlannedLetter) -> hops.OutgoingRecord:
+        mark = replay_id(plan_id, letter.partition, letter.offset)
+        out = hops.redriven(record, names, replay_id=mark, to_source=to_source)
+        if out.topic != letter.target:
+            raise MalformedRecordError("other-target", f"{out.topic} is not the target that was planned")
+        return out
+
+    return make
+
+
+def _fetcher(landed: DataFrame, source: str) -> Callable[[Container[tuple[int, int]]], Generator[Any]]:
+    def fetch(places: Container[tuple[int, int]]) -> Generator[_Letter]:
+        for row in landed.filter(F.col("topic") == source).toLocalIterator():
+            if (row.partition, row.offset) in places:
+                yield _Letter(row)
+
+    return fetch
+
+
+def _reporter(
+    report: Callable[[str, RedriveProgress], None] | None, source: str, progress: RedriveProgress
+) -> Callable[[], None]:
+    return lambda: None if report is None else report(source, progress)
 
 
 def replay_ids(records: DataFrame) -> DataFrame:
@@ -316,15 +382,17 @@ def replay_ids(records: DataFrame) -> DataFrame:
     ).filter(F.col("replay_id").isNotNull())
 
 
-def check(planned: DataFrame, found: DataFrame) -> DataFrame:
+def check(planned: DataFrame, found: DataFrame, settled: DataFrame | None = None) -> DataFrame:
     """The plan's letters that were to be sent, against what lies on the targets.
 
     Args:
         planned: as `with_targets` makes it.
         found: the records of the targets from the noted ends on, in Spark's Kafka columns.
+        settled: as `rocketshim_spark.events.settled` makes it; None: nothing is known of the redrive log.
 
     Returns:
-        replay_id, coordinates, target, outcome (`there`, `missing`, `twice`, `altered`), times, found_at.
+        replay_id, coordinates, target, outcome (`there`, `missing`, `twice`, `altered`; `elsewhere`: another plan has
+        sent or discarded it), times, found_at, settled_by.
 
     Thread-safety: a pure function of the frames.
     """
@@ -337,10 +405,18 @@ def check(planned: DataFrame, found: DataFrame) -> DataFrame:
             F.collect_set(F.coalesce("found_sha256", F.lit("-"))).alias("values"),
         )
     )
-    joined = planned.filter("action = 'send'").join(seen, F.col("replay_id") == F.col("seen_id"), "left")
+    if settled is None:
+        settled = small_frame(planned.sparkSession, [], _SETTLED)
+    marks = settled.select("topic", "partition", "offset", "digest", "settled_by")
+    joined = (
+        planned.filter("action = 'send'")
+        .join(seen, F.col("replay_id") == F.col("seen_id"), "left")
+        .join(marks, ["topic", "partition", "offset", "digest"], "left")
+    )
     same = F.col("values") == F.array(F.coalesce("value_sha256", F.lit("-")))
     outcome = (
-        F.when(F.col("times").isNull(), "missing")
+        F.when(F.col("times").isNull() & (F.col("settled_by") != F.col("redrive")), "elsewhere")
+        .when(F.col("times").isNull(), "missing")
         .when(~same, "altered")
         .when(F.col("times") > 1, "twice")
         .otherwise("there")
@@ -352,19 +428,20 @@ def check(planned: DataFrame, found: DataFrame) -> DataFrame:
         outcome.alias("outcome"),
         F.coalesce("times", F.lit(0)).alias("times"),
         "found_at",
+        "settled_by",
     )
 
 
 def verify_report(checked: DataFrame) -> Report:
-    """The verdict: nothing missing, nothing altered is fine; a letter that is there twice is said."""
+    """The verdict: nothing missing, nothing altered is fine; what is there twice or was sent by others is said."""
     sums = {row.outcome: row.letters for row in checked.groupBy("outcome").agg(F.count("*").alias("letters")).collect()}
     bad = checked.filter("outcome <> 'there'").orderBy("outcome", "coordinates").limit(_LISTED).collect()
-    fields = ("coordinates", "target", "outcome", "times", "found_at")
+    fields = ("coordinates", "target", "outcome", "times", "found_at", "settled_by")
     return Report(
         job="replay-verify",
         verdict=(
             f"{sum(sums.values())} planned: {sums.get('there', 0)} there, {sums.get('missing', 0)} missing, "
-            f"{sums.get('twice', 0)} twice, {sums.get('altered', 0)} altered"
+            f"{sums.get('twice', 0)} twice, {sums.get('altered', 0)} altered, {sums.get('elsewhere', 0)} by others"
         ),
         fine=not sums.get("missing") and not sums.get("altered"),
         tables=(Table("what is not as planned", fields, [tuple(row[name] for name in fields) for row in bad]),),
@@ -372,25 +449,23 @@ def verify_report(checked: DataFrame) -> Report:
     )
 
 
-def letters_to_send(planned: DataFrame, records: DataFrame, present: DataFrame) -> DataFrame:
-    """The landed records that are still to be sent, in the order of their partitions.
+def landed_letters(planned: DataFrame, records: DataFrame) -> DataFrame:
+    """The landed records of the letters that are to be sent, in the order of their partitions.
 
     Args:
         planned: as `with_targets` makes it.
         records: the landed records.
-        present: a column `replay_id` of what is on the targets already.
 
     Raises:
         LakeError: a planned letter is not among the landed records.
     """
-    todo = planned.filter("action = 'send'").join(present.select("replay_id").distinct(), "replay_id", "left_anti")
     place = ["topic", "partition", "offset"]
-    found = todo.select(*place, "replay_id", "to_source").join(records, place)
+    todo = planned.filter("action = 'send'").select(*place)
+    found = todo.join(records, place)
     missing = todo.count() - found.count()
     if missing:
         raise LakeError(f"{missing} planned letters are not in the lake: was it landed anew since the plan was made?")
-    stored_ms = F.unix_millis("timestamp").alias("stored_ms")
-    return found.select(*found.columns, stored_ms).orderBy(*place)
+    return found.select(*found.columns, F.unix_millis("timestamp").alias("stored_ms")).orderBy(*place)
 
 
 def ends_frame(spark: SparkSession, ends: Sequence[tuple[str, int, int]]) -> DataFrame:
