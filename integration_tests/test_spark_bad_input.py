@@ -3,13 +3,17 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from confluent_kafka import KafkaError, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from rocketshim.local import Broker
 from rocketshim_spark import events
 from rocketshim_spark.cli import main
 from rocketshim_spark.land import land, read_records
+from rocketshim_topics import TopicNames, decode
+from rocketshim_topics.errors import MalformedRecordError
 
 GUARD_S = 120.0
 BIG = 10 * 1024 * 1024
@@ -56,3 +60,64 @@ def test_values_of_10_mb_odd_headers_and_odd_clocks_are_landed_and_read(
 
 def confirmed(error: KafkaError | None, _: object) -> None:
     assert error is None, error
+
+
+def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
+    spark: SparkSession, broker: Broker, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed() -> str:
+        return capsys.readouterr().out
+
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    names = TopicNames(namespace)
+    ours = [names.schedule, names.retry("pay"), names.dead_letter("pay")]
+    for future in admin.create_topics([NewTopic(name, num_partitions=1) for name in ours]).values():
+        future.result(GUARD_S)
+    failed: list[Header] = [("CONSUMER_GROUP", b"pay"), ("FAIL_CLASS", b"E"), ("RECONSUME_TIMES", b"1")]
+    lists: list[list[Header] | None] = [
+        None,
+        [("RECONSUME_TIMES", b"many"), ("CONSUMER_GROUP", b"pay"), ("FAIL_CLASS", b"E")],
+        [*failed, ("CONSUMER_GROUP", b"pay")],
+        [*failed, ("UNIQ_KEY", None)],
+        [*failed, ("a\x01b", b"")],
+        [*failed, ("SHIM", b"2")],
+        [*failed, ("DELAY_MS", b"1"), ("DELIVER_AT_MS", b"1")],
+        [*failed, ("FAIL_TEXT", b"<script>\x1b[2J\xff"), ("ORIGIN_MESSAGE_ID", b"nowhere"), ("DELAY_MS", b"9" * 18)],
+        [*failed, ("RECONSUME_TIMES", b"2147483648")],
+        [("CONSUMER_GROUP", b"%RETRY%"), ("RECONSUME_TIMES", b"2147483647"), ("REPLAY_COUNT", b"2147483647")],
+        [("REPLAY_ID", b"r"), ("HOP_ID", f"{ours[-1]}/0/0".encode()), ("RETRY_TOPIC", b"%DLQ%/..")],
+    ]
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for name in ours:
+        for headers in lists:
+            producer.produce(name, b"v", headers=headers, on_delivery=confirmed)
+    assert producer.flush(GUARD_S) == 0
+    lake, at = str(tmp_path), ("--lake", str(tmp_path), "--namespace", namespace)
+    assert land(spark, broker.bootstrap, ours, lake).rows == 3 * len(lists)
+    rows = events.transform(read_records(spark, lake), events.EventParams(namespace=namespace)).collect()
+    expected = [fault(headers) for headers in lists]
+    found = {(row.topic, row.offset): row.decode_error for row in rows}
+    for offset, reason in enumerate(expected):
+        assert found[ours[0], offset] == (reason or "missing-header:REAL_TOPIC")
+        assert [found[name, offset] for name in ours[1:]] == [reason, reason]
+
+    assert main(["failures", *at]) == 2
+    assert "2 failures of 1 causes: 1 ended dead" in printed()
+    page = (tmp_path / "reports" / "failures.html").read_text()
+    assert "&lt;script&gt;" in page
+    assert "<script" not in page
+    assert "\x1b" not in page
+    count = sum(error is not None for error in found.values())
+    assert main(["audit", *at]) == 2
+    assert f"{count} malformed" in printed()
+    assert main(["delays", *at]) == 0
+    assert main(["replay", "plan", "--plan", "p", *at]) == 0
+    assert f"{len(lists)} dead letters:" in printed()
+
+
+def fault(headers: list[Header] | None) -> str | None:
+    try:
+        decode(headers, trusted=True)
+    except MalformedRecordError as error:
+        return error.reason
+    return None
