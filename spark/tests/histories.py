@@ -1,0 +1,305 @@
+"""Generated histories with planted faults, and the truth about them: records made by the runtime's own hop functions.
+
+Several histories, each with its own topic and groups, share one schedule topic and one cluster: one run of the jobs
+judges them all. What happens is chosen by the `random.Random` that a world is given, which may be Hypothesis's.
+"""
+
+import datetime as dt
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from rocketshim_topics import DelayLevels, Message, OutgoingRecord, TopicNames, decode, hops
+
+NAMES = TopicNames()
+LEVELS = DelayLevels.default()
+START_MS = 1_767_268_800_000  # 2026-01-01 12:00 UTC
+NOW_MS = START_MS + 86_400_000
+SCHEMA = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int,"
+    "headers array<struct<key: string, value: binary>>"
+)
+GAPS = "found_at timestamp, topic string, topic_id string, partition int, gap_from bigint, gap_to bigint, reason string"
+FATES = ("acknowledged", "retried", "dead", "retrying", "waiting-in-retry", "pending", "scheduled")
+FAULTS = ("lost-retry", "lost-delayed", "missing-attempt", "no-source", "expired-source", "early", "repeated", "stuck")
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A record that lies in the log."""
+
+    out: OutgoingRecord
+    number: int
+    at: int
+    at_ms: int
+
+    def topic(self) -> str:
+        return self.out.topic
+
+    def partition(self) -> int:
+        return self.number
+
+    def offset(self) -> int:
+        return self.at
+
+    def key(self) -> bytes | None:
+        return self.out.key
+
+    def value(self) -> bytes | None:
+        return self.out.value
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return self.out.headers
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, self.at_ms
+
+    def uid(self) -> str:
+        return next(value for name, value in self.headers() if name == "UNIQ_KEY" and value).decode()
+
+    @property
+    def where(self) -> str:
+        return f"{self.topic()}/{self.number}/{self.at}"
+
+
+@dataclass
+class Log:
+    """All partitions; offsets leave holes, as markers of transactions do."""
+
+    source: random.Random
+    stored: list[Stored] = field(default_factory=list)
+    ends: Counter[Place] = field(default_factory=Counter)
+    gaps: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def add(self, out: OutgoingRecord, at_ms: int, *, landed: bool = True, partition: int = 0) -> Stored:
+        number = partition if out.partition is None else out.partition
+        record = Stored(out, number, self._next((out.topic, number)), at_ms)
+        if landed:
+            self.stored.append(record)
+        return record
+
+    def again(self, record: Stored) -> Stored:
+        return Stored(record.out, record.number, self._next((record.topic(), record.number)), record.at_ms + 1_000)
+
+    def _next(self, place: Place) -> int:
+        offset = self.ends[place]
+        self.ends[place] += 1 + (self.source.random() < 0.1)
+        return offset
+
+
+@dataclass
+class Truth:
+    """What was planted, to be found."""
+
+    states: dict[tuple[str, str], str] = field(default_factory=dict)
+    residual: set[tuple[str, str, str, bool]] = field(default_factory=set)
+    never: set[str] = field(default_factory=set)
+    stuck: set[str] = field(default_factory=set)
+    early: set[str] = field(default_factory=set)
+    repeats: int = 0
+    copies: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
+    overtaken: Counter[str] = field(default_factory=Counter)
+
+
+class World:
+    """Several histories in one cluster. Everything settled comes first, then the groups commit, then the rest."""
+
+    def __init__(self, source: random.Random) -> None:
+        self.source = source
+        self.log = Log(self.source)
+        self.truth = Truth()
+        self.names: list[str] = []
+        self.later: list[Iterator[None]] = []
+        self.committed: dict[str, dict[Place, int]] = {}
+
+    def history(self, name: str, fates: Sequence[str]) -> None:
+        """Messages of these fates, of the groups `pay-NAME` and `mail-NAME` on `orders-NAME`; `mail` never fails."""
+        self.names.append(name)
+        for number, fate in enumerate(fates):
+            steps = self.message(name, f"{name}-{number}", fate)
+            next(steps, None)
+            self.later.append(steps)
+
+    def ordered(self, name: str, fates: Sequence[str]) -> None:
+        """An orderly group that handles one message after the other, but where a fate says `overtaken`."""
+        group, topic = f"pay-{name}", f"orders-{name}"
+        self.names.append(name)
+        for number, fate in enumerate([*fates, "handled"]):
+            uid, at = f"{name}-{number}", START_MS + number * 10
+            message = Message(topic, uid.encode(), key="k")
+            first = self.log.add(hops.source_record(message, NAMES, uniq_key=uid, born_ms=at), at)
+            self.truth.sent[name] += 1
+            self.truth.states[f"mail-{name}", uid] = "acknowledged"
+            self.truth.states[group, uid] = "acknowledged"
+            if fate == "handled":
+                continue
+            failure = hops.Failure("Timeout", "no 1", at + 5)
+            self.truth.failures[group, "Timeout"] += 1
+            if fate == "dead":  # retried in place: nothing but the letter is seen of it
+                letter = hops.dead_letter(first, NAMES, group=group, trusted=False, failure=failure, reconsume_times=3)
+                self.log.add(letter, at + 6)
+                self.truth.states[group, uid] = "dead"
+                continue
+            self.truth.overtaken[group] += 1
+            out = hops.retry(
+                first, NAMES, LEVELS, group=group, trusted=False, failure=failure, reconsume_times=1,
+                level=None, delay_ms=None, lane=0,
+            )  # fmt: skip
+            self.relay(self.log.add(out, at + 6))
+
+    def commit(self) -> None:
+        """Every group has handled all there is; then what is still to happen happens."""
+        for name in self.names:
+            for group in (f"pay-{name}", f"mail-{name}"):
+                places = [(f"orders-{name}", number) for number in range(3)] + [(NAMES.retry(group), 0)]
+                self.committed[group] = {place: self.log.ends[place] for place in places}
+        self.committed[NAMES.worker_group] = {p: end for p, end in self.log.ends.items() if p[0] == NAMES.schedule}
+        for steps in self.later:
+            for _ in steps:
+                pass
+
+    def spoil(self, names: Sequence[str]) -> None:
+        """Lose, repeat and garble records of these histories, each with some chance: what then is true nobody knows."""
+        spoilt: list[Stored] = []
+        for record in list(self.log.stored):
+            if record.uid().rpartition("-")[0] not in names:
+                spoilt.append(record)
+                continue
+            chance = self.source.random()
+            if chance < 0.1:
+                continue
+            spoilt.append(record)
+            if chance < 0.2:
+                spoilt.append(self.log.again(record))
+            elif chance < 0.25:
+                spoilt[-1] = replace(record, out=copy(record.out))
+                spoilt[-1].out.headers = [*record.headers(), *[("CONSUMER_GROUP", b"twice")] * 2]
+        self.log.stored = spoilt
+
+    def message(self, name: str, uid: str, fate: str) -> Iterator[None]:  # noqa: C901 one branch a fate
+        """The life of one message; at `yield` the groups commit."""
+        pick, truth, topic, group = self.source, self.truth, f"orders-{name}", f"pay-{name}"
+        at = START_MS + pick.randrange(3_600_000)
+        delayed = fate in {"scheduled", "lost-delayed", "stuck"} or pick.random() < 0.3
+        message = Message(
+            topic, uid.encode(), key=f"k{pick.randrange(5)}", delay_level=pick.randint(1, 6) if delayed else None
+        )
+        truth.sent[name] += 1
+        both = [(group, uid), (f"mail-{name}", uid)]
+        for pair in both:
+            truth.states[pair] = {"pending": "pending", "scheduled": "scheduled", "stuck": "scheduled"}.get(
+                fate, "acknowledged"
+            )
+        if fate in {"pending", "scheduled", "stuck"}:
+            yield
+        landed = fate not in {"no-source", "expired-source"}
+        if delayed:
+            waiting = hops.delayed_record(message, NAMES, LEVELS, uniq_key=uid, born_ms=at, now_ms=at, lane=0)
+            if fate == "scheduled":
+                at = NOW_MS - 10
+            waited = self.log.add(waiting, at, landed=landed)
+            if fate == "stuck":
+                truth.stuck.add(waited.where)
+            if fate in {"scheduled", "stuck"}:
+                return
+            if fate == "lost-delayed":
+                truth.never.add(waited.where)
+                for pair in both:
+                    truth.states[pair] = "lost"
+                    truth.residual.add((*pair, "lost", False))
+                return
+            first = self.relay(waited, landed=landed)
+        else:
+            out = hops.source_record(message, NAMES, uniq_key=uid, born_ms=at)
+            first = self.log.add(out, at, partition=pick.randrange(3), landed=landed)
+        if fate in {"acknowledged", "pending"}:
+            return
+        if not landed:
+            del truth.states[both[1]]  # nothing at all is known of it in the other group
+            truth.residual.add((group, uid, "no-source-record", fate == "expired-source"))
+            if fate == "expired-source":
+                self.log.gaps.append((first.topic(), first.partition(), first.offset()))
+        yield from self.failing(first, fate, group, uid)
+
+    def failing(self, first: Stored, fate: str, group: str, uid: str) -> Iterator[None]:  # noqa: C901 likewise
+        truth, record = self.truth, first
+        times = 3 if fate == "missing-attempt" else self.source.randint(1, 4)
+        for count in range(1, times + 1):
+            reason = hops.Failure(self.source.choice(["Timeout", "KeyError"]), f"no {count * 17}", record.at_ms + 5)
+            last = count == times
+            hidden = fate == "missing-attempt" and count == 2
+            if not hidden:
+                truth.failures[(group, reason.exception_class)] += 1
+            trusted = record.topic() == NAMES.retry(group)
+            if fate == "dead" and last:
+                dead = hops.dead_letter(
+                    record, NAMES, group=group, trusted=trusted, failure=reason, reconsume_times=count
+                )
+                self.log.add(dead, record.at_ms + 6)
+                truth.states[(group, uid)] = "dead"
+                return
+            if last and fate == "retrying":
+                truth.states[(group, uid)] = "retrying"
+                yield
+            out = hops.retry(
+                record, NAMES, LEVELS, group=group, trusted=trusted, failure=reason, reconsume_times=count,
+                level=None, delay_ms=None, lane=0,
+            )  # fmt: skip
+            unfinished = last and fate == "retrying"
+            waited = self.log.add(out, NOW_MS - 5 if unfinished else record.at_ms + 6, landed=not hidden)
+            if unfinished:
+                return
+            if last and fate == "lost-retry":
+                truth.never.add(waited.where)
+                truth.states[(group, uid)] = "lost"
+                truth.residual.add((group, uid, "lost", False))
+                return
+            if last and fate == "waiting-in-retry":
+                truth.states[(group, uid)] = "retrying"
+                yield
+            early = last and fate == "early"
+            straight = early or (last and fate == "repeated")
+            record = self.relay(waited, landed=not hidden, early=early, straight=straight)
+            if early:
+                truth.early.add(waited.where)
+            if last and fate == "repeated":
+                self.relay(waited, straight=True)
+                truth.repeats += 1
+                truth.copies[(group, uid)] += 1
+        if fate == "missing-attempt":
+            truth.residual.add((group, uid, "missing-attempt", False))
+
+    def relay(self, waited: Stored, *, landed: bool = True, early: bool = False, straight: bool = False) -> Stored:
+        """What the worker does: by way of another queue sometimes, and never early but when told so."""
+        envelope = decode(waited.headers(), trusted=True)
+        due = hops.due_ms(envelope, waited.at_ms, 0)
+        if not straight and self.source.random() < 0.3:
+            out = hops.hopped(waited, envelope, NAMES, deliver_at_ms=due, partition=31)
+            waited = self.log.add(out, due - 20, landed=landed)
+            envelope = decode(waited.headers(), trusted=True)
+        late = -self.source.randint(1, 500) if early else self.source.randint(0, 40)
+        return self.log.add(hops.delivered(waited, envelope, NAMES), due + late, landed=landed)
+
+
+def frame(spark: SparkSession, stored: Sequence[Stored]) -> DataFrame:
+    """The records in the columns of Spark's Kafka source."""
+    rows = [(r.key(), r.value(), r.topic(), r.number, r.at, ms(r.at_ms), 1, r.headers()) for r in stored]
+    return spark.createDataFrame(rows, SCHEMA)
+
+
+def gaps_of(spark: SparkSession, world: World) -> DataFrame:
+    """The gaps table of a world."""
+    rows = [(ms(NOW_MS), topic, "id", number, at, at + 1, "expired") for topic, number, at in world.log.gaps]
+    return spark.createDataFrame(rows, GAPS)
+
+
+def ms(at_ms: int) -> Any:
+    return dt.datetime.fromtimestamp(at_ms / 1_000, dt.UTC)

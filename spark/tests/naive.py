@@ -1,0 +1,220 @@
+"""What the jobs should say, as plain loops over records: the model that Spark's transforms are held against.
+
+Written from the modules' descriptions and not from their code, with the runtime's decoder.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rocketshim_spark.events import kind_of
+from rocketshim_topics import Envelope, decode, hops
+from rocketshim_topics.errors import MalformedRecordError
+
+from .histories import NAMES, Place, Stored
+
+WAIT, PARKED, DELIVERED, DEAD = 0, 1, 2, 3
+STEPS = {"schedule": WAIT, "parked": PARKED, "dlq": DEAD}
+
+
+@dataclass(frozen=True)
+class Read:
+    """A record and what it says."""
+
+    stored: Stored
+    kind: str
+    says: Envelope
+
+    @property
+    def group(self) -> str | None:
+        return None if self.kind == "source" else self.says.consumer_group
+
+    @property
+    def uid(self) -> str:
+        return self.says.uniq_key or self.stored.where
+
+    @property
+    def step(self) -> tuple[int, int, int]:
+        return self.says.replay_count or 0, self.says.reconsume_times or 0, STEPS.get(self.kind, DELIVERED)
+
+    @property
+    def source_topic(self) -> str | None:
+        if self.kind == "source":
+            return self.stored.topic()
+        return self.says.retry_topic or self.says.real_topic
+
+
+def read(stored: Sequence[Stored]) -> list[Read]:
+    """The records that are well-formed."""
+    found = []
+    for each in stored:
+        kind = kind_of(each.topic())
+        assert kind is not None
+        try:
+            found.append(Read(each, kind, decode(each.headers(), trusted=kind != "source")))
+        except MalformedRecordError:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class Life:
+    """What became of a message in a group."""
+
+    state: str
+    copies: int
+    rooted: bool
+    broken: bool
+    origin: str | None
+    failed: bool
+    began_at: int | None
+    last_at: int
+
+
+def lives(records: Sequence[Read], committed: Mapping[str, Mapping[Place, int]]) -> dict[tuple[str | None, str], Life]:
+    consuming = defaultdict(set)
+    for group, places in committed.items():
+        if group != NAMES.worker_group:
+            for topic, _ in places:
+                consuming[topic].add(group)
+    told: dict[tuple[str | None, str], list[Read]] = defaultdict(list)
+    for each in records:
+        groups = [each.group] if each.group is not None else sorted(consuming[each.source_topic]) or [None]
+        for group in groups:
+            told[group, each.uid].append(each)
+    known = {group for groups in consuming.values() for group in groups}
+    return {pair: life(pair[0], history, committed, known) for pair, history in told.items()}
+
+
+def life(group: str | None, history: list[Read], committed: Mapping[str, Mapping[Place, int]], known: set[str]) -> Life:
+    def reached(each: Read) -> bool:
+        owner = NAMES.worker_group if each.kind == "schedule" else group
+        place = (each.stored.topic(), each.stored.partition())
+        return committed.get(owner or "", {}).get(place, 0) > each.stored.offset()
+
+    history = sorted(history, key=lambda each: (each.step, each.stored.at_ms, each.stored.where))
+    newest = history[-1].step
+    replay, attempt, step = newest
+    under_way = any(not reached(each) for each in history if each.step == newest)
+    failed = attempt > 0 or replay > 0
+    if step == DEAD:
+        state = "dead"
+    elif step == PARKED:
+        state = "parked"
+    elif step == WAIT:
+        state = "lost" if not under_way else "retrying" if failed else "scheduled"
+    elif group not in known:
+        state = "open"
+    else:
+        state = "acknowledged" if not under_way else "retrying" if failed else "pending"
+    moved = [each.step for each in history if each.step[2] != WAIT]
+    runs = {each.step[:2] for each in history}
+    deliveries = [each for each in history if each.step[2] == DELIVERED]
+    first = history[0]
+    return Life(
+        state=state,
+        copies=len(moved) - len(set(moved)),
+        rooted=(0, 0) in runs,
+        broken=any(each.step[1] > 0 and each.step[2] != DEAD for each in history)
+        and any(number > 0 and (of, number - 1) not in runs for of, number in runs),
+        origin=(None if first.kind == "source" else first.says.origin_message_id)
+        or (deliveries[0].stored.where if deliveries else None),
+        failed=any(each.step[1] > 0 for each in history),
+        began_at=deliveries[0].stored.at_ms
+        if deliveries
+        else min(each.says.born_timestamp_ms or each.stored.at_ms for each in history),
+        last_at=history[-1].stored.at_ms,
+    )
+
+
+def residuals(
+    found: Mapping[tuple[str | None, str], Life], gaps: Sequence[tuple[str, int, int]]
+) -> set[tuple[str | None, str, str, bool]]:
+    """Group, message, reason, whether a gap explains it. No gap is on a topic of the shim's own."""
+    missing = set()
+    places = {f"{topic}/{partition}/{offset}" for topic, partition, offset in gaps}
+    for (group, uid), each in found.items():
+        if each.state == "lost":
+            missing.add((group, uid, "lost", False))
+        elif not each.rooted:
+            missing.add((group, uid, "no-source-record", each.origin in places))
+        elif each.broken:
+            missing.add((group, uid, "missing-attempt", False))
+    return missing
+
+
+def outcomes(
+    records: Sequence[Read], worker: Mapping[Place, int], *, now_ms: int, grace_ms: int
+) -> dict[str, tuple[str, int | None, int]]:
+    """Of each schedule record: outcome, lateness, repeats."""
+    after: dict[str, list[Read]] = defaultdict(list)
+    for each in records:
+        if each.says.hop_id is not None and each.kind != "dlq":
+            after[each.says.hop_id].append(each)
+    found: dict[str, tuple[str, int | None, int]] = {}
+    for each in records:
+        if each.kind != "schedule":
+            continue
+        where, place = each.stored.where, (each.stored.topic(), each.stored.partition())
+        due = hops.due_ms(each.says, each.stored.at_ms, 0)  # each of them names a time
+        made = [other.stored.at_ms for other in after[where] if other.kind in {"source", "retry"}]
+        if made:
+            found[where] = ("delivered", min(made) - due, len(made) - 1)
+        elif any(other.kind == "schedule" for other in after[where]):
+            found[where] = ("hopped", None, 0)
+        elif worker.get(place, 0) > each.stored.offset():
+            found[where] = ("never", None, 0)
+        else:
+            found[where] = ("stuck" if due < now_ms - grace_ms else "waiting", None, 0)
+    return found
+
+
+def failures(records: Sequence[Read]) -> Counter[tuple[str, str]]:
+    """Of each group and class: how many attempts failed."""
+    first: dict[tuple[Any, ...], Read] = {}
+    for each in sorted(records, key=lambda each: each.stored.at_ms):
+        if each.group is not None and each.says.fail_class is not None:
+            first.setdefault((each.group, each.uid, each.says.reconsume_times, each.says.replay_id), each)
+    return Counter((each.group or "", each.says.fail_class or "") for each in first.values())
+
+
+def letters(records: Sequence[Read]) -> dict[str, str | None]:
+    """Of each dead letter: None, or which it repeats. In these histories each can be sent."""
+    first: dict[tuple[Any, ...], str] = {}
+    found: dict[str, str | None] = {}
+    dead = [each for each in records if each.kind == "dlq"]
+    for each in sorted(dead, key=lambda each: each.stored.offset()):
+        same = (each.stored.topic(), each.uid, each.says.origin_message_id, each.says.reconsume_times)
+        where = f"{each.stored.partition()}/{each.stored.offset()}"
+        found[each.stored.where] = None if first.setdefault(same, where) == where else f"repeat-of:{first[same]}"
+    return found
+
+
+def overtaken(
+    found: Mapping[tuple[str | None, str], Life], keys: Mapping[str, bytes]
+) -> dict[tuple[str | None, bytes], tuple[int, int, int, int, int]]:
+    """Of each group and key: messages, failed, dead, consecutive failures, overtaken."""
+    judged: dict[tuple[str | None, bytes], tuple[int, int, int, int, int]] = {}
+    of_key: dict[tuple[str | None, bytes], list[Life]] = defaultdict(list)
+    for (group, uid), each in found.items():
+        if group is not None:
+            of_key[group, keys[uid]].append(each)
+    for place, messages in of_key.items():
+        consecutive = count = 0
+        for _, same in groupby(sorted(messages, key=_at), key=lambda each: _at(each)[:2]):
+            in_order, run = list(same), 0
+            for number, each in enumerate(in_order):
+                run = run + 1 if each.failed else 0
+                consecutive = max(consecutive, run)
+                later = [other for other in in_order[number + 1 :] if other.state == "acknowledged"]
+                count += each.failed and any((other.began_at or 0) < each.last_at for other in later)
+        failed, dead = sum(each.failed for each in messages), sum(each.state == "dead" for each in messages)
+        judged[place] = (len(messages), failed, dead, consecutive, count)
+    return judged
+
+
+def _at(each: Life) -> tuple[str, int, int]:
+    topic, number, offset = (each.origin or "//").split("/")
+    return topic, int(number or -1), int(offset or -1)

@@ -1,0 +1,234 @@
+"""The invariants, on generated histories with planted faults: each planted one is found and named, and nothing else is.
+
+Two steps. Hypothesis holds a naive model (`naive`) against what was planted, with histories that it can shrink. Then
+Spark's transforms are held against the model, hundreds of histories in one frame, a part of them spoilt beyond what
+anybody planned.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from rocketshim_spark import events
+from rocketshim_spark.jobs import audit, delays, failures, keys, lineage, replay
+from rocketshim_spark.land import find_gaps
+from rocketshim_spark.sources import PartitionBounds
+from rocketshim_topics import hops
+
+from . import naive
+from .histories import FATES, FAULTS, NAMES, NOW_MS, Stored, World, frame, gaps_of, ms
+
+GRACE_MS = 60_000
+fates = st.lists(st.sampled_from([*FATES, *FAULTS]), max_size=6)
+ordered = st.lists(st.sampled_from(["handled", "dead", "overtaken"]), max_size=6)
+
+
+@settings(max_examples=150)
+@given(st.randoms(use_true_random=False), st.lists(fates, min_size=1, max_size=3), ordered)
+def test_the_naive_model_finds_each_planted_fault_and_nothing_else(
+    source: random.Random, histories: list[list[str]], in_order: list[str]
+) -> None:
+    world = World(source)
+    for number, each in enumerate(histories):
+        world.history(f"h{number}", each)
+    world.ordered("ordered", in_order)
+    world.commit()
+    assert_truth(world, naive.read(world.log.stored), set(world.names))
+
+
+def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> None:
+    """What the model says of the histories with these names is what was planted."""
+    truth, of = world.truth, lambda uid: uid.rpartition("-")[0] in names
+    lives = {pair: life for pair, life in naive.lives(read, world.committed).items() if of(pair[1])}
+    assert {pair: life.state for pair, life in lives.items()} == {
+        pair: state for pair, state in truth.states.items() if of(pair[1])
+    }
+    assert {pair: life.copies for pair, life in lives.items() if life.copies} == {
+        pair: count for pair, count in truth.copies.items() if of(pair[1])
+    }
+    assert naive.residuals(lives, world.log.gaps) == {each for each in truth.residual if of(each[1])}
+    uids = {each.stored.where: each.uid for each in read}
+    found = naive.outcomes(read, world.committed[NAMES.worker_group], now_ms=NOW_MS, grace_ms=GRACE_MS)
+    found = {where: each for where, each in found.items() if of(uids[where])}
+    for outcome, planted in (("never", truth.never), ("stuck", truth.stuck)):
+        assert {where for where, each in found.items() if each[0] == outcome} == {
+            where for where in planted if of(uids.get(where, ""))
+        }
+    early = {where for where, (_, late, _) in found.items() if late is not None and late < 0}
+    assert early == {where for where in truth.early if of(uids.get(where, ""))}
+    assert sum(repeats for *_, repeats in found.values()) == sum(truth.copies[pair] for pair in lives)
+    groups = {f"pay-{name}" for name in names}
+    assert {pair: count for pair, count in naive.failures(read).items() if pair[0] in groups} == {
+        pair: count for pair, count in truth.failures.items() if pair[0] in groups
+    }
+    dead = [pair for pair, state in truth.states.items() if state == "dead" and of(pair[1])]
+    assert len([where for where in naive.letters(read) if of(uids[where])]) == len(dead)
+    judged = naive.overtaken(lives, keys_of(read))
+    if "ordered" in names:
+        assert judged["pay-ordered", b"k"][-1] == truth.overtaken["pay-ordered"]
+        assert judged["mail-ordered", b"k"][-1] == 0
+
+
+def keys_of(read: Sequence[naive.Read]) -> dict[str, bytes]:
+    return {each.uid: each.stored.key() or b"" for each in read}
+
+
+@settings(
+    max_examples=2, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # what fails here is shrunk above
+@given(st.integers(0, 2**32), st.lists(st.tuples(fates, st.booleans()), min_size=120, max_size=150))
+def test_spark_says_of_hundreds_of_histories_what_the_naive_model_says(
+    spark: SparkSession, seed: int, histories: list[tuple[list[str], bool]]
+) -> None:
+    judge(spark, seed, histories)
+
+
+@pytest.mark.long
+@settings(max_examples=25, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32), st.lists(st.tuples(fates, st.booleans()), min_size=300, max_size=400))
+def test_spark_says_of_ten_thousand_histories_what_the_naive_model_says(
+    spark: SparkSession, seed: int, histories: list[tuple[list[str], bool]]
+) -> None:
+    judge(spark, seed, histories)
+
+
+def judge(spark: SparkSession, seed: int, histories: list[tuple[list[str], bool]]) -> None:
+    world = World(random.Random(seed))  # noqa: S311 nothing secret
+    for number, (each, _) in enumerate(histories):
+        world.history(f"h{number}", each)
+    world.ordered("ordered", ["handled", "dead", "overtaken", "overtaken", "handled"])
+    world.commit()
+    spoilt = {f"h{number}" for number, (_, is_spoilt) in enumerate(histories) if is_spoilt}
+    world.spoil(spoilt)
+    read = naive.read(world.log.stored)
+    assert_truth(world, read, set(world.names) - spoilt)
+
+    told = events.transform(frame(spark, world.log.stored)).cache()
+    lives = lineage.transform(told, lineage.LineageParams(committed=world.committed)).cache()
+    expected = naive.lives(read, world.committed)
+    rows = lives.collect()
+    found = {(row.grp, row.msg_id): (row.state, row.copies, row.rooted, row.broken, row.origin) for row in rows}
+    assert len(found) == len(rows)  # each message is in one state only
+    assert found == {
+        pair: (life.state, life.copies, life.rooted, life.broken, life.origin) for pair, life in expected.items()
+    }
+
+    gaps = gaps_of(spark, world)
+    missing = naive.residuals(expected, world.log.gaps)
+    listed = audit.residuals(lives, gaps).collect()
+    assert {(row.grp, row.msg_id, row.reason, row.explained) for row in listed} == missing
+    account = audit.transform(lives, gaps).collect()
+    assert all(row.sent == sum(row[state] for state in lineage.STATES) for row in account)
+    assert sum(row.sent for row in account) == len(rows)
+    assert sum(row.residual + row.expired for row in account) == len(missing)
+
+    params = delays.DelayParams(now=ms(NOW_MS), worker=world.committed[NAMES.worker_group], grace_ms=GRACE_MS)
+    waited = delays.outcomes(told, params).cache()
+    outcomes = {row.coordinates: (row.outcome, row.late_ms, row.repeats) for row in waited.collect()}
+    assert outcomes == naive.outcomes(read, params.worker, now_ms=NOW_MS, grace_ms=GRACE_MS)
+    summed = delays.transform(waited).collect()
+    names = ("delivered", "hopped", "parked", "never", "stuck", "waiting")
+    assert Counter({name: sum(row[name] for row in summed) for name in names}) == Counter(
+        outcome for outcome, *_ in outcomes.values()
+    ) + Counter(dict.fromkeys(names, 0))
+
+    causes = failures.transform(told).collect()
+    counted = Counter[tuple[str, str]]()
+    for row in causes:
+        counted[row.grp, row.fail_class] += row.failures
+    assert counted == naive.failures(read)
+
+    judged = keys.transform(lives, keys.KeyParams(orderly=("pay-ordered", "mail-ordered"))).collect()
+    assert {
+        (row.grp, bytes(row.key)): (row.messages, row.failed, row.dead, row.consecutive, row.overtaken)
+        for row in judged
+    } == naive.overtaken(expected, keys_of(read))
+    assert {row.grp for row in judged if row.violation} == {"pay-ordered"}
+    assert all(row.poison == (row.failed >= 3 and 2 * row.failed >= row.messages) for row in judged)
+
+    replayed(spark, world, told, naive.letters(read))
+    told.unpersist()
+    lives.unpersist()
+    waited.unpersist()
+
+
+def replayed(spark: SparkSession, world: World, told: "events.DataFrame", letters: dict[str, str | None]) -> None:
+    """Planned = sent + skipped; of what is sent, each loss, repeat and change is found."""
+    topics = told.select("topic").distinct().withColumn("topic_id", F.lit("id"))
+    params = replay.PlanParams(plan_id="monday")
+    planned = replay.with_targets(replay.plan(told, topics, params), params).cache()
+    rows = planned.collect()
+    read = {f"{row.topic}/{row.partition}/{row.offset}": row for row in rows}
+    assert {
+        where: row.reason for where, row in read.items() if not (row.reason or "").startswith("malformed:")
+    } == letters
+    assert len({row.replay_id for row in rows}) == len(rows)
+    stored = {record.where: record for record in world.log.stored}
+    sent, expected = [], {}
+    for where, row in read.items():
+        if row.action == "skip":
+            continue
+        out = hops.redriven(stored[where], NAMES, replay_id=row.replay_id)
+        assert out.topic == row.target
+        fate = world.source.choice(["there", "there", "missing", "twice", "altered"])
+        expected[row.replay_id] = fate
+        if fate == "altered":
+            out.value = b"other"
+        times = {"missing": 0, "twice": 2}.get(fate, 1)
+        sent += [Stored(out, 0, 10_000 + len(sent) + copy, NOW_MS) for copy in range(times)]
+    checked = replay.check(planned, frame(spark, sent)).collect()
+    assert {row.replay_id: row.outcome for row in checked} == expected
+    planned.unpersist()
+
+
+class Landing(RuleBasedStateMachine):
+    """A partition that grows and that retention eats, landed again and again, sometimes not to the end."""
+
+    @initialize(expired=st.integers(0, 3))
+    def begin(self, expired: int) -> None:
+        self.earliest = self.end = expired
+        self.landed: list[tuple[int, int]] = []
+        self.position: int | None = None
+        self.gaps: list[tuple[int, int]] = []
+
+    @rule(count=st.integers(1, 5))
+    def append(self, count: int) -> None:
+        self.end += count
+
+    @rule(count=st.integers(1, 5))
+    def expire(self, count: int) -> None:
+        self.earliest = min(self.end, self.earliest + count)
+
+    @rule(is_killed=st.booleans())
+    def land(self, is_killed: bool) -> None:
+        bounds = PartitionBounds("t", 0, "id", self.earliest, self.earliest, self.end)
+        landed = {} if self.position is None else {("t", 0): self.position}
+        found = find_gaps([bounds], landed, {("t", 0): self.gaps})
+        assert len(found) <= 1
+        self.gaps += [(gap.gap_from, gap.gap_to) for gap in found]
+        if not is_killed:  # else the gaps are noted and nothing is landed
+            start = max(self.position or 0, self.earliest)
+            if start < self.end:
+                self.landed.append((start, self.end))
+            self.position = max(self.position or 0, self.end)
+
+    @precondition(lambda self: self.position is not None)
+    @invariant()
+    def ranges_and_gaps_cover_each_offset_once(self) -> None:
+        covered = sorted([*self.landed, *self.gaps])
+        assert all(low < high for low, high in covered)
+        assert all(before[1] == after[0] for before, after in pairwise(covered))
+        assert not covered or covered[0][0] == 0
+        assert max([high for _, high in covered], default=0) >= (self.position or 0)
+
+
+TestLanding = Landing.TestCase
+TestLanding.settings = settings(max_examples=300, stateful_step_count=25)
