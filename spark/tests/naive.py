@@ -146,23 +146,24 @@ def residuals(
 
 
 def outcomes(
-    records: Sequence[Read], worker: Mapping[Place, int], *, now_ms: int, grace_ms: int
+    stored: Sequence[Stored], worker: Mapping[Place, int], *, now_ms: int, grace_ms: int
 ) -> dict[str, tuple[str, int | None, int]]:
-    """Of each schedule record: outcome, lateness, repeats."""
-    after: dict[str, list[Read]] = defaultdict(list)
-    for each in records:
-        if each.says.hop_id is not None and each.kind != "dlq":
-            after[each.says.hop_id].append(each)
+    """Of each schedule record: outcome, lateness, repeats. A malformed record, too, says what it was made from."""
+    after: dict[str, list[tuple[str | None, int]]] = defaultdict(list)
+    for record in stored:
+        for name, value in record.headers():
+            if name == "HOP_ID" and value is not None:
+                after[value.decode()].append((kind_of(record.topic()), record.at_ms))
     found: dict[str, tuple[str, int | None, int]] = {}
-    for each in records:
+    for each in read(stored):
         if each.kind != "schedule":
             continue
         where, place = each.stored.where, (each.stored.topic(), each.stored.partition())
         due = hops.due_ms(each.says, each.stored.at_ms, 0)  # each of them names a time
-        made = [other.stored.at_ms for other in after[where] if other.kind in {"source", "retry"}]
+        made = [at_ms for kind, at_ms in after[where] if kind in {"source", "retry"}]
         if made:
             found[where] = ("delivered", min(made) - due, len(made) - 1)
-        elif any(other.kind == "schedule" for other in after[where]):
+        elif any(kind == "schedule" for kind, _ in after[where]):
             found[where] = ("hopped", None, 0)
         elif worker.get(place, 0) > each.stored.offset():
             found[where] = ("never", None, 0)

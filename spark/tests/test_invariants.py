@@ -56,7 +56,7 @@ def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> N
     }
     assert naive.residuals(lives, world.log.gaps) == {each for each in truth.residual if of(each[1])}
     uids = {each.stored.where: each.uid for each in read}
-    found = naive.outcomes(read, world.committed[NAMES.worker_group], now_ms=NOW_MS, grace_ms=GRACE_MS)
+    found = naive.outcomes(world.log.stored, world.committed[NAMES.worker_group], now_ms=NOW_MS, grace_ms=GRACE_MS)
     found = {where: each for where, each in found.items() if of(uids[where])}
     for outcome, planted in (("never", truth.never), ("stuck", truth.stuck)):
         assert {where for where, each in found.items() if each[0] == outcome} == {
@@ -133,7 +133,7 @@ def judge(spark: SparkSession, seed: int, histories: list[tuple[list[str], bool]
     params = delays.DelayParams(now=ms(NOW_MS), worker=world.committed[NAMES.worker_group], grace_ms=GRACE_MS)
     waited = delays.outcomes(told, params).cache()
     outcomes = {row.coordinates: (row.outcome, row.late_ms, row.repeats) for row in waited.collect()}
-    assert outcomes == naive.outcomes(read, params.worker, now_ms=NOW_MS, grace_ms=GRACE_MS)
+    assert outcomes == naive.outcomes(world.log.stored, params.worker, now_ms=NOW_MS, grace_ms=GRACE_MS)
     summed = delays.transform(waited).collect()
     names = ("delivered", "hopped", "parked", "never", "stuck", "waiting")
     assert Counter({name: sum(row[name] for row in summed) for name in names}) == Counter(

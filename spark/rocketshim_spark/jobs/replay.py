@@ -16,16 +16,16 @@ are held back on purpose, and one transactional producer keeps the order of each
 
 Why a letter is skipped (`reason`; the names are those of `rocketshim_topics.redrive_plan` where that knows the case):
 
-======================================  ==============================================================================
-`redriven-by:<id>`, `discarded-by:<id>`  the redrive log, as it was landed, says so
-`replayed-already`                      there is a record that was made from it; the log says nothing
-`malformed:<reason>`                    it breaks the wire format
-`repeat-of:<partition>/<offset>`        the same attempt of the same delivery, dead twice: one is enough
-`replayed-too-often`                    it was redriven `max_replays` times: it would only come back
-`by-reference`                          it has no value, only a reference to one
-`no-target`, `bad-target-name`          it does not say where it belongs
-`beyond-max`                            more than `max_messages`
-======================================  ==============================================================================
+========================================  ============================================================================
+`redriven-by:<id>`, `discarded-by:<id>`   the redrive log, as it was landed, says so
+`replayed-already`                        there is a record that was made from it; the log says nothing
+`malformed:<reason>`                      it breaks the wire format
+`repeat-of:<partition>/<offset>`          the same attempt of the same delivery, dead twice: one is enough
+`replayed-too-often`                      it was redriven `max_replays` times: it would only come back
+`by-reference`                            it has no value, only a reference to one
+`no-target`, `bad-target-name`            it does not say where it belongs
+`beyond-max`                              more than `max_messages`
+========================================  ============================================================================
 
 A dead-letter topic is not emptied by this: replayed is what has a replay or a mark, `dlq-trend` counts so.
 """
@@ -128,7 +128,8 @@ def plan(
         .join(marks, ["topic", "partition", "offset", "digest"], "left")
     )
     first_delivery = F.coalesce("origin_id", "coordinates")
-    once = Window.partitionBy("topic", "grp", "msg_id", first_delivery, "attempt", "replay_id")
+    is_sound = F.col("decode_error").isNull()
+    once = Window.partitionBy("topic", "grp", "msg_id", first_delivery, "attempt", "replay_id", is_sound)
     first = F.first(F.concat_ws("/", "partition", "offset")).over(once.orderBy("partition", "offset"))
     count = F.coalesce("replay_count", F.lit(0))
     reason = (
@@ -154,19 +155,8 @@ def plan(
         F.concat_ws(".", redrive, "partition", "offset").alias("replay_id"),
         F.when(F.col("reason").isNull(), "send").otherwise("skip").alias("action"),
         "reason",
-        *(
-            "topic",
-            "partition",
-            "offset",
-            "digest",
-            "grp",
-            "origin_topic",
-            "msg_id",
-            "key",
-            "tag",
-            "fail_class",
-            "fingerprint",
-        ),
+        *("topic", "partition", "offset", "digest", "grp", "origin_topic", "msg_id"),
+        *("key", "tag", "fail_class", "fingerprint"),
         F.try_add(count, F.lit(1)).alias("replay_count"),
         *("value_bytes", "value_sha256", "stored_at"),
         F.lit(params.to_source).alias("to_source"),
