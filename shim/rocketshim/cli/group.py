@@ -47,6 +47,7 @@ def lag(
 ) -> None:
     """Show how far a group is behind in each partition, its own retries among them.
 
+    The end mark of a transaction, as `dlq apply` writes, is an offset too: behind 1 with nothing that waits is done.
     Exit code 2 if it has committed nothing, or if retention took records that it had not read.
     """
     every_s = parse_duration_ms(every) / 1_000

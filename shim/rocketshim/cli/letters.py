@@ -26,7 +26,11 @@ OfTopic = Annotated[
 ]
 Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
 Where = Annotated[
-    str | None, typer.Option("--where", help="SQL92 over headers: \"FAIL_CLASS = 'Timeout' AND price > 10\".")
+    str | None,
+    typer.Option(
+        "--where",
+        help="SQL92 over headers (cause: FAIL_CLASS, text: FAIL_TEXT): \"FAIL_CLASS = 'Timeout' AND price > 10\".",
+    ),
 ]
 Tags = Annotated[str | None, typer.Option("--tags", help="Tags: 'created || paid'.")]
 Key = Annotated[str | None, typer.Option("--key", help="Kafka's key, or one of the business keys.")]
