@@ -89,16 +89,28 @@ class Choice:
         self.written = {name: text for name, text in given.items() if text is not None}
         self.everything = everything
         self._selects = selecting(where, tags)
+        self._unseen = set() if where is None else set(SqlFilter(where).properties)
+        self._looked = False
         self._key = key
         self.since_ms = None if since is None else time.time_ns() // 1_000_000 - parse_duration_ms(since)
 
     def wants(self, entry: Entry) -> bool:
         """Whether a record is one of them."""
+        self._looked = True
+        if self._unseen:
+            self._unseen.difference_update(name for name, _ in entry.properties)
         if not self._selects(entry.properties):
             return False
         if self._key is None:
             return True
         return entry.key == self._key.encode() or self._key in (entry.envelope.keys or "").split()
+
+    def misnamed(self) -> str | None:
+        """What to say of names in `--where` that no record looked at has; None if there is nothing to say."""
+        if not self._looked or not self._unseen:
+            return None
+        names = ", ".join(sorted(self._unseen))
+        return f"--where: no record here has a header {names}; the cause is FAIL_CLASS, its text FAIL_TEXT"
 
 
 def chosen(
@@ -125,6 +137,8 @@ def chosen_letters(
             entry = Entry.opened(letter, log=log)
             if choice.wants(entry):
                 yield letter, entry
+    if (hint := choice.misnamed()) is not None:
+        typer.echo(hint, err=True)
 
 
 def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bool, with_state: bool = False) -> None:
@@ -138,7 +152,7 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
     table = Table(box=None, pad_edge=False)
     state = ["state"] if with_state else []
     for column in ("partition/offset", "stored (UTC)", *state, "failures", "cause", "text", "topic", "id"):
-        table.add_column(column, overflow="fold", no_wrap=column in {"partition/offset", "stored (UTC)"})
+        table.add_column(column, overflow="fold", no_wrap=column in {"partition/offset", "stored (UTC)", "id"})
     shown = 0
     for entry in entries:
         if shown == limit:

@@ -1,6 +1,7 @@
 """`rocketshim trace`: one message through its whole life."""
 
 import json
+import re
 from functools import partial
 from typing import Annotated, Any
 
@@ -65,6 +66,10 @@ def trace(
 
 
 def _id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
+    if re.fullmatch(r"\d+/\d+", what):
+        raise ConfigError(
+            f"{what!r} says no topic: topic/partition/offset, such as {names.dead_letter('GROUP')}/{what}"
+        )
     if what.count("/") != 2:
         return what
     try:

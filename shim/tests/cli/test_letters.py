@@ -1,9 +1,14 @@
 """Listings take the expressions that consumers subscribe with."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from rocketshim.cli.letters import selecting
-from rocketshim.errors import FilterSyntaxError
+from rocketshim.cli import trace
+from rocketshim.cli.letters import Choice, selecting
+from rocketshim.errors import ConfigError, FilterSyntaxError
+from rocketshim_topics import TopicNames
 
 CREATED = [("TAGS", b"created"), ("price", b"11")]
 CHEAP = [("TAGS", b"created"), ("price", b"9")]
@@ -30,3 +35,27 @@ def test_both_expressions_select_as_a_subscription_does(where: str | None, tags:
 def test_a_broken_expression_is_refused_before_anything_is_read(given: tuple[str | None, str | None]) -> None:
     with pytest.raises(FilterSyntaxError):
         selecting(*given)
+
+
+def _entry(*names: str) -> Any:
+    return SimpleNamespace(properties=tuple((name, b"x") for name in names))
+
+
+def test_names_that_no_record_has_are_said_once_something_was_looked_at() -> None:
+    choice = Choice(where="cause = 'Timeout' AND price > 10", tags=None, key=None, since=None)
+    assert choice.misnamed() is None
+    choice.wants(_entry("FAIL_CLASS"))
+    assert "no record here has a header cause, price; the cause is FAIL_CLASS" in (choice.misnamed() or "")
+    choice.wants(_entry("price", "cause"))
+    assert choice.misnamed() is None
+
+
+def test_without_a_condition_there_is_nothing_to_say() -> None:
+    choice = Choice(where=None, tags="paid", key=None, since=None)
+    choice.wants(_entry("TAGS"))
+    assert choice.misnamed() is None
+
+
+def test_a_place_without_its_topic_is_refused_with_the_form_it_takes() -> None:
+    with pytest.raises(ConfigError, match=r"'0/18' says no topic: .* such as rmq\.dlq\.GROUP/0/18"):
+        trace._id(None, TopicNames(), "0/18")  # type: ignore[arg-type]  # nothing is read
