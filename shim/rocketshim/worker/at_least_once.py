@@ -380,8 +380,11 @@ class AtLeastOnce:
         """Settle what of a batch is reported stored, and give the places of the rest; the batch is done."""
         self._done(batch)
         failed = {at for at, _ in batch.errors}
-        stored = [at for at in range(batch.reports) if at not in failed]
-        rest = [place for at, place in enumerate(batch.places) if at >= batch.reports or at in failed]
+        reports = batch.reports
+        if any(error.code() in _UNORDERED for _, error in batch.errors):
+            reports = 0  # whose reports these are is not known: all of it goes again
+        stored = [at for at in range(reports) if at not in failed]
+        rest = [place for at, place in enumerate(batch.places) if at >= reports or at in failed]
         if batch.dues_ms:
             batch.dues_ms = [batch.dues_ms[at] for at in stored]
         if stored and not batch.flight.held.gone:

@@ -1,0 +1,83 @@
+"""Batches of the at-least-once way out, on a producer that reports what and when the test says."""
+
+from types import SimpleNamespace as Of
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from rocketshim.worker.at_least_once import AtLeastOnce, _Batch, _Flight
+from rocketshim.worker.router import Kind
+
+
+class Producer:
+    """Keeps what is sent; it says nothing by itself."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, Any]] = []
+
+    def produce(
+        self, topic: str, value: bytes, key: None, partition: int, *, on_delivery: Any, headers: object
+    ) -> None:
+        del topic, key, partition, headers
+        self.sent.append((value, on_delivery))
+
+    def poll(self, timeout: float = 0) -> int:
+        del timeout
+        return 0
+
+    def purge(self) -> None: ...
+
+    def flush(self, timeout: float = 0) -> int:
+        del timeout
+        return 0
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> None:
+    made: list[Producer] = []
+
+    def make(config: object) -> Producer:
+        del config
+        made.append(Producer())
+        return made[-1]
+
+    def route(due: Any, place: int, now_ns: int) -> Any:
+        del now_ns
+        fields = {"kind": Kind.DELIVER, "topic": "t", "key": None, "partition": 0, "headers": [], "due_ms": 0}
+        return Of(**fields, value=due.records[place].value, target=None, careful=False, reason="")
+
+    counts = Of(delivered=0, resent=0, recycled=0, skipped=0, were_late=lambda _: None)
+    out = AtLeastOnce(
+        make,  # type: ignore[arg-type]
+        {},
+        Of(holds_blame=False, route_due=route),  # type: ignore[arg-type]
+        counts,  # type: ignore[arg-type]
+        clock=None,  # type: ignore[arg-type]
+        prober=Of(use=lambda _: None),  # type: ignore[arg-type]
+        alarm=lambda *_, **__: None,
+        max_in_flight=9,
+        patience_ns=10**12,
+        point=lambda _: None,
+    )
+    out.start(None)  # type: ignore[arg-type]
+    records = [
+        Of(value=value, offset=lambda: 0, topic=lambda: "s", partition=lambda: 0) for value in (b"a", b"b", b"c")
+    ]
+    due: Any = Of(records=records, clock_ms=0, seen_ns=[0, 0, 0], run=Of(first_offset=0))
+    confirmed: list[object] = []
+    flight = _Flight(Of(gone=False, queue=Of(confirmed=confirmed.append)), due, 0)  # type: ignore[arg-type]
+    batch = _Batch(flight, Kind.DELIVER, "t", None, out._inbox)
+    batch.places, batch.dues_ms = [0, 1, 2], [0, 0, 0]
+    out._begun(batch)
+    batch.reported(KafkaError(KafkaError._MSG_TIMED_OUT), None)  # type: ignore[arg-type]  # c, which was still queued
+    batch.reported(None, None)  # type: ignore[arg-type]  # a
+    out._fatal = KafkaError(KafkaError._FATAL)
+    out.settle(1)
+    again = made[-1].sent
+    assert [value for value, _ in again] == [b"a", b"b", b"c"], "nobody knows which of them was stored"
+    for _, report in again:
+        report(None, None)
+    out.settle(2)
+    assert len(confirmed) == 1
