@@ -411,7 +411,7 @@ class OrderlyLoop(PollLoop):
 
     def _put(self, place: Place, run: list[Any]) -> None:
         queue = self._queues.get(place)
-        if queue is None:
+        if queue is None or place in self._uptake:
             return
         first = run[0].offset()
         held = cast("OrderlyPlace", queue)

@@ -400,7 +400,8 @@ class PollLoop:
             self.dispatch.withhold([before])
             before.drop()
         self._epoch += 1
-        self._fresh.add(place)
+        if offset >= 0:  # else held: `_put` drops what comes of it, and it is sought once its start is known
+            self._fresh.add(place)
         self._queues[place] = self._make_queue(place, self._epoch)
         self.commits.adopt(place, offset)
 
@@ -767,7 +768,7 @@ class PollLoop:
             if left_ms <= 0:
                 return
             self._wait(min(left_ms, 10) / 1_000)
-            self.dispatch.hand_out(self._queues.values())
+            self.dispatch.hand_out(self._workable())
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000

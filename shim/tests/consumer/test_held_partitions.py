@@ -1,0 +1,50 @@
+"""A partition whose start is not known yet is never sought to a place that only a look-up could name."""
+
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.testing import InMemoryKafka
+
+
+class AssignedWhileFetching:
+    """A consumer whose partition is assigned anew, with an unknown start, inside a fetch that brings records of it."""
+
+    def __init__(self, real: Any, again: Any) -> None:
+        self.sought: list[int] = []
+        self._real = real
+        self._again = again
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def consume(self, count: int, timeout: float = -1) -> Any:
+        got = self._real.consume(count, timeout)
+        self._again(self._real)
+        return got
+
+    def seek(self, place: TopicPartition) -> None:
+        self.sought.append(place.offset)
+        self._real.seek(place)
+
+
+def test_it_is_not_sought_to_the_end_by_records_that_came_before(kafka: InMemoryKafka, bench: Any) -> None:
+    kafka.append("orders", b"x")
+    made = bench([].append)
+    made.run()
+    made.commit_now()
+    kafka.append("orders", b"y")
+
+    def nobody_knows(consumer: object, places: object) -> None:
+        del consumer, places
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    def again(consumer: Any) -> None:
+        made.starts.resolve = nobody_knows
+        made.loop._on_revoke(consumer, [TopicPartition("orders", 0)])
+        made.loop._on_assign(consumer, [TopicPartition("orders", 0)])
+
+    consumer = AssignedWhileFetching(made.loop._consumer, again)
+    made.loop._consumer = consumer
+    made.turn(1)
+    assert [offset for offset in consumer.sought if offset < 0] == []
