@@ -294,7 +294,7 @@ class ProcessQueue(Generic[MessageT]):
         for chunk in self._chunks:
             in_work = chunk.in_work
             if chunk.calls or chunk.seen_calls:
-                calls = list(chunk.calls.items())  # in one step, for another thread changes it
+                calls = list(chunk.calls.copy().items())  # in one step, for another thread changes it
                 chunk.seen_calls = {number: chunk.seen_calls.get(number, now_ms) for number, _ in calls}
                 for number, held in calls:
                     if now_ms - chunk.seen_calls[number] >= timeout_ms:
