@@ -13,15 +13,17 @@ Names, argument forms, return values and errors are confluent_kafka's (2.15 and 
 * errors are `confluent_kafka.KafkaException` with a `KafkaError` inside.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Final, Literal, Protocol, TypeVar, overload
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.errors import ConfigError
 
 __all__ = [
+    "BAD_HEADER_KEY",
     "AdminFactory",
     "Clients",
     "Complaints",
@@ -35,6 +37,7 @@ __all__ = [
     "confluent_clients",
     "discard",
     "serve",
+    "spare_unreadable",
 ]
 
 
@@ -197,6 +200,26 @@ def _checked(make: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, A
             raise ConfigError(f"Kafka's client does not take these settings: {error.args[0].str()}") from error
 
     return made
+
+
+BAD_HEADER_KEY: Final = "bad-header-key"
+"""Why a record with such headers is parked, as in the wire format."""
+
+
+def spare_unreadable(record: Any) -> bool:
+    """Take a record's headers away if one has a name that is no UTF-8; whether that was so.
+
+    confluent_kafka raises SystemError at the first look at them, and hands out pairs with a null pointer at the second:
+    to unpack one ends the process (our measurement, 2.16.1).
+    """
+    try:
+        headers = record.headers()
+        if not headers or all(len(pair) == len(gc.get_referents(pair)) for pair in headers):
+            return False
+    except Exception:  # noqa: BLE001, S110 - whatever it is, they cannot be read
+        pass
+    record.set_headers(None)
+    return True
 
 
 def serve(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaError | None:

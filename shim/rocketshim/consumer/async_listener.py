@@ -22,6 +22,7 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Final
 
+from rocketshim.clients import BAD_HEADER_KEY
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner, Subscription
 from rocketshim.consumer.outcome import ConsumeConcurrentlyContext, Outcome
@@ -80,8 +81,9 @@ class AsyncRunner(ChunkRunner):
     ) -> Subscription | None:
         try:
             topic = view.topic
-        except MalformedRecordError as error:
-            outcomes.append(Outcome(message, self._failure(error), malformed=error.reason))
+        except (MalformedRecordError, SystemError) as error:
+            reason = getattr(error, "reason", BAD_HEADER_KEY)
+            outcomes.append(Outcome(message, self._failure(error), malformed=reason))
             return None
         subscription = self._subscription_of(topic)
         if subscription is None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from rocketshim.clients import BAD_HEADER_KEY
 from rocketshim.consumer.outcome import (
     DEAD_LETTER_LEVEL,
     NOT_ASKED,
@@ -246,6 +247,7 @@ class ChunkRunner:
         while True:
             batch: list[Any] = []
             views: list[MessageView] = []
+            chunk.in_work = None  # what succeeded is not to time out while the selector runs
             for message in todo:
                 view = MessageView(message, trusted=False)
                 try:
@@ -287,8 +289,9 @@ class ChunkRunner:
             view = MessageView(message, trusted=True)
             try:
                 topic = view.topic
-            except MalformedRecordError as error:
-                outcomes.append(Outcome(message, self._failure(error), malformed=error.reason))
+            except (MalformedRecordError, SystemError) as error:
+                reason = getattr(error, "reason", BAD_HEADER_KEY)
+                outcomes.append(Outcome(message, self._failure(error), malformed=reason))
                 continue
             subscription = self._subscription_of(topic)
             if subscription is None:

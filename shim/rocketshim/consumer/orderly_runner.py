@@ -14,6 +14,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
+from rocketshim.clients import BAD_HEADER_KEY, spare_unreadable
 from rocketshim.consumer.listener import Subscription, WithoutContext
 from rocketshim.consumer.orderly_context import ConsumeOrderlyContext, TriedMessageView
 from rocketshim.consumer.orderly_place import OrderlyTask
@@ -84,7 +85,7 @@ class OrderlyRunner:
         skipped, end = self._ask_filter(task, subscription)
         answers = [BatchAnswer(skipped, skipped=True)] if skipped else []
         if skipped == end < len(task.messages):  # the filter cannot read the next one
-            return [*answers, self._failed(task, 1)]
+            return [*answers, self._failed(task, 1, dead_letter=task.malformed is not None)]
         task.failure = None
         if self._batch_count == 1:
             self._one_by_one(task, subscription, skipped, end, answers)
@@ -160,8 +161,10 @@ class OrderlyRunner:
             view = self._view(message, task, trusted=True)
             try:
                 topic = view.topic
-            except MalformedRecordError as error:
-                task.malformed = error.reason
+            except (MalformedRecordError, SystemError) as error:
+                if isinstance(error, SystemError):  # as in `_ask_filter`
+                    message.set_headers(None)
+                task.malformed = getattr(error, "reason", BAD_HEADER_KEY)
                 task.failure = self._failure(error)
                 answers.append(self._failed(task, 1, dead_letter=True))
                 break
@@ -205,6 +208,8 @@ class OrderlyRunner:
                     wanted = matches is None or matches(message.headers())
             except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
                 task.failure = self._failure(error)
+                if spare_unreadable(message):  # else a second look would end the process
+                    task.malformed = BAD_HEADER_KEY
                 break
             (matched if wanted else skipped).append(message)
             read += 1
@@ -244,7 +249,12 @@ class OrderlyRunner:
             elif error.level is not None:
                 suspend_ms = self._levels.delay_ms(self._levels.clamp(error.level))
         auto_commit = context.auto_commit is not False
-        return BatchAnswer(count, _SUSPEND, auto_commit, suspend_ms, dead_letter=isinstance(error, DeadLetter))
+        dead_letter = isinstance(error, DeadLetter)
+        if isinstance(error, SystemError):  # perhaps a header's name is no UTF-8: a second look would end the process
+            spared = [spare_unreadable(message) for message in task.messages]
+            if count == 1 and any(spared):
+                task.malformed, dead_letter = BAD_HEADER_KEY, True
+        return BatchAnswer(count, _SUSPEND, auto_commit, suspend_ms, dead_letter=dead_letter)
 
     def _failed(self, task: OrderlyTask, count: int, *, dead_letter: bool = False) -> BatchAnswer:
         if task.failure is None:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.clients import ProducerClient
+from rocketshim.clients import BAD_HEADER_KEY, ProducerClient, spare_unreadable
 from rocketshim.consumer.outcome import Outcome, shown
 from rocketshim.core.failed_hop import LaneTurns, failed_hop
 from rocketshim.core.process_queue import Chunk
@@ -172,7 +172,9 @@ class SendBack:
         hop = _Hop(chunk, message, outcome.failure, self._reports)
         hop.trusted = message.topic() == self._retry_topic
         try:
-            if outcome.malformed is not None:
+            if spare_unreadable(message):
+                self._park(hop, BAD_HEADER_KEY)
+            elif outcome.malformed is not None:
                 self._park(hop, outcome.malformed)
             else:
                 self._plan(hop, outcome)

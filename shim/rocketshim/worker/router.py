@@ -245,7 +245,11 @@ class Router:
             if append_ms > latest_append_ms:
                 break
             record = due.records[place]
-            found = cut(record.headers(), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
+            try:
+                found = cut(record.headers(), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
+            except SystemError:  # a header's name is no UTF-8: a second look at them would end the process
+                record.set_headers(None)
+                break
             if found is None:
                 break
             real_topic, group, headers, due_ms = found
@@ -286,7 +290,11 @@ class Router:
             now_ns: monotonic now.
         """
         blame = self._blamed.get((record.partition(), record.offset())) if self._blamed else None
-        step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
+        try:
+            step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
+        except SystemError:  # as in `plain_ones`
+            record.set_headers(None)
+            step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
         match step:
             case Skip():
                 return _SKIP

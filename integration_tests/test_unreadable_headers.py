@@ -1,0 +1,138 @@
+"""A header whose name is no UTF-8: its first look raises SystemError, a second one ends the process.
+
+Only a client without strings of its own can write one, so the records are made with librdkafka itself.
+"""
+
+import ctypes
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings
+from rocketshim.cli import main
+from rocketshim.local import Broker
+from rocketshim_topics import DelayLevels, TopicNames, provision
+from rocketshim_topics.layout import Layout
+
+from . import waiting
+
+GUARD_S = 90
+_END, _TOPIC, _VALUE, _COPY, _HEADER, _PARTITION = 0, 1, 4, 7, 9, 3  # rd_kafka_vtype_t
+
+
+def write(bootstrap: str, topic: str, headers: list[tuple[bytes, bytes]]) -> None:
+    """One record with these headers, by `rd_kafka_producev` of the client's own library."""
+    libraries = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
+    library = ctypes.CDLL(str(next(libraries.glob("librdkafka*.so*"))))
+    library.rd_kafka_conf_new.restype = library.rd_kafka_new.restype = ctypes.c_void_p
+    said = ctypes.create_string_buffer(512)
+    conf = ctypes.c_void_p(library.rd_kafka_conf_new())
+    assert library.rd_kafka_conf_set(conf, b"bootstrap.servers", bootstrap.encode(), said, 512) == 0, said.value
+    producer = ctypes.c_void_p(library.rd_kafka_new(0, conf, said, 512))
+    arguments: list[Any] = [ctypes.c_int(_TOPIC), ctypes.c_char_p(topic.encode())]
+    arguments += [ctypes.c_int(_PARTITION), ctypes.c_int32(0)]
+    arguments += [
+        ctypes.c_int(_VALUE),
+        ctypes.c_char_p(b"bad"),
+        ctypes.c_size_t(3),
+        ctypes.c_int(_COPY),
+        ctypes.c_int(2),
+    ]
+    for name, value in headers:
+        arguments += [
+            ctypes.c_int(_HEADER),
+            ctypes.c_char_p(name),
+            ctypes.c_char_p(value),
+            ctypes.c_ssize_t(len(value)),
+        ]
+    assert library.rd_kafka_producev(producer, *arguments, ctypes.c_int(_END)) == 0
+    assert library.rd_kafka_flush(producer, 30_000) == 0
+    library.rd_kafka_destroy(producer)
+
+
+@dataclass
+class Stage:
+    """A topic with one partition, and the shim's topics."""
+
+    bootstrap: str
+    namespace: str
+    names: TopicNames
+    topic: str
+    capsys: pytest.CaptureFixture[str]
+
+    def write(self, topic: str, name: bytes, value: bytes) -> None:
+        """A record that nobody can read the headers of."""
+        write(self.bootstrap, topic, [(name, value), (b"ab\xff\xfe", b"1")])
+
+    def send(self, message: Message) -> None:
+        with Producer(self.bootstrap, namespace=self.namespace) as producer:
+            producer.send(message, timeout_s=30)
+
+    def parked(self) -> list[str]:
+        """Why each record is parked."""
+        self.capsys.readouterr()
+        assert main(["parked", "ls", "--json", "--namespace", self.namespace, "--bootstrap", self.bootstrap]) == 0
+        return [json.loads(line)["reason"] for line in self.capsys.readouterr().out.splitlines()]
+
+
+@pytest.fixture
+def stage(
+    broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> Stage:
+    names = TopicNames(namespace)
+    provision.ensure_topics(admin, Layout(names, DelayLevels.default()).shared())
+    return Stage(broker.bootstrap, namespace, names, topic(), capsys)
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+@pytest.mark.parametrize("tags", [None, "a"])
+def test_a_consumer_parks_the_message_and_goes_on(
+    stage: Stage, group: Callable[..., str], orderly: bool, tags: str | None
+) -> None:
+    stage.write(stage.topic, b"TAGS", b"a")
+    stage.send(Message(stage.topic, b"good", tag="a"))
+    handled = threading.Event()
+    consumer = PushConsumer(
+        stage.bootstrap, group=group(), namespace=stage.namespace, consume_from_where=ConsumeFromWhere.FIRST_OFFSET
+    )
+
+    def listener(message: Any) -> None:
+        if message.tag == "a" and message.body == b"good":
+            handled.set()
+
+    consumer.register_message_listener(stage.topic, listener, tags=tags, orderly=orderly)
+    consumer.start()
+    try:
+        assert handled.wait(GUARD_S)
+        waiting.wait_until(lambda: stage.parked() == ["bad-header-key"], within_s=GUARD_S)
+    finally:
+        consumer.stop(30)
+
+
+def test_a_worker_parks_it_and_delivers_what_lies_behind(stage: Stage) -> None:
+    stage.write(stage.names.schedule, b"REAL_TOPIC", stage.topic.encode())
+    stage.send(Message(stage.topic, b"good", delay_level=1))
+    worker = DelayWorker(
+        WorkerSettings.make(bootstrap=stage.bootstrap, namespace=stage.namespace, allow=(stage.topic,))
+    )
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    reader = confluent_kafka.Consumer({"bootstrap.servers": stage.bootstrap, "group.id": f"{stage.topic}-reader"})
+    reader.assign([confluent_kafka.TopicPartition(stage.topic, 0, 0)])
+    try:
+        got = reader.poll(GUARD_S)
+        assert got is not None
+        assert got.value() == b"good"
+        waiting.wait_until(lambda: len(stage.parked()) == 1, within_s=GUARD_S)
+    finally:
+        reader.close()
+        worker.stop()
+        thread.join(GUARD_S)
+    assert not thread.is_alive()
