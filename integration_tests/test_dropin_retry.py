@@ -245,6 +245,66 @@ def test_another_thread_sends_back_while_the_poll_thread_waits_for_messages(stag
     assert [each.value() for each in came if each is not None] == [b"b"]
 
 
+@pytest.mark.parametrize("how", ["poll", "close"])
+def test_a_revoke_callback_may_wait_for_a_thread_that_sends_back(stage: Stage, how: str) -> None:
+    stage.send(b"a", b"b")
+    reader, consumer = stage.consumer(), stage.consumer()
+    begun, sent = threading.Event(), threading.Event()
+
+    def work() -> None:
+        assert begun.wait(GUARD_S)
+        consumer.reconsume_later(message)
+        sent.set()
+
+    def revoked(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        del partitions
+        begun.set()
+        in_time.append(sent.wait(GUARD_S / 2))
+        consumer.commit(asynchronous=False)
+
+    in_time: list[bool] = []
+    consumer.subscribe([stage.topic], on_revoke=revoked)
+    message = got(consumer)
+    thread = threading.Thread(target=work)
+    thread.start()
+    if how == "poll":
+        consumer.unsubscribe()
+        until(lambda: consumer._poll_at_once() or in_time)  # the call that does not wait, which a backlog makes
+    else:
+        consumer.close()
+    thread.join(GUARD_S)
+    assert in_time == [True]
+    assert sum(stage.counts(stage.names.schedule).values()) == 1
+    (answer,) = reader.committed([TopicPartition(stage.topic, 0)], timeout=GUARD_S)
+    assert answer.offset == message.offset() + 1
+
+
+@pytest.mark.parametrize("how", ["poll", "close"])
+def test_a_send_back_that_fails_in_a_revoke_callback_holds_down_what_is_committed(stage: Stage, how: str) -> None:
+    class Broken:
+        def retry(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("not stored")
+
+    def revoked(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        del partitions
+        with pytest.raises(RuntimeError, match="not stored"):
+            consumer.reconsume_later(messages[1])
+        called.append(True)
+
+    called: list[bool] = []
+    stage.send(b"a", b"b", b"c")
+    reader, consumer = stage.consumer(), stage.consumer(enable_auto_commit=True)
+    consumer.subscribe([stage.topic], on_revoke=revoked)
+    messages = [got(consumer) for _ in range(3)]
+    consumer._rocketshim.send_back = Broken()  # type: ignore[assignment]
+    if how == "poll":
+        leave(consumer)
+    consumer.close()
+    assert called == [True]
+    (answer,) = reader.committed([TopicPartition(stage.topic, 0)], timeout=GUARD_S)
+    assert answer.offset == messages[1].offset()
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 

@@ -19,17 +19,19 @@ partition's offset down.
 **Threads.** The client lets one call in at a time: a call from another thread waits for the `poll` that is under way,
 be it for ever. So a send-back from another thread must not ask the client where it is while the poll thread waits in
 it; it takes the positions that were noted just before the wait (`State.positions`), which are exact, since a call
-that waits has returned nothing yet.
+that waits has returned nothing yet. Nor may it while a `poll` that does not wait is under way, whose rebalance callback
+may wait for that very thread: it tries again until the `poll` is over or the callback's positions are noted.
 
 Not handled: a message that is sent back by one thread in the moment in which another loses its partition may be
-delivered twice, as at any loss of a partition.
+delivered twice, as at any loss of a partition. A callback that is not of a rebalance (`error_cb`, `stats_cb`,
+`on_commit`) and waits for a thread that sends back may wait for ever.
 """
 
 import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Final
 
@@ -122,8 +124,11 @@ class ReadingConsumer(Consumer):
         state = self._rocketshim
         if threading.get_ident() == state.poller:  # also from its callbacks, in which it may be in the client already
             return self._position_now(place)
-        with state.entering:
-            return self._position_now(place)
+        while True:
+            with state.entering:
+                if state.waiting or not state.polling:
+                    return self._position_now(place)
+            sleep(0.0005)  # a poll that does not wait is under way; in a callback of it positions are noted
 
     def _position_now(self, place: Place) -> TopicPartition:
         state = self._rocketshim
@@ -159,7 +164,7 @@ class ReadingConsumer(Consumer):
         if state.dirty:
             if monotonic() >= state.settle_at:
                 self._settle()
-            message = _poll(self, 0.0)
+            message = self._poll_at_once()
         if message is None and not state.raised:
             message = self._wait(_poll, timeout)
         if message is not None:
@@ -174,6 +179,16 @@ class ReadingConsumer(Consumer):
         if messages:
             state.dirty = True
         return self._attend_all(messages) if state.raised else messages
+
+    def _poll_at_once(self) -> Message | None:
+        state = self._rocketshim
+        state.poller = threading.get_ident()
+        with state.entering:
+            state.polling = True
+        try:
+            return _poll(self, 0.0)
+        finally:
+            state.polling = False
 
     def _wait(self, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call of the client's that may wait, after what was returned before has been settled."""
@@ -247,6 +262,12 @@ class ReadingConsumer(Consumer):
         state = self._rocketshim
         state.dirty = False
         state.settle_at = monotonic() + _SETTLE_INTERVAL_S
+        self._note()
+        self._store_handled(state.positions)
+
+    def _note(self) -> None:
+        """Note how far messages were returned."""
+        state = self._rocketshim
         places = state.ledger.places()
         if places and not state.waiting:  # in a callback of a call that waits, what it holds is not returned yet
             found = super().position([TopicPartition(*place) for place in places])
@@ -256,7 +277,6 @@ class ReadingConsumer(Consumer):
                     place = message.topic() or "", _number(message.partition())
                     positions[place] = TopicPartition(*place, _number(message.offset()))
             state.positions = positions
-        self._store_handled(state.positions)
 
     def _store_handled(self, positions: dict[Place, TopicPartition]) -> None:
         """Store these positions, or what holds them down."""
@@ -468,6 +488,10 @@ class ReadingConsumer(Consumer):
         rebalance = Rebalance(along, {})
         if theirs or not along:
             self._call(callback, theirs, rebalance)
+        if (
+            state.dirty
+        ):  # sent back in the callback: the client commits what is stored when it takes the partitions away
+            self._settle()
         if not rebalance.done:
             if state.cooperative:
                 self._finish(_Original.incremental_unassign, [*theirs, *along])
@@ -482,6 +506,8 @@ class ReadingConsumer(Consumer):
         if callback is None:
             return
         state = self._rocketshim
+        self._note()
+        waiting, state.waiting = state.waiting, True
         state.rebalance = rebalance
         try:
             callback(self, partitions)
@@ -489,6 +515,7 @@ class ReadingConsumer(Consumer):
             state.raise_later(error)
         finally:
             state.rebalance = None
+            state.waiting = waiting
 
     def _finish(self, act: Callable[..., None], *arguments: list[TopicPartition]) -> None:
         try:
@@ -532,6 +559,8 @@ class ReadingConsumer(Consumer):
         state = self._rocketshim
         self._settle()
         state.closing = True
+        with state.entering:
+            state.waiting = True
         try:
             super().close()
         finally:

@@ -50,9 +50,11 @@ class State:
         dirty: something was returned since offsets were last stored.
         settle_at: monotonic time at which offsets are stored next while messages keep coming, in seconds.
         positions: how far each partition was handed out when offsets were last stored: exact while `waiting`.
-        waiting: the poll thread is in a call of the client's that may wait, so nobody else may call the client.
-        poller: the thread that waited last.
-        entering: guards `waiting`, and is held by other threads while they are in the client.
+        waiting: the poll thread is in a call of the client's that may wait, or in a callback of a rebalance, so nobody
+            else may call the client; for good once `close` was called.
+        polling: the poll thread is in a call of the client's that does not wait.
+        poller: the thread that polled last.
+        entering: guards `waiting` and `polling`, and is held by other threads while they are in the client.
         attention: a message is put by, an error is to be raised, or ends are to be swallowed: take the slow way.
         subscribed: `subscribe` was called, and `unsubscribe` not since.
         reading: the retry topic is read along.
@@ -81,6 +83,7 @@ class State:
     settle_at: float = 0.0
     positions: dict[Place, TopicPartition] = field(default_factory=dict)
     waiting: bool = False
+    polling: bool = False
     poller: int = 0
     entering: threading.Lock = field(default_factory=threading.Lock)
     attention: bool = False

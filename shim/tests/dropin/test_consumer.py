@@ -2,14 +2,17 @@
 
 import gc
 import threading
+import time
 from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from rocketshim.dropin import Consumer
-from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError
+from rocketshim.dropin.reading import ReadingConsumer
+from rocketshim.dropin.state import Rebalance
+from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError, StaleMessageError
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
 ON = {**NOWHERE, "rocketshim.retry.enable": True}
@@ -128,3 +131,36 @@ def test_credentials_that_are_set_reach_every_client_of_the_consumer() -> None:
         assert (before.told, after.told) == (None, ("new", "secret"))
         assert store._open() is store._open(), "made with the new ones"
         consumer.set_sasl_credentials("newer", "secret")
+
+
+def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_sends_back() -> None:
+    begun, refused = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def revoked(_: Consumer, __: list[TopicPartition]) -> None:
+        begun.set()
+        in_time.append(refused.wait(30))
+
+    def failed(_: KafkaError) -> None:  # that nobody listens there; a callback that comes without a broker
+        if not begun.is_set():
+            consumer._call(revoked, [TopicPartition("t", 0)], Rebalance([], {}))
+
+    def work() -> None:
+        begun.wait(60)
+        with pytest.raises(StaleMessageError):
+            consumer.dead_letter(Message("t", 0, 3, value=b"x"), "why")
+        refused.set()
+
+    consumer = Consumer({**ON, "error_cb": failed})
+    assert isinstance(consumer, ReadingConsumer)
+    consumer._rocketshim.ledger.add({("t", 0): 0})
+    thread = threading.Thread(target=work)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not in_time:
+        assert consumer._poll_at_once() is None
+        assert time.monotonic() < deadline
+    thread.join(60)
+    assert in_time == [True]
+    assert not consumer._rocketshim.waiting
+    consumer.close()
