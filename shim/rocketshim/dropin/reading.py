@@ -428,6 +428,8 @@ class ReadingConsumer(Consumer):
         self._follow_pauses()
 
     def _begin(self, partitions: list[TopicPartition], starts: dict[Place, int]) -> None:
+        begun, known = {place_of(each) for each in partitions}, self._rocketshim.positions
+        self._rocketshim.positions = {place: each for place, each in known.items() if place not in begun}
         self._rocketshim.ledger.add(
             {
                 place_of(each): starts.get(place_of(each), 0) if each.offset in _COMMITTED else max(each.offset, 0)

@@ -164,3 +164,14 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
     assert in_time == [True]
     assert not consumer._rocketshim.waiting
     consumer.close()
+
+
+def test_what_was_handed_out_in_an_earlier_assignment_is_not_stored_in_the_next() -> None:
+    with Consumer(ON) as consumer:
+        assert isinstance(consumer, ReadingConsumer)
+        state, (old, kept) = consumer._rocketshim, (TopicPartition("t", 0, 100), TopicPartition("t", 1, 7))
+        state.ledger.add({("t", 0): 0, ("t", 1): 0})
+        state.positions = {("t", 0): old, ("t", 1): kept}
+        state.ledger.remove([("t", 0)])
+        consumer._begin([TopicPartition("t", 0)], {("t", 0): 50})
+        assert state.positions == {("t", 1): kept}
