@@ -91,6 +91,9 @@ class HopStore:
                 if time.monotonic() >= deadline:
                     raise SendTimeoutError(f"the queue of the inner producer stayed full; {out.topic!r}") from error
                 self._over.wait(0.005)
+            except KafkaException as error:
+                self._give_up_if_fatal(producer, error)
+                raise
         try:
             future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError as error:
@@ -98,8 +101,7 @@ class HopStore:
                 f"no delivery report for {out.topic!r} within {self._timeout_s} s; it may or may not be stored"
             ) from error
         except KafkaException as error:
-            if error.args[0].fatal():
-                self._give_up(producer)
+            self._give_up_if_fatal(producer, error)
             raise
 
     def list_topics(self, *, timeout: float) -> Any:
@@ -138,9 +140,9 @@ class HopStore:
     def __del__(self) -> None:
         self._over.set()  # a consumer that was dropped unclosed leaves no thread behind
 
-    def _give_up(self, producer: Producer) -> None:
+    def _give_up_if_fatal(self, producer: Producer, error: KafkaException) -> None:
         with self._lock:
-            if self._producer is producer:
+            if error.args[0].fatal() and self._producer is producer:
                 self._producer = None
                 self._over.set()
                 self._over = threading.Event()
@@ -154,15 +156,28 @@ class HopStore:
                 if self._credentials is not None:
                     self._producer.set_sasl_credentials(*self._credentials)
                 threading.Thread(
-                    target=_serve, args=(self._producer, self._over), name="rocketshim-dropin-reports", daemon=True
+                    target=_serve,
+                    args=(self._producer, self._over, self._timeout_s),
+                    name="rocketshim-dropin-reports",
+                    daemon=True,
                 ).start()
             return self._producer
 
 
-def _serve(producer: Producer, over: threading.Event) -> None:
-    """Take delivery reports in until it is over."""
+def _serve(producer: Producer, over: threading.Event, timeout_s: float) -> None:
+    """Take delivery reports in until it is over, and then those of what is still under way.
+
+    A fatal error of the producer comes out of `poll` once, before the reports, and so does an error in a callback.
+    """
     while not over.is_set():
-        producer.poll(_POLL_S)
+        try:
+            producer.poll(_POLL_S)
+        except Exception as error:  # noqa: BLE001 - of user code too; whoever waits for a report is to get it
+            _LOG.warning("dropin.producer-error", extra={"error": shown(error)})
+    try:
+        producer.flush(timeout_s)
+    except Exception as error:  # noqa: BLE001 - as above
+        _LOG.warning("dropin.producer-error", extra={"error": shown(error)})
 
 
 class SendBack:

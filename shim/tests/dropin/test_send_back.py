@@ -1,12 +1,13 @@
 """What a send-back makes of a message, its error and its settings; storing is the broker's tests'."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
-from rocketshim.dropin.send_back import SendBack
+from rocketshim.dropin.send_back import HopStore, SendBack, _serve
 from rocketshim.errors import MessageError
 from rocketshim_topics import DelayLevels, TopicNames, decode
 from rocketshim_topics.hops import OutgoingRecord
@@ -86,3 +87,44 @@ def test_a_message_whose_content_was_replaced_is_refused(changed: str) -> None:
     with pytest.raises(MessageError, match="replaced by dict"):
         sends.kill(decoded, "x")
     assert kept.records == []
+
+
+def test_who_else_waits_when_a_producer_is_given_up_gets_the_report() -> None:
+    store = HopStore({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "message.timeout.ms": 500}, 120)
+    failed: list[KafkaException] = []
+
+    def wait() -> None:
+        with pytest.raises(KafkaException) as caught:
+            store.store(OutgoingRecord("t", None, b"k", b"v", ()))
+        failed.append(caught.value)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while store._producer is None or len(store._producer) == 0:
+        assert thread.is_alive()
+    given_up = store._producer
+    store._give_up_if_fatal(given_up, KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    assert store._producer is given_up
+    store._give_up_if_fatal(given_up, KafkaException(KafkaError(KafkaError._FATAL, fatal=True)))
+    assert store._producer is None
+    thread.join(60)
+    assert [error.args[0].code() for error in failed] == [KafkaError._MSG_TIMED_OUT]
+
+
+def test_reports_are_taken_in_after_an_error_came_out_of_the_producer() -> None:
+    class Failing:
+        polls = 0
+        flushed: float | None = None
+
+        def poll(self, _: float) -> None:
+            self.polls += 1
+            if self.polls == 1:
+                raise KafkaException(KafkaError(KafkaError._FATAL, fatal=True))
+            over.set()
+
+        def flush(self, timeout: float) -> None:
+            self.flushed = timeout
+
+    over, producer = threading.Event(), Failing()
+    _serve(producer, over, 7.0)  # type: ignore[arg-type]
+    assert (producer.polls, producer.flushed) == (2, 7.0)
