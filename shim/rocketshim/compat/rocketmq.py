@@ -6,7 +6,9 @@ becomes Kafka's bootstrap servers. A thin layer: `Producer` is a `rocketshim.Pro
 `NotSupportedError` where it is asked for, with what to do instead.
 
 As there, a callback gets one message at a time, and anything but a `ConsumeStatus` (None too) or an exception means:
-again later. As there, `tags`, `keys`, `body` and properties of a received message are bytes.
+again later. As there, a `ConsumeStatus` is a number, and what equals one counts as it: `return False` and `return 0`
+are `CONSUME_SUCCESS`, `return True` and `return 1` are `RECONSUME_LATER`. As there, `tags`, `keys`, `body` and
+properties of a received message are bytes.
 
 Source: https://github.com/apache/rocketmq-client-python, `rocketmq/client.py` of 2.0.
 """

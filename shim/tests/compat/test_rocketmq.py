@@ -21,7 +21,9 @@ from rocketshim.compat.rocketmq import (
     RocketMQException,
     SendStatus,
     TransactionMQProducer,
+    _listener,
 )
+from rocketshim.core import consume_concurrently
 from rocketshim.errors import ClosedError, ConfigError, MessageError, NotSupportedError
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames, decode
@@ -246,10 +248,19 @@ def test_a_callback_gets_what_its_expression_matches(kafka: InMemoryKafka, produ
     assert sorted(came) == [b"a", b"c"]
 
 
+@pytest.mark.parametrize("answer", [0, False])
+def test_what_equals_success_is_success(kafka: InMemoryKafka, producer: Producer, answer: object) -> None:
+    producer.send_sync(message())
+    (record,) = kafka.records("orders")
+    status = _listener(lambda _: answer)(MessageView(record, trusted=False))  # type: ignore[arg-type, return-value]
+    assert status is consume_concurrently.ConsumeStatus.CONSUME_SUCCESS
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         (lambda: ConsumeStatus.RECONSUME_LATER, "the listener asked for it"),
+        (lambda: True, "the listener asked for it"),
         (lambda: None, "the callback returned None: return a ConsumeStatus"),
         (lambda: "fine", "the callback returned 'fine': return a ConsumeStatus"),
         (lambda: 1 // 0, "by zero"),
