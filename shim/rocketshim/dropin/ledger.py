@@ -156,7 +156,7 @@ class Ledger:
                 del held.sent[each]
 
     def to_store(self, positions: Mapping[Place, int]) -> dict[Place, int]:
-        """The offsets to store, where they differ from what was stored before.
+        """The offsets to store, where they differ from what was stored before; `stored` is to be told of them after.
 
         Args:
             positions: the offset after the last message that counts as handled, negative for none.
@@ -176,8 +176,20 @@ class Ledger:
                 lowest = min((*held.failing, *held.redelivering), default=position)
                 offset = min(position, lowest)
                 if offset != held.stored:
-                    held.stored = result[place] = offset
+                    result[place] = offset
         return result
+
+    def stored(self, offsets: Mapping[Place, int]) -> None:
+        """These offsets were stored.
+
+        Several threads may store at once, in another order than they asked: whoever stored asks `to_store` again after
+        this, and stores what it answers, so that no offset stays that is higher than what is held down.
+        """
+        with self._lock:
+            for place, offset in offsets.items():
+                held = self._held.get(place)
+                if held is not None:
+                    held.stored = offset
 
 
 def _is_done(future: Future[None] | None) -> bool:

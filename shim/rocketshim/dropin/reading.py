@@ -281,21 +281,31 @@ class ReadingConsumer(Consumer):
     def _store_handled(self, positions: dict[Place, TopicPartition]) -> None:
         """Store these positions, or what holds them down."""
         state = self._rocketshim
-        to_store = state.ledger.to_store({place: each.offset for place, each in positions.items()})
-        if not to_store or not state.stores:
+        if not state.stores:
             return
-        stores = [
-            positions[place] if positions[place].offset == offset else TopicPartition(*place, offset)
-            for place, offset in to_store.items()
-        ]
+        while to_store := state.ledger.to_store({place: each.offset for place, each in positions.items()}):
+            stores = [
+                positions[place] if positions[place].offset == offset else TopicPartition(*place, offset)
+                for place, offset in to_store.items()
+            ]
+            done = self._stored(stores)
+            state.ledger.stored({place_of(each): each.offset for each in done})
+            positions = {place_of(each): positions[place_of(each)] for each in done}  # another thread may have stored
+
+    def _stored(self, stores: list[TopicPartition]) -> list[TopicPartition]:
+        """Store offsets; returns those that could be."""
         try:
             super().store_offsets(offsets=stores)
         except KafkaException:
+            done = []
             for each in stores:
                 try:
                     super().store_offsets(offsets=[each])
+                    done.append(each)
                 except KafkaException as error:  # being taken away at this moment
                     _LOG.debug("dropin.not-stored", extra={"partition": str(each), "error": str(error)})
+            return done
+        return stores
 
     # --- offsets -----------------------------------------------------------------------------------------------------
 

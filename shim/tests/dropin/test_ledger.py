@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.dropin.ledger import Ledger
+from rocketshim.dropin.ledger import Ledger, Place
 from rocketshim.errors import StaleMessageError
 
 PLACE = ("orders", 0)
@@ -14,6 +14,13 @@ def held(began_at: int = 0) -> Ledger:
     ledger = Ledger()
     ledger.add({PLACE: began_at})
     return ledger
+
+
+def store(ledger: Ledger, positions: dict[Place, int]) -> dict[Place, int]:
+    """Store what is to be stored."""
+    offsets = ledger.to_store(positions)
+    ledger.stored(offsets)
+    return offsets
 
 
 @pytest.mark.parametrize(("began_at", "position", "offset"), [(0, 5, 5), (0, 5, 9), (0, -1001, 0), (4, 5, 3)])
@@ -46,20 +53,31 @@ def test_a_send_back_is_begun_once_and_again_after_it_failed() -> None:
 def test_the_offset_is_held_down_while_a_send_back_runs_and_after_it_failed() -> None:
     ledger = held()
     future, _ = ledger.begin(PLACE, 2, 5)
-    assert ledger.to_store({PLACE: 5}) == {PLACE: 2}
-    assert ledger.to_store({PLACE: 6}) == {}
+    assert store(ledger, {PLACE: 5}) == {PLACE: 2}
+    assert store(ledger, {PLACE: 6}) == {}
     ledger.end(PLACE, 2, future, OSError())
-    assert ledger.to_store({PLACE: 7}) == {}
+    assert store(ledger, {PLACE: 7}) == {}
     again, _ = ledger.begin(PLACE, 2, 7)
     ledger.end(PLACE, 2, again, None)
-    assert ledger.to_store({PLACE: 7}) == {PLACE: 7}
+    assert store(ledger, {PLACE: 7}) == {PLACE: 7}
+
+
+def test_an_offset_that_could_not_be_stored_or_was_stored_late_is_asked_for_again() -> None:
+    ledger = held()
+    late = ledger.to_store({PLACE: 5})
+    assert late == ledger.to_store({PLACE: 5}) == {PLACE: 5}
+    ledger.begin(PLACE, 2, 5)
+    assert store(ledger, {PLACE: 5}) == {PLACE: 2}
+    ledger.stored(late)  # by a thread that had asked before
+    assert store(ledger, {PLACE: 5}) == {PLACE: 2}
+    assert store(ledger, {PLACE: 5}) == {}
 
 
 def test_an_offset_stored_too_far_is_stored_again_lower() -> None:
     ledger = held()
-    assert ledger.to_store({PLACE: 5}) == {PLACE: 5}
+    assert store(ledger, {PLACE: 5}) == {PLACE: 5}
     ledger.begin(PLACE, 2, 5)
-    assert ledger.to_store({PLACE: 5}) == {PLACE: 2}
+    assert store(ledger, {PLACE: 5}) == {PLACE: 2}
 
 
 def test_after_a_seek_what_failed_holds_until_it_is_handed_out_again() -> None:
@@ -68,9 +86,9 @@ def test_after_a_seek_what_failed_holds_until_it_is_handed_out_again() -> None:
     ledger.end(PLACE, 2, future, OSError())
     ledger.sought(PLACE, 1, 5)
     assert ledger.begin(PLACE, 4, -1001)[1], "handed out before the seek: not stale"
-    assert ledger.to_store({PLACE: -1001}) == {}
-    assert ledger.to_store({PLACE: 2}) == {PLACE: 2}
-    assert ledger.to_store({PLACE: 3}) == {PLACE: 3}
+    assert store(ledger, {PLACE: -1001}) == {}
+    assert store(ledger, {PLACE: 2}) == {PLACE: 2}
+    assert store(ledger, {PLACE: 3}) == {PLACE: 3}
 
 
 def test_after_a_seek_a_message_may_be_sent_back_anew() -> None:
@@ -86,7 +104,7 @@ def test_a_topic_made_anew_begins_before_where_the_assignment_began() -> None:
     ledger = held(5_000)
     assert ledger.begin(PLACE, 2, 3)[1], "the client has reset the offset: not stale"
     ledger = held(5_000)
-    ledger.to_store({PLACE: 3})
+    store(ledger, {PLACE: 3})
     assert ledger.begin(PLACE, 2, 6_000)[1]
 
 
@@ -97,9 +115,9 @@ def test_the_end_of_a_former_assignments_send_back_changes_nothing_here() -> Non
     ledger.add({PLACE: 0})
     new, _ = ledger.begin(PLACE, 2, 5)
     ledger.end(PLACE, 2, old, None)
-    assert ledger.to_store({PLACE: 5}) == {PLACE: 2}
+    assert store(ledger, {PLACE: 5}) == {PLACE: 2}
     ledger.end(PLACE, 2, new, None)
-    assert ledger.to_store({PLACE: 5}) == {PLACE: 5}
+    assert store(ledger, {PLACE: 5}) == {PLACE: 5}
 
 
 def test_what_is_remembered_of_stored_send_backs_is_bounded() -> None:
@@ -127,5 +145,5 @@ def test_the_stored_offset_is_the_lowest_that_is_not_done(steps: list[tuple[str,
             ledger.end(PLACE, number, open_[number], error)
             if error is None:
                 del open_[number]
-        last = ledger.to_store({PLACE: position}).get(PLACE, last)
+        last = store(ledger, {PLACE: position}).get(PLACE, last)
         assert last == min([position, *open_]) or position == 0
