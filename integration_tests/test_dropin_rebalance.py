@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim import TopicNames
-from rocketshim.dropin import Consumer
+from rocketshim.dropin import Consumer, reading
 from rocketshim.errors import StaleMessageError
 from rocketshim.local import Broker
 
@@ -204,6 +204,21 @@ def test_an_error_in_a_callback_is_raised_and_no_message_is_lost(stage: Stage, h
             continue
         values += [each.value() for each in messages if each is not None]
     assert (raised, values) == (1, [b"%d" % number for number in range(20)])
+
+
+def test_a_retry_topic_that_could_not_begin_is_begun_by_a_later_poll(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.send(b"a")
+    consumer = stage.consumer(**PROTOCOLS["cooperative"])
+    consumer.subscribe([stage.topic])
+    with monkeypatch.context() as patched:
+        patched.setattr(reading, "_COMMITTED_TIMEOUT_S", 0.0)
+        with pytest.raises(KafkaException):
+            until(lambda: consumer.poll(0.1), consumer)
+    stage.send(b"b", topic=stage.names.retry(stage.group))
+    assert sorted(got(consumer).value() or b"" for _ in range(2)) == [b"a", b"b"]
+    assert not consumer._rocketshim.owed
 
 
 def test_what_waits_in_the_retry_topic_is_read_from_its_beginning_whatever_the_reset_says(stage: Stage) -> None:

@@ -219,6 +219,8 @@ class ReadingConsumer(Consumer):
         """
         state = self._rocketshim
         self._attend_all([])
+        if state.owed:
+            self._begin_owed()
         if state.put_by and count > 0:
             self._settle()
             messages = [state.put_by.popleft() for _ in range(min(count, len(state.put_by)))]
@@ -483,6 +485,8 @@ class ReadingConsumer(Consumer):
             rebalance.along, rebalance.starts = self._starts(along, theirs)
         except KafkaException as error:  # begin it nowhere rather than in a wrong place; the poll raises
             if not state.closing:
+                if state.cooperative:  # otherwise the next assignment has them again
+                    state.owed = [*state.owed, *along]
                 state.raise_later(error)
         self._call(state.callbacks[0], theirs, rebalance)
         if not rebalance.done:
@@ -493,16 +497,30 @@ class ReadingConsumer(Consumer):
             self._begin(partitions, rebalance.starts)
         self._follow_pauses()
 
+    def _begin_owed(self) -> None:
+        """Begin those of the retry topic whose committed offsets could not be had when they were assigned."""
+        state = self._rocketshim
+        try:
+            along, starts = self._starts(state.owed, [])
+            super().incremental_assign(along)
+        except KafkaException as error:  # the poll in which they were assigned has raised; tried again by the next
+            _LOG.warning("dropin.retry-topic-not-read", extra={"error": str(error)})
+            return
+        state.owed = []
+        state.settle_attention()
+        self._begin(along, starts)
+
     def _released(self, partitions: list[TopicPartition], callback: Callable[..., Any] | None) -> None:
         state = self._rocketshim
         theirs = [each for each in partitions if not state.hides(each.topic)]
-        along = [each for each in partitions if each.topic == state.retry_topic]
+        gone = {place_of(each) for each in partitions}
+        owed, state.owed = state.owed, [each for each in state.owed if place_of(each) not in gone]  # begun nowhere
+        is_told = bool(theirs) or all(each.topic != state.retry_topic for each in partitions)
+        along = [each for each in partitions if each.topic == state.retry_topic and each not in owed]
         rebalance = Rebalance(along, {})
-        if theirs or not along:
+        if is_told:
             self._call(callback, theirs, rebalance)
-        if (
-            state.dirty
-        ):  # sent back in the callback: the client commits what is stored when it takes the partitions away
+        if state.dirty:  # sent back in the callback, and the client is about to commit what is stored
             self._settle()
         if not rebalance.done:
             if state.cooperative:

@@ -65,6 +65,7 @@ class State:
         ensured: the shim's topics are known to be there.
         closing: `close` was called.
         put_by: messages that the client gave out in a call that raised.
+        owed: partitions of the retry topic that are assigned and could not begin yet.
         raised: errors of callbacks, to be raised by the call they happened in.
     """
 
@@ -96,6 +97,7 @@ class State:
     ensured: bool = False
     closing: bool = False
     put_by: deque[Message] = field(default_factory=deque)
+    owed: list[TopicPartition] = field(default_factory=list)
     raised: deque[BaseException] = field(default_factory=deque)
 
     def hides(self, topic: str) -> bool:
@@ -113,7 +115,7 @@ class State:
 
     def settle_attention(self) -> None:
         """Say again whether the slow way is needed."""
-        self.attention = self.sees_ends or bool(self.put_by) or bool(self.raised)
+        self.attention = self.sees_ends or bool(self.put_by) or bool(self.raised) or bool(self.owed)
 
     def along(self) -> list[TopicPartition]:
         """The partitions of the retry topic in the assignment."""
