@@ -28,9 +28,9 @@ delivered twice, as at any loss of a partition. A callback that is not of a reba
 """
 
 import logging
-import threading
 from collections.abc import Callable
 from datetime import timedelta
+from threading import get_ident
 from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Final
@@ -122,12 +122,16 @@ class ReadingConsumer(Consumer):
     def _position(self, place: Place) -> TopicPartition:
         """The offset after the last one handed out; negative for none. From any thread, without waiting for `poll`."""
         state = self._rocketshim
-        if threading.get_ident() == state.poller:  # also from its callbacks, in which it may be in the client already
+        if get_ident() == state.poller:  # also from its callbacks, in which it may be in the client already
             return self._position_now(place)
         while True:
             with state.entering:
-                if state.waiting or not state.polling:
-                    return self._position_now(place)
+                state.asking = True  # before looking at `polling`, as `poll` sets that before looking at this
+                try:
+                    if state.waiting or not state.polling:
+                        return self._position_now(place)
+                finally:
+                    state.asking = False
             sleep(0.0005)  # a poll that does not wait is under way; in a callback of it positions are noted
 
     def _position_now(self, place: Place) -> TopicPartition:
@@ -164,7 +168,15 @@ class ReadingConsumer(Consumer):
         if state.dirty:
             if monotonic() >= state.settle_at:
                 self._settle()
-            message = self._poll_at_once()
+            state.poller = get_ident()
+            state.polling = True
+            try:
+                if state.asking:
+                    state.entering.acquire()  # once it is free, nobody who has not seen `polling` is in the client
+                    state.entering.release()
+                message = _poll(self, 0.0)
+            finally:
+                state.polling = False
         if message is None and not state.raised:
             message = self._wait(_poll, timeout)
         if message is not None:
@@ -180,22 +192,12 @@ class ReadingConsumer(Consumer):
             state.dirty = True
         return self._attend_all(messages) if state.raised else messages
 
-    def _poll_at_once(self) -> Message | None:
-        state = self._rocketshim
-        state.poller = threading.get_ident()
-        with state.entering:
-            state.polling = True
-        try:
-            return _poll(self, 0.0)
-        finally:
-            state.polling = False
-
     def _wait(self, call: Callable[..., Any], *args: Any) -> Any:
         """Make a call of the client's that may wait, after what was returned before has been settled."""
         state = self._rocketshim
         if state.dirty:
             self._settle()
-        state.poller = threading.get_ident()
+        state.poller = get_ident()
         with state.entering:
             state.waiting = True
         try:

@@ -53,8 +53,9 @@ class State:
         waiting: the poll thread is in a call of the client's that may wait, or in a callback of a rebalance, so nobody
             else may call the client; for good once `close` was called.
         polling: the poll thread is in a call of the client's that does not wait.
+        asking: another thread looks whether it may call the client, or is in it; spares `poll` the lock.
         poller: the thread that polled last.
-        entering: guards `waiting` and `polling`, and is held by other threads while they are in the client.
+        entering: guards `waiting` and `asking`, and is held by other threads while they are in the client.
         attention: a message is put by, an error is to be raised, or ends are to be swallowed: take the slow way.
         subscribed: `subscribe` was called, and `unsubscribe` not since.
         reading: the retry topic is read along.
@@ -85,6 +86,7 @@ class State:
     positions: dict[Place, TopicPartition] = field(default_factory=dict)
     waiting: bool = False
     polling: bool = False
+    asking: bool = False
     poller: int = 0
     entering: threading.Lock = field(default_factory=threading.Lock)
     attention: bool = False
