@@ -416,8 +416,12 @@ class OrderlyLoop(PollLoop):
         first = run[0].offset()
         held = cast("OrderlyPlace", queue)
         expected = self.commits.position(place) if held.is_fresh else held.next_put
-        if first < expected and self._is_stale(place, expected):
-            return
+        if first < expected:
+            rest = [message for message in run if message.offset() >= expected]
+            if self._is_stale(place, expected, seek=not rest):
+                if not rest:
+                    return
+                run, first = rest, rest[0].offset()  # what follows them in this fetch would pass them else
         try:
             if held.is_fresh and first < self.commits.position(place):
                 self.commits.adopt(place, first)  # the log is shorter than what was committed: made anew, or cut
@@ -429,8 +433,10 @@ class OrderlyLoop(PollLoop):
             self._hold(place)
             self._end(held, _Then.BEGIN_ANEW, first)
 
-    def _is_stale(self, place: Place, expected: int) -> bool:
-        """Whether what was fetched lies before the position asked for though that position is there; asks for it again.
+    def _is_stale(self, place: Place, expected: int, *, seek: bool) -> bool:
+        """Whether what was fetched lies before the position asked for though that position is there.
+
+        `seek`: ask for that position again if so.
 
         Seen under load: a look-up of a start that was answered late moved a partition that had been told where to read.
         """
@@ -439,7 +445,8 @@ class OrderlyLoop(PollLoop):
             bounds = consumer.get_watermark_offsets(TopicPartition(*place), timeout=_BOUNDS_S)
             if bounds is None or bounds[1] < expected:
                 return False
-            consumer.seek(TopicPartition(*place, expected))
+            if seek:
+                consumer.seek(TopicPartition(*place, expected))
         except KafkaException:
             return False
         _LOG.warning("consumer.fetched-before-its-position", extra={"partition": f"{place[0]}/{place[1]}"})

@@ -434,8 +434,9 @@ class OrderlyQueue(Generic[MessageT]):
         self.msg_count -= len(messages)
         self.msg_bytes -= sum(map(len, messages))
         undone, finished, counts = self._undone, self._finished, self._counts
-        if messages and self._key_of is None and not counts and messages[-1].offset() == undone[len(messages) - 1]:
-            # The usual case. Without lanes and failures nothing before the last of n is waiting: they are the n first.
+        usual = messages and self._key_of is None and not counts and not finished
+        if usual and messages[-1].offset() == undone[len(messages) - 1]:
+            # Without lanes, failures and skipped ones behind, nothing before the last of n waits: they are the n first.
             self._next_offset = undone[len(messages) - 1] + 1
             for _ in messages:
                 undone.popleft()

@@ -746,3 +746,19 @@ def test_counts_survive_a_lock_that_was_given_back_before_the_queue_began(stage:
     stage.join("c")
     stage.wait(3_000)
     assert times(stage.seen[before + 1]) == before + 1
+
+
+def test_of_a_fetch_from_before_the_position_the_part_behind_it_is_kept_in_order() -> None:
+    stage = Stage()
+    stage.topic(1)
+    member = stage.join("a")
+    stage.turn()
+    stage.fill(60)
+    records = stage.kafka.records("orders")
+    member.loop._begin(("orders", 0), 40)
+    member.loop._put(("orders", 0), records[:51])
+    member.loop._put(("orders", 0), records[51:])
+    stage.turn(20)
+    stage.wait(6_000)
+    assert [offset for _, offset in stage.offsets] == list(range(40, 60))
+    assert stage.committed() == 60

@@ -709,3 +709,47 @@ def test_a_key_that_never_succeeds_holds_no_other(keys: str, run_limit: int) -> 
         answer(made, *answers, now_ms=now_ms)
     assert through == [o for o, key in enumerate(keys) if key != "a"]
     assert (made.next_offset or 0) == (keys.index("a") if "a" in keys else len(keys))
+
+
+def test_what_is_skipped_behind_a_finished_message_is_finished_with_it() -> None:
+    made = queue(0, 1)
+    run = made.take(2, 0)
+    assert run is not None
+    run.messages[:] = [run.messages[1], run.messages[0]]  # as a listener thread puts what its filter skips first
+    made.report([BatchAnswer(1, skipped=True), BatchAnswer(1)], 0)
+    assert made.next_offset == 2
+    assert made.idle
+
+
+@given(st.randoms(use_true_random=False))
+def test_whatever_is_skipped_suspended_or_cut_short_everything_is_finished_in_the_end(source: Any) -> None:
+    made, end, now_ms = queue(), 0, 0
+    for _ in range(20):
+        now_ms += 100_000
+        count = source.randint(1, 6)
+        made.put(messages(*range(end, end + count)))
+        end += count
+        run = made.take(source.randint(1, 8), now_ms)
+        if run is None:
+            continue
+        skipped = [each for each in run.messages if source.random() < 0.4]
+        left = [each for each in run.messages if each not in skipped]
+        run.messages[:] = skipped + left
+        answers = [BatchAnswer(len(skipped), skipped=True)] if skipped else []
+        while left:
+            batch = source.randint(1, len(left))
+            del left[:batch]
+            chance = source.random()
+            if chance < 0.1:
+                answers.append(BatchAnswer(batch, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT))
+            if chance < 0.2:
+                break
+            answers.append(BatchAnswer(batch))
+        made.report(answers, now_ms)
+    while made.msg_count:
+        now_ms += 100_000
+        run = made.take(100, now_ms)
+        if run is not None:
+            made.report([BatchAnswer(len(run.messages))], now_ms)
+    assert made.next_offset == end
+    assert made.idle
