@@ -44,9 +44,9 @@ _PIPED_WIDTH = 200
 
 
 def console() -> Console:
-    """Where tables go: as wide as the terminal, 200 columns in a pipe."""
-    made = Console()
-    return made if made.is_terminal or "COLUMNS" in os.environ else Console(width=_PIPED_WIDTH)
+    """Where tables go: as wide as the terminal, 200 columns in a pipe; what others wrote is no markup there."""
+    made = Console(markup=False)
+    return made if made.is_terminal or "COLUMNS" in os.environ else Console(width=_PIPED_WIDTH, markup=False)
 
 
 def letters_topic(names: TopicNames, group: str | None, topic: str | None) -> str:

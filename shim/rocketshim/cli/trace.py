@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import console
@@ -156,7 +157,7 @@ def _show(wanted: str, hops: list[Hop | Missing], names: TopicNames) -> None:
             if hop.attempts is not None:
                 first, last = hop.attempts
                 why += f"; of {f'attempt {first}' if first == last else f'attempts {first} to {last}'} nothing is left"
-            table.add_row("?", hop.at, "", f"[bold]missing[/]: {why}")
+            table.add_row("?", hop.at, "", Text.assemble(("missing", "bold"), f": {why}"))
         else:
             count = str(hop.entry.envelope.reconsume_times or 0)
             table.add_row(time_text(hop.entry.stored_ms), hop.entry.at, count, _what(hop, names))

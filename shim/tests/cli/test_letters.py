@@ -4,9 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 from rocketshim.cli import trace
-from rocketshim.cli.letters import Choice, selecting
+from rocketshim.cli.letters import Choice, console, selecting
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim_topics import TopicNames
 
@@ -59,3 +60,10 @@ def test_without_a_condition_there_is_nothing_to_say() -> None:
 def test_a_place_without_its_topic_is_refused_with_the_form_it_takes() -> None:
     with pytest.raises(ConfigError, match=r"'0/18' says no topic: .* such as rmq\.dlq\.GROUP/0/18"):
         trace._id(None, TopicNames(), "0/18")  # type: ignore[arg-type]  # nothing is read
+
+
+def test_what_others_wrote_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("text")
+    table.add_row("see [/var/log] of [payments]")
+    console().print(table)
+    assert "see [/var/log] of [payments]" in capsys.readouterr().out

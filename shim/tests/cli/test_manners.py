@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 from rich.console import Console
+from rich.text import Text
 
 import rocketshim.cli
 from rocketshim.cli.app import COMMANDS, build, main
@@ -144,7 +145,7 @@ def test_colours_are_for_terminals_and_not_with_no_color(no_colour: bool, monkey
         monkeypatch.setenv("NO_COLOR", "1")
     out = console()
     with out.capture() as captured:
-        out.print("[bold red]error[/]")
+        out.print(Text("error", style="bold red"))
     assert ("\x1b[1;31m" in captured.get()) is not no_colour
     assert "\x1b[3" not in captured.get() or not no_colour
 
