@@ -51,6 +51,7 @@ from rocketshim.errors import (
 )
 from rocketshim.rights import denied_topics
 from rocketshim_topics.hops import OutgoingRecord
+from rocketshim_topics.kafka_codes import DENIED
 from rocketshim_topics.redrive_log import (
     BeginRecord,
     MarkRecord,
@@ -82,14 +83,6 @@ _REFUSED: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - no public spelling
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-    }
-)
-
-_DENIED: Final = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     }
 )
 
@@ -222,7 +215,7 @@ class Redriver:
                     self._throw_away()
                     self._take_refused()
                 except KafkaException as error:
-                    if error.args[0].code() in _DENIED:
+                    if error.args[0].code() in DENIED:
                         raise NotAuthorizedError(self._denied(error.args[0].str())) from error
                     troubles = 1 if self._progress.sent > sent else troubles + 1
                     if troubles >= _MOST_TROUBLES:
