@@ -22,7 +22,6 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any, Final
 
-from rocketshim.clients import BAD_HEADER_KEY
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner, Subscription
 from rocketshim.consumer.outcome import ConsumeConcurrentlyContext, Outcome
@@ -82,8 +81,7 @@ class AsyncRunner(ChunkRunner):
         try:
             topic = view.topic
         except (MalformedRecordError, SystemError) as error:
-            reason = getattr(error, "reason", BAD_HEADER_KEY)
-            outcomes.append(Outcome(message, self._failure(error), malformed=reason))
+            outcomes.append(self._malformed(message, error))
             return None
         subscription = self._subscription_of(topic)
         if subscription is None:

@@ -290,8 +290,7 @@ class ChunkRunner:
             try:
                 topic = view.topic
             except (MalformedRecordError, SystemError) as error:
-                reason = getattr(error, "reason", BAD_HEADER_KEY)
-                outcomes.append(Outcome(message, self._failure(error), malformed=reason))
+                outcomes.append(self._malformed(message, error))
                 continue
             subscription = self._subscription_of(topic)
             if subscription is None:
@@ -307,6 +306,10 @@ class ChunkRunner:
 
     def _unheard(self, chunk: Chunk[Any], topic: str) -> list[Outcome]:
         return [self._no_listener(message, topic) for message in chunk.todo]
+
+    def _malformed(self, message: Any, error: MalformedRecordError | SystemError) -> Outcome:
+        """A message of the retry topic that breaks the wire format, or whose headers cannot be read: to be parked."""
+        return Outcome(message, self._failure(error), malformed=getattr(error, "reason", BAD_HEADER_KEY))
 
     def _no_listener(self, message: Any, topic: str) -> Outcome:
         failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())

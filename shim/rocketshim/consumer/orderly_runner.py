@@ -162,8 +162,7 @@ class OrderlyRunner:
             try:
                 topic = view.topic
             except (MalformedRecordError, SystemError) as error:
-                if isinstance(error, SystemError):  # as in `_ask_filter`
-                    message.set_headers(None)
+                spare_unreadable(message)  # as in `_ask_filter`
                 task.malformed = getattr(error, "reason", BAD_HEADER_KEY)
                 task.failure = self._failure(error)
                 answers.append(self._failed(task, 1, dead_letter=True))
