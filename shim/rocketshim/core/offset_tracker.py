@@ -108,10 +108,6 @@ class OffsetTracker:
         self._check(run)
         self._close(run)
 
-    def finish(self, run: Run, offset: int) -> None:
-        """One message of the run is finished; otherwise as `finish_many`."""
-        self.finish_many(run, (offset,))
-
     def finish_many(self, run: Run, finished: Collection[int]) -> None:
         """Messages of the run are finished.
 

@@ -72,9 +72,9 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
         offset = data.draw(st.sampled_from(offsets))
         if offset in self.finished:
             with pytest.raises(ValueError, match=r"finished before|all open"):
-                self.tracker.finish(run, offset)
+                self.tracker.finish_many(run, (offset,))
         else:
-            self.tracker.finish(run, offset)
+            self.tracker.finish_many(run, (offset,))
             self.finished.add(offset)
 
     @precondition(lambda self: self.runs)
@@ -105,7 +105,7 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
     def finish_what_was_not_delivered(self, data: st.DataObject, distance: int) -> None:
         run, offsets = data.draw(st.sampled_from(self.runs))
         with pytest.raises(ValueError, match=r"all open|finished before"):
-            self.tracker.finish(run, offsets[-1] + distance)
+            self.tracker.finish_many(run, (offsets[-1] + distance,))
 
     @precondition(lambda self: self.delivered)
     @rule(back=st.integers(min_value=0, max_value=20))
@@ -116,7 +116,7 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
     @rule()
     def name_a_run_of_another_tracker(self) -> None:
         with pytest.raises(ValueError, match="another tracker"):
-            self.tracker.finish(self.foreign, 0)
+            self.tracker.finish_many(self.foreign, (0,))
         with pytest.raises(ValueError, match="another tracker"):
             self.tracker.finish_all(self.foreign)
         assert self.foreign.unfinished == 2
@@ -154,7 +154,7 @@ def test_nothing_is_to_be_committed_before_the_first_message_is_finished() -> No
     assert tracker.next_offset is None
     assert tracker.idle
     run = tracker.deliver(records(7, 8))
-    tracker.finish(run, 8)
+    tracker.finish_many(run, (8,))
     assert tracker.next_offset is None
 
 
@@ -174,9 +174,9 @@ def test_runs_finished_out_of_order_count_when_the_gap_closes() -> None:
     tracker.finish_all(runs[2])
     tracker.finish_all(runs[1])
     assert tracker.next_offset is None
-    tracker.finish(runs[0], 0)
+    tracker.finish_many(runs[0], (0,))
     assert tracker.next_offset == 1
-    tracker.finish(runs[0], 1)
+    tracker.finish_many(runs[0], (1,))
     assert tracker.next_offset == 6
 
 
@@ -200,10 +200,10 @@ def test_finishing_an_offset_in_a_hole_of_the_run_changes_nothing() -> None:
     tracker = OffsetTracker()
     run = tracker.deliver(records(3, 7))
     with pytest.raises(ValueError, match="all open"):
-        tracker.finish(run, 5)
-    tracker.finish(run, 3)
+        tracker.finish_many(run, (5,))
+    tracker.finish_many(run, (3,))
     with pytest.raises(ValueError, match="all open"):
-        tracker.finish(run, 5)
+        tracker.finish_many(run, (5,))
     assert tracker.next_offset == 4
     assert run.unfinished == 1
 
@@ -211,7 +211,7 @@ def test_finishing_an_offset_in_a_hole_of_the_run_changes_nothing() -> None:
 def test_whole_run_may_be_finished_after_a_part_of_it() -> None:
     tracker = OffsetTracker()
     run = tracker.deliver(records(0, 1, 2))
-    tracker.finish(run, 1)
+    tracker.finish_many(run, (1,))
     tracker.finish_all(run)
     assert tracker.next_offset == 3
 
@@ -228,14 +228,14 @@ def test_one_stuck_message_holds_the_commit_but_not_the_memory_of_the_others(ord
     alive = [weakref.ref(record) for batch in batches for record in batch]
     runs = [tracker.deliver(batch) for batch in batches]
     del batches
-    tracker.finish(runs[0], 1)
+    tracker.finish_many(runs[0], (1,))
     for number in order:
         if number != 0:
             tracker.finish_all(runs[number])
     gc.collect()
     assert not [reference for reference in alive if reference() is not None]
     assert tracker.next_offset is None
-    tracker.finish(runs[0], 0)
+    tracker.finish_many(runs[0], (0,))
     assert tracker.next_offset == 12
 
 
