@@ -22,6 +22,19 @@ from rocketshim_topics import DelayLevels, TopicNames
 GROUP = "g"
 
 
+class Record:
+    """A record of one byte: an offset, and nothing else."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def offset(self) -> int:
+        return self._offset
+
+    def __len__(self) -> int:
+        return 1
+
+
 class HandPool:
     """A pool whose one worker is the test: `work` runs the next chunk; `wait` lets time pass instead of waiting."""
 

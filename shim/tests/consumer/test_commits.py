@@ -8,18 +8,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.consumer.commits import Committer
 from rocketshim.core.process_queue import ProcessQueue
 
+from .conftest import Record
+
 PLACE = ("orders", 0)
-
-
-class Record:
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-
-    def offset(self) -> int:
-        return self._offset
-
-    def __len__(self) -> int:
-        return 0
 
 
 class Client:

@@ -13,16 +13,7 @@ from rocketshim.consumer.outcome import Outcome
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim_topics import Failure
 
-
-class Record:
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-
-    def offset(self) -> int:
-        return self._offset
-
-    def __len__(self) -> int:
-        return 1
+from .conftest import Record
 
 
 class Pool:

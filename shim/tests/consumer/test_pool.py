@@ -10,18 +10,9 @@ import pytest
 from rocketshim.consumer.pool import ListenerPool
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 
+from .conftest import Record
+
 GUARD_S = 60.0
-
-
-class Record:
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-
-    def offset(self) -> int:
-        return self._offset
-
-    def __len__(self) -> int:
-        return 1
 
 
 Make = Callable[..., ListenerPool]
