@@ -42,9 +42,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
+from rocketshim_spark.frames import small_frame
 from rocketshim_spark.session import require
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
@@ -57,6 +58,7 @@ __all__ = [
     "event_topics",
     "fingerprint",
     "kind_of",
+    "none_settled",
     "settled",
     "transform",
 ]
@@ -84,6 +86,9 @@ _LEVELS: Final = 27
 _FINE_MS: Final = (512, 256, 128, 64, 32)
 _LATEST_MS: Final = 253_402_300_799_999  # the last millisecond of year 9999: Python and SQL know no later time
 _SHOWN: Final = 120
+_SETTLED: Final = (
+    "topic string, partition int, offset bigint, digest string, state string, settled_by string, settled_at timestamp"
+)
 _MARK: Final = "v int, kind string, source string, plan string, state string, letters array<array<string>>"
 FINGERPRINT_PATTERN: Final = r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+"
 """What is written `#` in a fingerprint: as `rocketshim dlq stats` does it."""
@@ -240,6 +245,11 @@ def settled(records: DataFrame, namespace: str = "") -> DataFrame:
         )
         .select("topic", "partition", "offset", "last.*")
     )
+
+
+def none_settled(spark: SparkSession) -> DataFrame:
+    """What `settled` makes of a redrive log that says nothing."""
+    return small_frame(spark, [], _SETTLED)
 
 
 def digest() -> Column:

@@ -14,15 +14,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
-from rocketshim_spark.frames import small_frame
+from rocketshim_spark.events import none_settled
 from rocketshim_spark.report import Report, Table
 
 __all__ = ["TrendParams", "letters", "open_letters", "report", "transform"]
 
 _HOUR_MS: Final = 3_600_000
-_SETTLED: Final = (
-    "topic string, partition int, offset bigint, digest string, state string, settled_by string, settled_at timestamp"
-)
 
 
 class TrendParams(BaseModel):
@@ -59,7 +56,7 @@ def letters(events: DataFrame, settled: DataFrame | None = None) -> DataFrame:
         .agg(F.min("stored_at").alias("sent_at"))
     )
     if settled is None:
-        settled = small_frame(events.sparkSession, [], _SETTLED)
+        settled = none_settled(events.sparkSession)
     joined = (
         events.filter(F.col("kind") == "dlq")
         .join(replays, F.col("coordinates") == F.col("of"), "left")

@@ -44,6 +44,7 @@ from pyspark.sql.window import Window
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim.deadletter.redriving import Redriver
 from rocketshim_spark.errors import LakeError
+from rocketshim_spark.events import none_settled
 from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
 from rocketshim_topics import TopicNames, hops
@@ -63,7 +64,6 @@ __all__ = [
 ]
 
 _LISTED: Final = 50
-_SETTLED: Final = "topic string, partition int, offset bigint, digest string, state string, settled_by string"
 
 
 class PlanParams(BaseModel):
@@ -120,7 +120,7 @@ def plan(
     replayed = events.filter(F.col("kind") == "replay").select(F.col("hop_id").alias("of")).distinct()
     ids = F.broadcast(topics.select("topic", "topic_id"))
     if settled is None:
-        settled = small_frame(events.sparkSession, [], _SETTLED)
+        settled = none_settled(events.sparkSession)
     marks = settled.select("topic", "partition", "offset", "digest", "state", "settled_by")
     joined = (
         letters.join(replayed, F.col("coordinates") == F.col("of"), "left")
@@ -396,7 +396,7 @@ def check(planned: DataFrame, found: DataFrame, settled: DataFrame | None = None
         )
     )
     if settled is None:
-        settled = small_frame(planned.sparkSession, [], _SETTLED)
+        settled = none_settled(planned.sparkSession)
     marks = settled.select("topic", "partition", "offset", "digest", "settled_by")
     joined = (
         planned.filter("action = 'send'")
