@@ -24,6 +24,7 @@ from rocketshim_topics.layout import Layout
 from . import waiting
 
 GUARD_S = 90
+WARM = 100
 _END, _TOPIC, _VALUE, _COPY, _HEADER, _PARTITION = 0, 1, 4, 7, 9, 3  # rd_kafka_vtype_t
 
 
@@ -75,6 +76,12 @@ class Stage:
         with Producer(self.bootstrap, namespace=self.namespace) as producer:
             producer.send(message, timeout_s=30)
 
+    def warm_up(self, make: Callable[[], Message]) -> None:
+        """Records that can be read: only where a line has run often does CPython leave out its check of the result."""
+        with Producer(self.bootstrap, namespace=self.namespace) as producer:
+            for each in [producer.send_async(make()) for _ in range(WARM)]:
+                each.result(GUARD_S)
+
     def parked(self) -> list[str]:
         """Why each record is parked."""
         self.capsys.readouterr()
@@ -92,10 +99,11 @@ def stage(
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-@pytest.mark.parametrize("tags", [None, "a"])
+@pytest.mark.parametrize(("tags", "wraps"), [(None, False), (None, True), ("a", False)])
 def test_a_consumer_parks_the_message_and_goes_on(
-    stage: Stage, group: Callable[..., str], orderly: bool, tags: str | None
+    stage: Stage, group: Callable[..., str], orderly: bool, tags: str | None, wraps: bool
 ) -> None:
+    stage.warm_up(lambda: Message(stage.topic, b"before", tag="a"))
     stage.write(stage.topic, b"TAGS", b"a")
     stage.send(Message(stage.topic, b"good", tag="a"))
     handled = threading.Event()
@@ -104,7 +112,11 @@ def test_a_consumer_parks_the_message_and_goes_on(
     )
 
     def listener(message: Any) -> None:
-        if message.tag == "a" and message.body == b"good":
+        try:
+            tag = message.tag
+        except SystemError as error:
+            raise (ValueError("no tag") if wraps else error) from error
+        if tag == "a" and message.body == b"good":
             handled.set()
 
     consumer.register_message_listener(stage.topic, listener, tags=tags, orderly=orderly)
@@ -117,6 +129,7 @@ def test_a_consumer_parks_the_message_and_goes_on(
 
 
 def test_a_worker_parks_it_and_delivers_what_lies_behind(stage: Stage) -> None:
+    stage.warm_up(lambda: Message(stage.topic, b"before", delay_level=1))
     stage.write(stage.names.schedule, b"REAL_TOPIC", stage.topic.encode())
     stage.send(Message(stage.topic, b"good", delay_level=1))
     worker = DelayWorker(
@@ -127,9 +140,8 @@ def test_a_worker_parks_it_and_delivers_what_lies_behind(stage: Stage) -> None:
     reader = confluent_kafka.Consumer({"bootstrap.servers": stage.bootstrap, "group.id": f"{stage.topic}-reader"})
     reader.assign([confluent_kafka.TopicPartition(stage.topic, 0, 0)])
     try:
-        got = reader.poll(GUARD_S)
-        assert got is not None
-        assert got.value() == b"good"
+        got = reader.consume(WARM + 1, GUARD_S)
+        assert [message.value() for message in got] == [b"before"] * WARM + [b"good"]
         waiting.wait_until(lambda: len(stage.parked()) == 1, within_s=GUARD_S)
     finally:
         reader.close()

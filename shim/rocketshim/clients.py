@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar, overload
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.errors import ConfigError
+from rocketshim_topics.wire import read_headers
 
 __all__ = [
     "BAD_HEADER_KEY",
@@ -213,7 +214,7 @@ def spare_unreadable(record: Any) -> bool:
     to unpack one ends the process (our measurement, 2.16.1).
     """
     try:
-        headers = record.headers()
+        headers = read_headers(record)
         if not headers or all(len(pair) == len(gc.get_referents(pair)) for pair in headers):
             return False
     except Exception:  # noqa: BLE001, S110 - whatever it is, they cannot be read

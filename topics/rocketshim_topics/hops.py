@@ -34,7 +34,17 @@ from rocketshim_topics.errors import ConfigError, MalformedRecordError, MessageE
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message
 from rocketshim_topics.names import RETRY_PREFIX, TopicNames, dead_letter_topic, group_of, retry_topic
-from rocketshim_topics.wire import WIRE_VERSION, Envelope, Header, Record, coordinates, decode, encode, own_name
+from rocketshim_topics.wire import (
+    WIRE_VERSION,
+    Envelope,
+    Header,
+    Record,
+    coordinates,
+    decode,
+    encode,
+    own_name,
+    read_headers,
+)
 
 __all__ = [
     "Failure",
@@ -328,7 +338,7 @@ def parked(record: Record, names: TopicNames, reason: str) -> OutgoingRecord:
     where = coordinates(record)
     raw = [
         (_sendable(name), value if value is None or isinstance(value, bytes) else str(value).encode())
-        for name, value in record.headers() or ()
+        for name, value in read_headers(record) or ()
         if name not in _REPLACED_BY_PARKING
     ]
     first = Envelope(
@@ -510,7 +520,7 @@ def redriven(
         ConfigError: `group` is no legal name.
     """
     if envelope is None:
-        envelope = decode(record.headers(), trusted=True)
+        envelope = decode(read_headers(record), trusted=True)
     if record.value() is None and value_reference(envelope) is not None:
         raise MalformedRecordError(
             "by-reference",
@@ -602,7 +612,7 @@ def _failed(
     envelope: Envelope | None = None,
 ) -> Envelope:
     if envelope is None:
-        envelope = decode(record.headers(), trusted=trusted)
+        envelope = decode(read_headers(record), trusted=trusted)
     following = _following(record, envelope)
     _unschedule(following)
     following.shim = WIRE_VERSION

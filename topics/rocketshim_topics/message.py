@@ -28,7 +28,7 @@ from rocketshim_topics.errors import (
     ReservedHeaderError,
 )
 from rocketshim_topics.names import SCHEDULE_TOPIC, check_group, check_topic, group_of
-from rocketshim_topics.wire import RESERVED, Envelope, Header, Record, coordinates, own_name
+from rocketshim_topics.wire import RESERVED, Envelope, Header, Record, coordinates, own_name, read_headers
 
 __all__ = ["FirstView", "Message", "MessageView", "Origin", "Properties", "first_views"]
 
@@ -289,7 +289,7 @@ class MessageView:
         try:
             return self._decoded
         except AttributeError:
-            self._decoded: Envelope = wire.decode(self._record.headers(), trusted=self._trusted)
+            self._decoded: Envelope = wire.decode(read_headers(self._record), trusted=self._trusted)
             return self._decoded
 
     @property
@@ -326,7 +326,7 @@ class MessageView:
     @property
     def tag(self) -> str | None:
         """The message's one tag, None if it has none (of several the first counts)."""
-        for name, value in self._record.headers() or ():
+        for name, value in read_headers(self._record) or ():
             if name == _TAGS:
                 return None if value is None else value.decode("utf-8", "surrogateescape")
         return None

@@ -25,7 +25,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from rocketshim_topics.errors import RocketshimError
-from rocketshim_topics.wire import Record
+from rocketshim_topics.wire import Record, read_headers
 
 __all__ = [
     "REDRIVE_LOG_VERSION",
@@ -127,7 +127,7 @@ def record_digest(record: Record) -> str:
     """16 hex digits of SHA-256 over key, value and headers: to tell that a record is still the same one."""
     digest = hashlib.sha256()
     parts = [record.key(), record.value()]
-    for name, value in record.headers() or ():
+    for name, value in read_headers(record) or ():
         parts += [name.encode("utf-8", "surrogateescape"), value]
     for part in parts:
         digest.update(b"-" if part is None else b"%d:" % len(part))

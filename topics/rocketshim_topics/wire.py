@@ -23,7 +23,7 @@ nothing but its identity, and `HOP_ID` where the worker delivered it.
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any, Final, Protocol
 
 from rocketshim_topics.errors import MalformedRecordError, MessageError
@@ -155,6 +155,20 @@ class Record(Protocol):
 
     def timestamp(self) -> tuple[int, int]:
         """Timestamp type (0 not available, 1 create time, 2 append time) and epoch ms."""
+
+
+read_headers: Final[Callable[[Any], Any]] = methodcaller("headers")
+"""The headers of a record: a list of (name, bytes or None), or None. Use this, never `record.headers()`.
+
+Where a header's name is no UTF-8, confluent_kafka (2.16.1) sets an error and returns a list with a null pointer in it.
+CPython checks a call by way of `methodcaller` and raises SystemError. It does not check `record.headers()` in a line
+that has run some times and is specialised: the error comes out of whatever is called next, or the pointer ends the
+process (our measurement, CPython 3.11; the check costs 0.06 µs).
+
+Raises:
+    SystemError: the headers cannot be read. Do not look at them again: the second time nothing is raised, and the
+        pairs with the null pointer are handed out; `record.set_headers(None)` makes the record safe.
+"""
 
 
 @dataclass(slots=True)

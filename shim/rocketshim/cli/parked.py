@@ -22,6 +22,7 @@ from rocketshim.worker.parked import parked_record, redriven_parked
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.redrive_plan import PlannedLetter
+from rocketshim_topics.wire import read_headers
 
 app = typer.Typer(
     help="Parked records: malformed, forbidden, or refused by their target.",
@@ -127,7 +128,7 @@ def show(
     for name, value in asdict(parked_record(message)).items():
         typer.echo(f"{name:12} {value}")
     typer.echo(f"{'key':12} {message.key()!r}")
-    for name, value in message.headers() or ():
+    for name, value in read_headers(message) or ():
         typer.echo(f"  {name:20} {value!r}")
     typer.echo(f"{'body':12} {message.value()!r:.2000}")
 

@@ -28,6 +28,7 @@ from rocketshim.core.message_model import MessageModel as ShimModel
 from rocketshim.errors import ClosedError, ConfigError, NotSupportedError, RocketshimError
 from rocketshim_topics import wire
 from rocketshim_topics.message import MessageView
+from rocketshim_topics.wire import read_headers
 
 __all__ = [
     "ConsumeStatus",
@@ -199,7 +200,7 @@ class ReceivedMessage:
     def store_size(self) -> int:
         """Bytes of key, value and headers."""
         record = self._view.record
-        headers = sum(len(_bytes(name)) + len(value or b"") for name, value in record.headers() or ())
+        headers = sum(len(_bytes(name)) + len(value or b"") for name, value in read_headers(record) or ())
         return len(record.key() or b"") + len(record.value() or b"") + headers
 
     @property
@@ -242,7 +243,7 @@ class ReceivedMessage:
             if key == name:
                 return value or b""
         if self._view.trusted and name in wire.RESERVED:
-            return next((value or b"" for key, value in self._view.record.headers() or () if key == name), b"")
+            return next((value or b"" for key, value in read_headers(self._view.record) or () if key == name), b"")
         return b""
 
     def __getitem__(self, key: str | bytes | Enum) -> bytes:

@@ -28,6 +28,7 @@ from rocketshim.consumer.outcome import ConsumeConcurrentlyContext, Outcome
 from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.process_queue import Chunk
 from rocketshim_topics import MalformedRecordError, MessageView
+from rocketshim_topics.wire import read_headers
 
 __all__ = ["AsyncPool", "AsyncRunner", "is_async"]
 
@@ -90,10 +91,10 @@ class AsyncRunner(ChunkRunner):
         try:
             if view.trusted:  # filtered before its first delivery
                 again = subscription.matches_retry
-                return subscription if again is None or again(message.headers()) else None
+                return subscription if again is None or again(read_headers(message)) else None
             if subscription.selects is not None:
                 return subscription if subscription.selects(view) else None
-            return subscription if subscription.matches is None or subscription.matches(message.headers()) else None
+            return subscription if subscription.matches is None or subscription.matches(read_headers(message)) else None
         except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
             outcomes.append(self._raised(message, error, context))
             return None

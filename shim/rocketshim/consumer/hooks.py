@@ -20,6 +20,7 @@ from rocketshim.consumer.outcome import shown
 from rocketshim.core.consume_concurrently import ConsumeReturnType, as_one, return_type
 from rocketshim_topics import MessageView
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.wire import read_headers
 
 __all__ = ["ConsumeMessageContext", "ConsumeMessageHook", "FilterMessageHook", "Hooks"]
 
@@ -120,7 +121,7 @@ class Hooks:
         matches, selects, hooks = subscription.matches, subscription.selects, tuple(self.filtering)
 
         def all_want(message: MessageView) -> bool:
-            if matches is not None and not matches(message.record.headers()):
+            if matches is not None and not matches(read_headers(message.record)):
                 return False
             if selects is not None and not selects(message):
                 return False

@@ -39,6 +39,7 @@ from rocketshim.errors import ConfigError
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message import FirstView, first_views
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.wire import read_headers
 
 __all__ = ["ChunkRunner", "Listener", "Subscription", "adapt"]
 
@@ -104,7 +105,7 @@ def _matching(
 ) -> Iterator[Any]:
     for record in records:
         try:
-            wanted = matches(record.headers())
+            wanted = matches(read_headers(record))
         except Exception as error:  # noqa: BLE001 - as said in `_matching` below
             unreadable(record, error)
         else:
@@ -296,7 +297,7 @@ class ChunkRunner:
             if subscription is None:
                 outcomes.append(self._no_listener(message, topic))
                 continue
-            if subscription.matches_retry is not None and not subscription.matches_retry(message.headers()):
+            if subscription.matches_retry is not None and not subscription.matches_retry(read_headers(message)):
                 continue
             chunk.in_work = message
             views = view if self._batch_count == 1 else [view]

@@ -45,6 +45,7 @@ from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSetting
 from rocketshim_topics import MessageView, TopicNames
 from rocketshim_topics.kafka_codes import DENIED
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.wire import read_headers
 
 __all__ = ["LitePullConsumer", "as_selector"]
 
@@ -516,7 +517,7 @@ class LitePullConsumer:
             selector = (self._subscribed if self._wished is None else self._assign_filters).get(place[0])
             matches = None if selector is None else selector.filter.matches_headers
             messages.extend(
-                MessageView(message, trusted) for message in run if matches is None or matches(message.headers())
+                MessageView(message, trusted) for message in run if matches is None or matches(read_headers(message))
             )
             self._positions.hand_out(place, run[-1].offset() + 1)
         return messages

@@ -25,6 +25,7 @@ from rocketshim.group.lease import Lease
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message import FirstView
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.wire import read_headers
 
 __all__ = ["OrderlyRunner"]
 
@@ -86,7 +87,7 @@ class OrderlyRunner:
         answers = [BatchAnswer(skipped, skipped=True)] if skipped else []
         if skipped == end < len(task.messages):  # the filter cannot read the next one
             return [*answers, self._failed(task, 1, dead_letter=task.malformed is not None)]
-        task.failure = None
+        task.failure = task.malformed = None
         if self._batch_count == 1:
             self._one_by_one(task, subscription, skipped, end, answers)
         else:
@@ -121,7 +122,7 @@ class OrderlyRunner:
             except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
                 if done:
                     answers.append(BatchAnswer(done))
-                answers.append(self._raised(task, error, context, 1))
+                answers.append(self._raised(task, error, context, [message]))
                 return
             if (status is None or status is success) and (
                 alone is not None or (context.auto_commit is True and context.suspend_current_queue_time_ms == -1)
@@ -147,7 +148,7 @@ class OrderlyRunner:
             if not self._may_begin(task, slice_end_ns):
                 return
             batch = task.messages[at : min(at + self._batch_count, end)]
-            answers.append(self._call(task, subscription.listener, [self._view(m, task) for m in batch], len(batch)))
+            answers.append(self._call(task, subscription.listener, [self._view(m, task) for m in batch], batch))
             if answers[-1].stops:
                 return
 
@@ -172,18 +173,18 @@ class OrderlyRunner:
                 answers.append(self._no_listener(task, topic))
                 break
             views = view if self._batch_count == 1 else [view]
-            answers.append(self._call(task, subscription.listener, views, 1))
+            answers.append(self._call(task, subscription.listener, views, [message]))
             if answers[-1].stops:
                 break
         return answers
 
-    def _call(self, task: OrderlyTask, listener: Any, views: Any, count: int) -> BatchAnswer:
+    def _call(self, task: OrderlyTask, listener: Any, views: Any, messages: list[Any]) -> BatchAnswer:
         context = self._context(task)
         try:
             status = listener(views, context)
         except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
-            return self._raised(task, error, context, count)
-        return self._answered(task, status, context, count)
+            return self._raised(task, error, context, messages)
+        return self._answered(task, status, context, len(messages))
 
     def _may_begin(self, task: OrderlyTask, slice_end_ns: int) -> bool:
         now = self._clock.monotonic_ns()
@@ -193,21 +194,25 @@ class OrderlyRunner:
     def _ask_filter(self, task: OrderlyTask, subscription: Subscription) -> tuple[int, int]:
         """Bring what the filter skips to the front; how many those are, and up to where the run can go."""
         messages = task.messages
-        matches, selects = subscription.matches, subscription.selects
-        if matches is None and selects is None:
+        matches, selects, unreadable = subscription.matches, subscription.selects, task.queue.unreadable
+        if matches is None and selects is None and not unreadable:
             return 0, len(messages)
         skipped: list[Any] = []
         matched: list[Any] = []
         read = 0
         for message in messages:
+            if unreadable and message.offset() in unreadable:  # found before, behind messages that had to come first
+                task.failure, task.malformed = self._failure(SystemError(BAD_HEADER_KEY)), BAD_HEADER_KEY
+                break
             try:
                 if selects is not None:
                     wanted = selects(self._view(message, task))
                 else:
-                    wanted = matches is None or matches(message.headers())
+                    wanted = matches is None or matches(read_headers(message))
             except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
                 task.failure = self._failure(error)
                 if spare_unreadable(message):  # else a second look would end the process
+                    unreadable.add(message.offset())
                     task.malformed = BAD_HEADER_KEY
                 break
             (matched if wanted else skipped).append(message)
@@ -236,7 +241,7 @@ class OrderlyRunner:
         return BatchAnswer(count, status, context.auto_commit is not False, _suspend_ms(context))
 
     def _raised(
-        self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, count: int
+        self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, messages: list[Any]
     ) -> BatchAnswer:
         if not isinstance(error, Exception):
             _LOG.warning("consumer.listener-raised", extra={"error": _shown(error)})
@@ -249,11 +254,11 @@ class OrderlyRunner:
                 suspend_ms = self._levels.delay_ms(self._levels.clamp(error.level))
         auto_commit = context.auto_commit is not False
         dead_letter = isinstance(error, DeadLetter)
-        if isinstance(error, SystemError):  # perhaps a header's name is no UTF-8: a second look would end the process
-            spared = [spare_unreadable(message) for message in task.messages]
-            if count == 1 and any(spared):
-                task.malformed, dead_letter = BAD_HEADER_KEY, True
-        return BatchAnswer(count, _SUSPEND, auto_commit, suspend_ms, dead_letter=dead_letter)
+        unreadable = {message.offset() for message in messages if spare_unreadable(message)}  # or a second look ends us
+        if unreadable and len(messages) == 1:
+            task.malformed, dead_letter = BAD_HEADER_KEY, True
+        task.queue.unreadable |= unreadable
+        return BatchAnswer(len(messages), _SUSPEND, auto_commit, suspend_ms, dead_letter=dead_letter)
 
     def _failed(self, task: OrderlyTask, count: int, *, dead_letter: bool = False) -> BatchAnswer:
         if task.failure is None:

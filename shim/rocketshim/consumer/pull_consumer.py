@@ -41,6 +41,7 @@ from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
 from rocketshim_topics import MessageView, TopicNames
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.wire import read_headers
 
 __all__ = ["PullConsumer", "PullResult", "PullStatus"]
 
@@ -407,7 +408,7 @@ class PullConsumer:
             while shelf.messages and len(found) < max_count and looked_at < max(_LOOK_AT_COUNT, max_count):
                 message = shelf.take()
                 looked_at += 1
-                if matches(message.headers()):
+                if matches(read_headers(message)):
                     found.append(MessageView(message, trusted))
             if shelf.messages or shelf.illegal:
                 return found, looked_at

@@ -34,7 +34,7 @@ from rocketshim.errors import RocketshimError
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, dead_letter_by_reference, parked
 from rocketshim_topics.kafka_codes import TOO_LARGE
-from rocketshim_topics.wire import coordinates, decode
+from rocketshim_topics.wire import coordinates, decode, read_headers
 
 __all__ = ["FailedSink", "SendBack", "SendBackCounts"]
 
@@ -213,7 +213,7 @@ class SendBack:
                 self._produce(hop)
 
     def _plan(self, hop: _Hop, outcome: Outcome) -> None:
-        envelope = decode(hop.message.headers(), trusted=hop.trusted)
+        envelope = decode(read_headers(hop.message), trusted=hop.trusted)
         before = (envelope.reconsume_times or 0) if outcome.reconsume_times is None else outcome.reconsume_times
         hop.reconsume_times = before + 1
         failed = Failed(

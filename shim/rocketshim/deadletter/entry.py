@@ -12,7 +12,7 @@ from typing import Any, Final
 from rocketshim.deadletter.opening import Letter
 from rocketshim_topics import Envelope, MalformedRecordError, decode, encode
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
-from rocketshim_topics.wire import RESERVED, own_name
+from rocketshim_topics.wire import RESERVED, own_name, read_headers
 
 __all__ = ["Entry", "as_read", "time_text"]
 
@@ -58,7 +58,7 @@ class Entry:
     @classmethod
     def of(cls, message: Any, *, trusted: bool = True) -> "Entry":
         """The entry of a Kafka message; `trusted`: it lies in a topic of the shim's own."""
-        headers = tuple(message.headers() or ())
+        headers = tuple(read_headers(message) or ())
         malformed = None
         try:
             envelope = decode(headers, trusted=trusted)
@@ -86,7 +86,7 @@ class Entry:
             stored_ms=message.timestamp()[1],
             key=record.key(),
             value=record.value(),
-            headers=tuple(message.headers() or ()),
+            headers=tuple(read_headers(message) or ()),
             envelope=letter.envelope,
             malformed=letter.malformed,
             state=state,
@@ -173,7 +173,7 @@ class Entry:
 
 def as_read(message: Any) -> dict[str, Any]:
     """Key, headers and value of a Kafka message for programs; bytes as `Entry.as_json` has them."""
-    headers = [[name, _json_bytes(value)] for name, value in message.headers() or ()]
+    headers = [[name, _json_bytes(value)] for name, value in read_headers(message) or ()]
     return {"key": _json_bytes(message.key()), "headers": headers, "value": _json_bytes(message.value())}
 
 

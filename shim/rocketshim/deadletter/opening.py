@@ -14,6 +14,7 @@ from typing import Any
 from rocketshim.deadletter.dialects import read_foreign
 from rocketshim.errors import MalformedRecordError
 from rocketshim_topics import Envelope, Record, TopicNames, decode
+from rocketshim_topics.wire import read_headers
 
 __all__ = ["Letter", "Opener"]
 
@@ -58,7 +59,7 @@ class Opener:
 
     def open(self, message: Record) -> Letter:
         """What a record of the topic says."""
-        headers = message.headers()
+        headers = read_headers(message)
         if self.is_ours:
             try:
                 return Letter(message, message, decode(headers, trusted=True))
@@ -73,7 +74,7 @@ class Opener:
         first = self._fetch(envelope.retry_topic or "", *found.source)
         if first is None:
             return Letter(message, message, envelope, None if message.value() is not None else "source-gone", name)
-        kept = decode(first.headers(), trusted=False)
+        kept = decode(read_headers(first), trusted=False)
         envelope.user, envelope.tags, envelope.keys = kept.user, kept.tags, kept.keys
         envelope.uniq_key = kept.uniq_key or envelope.uniq_key
         envelope.born_timestamp_ms = kept.born_timestamp_ms
@@ -103,7 +104,7 @@ class _Completed:
         return self._first.value()
 
     def headers(self) -> Any:
-        return self._first.headers()
+        return read_headers(self._first)
 
     def timestamp(self) -> tuple[int, int]:
         return self._first.timestamp()

@@ -62,7 +62,7 @@ from rocketshim_topics.redrive_log import (
     record_digest,
 )
 from rocketshim_topics.redrive_plan import PlannedLetter
-from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
+from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, read_headers
 
 __all__ = ["Redriver", "read_log", "whoami"]
 
@@ -363,7 +363,7 @@ class Redriver:
         message = next(self._coming)
         if message is None:
             return False
-        headers = dict(message.headers() or ())
+        headers = dict(read_headers(message) or ())
         replay = headers.get(REPLAY_ID) or headers.get(USER_PREFIX + REPLAY_ID) or b""
         if replay.startswith(f"{self._plan}.".encode()):
             self._progress.died_again()

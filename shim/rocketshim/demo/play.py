@@ -31,7 +31,7 @@ from rocketshim.local import any_broker, watchdog
 from rocketshim.producer.producer import Producer
 from rocketshim_topics import DelayLevels, MalformedRecordError, Message, TopicNames, decode, provision
 from rocketshim_topics.layout import Layout, TopicSpec
-from rocketshim_topics.wire import CLOCK
+from rocketshim_topics.wire import CLOCK, read_headers
 
 __all__ = ["DAY_MS", "LEVELS", "play"]
 
@@ -152,7 +152,7 @@ class _Observer:
         self._consumer.close()
 
     def _add(self, message: Any) -> None:
-        headers = message.headers() or []
+        headers = read_headers(message) or []
         if any(name == CLOCK for name, _ in headers):
             return
         place = self._places[message.topic()]

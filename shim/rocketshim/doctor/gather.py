@@ -35,7 +35,7 @@ from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames, check_group
 from rocketshim_topics.partitioner import partition_for
 from rocketshim_topics.provision import read_topics
-from rocketshim_topics.wire import decode
+from rocketshim_topics.wire import decode, read_headers
 
 __all__ = ["gather"]
 
@@ -385,7 +385,7 @@ class _Look:
 def _sample(record: Any) -> Sample:
     appended_ms = record.timestamp()[1]
     try:
-        envelope = decode(record.headers(), trusted=True)
+        envelope = decode(read_headers(record), trusted=True)
     except MalformedRecordError:
         return Sample(record.offset(), appended_ms, None, None)
     return Sample(record.offset(), appended_ms, envelope.delay_level, envelope.delay_ms)

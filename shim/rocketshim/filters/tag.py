@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol, TypeVar
 from rocketshim.errors import FilterSyntaxError
 from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.java_text import TRIMMED_CHARACTERS
+from rocketshim_topics.wire import read_headers
 
 __all__ = ["TAG_HEADER", "TagFilter"]
 
@@ -105,7 +106,7 @@ class TagFilter:
         encoded = self._encoded
         for record in records:
             try:
-                for name, value in record.headers() or ():
+                for name, value in read_headers(record) or ():
                     if name == "TAGS":
                         selected = value in encoded
                         break

@@ -19,7 +19,7 @@ from rocketshim.worker.relay import is_probe
 from rocketshim_topics.hops import due_ms
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import decode
+from rocketshim_topics.wire import decode, read_headers
 
 __all__ = ["DelayedReader", "QueueSummary", "WaitingRecord", "waiting_record"]
 
@@ -74,7 +74,7 @@ def waiting_record(record: Any, levels: DelayLevels) -> WaitingRecord:
     appended_ms = record.timestamp()[1]
     place = f"{record.partition()}/{record.offset()}"
     try:
-        envelope = decode(record.headers(), trusted=True)
+        envelope = decode(read_headers(record), trusted=True)
     except MalformedRecordError as error:
         return WaitingRecord(place, appended_ms, None, None, None, None, None, error.reason)
     queue_ms = levels.queue_delay_ms(record.partition())

@@ -24,7 +24,7 @@ from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, hopped, parked, retried_target
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import CLOCK, Envelope, Record, decode
+from rocketshim_topics.wire import CLOCK, Envelope, Record, decode, read_headers
 
 __all__ = ["Deliver", "Hop", "Park", "Planner", "Skip", "Step", "is_probe", "queue_append_ms"]
 
@@ -68,7 +68,7 @@ _DEFAULT_MAX_DELAY_MS: Final = 40 * 86_400_000
 
 def is_probe(record: Record) -> bool:
     """Whether a record of the schedule topic is the worker's own probe of a leader's clock."""
-    headers = record.headers()
+    headers = read_headers(record)
     return bool(headers) and len(headers) == 1 and headers[0][0] == CLOCK
 
 
@@ -117,7 +117,7 @@ class Planner:
         if is_probe(record):
             return _SKIP
         try:
-            envelope = decode(record.headers(), trusted=True)
+            envelope = decode(read_headers(record), trusted=True)
         except MalformedRecordError as error:
             return self.park(record, error.reason)
         real_topic = envelope.real_topic

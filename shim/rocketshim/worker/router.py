@@ -28,7 +28,7 @@ from rocketshim.worker.targets import TargetPolicy
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import HOP_ID, PARK_FROM, PARK_REASON, Header
+from rocketshim_topics.wire import HOP_ID, PARK_FROM, PARK_REASON, Header, read_headers
 
 __all__ = ["Kind", "Placement", "PlainGroup", "Router", "Verdict"]
 
@@ -246,7 +246,7 @@ class Router:
                 break
             record = due.records[place]
             try:
-                found = cut(record.headers(), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
+                found = cut(read_headers(record), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
             except SystemError:  # a header's name is no UTF-8: a second look at them would end the process
                 record.set_headers(None)
                 break
