@@ -28,18 +28,20 @@ class Prober:
 
     Attributes:
         topic: the schedule topic, physical.
-        outstanding: probes written whose reports were not taken in.
+        outstanding: probes written with the producer in use whose reports were not taken in.
+        confirmed_ns: monotonic instant at which the last report of a stored one was taken in, in ns.
     """
 
-    __slots__ = ("_alarm", "_names", "_producer", "_reports", "outstanding", "topic")
+    __slots__ = ("_alarm", "_names", "_producer", "_reports", "confirmed_ns", "outstanding", "topic")
 
     def __init__(self, names: TopicNames, alarm: Callable[..., None]) -> None:
         self.topic = names.schedule
         self.outstanding = 0
+        self.confirmed_ns = 0
         self._names = names
         self._alarm = alarm
         self._producer: ProducerClient | None = None
-        self._reports: deque[tuple[HeldQueue, KafkaError | None, Any]] = deque()
+        self._reports: deque[tuple[ProducerClient, HeldQueue, KafkaError | None, Any]] = deque()
 
     def use(self, producer: ProducerClient) -> None:
         """Write with this producer from now on."""
@@ -49,17 +51,16 @@ class Prober:
     def probe(self, held: HeldQueue, now_ns: int) -> None:
         """Write a probe into a partition; nothing follows from a failure but another try a second later."""
         del now_ns
-        if self._producer is None:
+        producer = self._producer
+        if producer is None:
             return
         out = clock_probe(self._names, partition=held.number)
 
         def reported(error: KafkaError | None, message: Any) -> None:
-            self._reports.append((held, error, message))
+            self._reports.append((producer, held, error, message))
 
         try:
-            self._producer.produce(
-                out.topic, out.value, out.key, held.number, on_delivery=reported, headers=out.headers
-            )
+            producer.produce(out.topic, out.value, out.key, held.number, on_delivery=reported, headers=out.headers)
         except (BufferError, KafkaException) as error:
             self._alarm("worker.probe-failed", partition=held.number, error=str(error))
         else:
@@ -72,8 +73,9 @@ class Prober:
             TopicMismatchError: the schedule topic does not stamp append times.
         """
         while self._reports:
-            held, error, message = self._reports.popleft()
-            self.outstanding -= 1
+            producer, held, error, message = self._reports.popleft()
+            if producer is self._producer:  # those of a former one were given up
+                self.outstanding -= 1
             if error is not None:
                 self._alarm("worker.probe-failed", partition=held.number, error=error.name())
                 continue
@@ -83,5 +85,6 @@ class Prober:
                     f"{self.topic} has message.timestamp.type=CreateTime: delays would count from clocks nobody "
                     "checks. Set it to LogAppendTime: rocketshim doctor shows the command"
                 )
+            self.confirmed_ns = now_ns
             if not held.gone:
                 held.queue.probed(message.offset(), append_ms, now_ns)

@@ -1,0 +1,43 @@
+"""Probes of the leaders' clocks, and how many of them are on their way."""
+
+from typing import Any
+
+from rocketshim.testing import InMemoryKafka
+from rocketshim.worker.prober import Prober
+from rocketshim_topics.names import TopicNames
+
+
+class Held:
+    """A partition that is held; the prober tells its queue."""
+
+    number = 0
+    gone = False
+
+    def __init__(self) -> None:
+        self.queue = self
+        self.told: list[int] = []
+
+    def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
+        del append_ms, seen_ns
+        self.told.append(offset)
+
+
+def test_reports_of_a_producer_that_was_given_up_are_not_counted_against_the_next() -> None:
+    kafka = InMemoryKafka()
+    kafka.create_topic(TopicNames().schedule, 32, config={"message.timestamp.type": "LogAppendTime"})
+    prober, held = Prober(TopicNames(), lambda *_, **__: None), Held()
+    old, new = (kafka.producer({"bootstrap.servers": "memory"}) for _ in range(2))
+    as_held: Any = held
+    prober.use(old)
+    prober.probe(as_held, 0)
+    prober.use(new)
+    old.flush(1)
+    prober.settle(1)
+    assert held.told == [0], "what it said still counts"
+    assert prober.outstanding == 0
+    prober.probe(as_held, 2)
+    assert prober.outstanding == 1
+    new.flush(1)
+    prober.settle(3)
+    assert prober.outstanding == 0
+    assert prober.confirmed_ns == 3
