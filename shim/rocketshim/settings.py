@@ -131,6 +131,7 @@ class WorkerSettings(ConnectionSettings):
         prefetch_bytes: bytes of bodies held per partition that wait. Default 4 MiB.
         drain_count: most records taken from one partition in one go. Default 1,000.
         max_in_flight_count: most records sent and not confirmed. Default 20,000.
+        max_in_flight_bytes: most bytes of bodies sent and not confirmed. Default 64 MiB.
         target_patience_ms: how long a target may take to accept a record before the record is re-appended, in ms.
             Default 2 s.
         target_tries: how many times a record is re-appended before it is parked. Default 5.
@@ -153,6 +154,7 @@ class WorkerSettings(ConnectionSettings):
     prefetch_bytes: int = Field(default=4 * _MIB, ge=1)
     drain_count: int = Field(default=1_000, ge=1)
     max_in_flight_count: int = Field(default=20_000, ge=1)
+    max_in_flight_bytes: int = Field(default=64 * _MIB, ge=1)
     target_patience_ms: int = Field(default=2_000, ge=1)
     target_tries: int = Field(default=5, ge=0)
     hop_timeout_ms: int = Field(default=30_000, ge=100)

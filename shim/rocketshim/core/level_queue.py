@@ -85,6 +85,7 @@ class Due(Generic[RecordT]):
         run: names them when they are confirmed.
         clock_ms: what the leader's clock showed at least when they left, epoch ms, on evidence younger than they are:
             absolute due times are compared with it.
+        size_bytes: of the values together.
     """
 
     records: list[RecordT]
@@ -92,6 +93,7 @@ class Due(Generic[RecordT]):
     seen_ns: list[int]
     run: Run
     clock_ms: int
+    size_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -306,8 +308,9 @@ class LevelQueue(Generic[RecordT]):
         if not records:
             return None
         self._count -= len(records)
-        self._bytes -= sum(map(len, records))
-        return Due(records, appends_ms, seen, self._tracker.deliver(records), shown_ns // _NS)
+        size_bytes = sum(map(len, records))
+        self._bytes -= size_bytes
+        return Due(records, appends_ms, seen, self._tracker.deliver(records), shown_ns // _NS, size_bytes)
 
     def _nothing_to_do(self, now_ns: int) -> bool:
         next_ns = self.next_ns()

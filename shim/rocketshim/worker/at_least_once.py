@@ -6,7 +6,11 @@
   A report is looked at by its place; where an order cannot be relied on (time-outs), the whole batch is sent again.
 * A record whose hop was refused is routed again (`Router`), which parks or re-appends it, or tries again a second
   later. A target that has not answered within `target_patience_ms`, while others have, gets its records re-appended.
-  The first copy may still be stored: a repeat, with the same identity.
+  Where there are no others, a probe of the clock says whether the schedule topic still takes records, as re-appending
+  needs. The first copy may still be stored: a repeat, with the same identity.
+* What is in hand is bounded by number and bytes: what is sent and not settled, and what waits to be sent again. Copies
+  that a silent target has been given and that were replaced since lie in the producer until their time is over; they
+  count apart, so that such a target does not hold up the others.
 * A fatal error of the producer (a broken sequence) means a new producer; what was in flight is sent again.
 * Callbacks only count and hand over.
 """
@@ -30,19 +34,21 @@ __all__ = ["AtLeastOnce"]
 
 _BUSY_MS: Final = 20  # while hops are in flight: how long their reports may lie unread
 _RESEND_NS: Final = 1_000_000_000
+_PROOF_NS: Final = 1_000_000_000
 _UNORDERED: Final = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT_QUEUE})  # noqa: SLF001
 
 
 class _Flight:
     """A run of records that left their queue together."""
 
-    __slots__ = ("due", "held", "pending", "run", "sent_ns")
+    __slots__ = ("due", "held", "mean_bytes", "pending", "run", "sent_ns")
 
     def __init__(self, held: HeldQueue, due: Due[Any], sent_ns: int) -> None:
         self.held = held
         self.due = due
         self.run = due.run
         self.pending = len(due.records)
+        self.mean_bytes = due.size_bytes / len(due.records)
         self.sent_ns = sent_ns
 
 
@@ -56,6 +62,7 @@ class _Batch:
         errors: those that were not stored, by their place in `places`.
         is_done: it was looked at, or replaced by other batches; reports that still come are dropped.
         alone: each record of it was a batch of its own on the wire.
+        reason: why it was re-appended or parked.
     """
 
     __slots__ = (
@@ -67,6 +74,7 @@ class _Batch:
         "is_done",
         "kind",
         "places",
+        "reason",
         "reports",
         "target",
         "topic",
@@ -84,6 +92,7 @@ class _Batch:
         self.errors: list[tuple[int, KafkaError]] = []
         self.is_done = False
         self.alone = False
+        self.reason = ""
 
     def reported(self, error: KafkaError | None, message: Any) -> None:
         """A delivery report: count it, and hand over when all are in."""
@@ -105,7 +114,8 @@ class AtLeastOnce:
         counts: what was done.
         clock: to wait by.
         alarm: told an event and its facts.
-        max_in_flight: most records sent and not reported.
+        max_in_flight: most records in hand.
+        max_in_flight_bytes: most bytes of values in hand; a run more is possible.
         patience_ns: how long a target may take before its records are re-appended.
         point: called with the name of a point of the protocol as it is passed; for fault tests.
 
@@ -123,6 +133,7 @@ class AtLeastOnce:
         prober: Prober,
         alarm: Callable[..., None],
         max_in_flight: int,
+        max_in_flight_bytes: int,
         patience_ns: int,
         point: Callable[[str], None],
     ) -> None:
@@ -134,6 +145,7 @@ class AtLeastOnce:
         self._prober = prober
         self._alarm = alarm
         self._max_in_flight = max_in_flight
+        self._max_in_flight_bytes = max_in_flight_bytes
         self._patience_ns = patience_ns
         self._point = point
         self._producer: ProducerClient | None = None
@@ -143,7 +155,10 @@ class AtLeastOnce:
         self._flying: deque[_Batch] = deque()  # deliveries, in the order in which they were begun
         self._open_batches: set[_Batch] = set()
         self._waiting: deque[tuple[int, _Flight, int]] = deque()  # (when, ns; flight; place)
+        self._in_hand = 0  # records of open batches, and those that wait
+        self._in_hand_bytes = 0.0
         self._confirmed_ns = 0
+        self._proof_asked_ns = -_PROOF_NS
         self._fatal: KafkaError | None = None
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -157,7 +172,14 @@ class AtLeastOnce:
     def room(self, now_ns: int) -> int:
         """How many records may be sent now."""
         del now_ns
-        return max(0, self._max_in_flight - self._outstanding())
+        if self._in_hand_bytes >= self._max_in_flight_bytes:
+            return 0
+        return max(0, min(self._max_in_flight - self._in_hand, 2 * self._max_in_flight - self._outstanding()))
+
+    def _hold(self, flight: _Flight, count: int) -> None:
+        """So many records of a flight more are in hand; less, if negative."""
+        self._in_hand += count
+        self._in_hand_bytes += count * flight.mean_bytes
 
     def _outstanding(self) -> int:
         count = 0 if self._producer is None else len(self._producer)
@@ -201,7 +223,11 @@ class AtLeastOnce:
         """All of a batch is sent. No report of it can have come before: nothing polls between its records."""
         if batch.places:
             self._flying.append(batch)
-            self._open_batches.add(batch)
+            self._opened(batch)
+
+    def _opened(self, batch: _Batch) -> None:
+        self._open_batches.add(batch)
+        self._hold(batch.flight, len(batch.places))
 
     def _place(self, flight: _Flight, place: int, now_ns: int) -> None:
         """Route one record and send it."""
@@ -216,11 +242,11 @@ class AtLeastOnce:
             return
         batch = _Batch(flight, kind, placement.topic, placement.target, self._inbox)
         batch.places.append(place)
+        batch.reason = placement.reason
         if kind is Kind.DELIVER:
             batch.dues_ms.append(placement.due_ms)
             batch.alone = placement.careful
-        self._open_batches.add(batch)
-        record = flight.due.records[place]
+        self._opened(batch)
         producer = self._careful() if placement.careful else self._open()
         while True:
             try:
@@ -244,14 +270,6 @@ class AtLeastOnce:
                 break
         if kind is Kind.DELIVER:
             self._flying.append(batch)
-        elif kind is Kind.HOP:
-            self._counts.hopped += 1
-        elif kind is Kind.RE_APPEND:
-            self._counts.re_appended += 1
-            self._alarm("worker.re-appended", record=_name(record), error=placement.reason)
-        else:
-            self._counts.was_parked(placement.reason)
-            self._alarm("worker.parked", reason=placement.reason, record=_name(record))
 
     def grows(self, now_ns: int) -> bool:
         """Each record goes by itself."""
@@ -272,6 +290,7 @@ class AtLeastOnce:
             self._recycle(now_ns)
         while self._waiting and self._waiting[0][0] <= now_ns:
             _, flight, place = self._waiting.popleft()
+            self._hold(flight, -1)
             if not flight.held.gone:
                 self._counts.resent += 1
                 self._place(flight, place, now_ns)
@@ -299,7 +318,9 @@ class AtLeastOnce:
 
     def _done(self, batch: _Batch) -> None:
         batch.is_done = True
-        self._open_batches.discard(batch)
+        if batch in self._open_batches:
+            self._open_batches.remove(batch)
+            self._hold(batch.flight, -len(batch.places))
 
     def _stored(self, batch: _Batch, places: list[int], now_ns: int) -> None:
         flight = batch.flight
@@ -309,10 +330,25 @@ class AtLeastOnce:
             self._counts.were_late([late_ms - due_ms for due_ms in batch.dues_ms])
             if batch.target is not None:
                 batch.target.took()
+        elif batch.kind is Kind.HOP:
+            self._counts.hopped += len(places)
+        else:
+            self._set_aside(batch, places)
         if self._router.holds_blame:
             for place in places:
                 self._router.settled(flight.due.records[place])
         self._settled(flight, len(places))
+
+    def _set_aside(self, batch: _Batch, places: list[int]) -> None:
+        """Records are stored where they wait for their target, or are parked."""
+        for place in places:
+            record = _name(batch.flight.due.records[place])
+            if batch.kind is Kind.RE_APPEND:
+                self._counts.re_appended += 1
+                self._alarm("worker.re-appended", record=record, error=batch.reason)
+            else:
+                self._counts.was_parked(batch.reason)
+                self._alarm("worker.parked", reason=batch.reason, record=record)
 
     def _settled(self, flight: _Flight, count: int) -> None:
         flight.pending -= count
@@ -340,26 +376,36 @@ class AtLeastOnce:
             if verdict is Verdict.WAIT:
                 self._alarm("worker.hop-not-stored", hop=batch.kind.value, error=error.name(), record=_name(record))
                 self._waiting.append((now_ns + _RESEND_NS, flight, place))
+                self._hold(flight, 1)
             else:
                 self._counts.resent += 1
                 self._place(flight, place, now_ns)
 
     def _look_after_targets(self, now_ns: int) -> None:
-        """Re-append what a target has not taken in time, if others took theirs meanwhile."""
+        """Re-append what a target has not taken in time, if others took theirs meanwhile, or a probe was stored."""
         flying = self._flying
         while flying:
             batch = flying[0]
             if batch.is_done or batch.flight.held.gone:
-                self._open_batches.discard(batch)
+                self._done(batch)
                 flying.popleft()
                 continue
             flight = batch.flight
-            if now_ns - flight.sent_ns < self._patience_ns or self._confirmed_ns <= flight.sent_ns:
+            if now_ns - flight.sent_ns < self._patience_ns:
+                return
+            if max(self._confirmed_ns, self._prober.confirmed_ns) <= flight.sent_ns:
+                self._ask_for_proof(flight.held, now_ns)
                 return
             flying.popleft()
             if batch.reports == len(batch.places):
                 continue  # all reports are in, they lie in the inbox
             self._replace(batch, now_ns)
+
+    def _ask_for_proof(self, held: HeldQueue, now_ns: int) -> None:
+        """Find out whether the silence is the target's alone."""
+        if self._prober.outstanding == 0 and now_ns - self._proof_asked_ns >= _PROOF_NS:
+            self._proof_asked_ns = now_ns
+            self._prober.probe(held, now_ns)
 
     def _replace(self, batch: _Batch, now_ns: int) -> None:
         """A target has not answered: what is not reported goes elsewhere."""
@@ -447,6 +493,8 @@ class AtLeastOnce:
         self._flying.clear()
         self._waiting.clear()
         self._open_batches.clear()
+        self._in_hand = 0
+        self._in_hand_bytes = 0.0
 
     def _recycle(self, now_ns: int) -> None:
         """The producer cannot go on: a new one, and everything in flight once more."""

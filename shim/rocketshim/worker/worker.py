@@ -447,6 +447,7 @@ class DelayWorker:
             prober=self._prober,
             alarm=self._alarm,
             max_in_flight=settings.max_in_flight_count,
+            max_in_flight_bytes=settings.max_in_flight_bytes,
             patience_ns=settings.target_patience_ms * _NS,
             point=self._on_point,
         )

@@ -58,6 +58,7 @@ def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> 
         prober=Of(use=lambda _: None),  # type: ignore[arg-type]
         alarm=lambda *_, **__: None,
         max_in_flight=9,
+        max_in_flight_bytes=9,
         patience_ns=10**12,
         point=lambda _: None,
     )
@@ -65,7 +66,7 @@ def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> 
     records = [
         Of(value=value, offset=lambda: 0, topic=lambda: "s", partition=lambda: 0) for value in (b"a", b"b", b"c")
     ]
-    due: Any = Of(records=records, clock_ms=0, seen_ns=[0, 0, 0], run=Of(first_offset=0))
+    due: Any = Of(records=records, clock_ms=0, seen_ns=[0, 0, 0], run=Of(first_offset=0), size_bytes=0)
     confirmed: list[object] = []
     flight = _Flight(Of(gone=False, queue=Of(confirmed=confirmed.append)), due, 0)  # type: ignore[arg-type]
     batch = _Batch(flight, Kind.DELIVER, "t", None, out._inbox)
