@@ -238,45 +238,20 @@ class Assignment:
         fresh = self.held[number] = self._held_queue(number, -1)
         return fresh
 
-    def overtaken(self, consumer: ConsumerClient, number: int) -> None:
+    def overtaken(self, number: int) -> None:
         """The client has stopped reading a partition: its position is not in the log any more, or seems not to be.
 
-        Where retention was faster, go on at the earliest record; the records between are lost, and that is said. What
-        was fetched before is still delivered. A position that is in the log after all (a leader that has just moved
-        may deny it) is read on from. A cluster that does not answer is asked again a second later, by `throttle`.
+        The next `throttle` reads on.
         """
-        held = self.held.get(number)
-        if held is None:
-            return
-        place = TopicPartition(self._topic, number)
-        try:
-            low, high = consumer.get_watermark_offsets(place, timeout=_TIMEOUT_S)
-            at = consumer.position([place])[0].offset
-        except KafkaException as error:
-            self._alarm("worker.positions-unknown", error=str(error))
+        if number in self.held:
             self._unread.add(number)
-            return
-        self._unread.discard(number)
-        if at < 0:  # nothing read yet
-            at = held.committed
-        start = at if low <= at <= high else low
-        try:
-            # the client has stopped fetching it, and would refuse to seek
-            consumer.incremental_unassign([place])
-            consumer.incremental_assign([TopicPartition(self._topic, number, start)])
-        except (KafkaException, RuntimeError) as error:
-            self.failure = error
-            return
-        held.paused = False
-        if start != at:
-            self._alarm("worker.position-out-of-range", partition=number, position=at, low=low, high=high)
+            self._unread_ns = 0
 
     def throttle(self, consumer: ConsumerClient, now_ns: int) -> None:
-        """Pause and resume fetching by what waits."""
+        """Pause and resume fetching by what waits; read on what the client has stopped to read."""
         if self._unread and now_ns >= self._unread_ns:
             self._unread_ns = now_ns + _AGAIN_NS
-            for number in sorted(self._unread):
-                self.overtaken(consumer, number)
+            self._read_on(consumer, sorted(self._unread))
         for held in self.held.values():
             queue = held.queue
             if not held.paused:
@@ -288,6 +263,43 @@ class Assignment:
             elif queue.hungry and (not queue.waiting_count or not self._is_far(queue, now_ns)):
                 consumer.resume([TopicPartition(self._topic, held.number)])
                 held.paused = False
+
+    def _read_on(self, consumer: ConsumerClient, numbers: list[int]) -> None:
+        """Read partitions on that the client has stopped to read.
+
+        Where retention was faster, from the earliest record; the records between are lost, and that is said. What was
+        fetched before is still delivered. A position that is in the log after all (a leader that has just moved may
+        deny it) is read on from. A cluster that does not answer is asked again a second later. All are asked for at
+        once, or if that fails one by one, so that one without a leader holds up no other.
+        """
+        places = [TopicPartition(self._topic, number) for number in numbers]
+        try:
+            lows, highs = _bounds(consumer, places, OFFSET_BEGINNING), _bounds(consumer, places, OFFSET_END)
+            positions = {item.partition: item.offset for item in consumer.position(places)}
+        except KafkaException as error:
+            if len(numbers) == 1:
+                self._alarm("worker.positions-unknown", error=str(error))
+                return
+            for number in numbers:
+                self._read_on(consumer, [number])
+            return
+        starts: list[TopicPartition] = []
+        for number in numbers:
+            held, low, high = self.held[number], lows[number], highs[number]
+            at = positions[number] if positions[number] >= 0 else held.committed  # nothing read yet
+            starts.append(TopicPartition(self._topic, number, at if low <= at <= high else low))
+            if starts[-1].offset != at:
+                self._alarm("worker.position-out-of-range", partition=number, position=at, low=low, high=high)
+        try:
+            # the client has stopped fetching them, and would refuse to seek
+            consumer.incremental_unassign(places)
+            consumer.incremental_assign(starts)
+        except (KafkaException, RuntimeError) as error:
+            self.failure = error
+            return
+        for number in numbers:
+            self.held[number].paused = False
+        self._unread.difference_update(numbers)
 
     @staticmethod
     def _is_far(queue: LevelQueue[Any], now_ns: int) -> bool:

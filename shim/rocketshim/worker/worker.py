@@ -290,7 +290,7 @@ class DelayWorker:
             if held is not None:
                 self._offer(held, list(messages), seen_ns)
         for each in errors:
-            self._client_error(consumer, each)
+            self._client_error(each)
         return is_more
 
     def _offer(self, held: HeldQueue, run: list[Any], seen_ns: int) -> None:
@@ -313,7 +313,7 @@ class DelayWorker:
         except ValueError:
             self._assignment.restarted(held.number).queue.offer(run, seen_ns)
 
-    def _client_error(self, consumer: ConsumerClient, message: Any) -> None:
+    def _client_error(self, message: Any) -> None:
         error: KafkaError = message.error()
         if error.fatal():
             self._fatal = KafkaException(error)
@@ -322,7 +322,7 @@ class DelayWorker:
                 f"the topic {self.names.schedule} is not there; create it with: rocketshim init"
             )
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - no public spelling
-            self._assignment.overtaken(consumer, message.partition())
+            self._assignment.overtaken(message.partition())
         else:
             self._alarm("worker.client-error", error=str(error))
 

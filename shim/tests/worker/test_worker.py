@@ -178,7 +178,7 @@ def test_a_client_that_stopped_reading_goes_on_where_it_was_once_the_cluster_ans
     sim.schedule(value=b"0")
     sim.until(worker, lambda: len(sim.delivered()) == 1)
     consumer = worker._consumer
-    answers, asked = consumer.get_watermark_offsets, 0
+    answers, asked = consumer.offsets_for_times, 0
 
     def moved(*given: Any, **named: Any) -> Any:
         nonlocal asked
@@ -187,14 +187,48 @@ def test_a_client_that_stopped_reading_goes_on_where_it_was_once_the_cluster_ans
             raise KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
         return answers(*given, **named)
 
-    monkeypatch.setattr(consumer, "get_watermark_offsets", moved)
-    worker._assignment.overtaken(consumer, 0)
+    monkeypatch.setattr(consumer, "offsets_for_times", moved)
+    worker._assignment.overtaken(0)
     sim.schedule(value=b"1")
     sim.until(worker, lambda: asked >= 3, 10_000)
     sim.until(worker, lambda: len(sim.delivered()) == 2, 10_000)
     sim.run(worker, 3_000)
     assert [record.value() for record in sim.delivered()] == [b"0", b"1"]
     assert "worker.position-out-of-range" not in worker.counts.alarms
+
+
+def test_partitions_that_retention_has_overtaken_are_asked_for_in_one_question_and_none_holds_up_another(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = sim.worker()
+    sim.schedule(value=b"0")
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    consumer = worker._consumer
+    answers = consumer.offsets_for_times
+    questions: list[list[int]] = []
+    away: set[int] = set()
+
+    def ask(places: Any, **named: Any) -> Any:
+        questions.append([place.partition for place in places])
+        if away & set(questions[-1]):
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+        return answers(places, **named)
+
+    monkeypatch.setattr(consumer, "offsets_for_times", ask)
+    for number in range(4):
+        worker._assignment.overtaken(number)
+    sim.run(worker, 1)
+    assert questions == [[0, 1, 2, 3]] * 2, "where the logs begin, and where they end"
+    away.add(1)
+    for number in range(3):
+        worker._assignment.overtaken(number)
+    sim.run(worker, 1)
+    assert worker._assignment._unread == {1}
+    away.clear()
+    sim.run(worker, 1_100)
+    assert worker._assignment._unread == set()
+    sim.schedule(value=b"1")
+    sim.until(worker, lambda: len(sim.delivered()) == 2, 10_000)
 
 
 def test_holes_in_the_log_do_not_hold_the_position(sim: Any) -> None:
