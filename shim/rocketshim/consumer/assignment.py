@@ -111,13 +111,33 @@ class Starts:
         Raises:
             KafkaException: the cluster did not answer. Nothing was committed.
         """
+        starts, resolved = self.find(consumer, partitions)
+        if resolved:
+            for item in (self._store or consumer).commit(offsets=resolved, asynchronous=False):
+                if item.error is not None:
+                    raise KafkaException(item.error)
+        return starts
+
+    def find(
+        self, consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float = _TIMEOUT_S
+    ) -> tuple[list[TopicPartition], list[TopicPartition]]:
+        """The same partitions with the offsets to begin at, and those of them that nobody has committed yet.
+
+        Args:
+            consumer: as usual.
+            partitions: their offsets are not looked at.
+            timeout_s: for each question, in seconds.
+
+        Raises:
+            KafkaException: the cluster did not answer.
+        """
         by_topic: dict[str, list[int]] = defaultdict(list)
         for item in partitions:
             by_topic[item.topic].append(item.partition)
         starts: list[TopicPartition] = []
         resolved: list[TopicPartition] = []
         for topic, numbers in by_topic.items():
-            count, found = self._found(consumer, topic, numbers)
+            count, found = self._found(consumer, topic, numbers, timeout_s)
             for number in numbers:
                 start, born = resolve_start(
                     number,
@@ -131,23 +151,21 @@ class Starts:
                 if number in found:
                     commit = found[number].metadata
                     self.found_tokens[topic, number] = None if commit is None else commit.token
-                at = TopicPartition(topic, number, self._offset(consumer, topic, number, start))
+                at = TopicPartition(topic, number, self._offset(consumer, topic, number, start, timeout_s))
                 starts.append(at)
                 if not isinstance(start, StartAt):
                     resolved.append(TopicPartition(topic, number, at.offset, metadata=self.metadata((topic, number))))
-        if resolved:
-            for item in (self._store or consumer).commit(offsets=resolved, asynchronous=False):
-                if item.error is not None:
-                    raise KafkaException(item.error)
-        return starts
+        return starts, resolved
 
-    def _found(self, consumer: ConsumerClient, topic: str, assigned: list[int]) -> tuple[int, dict[int, Found]]:
-        listed = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+    def _found(
+        self, consumer: ConsumerClient, topic: str, assigned: list[int], timeout_s: float
+    ) -> tuple[int, dict[int, Found]]:
+        listed = consumer.list_topics(topic, timeout=timeout_s).topics.get(topic)
         numbers = sorted({*assigned, *(() if listed is None else listed.partitions)})  # a broker may be behind
         self._counts[topic] = len(numbers)
         found: dict[int, Found] = {}
         asked = [TopicPartition(topic, number) for number in numbers]
-        for item in (self._store or consumer).committed(asked, timeout=_TIMEOUT_S):
+        for item in (self._store or consumer).committed(asked, timeout=timeout_s):
             if item.error is not None:
                 raise KafkaException(item.error)
             if item.offset < 0:
@@ -192,24 +210,24 @@ class Starts:
                 "consumer.subscriptions-differ", extra={"topic": topic, "mine": self._subscription, "theirs": theirs}
             )
 
-    def _offset(self, consumer: ConsumerClient, topic: str, number: int, start: Start) -> int:
+    def _offset(self, consumer: ConsumerClient, topic: str, number: int, start: Start, timeout_s: float) -> int:
         match start:
             case StartAt(offset):
                 return offset
             case Earliest():
-                return self._watermarks(consumer, topic, number)[0]
+                return self._watermarks(consumer, topic, number, timeout_s)[0]
             case Latest():
-                return self._watermarks(consumer, topic, number)[1]
+                return self._watermarks(consumer, topic, number, timeout_s)[1]
             case AtTimestamp():
                 asked = TopicPartition(topic, number, self._timestamp_ms)
-                (answer,) = consumer.offsets_for_times([asked], timeout=_TIMEOUT_S)
+                (answer,) = consumer.offsets_for_times([asked], timeout=timeout_s)
                 if answer.error is not None:
                     raise KafkaException(answer.error)
-                return answer.offset if answer.offset >= 0 else self._watermarks(consumer, topic, number)[1]
+                return answer.offset if answer.offset >= 0 else self._watermarks(consumer, topic, number, timeout_s)[1]
 
     @staticmethod
-    def _watermarks(consumer: ConsumerClient, topic: str, number: int) -> tuple[int, int]:
-        answer = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_TIMEOUT_S)
+    def _watermarks(consumer: ConsumerClient, topic: str, number: int, timeout_s: float) -> tuple[int, int]:
+        answer = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=timeout_s)
         if answer is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - no public spelling
         low, high = answer

@@ -49,6 +49,10 @@ _LOG = logging.getLogger("rocketshim.consumer")
 _AWAITING_S: Final = 0.005
 _IDLE_S: Final = 0.1
 _START_AGAIN_MS: Final = 100
+_START_AGAIN_MAX_MS: Final = 1_000
+_START_AGAIN_TIMES: Final = 10  # at least so many times what the last try took: tries hold up all else, too
+_START_S: Final = 10.0
+_START_ALONE_S: Final = 1.0
 _BOUNDS_S: Final = 2.0
 _LOG_STOP_S: Final = 2.0
 _STUCK_FROM: Final = 16
@@ -104,6 +108,16 @@ class _Ending:
     place: OrderlyPlace
     then: _Then
     offset: int = 0
+    at_ms: int = 0  # not begun anew before
+
+
+@dataclass(slots=True)
+class _Unbegun:
+    """A queue whose lock is ours and whose start is not committed yet."""
+
+    next_offset: int | None
+    reconsume_counts: ReconsumeCounts
+    failures: int = 0
 
 
 class OrderlyDispatch(Dispatch):
@@ -133,7 +147,7 @@ class OrderlyDispatch(Dispatch):
         self.counts.succeeded += sum(answer.msg_count for answer in answers) - stopped
         self.counts.listener_ns += result.elapsed_ns
         task.queue.report(task, answers)
-        if not task.queue.dropped:
+        if not task.queue.withheld:
             self._left(cast("Any", task.queue))
 
 
@@ -155,8 +169,8 @@ class OrderlyLoop(PollLoop):
         self._orderly = orderly
         self._wanted: set[Place] = set()
         self._leases: dict[Place, Lease] = {}
-        self._starting: dict[Place, QueueStarted] = {}
-        self._start_at_ms = 0
+        self._starting: dict[Place, _Unbegun] = {}
+        self._start_again_ms = 0
         self._ending: list[_Ending] = []
         self._counts: dict[Place, ReconsumeCounts] = {}
         self._misplaced = False
@@ -184,7 +198,17 @@ class OrderlyLoop(PollLoop):
         finally:
             log = self._log
             if log is not None:
-                log.stop(_LOG_STOP_S, lambda: self._take_events(log))
+                log.stop(_LOG_STOP_S, lambda: self._wind_up(log))
+
+    def _wind_up(self, log: GroupLogThread) -> None:
+        """The loop has closed: give back what is won, or returned by a listener, all the same."""
+        self._take_events(log)
+        self.dispatch.take_results(self._now_ms())
+        self._end_drained()
+
+    def _failed(self, chunk: Any, outcome: Outcome) -> None:
+        if self._consumer is not None:  # else the loop has closed: what is not stored keeps its queue's lock
+            super()._failed(chunk, outcome)
 
     def _finish_up(self, consumer: ConsumerClient, deadline_ms: int) -> None:
         super()._finish_up(consumer, deadline_ms)
@@ -195,8 +219,8 @@ class OrderlyLoop(PollLoop):
     def _keep_house(self, now_ms: int) -> None:
         committing = now_ms >= self._next_commit_ms
         super()._keep_house(now_ms)
-        if self._starting and now_ms >= self._start_at_ms:
-            self._start(self._client(), now_ms)
+        if self._starting:
+            self._start(self._client())
         self._end_drained()
         if committing:
             for place in self._places():
@@ -227,8 +251,7 @@ class OrderlyLoop(PollLoop):
                     place = (lease.queue.topic, lease.queue.queue_id)
                     if place in self._wanted:
                         self._leases[place] = lease
-                        self._starting[place] = event
-                        self._start_at_ms = 0
+                        self._starting[place] = _Unbegun(next_offset, reconsume_counts)
                     else:  # it was given up meanwhile, and that was said before
                         self._release(lease, next_offset, reconsume_counts)
                 case QueueStopped(lease, reason):
@@ -240,18 +263,20 @@ class OrderlyLoop(PollLoop):
 
     def _lock_stopped(self, lease: Lease, reason: StopReason) -> None:
         place = (lease.queue.topic, lease.queue.queue_id)
-        for ending in self._ending:
-            if ending.place.lease is lease:
-                if reason is not StopReason.UNWANTED:
-                    ending.then = _Then.FORGET
-                return
+        unwanted = reason is StopReason.UNWANTED  # if it is held it has gone and come back before this was heard
+        ending = next((each for each in self._ending if each.place.lease is lease), None)
+        if ending is not None and not unwanted:
+            ending.then = _Then.FORGET
+        elif ending is not None and ending.then is _Then.BEGIN_ANEW:
+            ending.then = _Then.RELEASE
         if self._leases.get(place) is not lease:
-            return  # released already
+            return  # given back already, or when its listener returns
         self.orderly_counts.lost += 1
         del self._leases[place]
+        if ending is not None:
+            return
         running = self._queues.pop(place, None)
         unbegun = self._starting.pop(place, None)
-        unwanted = reason is StopReason.UNWANTED  # it has gone and come back before this was heard
         if place in self._wanted:
             self._hold(place)
         if running is not None:
@@ -268,40 +293,71 @@ class OrderlyLoop(PollLoop):
         self._pauses.release(consumer, [place], PauseReason.FLOW)
         self.commits.forget(place)
 
-    def _start(self, consumer: ConsumerClient, now_ms: int) -> None:
-        """Begin queues whose lock is ours: look up, commit, read. What cannot be done now is done a little later."""
-        self._start_at_ms = now_ms + _START_AGAIN_MS
+    def _start(self, consumer: ConsumerClient) -> None:
+        """Begin queues whose lock is ours: all that are new at once.
+
+        If that fails they are tried one by one, a turn each, so that one that cannot begin (its leader is away) holds
+        up no other. That one again after 0.2 s to 1 s, or later if the try took long.
+        """
+        began_ms = self._now_ms()
         busy = {(ending.place.topic, ending.place.partition) for ending in self._ending}
-        due = [place for place in self._starting if place not in busy and self._leases[place].holds(now_ms)]
+        due = {
+            place: unbegun.failures
+            for place, unbegun in self._starting.items()
+            if (unbegun.failures < 2 or began_ms >= self._start_again_ms)
+            and place not in busy
+            and self._leases[place].holds(began_ms)
+        }
         if not due:
             return
+        places = [place for place, failures in due.items() if not failures]
+        alone = not places
+        if alone:
+            places = [min(due, key=due.__getitem__)]
+        why = self._start_these(consumer, places, _START_ALONE_S if alone else _START_S)
+        if alone:
+            now_ms = self._now_ms()
+            wait_ms = min(_START_AGAIN_MS << min(due[places[0]], 8), _START_AGAIN_MAX_MS)
+            wait_ms = max(wait_ms, _START_AGAIN_TIMES * (now_ms - began_ms))
+            self._start_again_ms = now_ms if why is None else now_ms + wait_ms
+        if why is not None:
+            _LOG.warning("consumer.start-unknown", extra={"error": why, "partitions": _shown(places)})
+            for place in places:
+                self._starting[place].failures += 1
+
+    def _start_these(self, consumer: ConsumerClient, places: list[Place], timeout_s: float) -> str | None:
+        """Look up, commit, read; why that was not possible, or None. A lock that is lost meanwhile begins nothing."""
         try:
-            found = self._starts.resolve(consumer, [TopicPartition(*place) for place in due])
+            found, _ = self._starts.find(consumer, [TopicPartition(*place) for place in places], timeout_s)
             offsets = {(item.topic, item.partition): self._begin_at(item) for item in found}
+            now_ms = self._now_ms()
+            offsets = {place: offset for place, offset in offsets.items() if self._leases[place].holds(now_ms)}
             commits = [
                 TopicPartition(*place, offset, metadata=self._starts.metadata(place))
                 for place, offset in offsets.items()
             ]
-            refused = [
-                str(c.error) for c in consumer.commit(offsets=commits, asynchronous=False) if c.error is not None
-            ]
+            answers = consumer.commit(offsets=commits, asynchronous=False) if commits else []
+            refused = [str(answer.error) for answer in answers if answer.error is not None]
             if refused:
-                _LOG.warning("consumer.start-not-committed", extra={"error": str(refused), "partitions": str(due)})
-                return
+                return str(refused)
             for place, offset in offsets.items():
                 consumer.seek(TopicPartition(*place, offset))
         except KafkaException as error:
-            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": str(due)})
-            return
+            return str(error)
         for place, offset in offsets.items():
             self._counts[place] = self._starting.pop(place).reconsume_counts
             self._begin(place, offset)
             self.orderly_counts.starts += 1
-        if self._suspended or self._closing:
-            self._pauses.hold(consumer, due, PauseReason.SUSPENDED)
-        self._pauses.release(consumer, due, PauseReason.LOCK)
+        self._read(consumer, list(offsets))
         self._share_limits()
-        _LOG.info("consumer.locked", extra={"partitions": [f"{topic}/{number}" for topic, number in due]})
+        if offsets:
+            _LOG.info("consumer.locked", extra={"partitions": _shown(offsets)})
+        return None
+
+    def _read(self, consumer: ConsumerClient, places: list[Place]) -> None:
+        if self._suspended or self._closing:
+            self._pauses.hold(consumer, places, PauseReason.SUSPENDED)
+        self._pauses.release(consumer, places, PauseReason.LOCK)
 
     def _begin_at(self, found: TopicPartition) -> int:
         """The position to begin at: the committed one, or a later one that the group's log knows."""
@@ -336,21 +392,33 @@ class OrderlyLoop(PollLoop):
     def _end_drained(self) -> None:
         """Conclude the endings that are drained."""
         for ending in [each for each in self._ending if each.place.settled]:
-            self._ending.remove(ending)
             place, lease = ending.place, ending.place.lease
             if ending.then is _Then.BEGIN_ANEW:
-                self._begin_anew((place.topic, place.partition), ending.offset)
+                if not self._begin_anew(ending):
+                    continue
             elif lease is not None and ending.then is _Then.RELEASE:
                 self._release(lease, *place.progress)
             elif lease is not None and self._log is not None:
                 self._log.drained(lease)
+            self._ending.remove(ending)
             place.drop()
 
-    def _begin_anew(self, place: Place, offset: int) -> None:
+    def _begin_anew(self, ending: _Ending) -> bool:
+        """Whether it could; else it is tried again a little later. Rebalance callbacks call this, too: never raises."""
+        now_ms = self._now_ms()
+        if now_ms < ending.at_ms:
+            return False
+        place = (ending.place.topic, ending.place.partition)
         consumer = self._client()
-        consumer.seek(TopicPartition(*place, offset))
-        self._begin(place, offset)
-        self._pauses.release(consumer, [place], PauseReason.LOCK)
+        try:
+            consumer.seek(TopicPartition(*place, ending.offset))
+        except KafkaException as error:
+            ending.at_ms = now_ms + _START_AGAIN_MS
+            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": _shown([place])})
+            return False
+        self._begin(place, ending.offset)
+        self._read(consumer, [place])
+        return True
 
     def _release(self, lease: Lease, next_offset: int | None, counts: ReconsumeCounts) -> None:
         if self._log is not None:
@@ -472,7 +540,7 @@ class OrderlyLoop(PollLoop):
             self._want()
         self._next_comparison_ms = self._now_ms()
         self.assigned.set()
-        _LOG.info("consumer.assigned", extra={"partitions": [f"{topic}/{number}" for topic, number in places]})
+        _LOG.info("consumer.assigned", extra={"partitions": _shown(places)})
 
     def _depart(self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[Place]) -> None:
         self._give_up(places)
@@ -532,6 +600,10 @@ class OrderlyLoop(PollLoop):
                     else f"{task.failure.exception_class}: {task.failure.text}"[:300],
                 },
             )
+
+
+def _shown(places: Iterable[Place]) -> list[str]:
+    return [f"{topic}/{number}" for topic, number in places]
 
 
 def _key_of(message: Any) -> Any:

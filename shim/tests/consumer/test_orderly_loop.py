@@ -6,9 +6,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.assignment import Starts
+from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.consumer.orderly_context import ConsumeOrderlyContext
 from rocketshim.consumer.orderly_loop import OrderlyLoop, OrderlySettings
@@ -27,7 +28,7 @@ from rocketshim.health import metrics_text
 from rocketshim.settings import ConnectionSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
-from rocketshim_topics.group_log import ReleaseRecord, decode_group_record
+from rocketshim_topics.group_log import ClaimRecord, ReleaseRecord, decode_group_record
 from rocketshim_topics.layout import Layout
 
 from .conftest import HandPool
@@ -762,3 +763,188 @@ def test_of_a_fetch_from_before_the_position_the_part_behind_it_is_kept_in_order
     stage.wait(6_000)
     assert [offset for _, offset in stage.offsets] == list(range(40, 60))
     assert stage.committed() == 60
+
+
+# --- what stands in the way of one queue ------------------------------------------------------------------------------
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+
+
+def test_a_queue_whose_start_cannot_be_told_holds_up_no_other(stage: Stage) -> None:
+    stage.topic(3)
+    for queue in range(3):
+        stage.fill(2, queue)
+    a = stage.join("a")
+    answers, asked = a.consumers[0].get_watermark_offsets, 0
+    away = True
+
+    def bounds(place: TopicPartition, timeout: float = 0, **options: Any) -> Any:
+        nonlocal asked
+        if away and (place.topic, place.partition) == ("orders", 1) and not options:
+            asked += 1
+            stage.clock.advance(min(round(timeout * 1_000), 1_000))  # more would end the locks of a log turned by hand
+            refuse()
+        return answers(place, timeout, **options)
+
+    a.consumers[0].get_watermark_offsets = bounds
+    stage.turn(20)
+    assert sorted(stage.offsets) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    before = asked
+    stage.wait(20_000)
+    assert before < asked <= before + 3, "a try of a second is made each ten"
+    away = False
+    stage.wait(11_000)
+    assert stage.offsets[4:] == [(1, 0), (1, 1)]
+
+
+def test_a_start_that_kafka_does_not_take_holds_up_no_other(stage: Stage) -> None:
+    stage.topic(2)
+    stage.fill(1, 0)
+    stage.fill(1, 1)
+    a = stage.join("a")
+    taken = a.consumers[0].commit
+
+    def commit(*, offsets: list[TopicPartition], asynchronous: bool) -> Any:
+        if any(item.topic == "orders" and item.partition == 0 for item in offsets):
+            refuse()
+        return taken(offsets=offsets, asynchronous=asynchronous)
+
+    a.consumers[0].commit = commit
+    stage.turn(20)
+    assert stage.offsets == [(1, 0)]
+    a.consumers[0].commit = taken
+    stage.wait(2_000)
+    assert stage.offsets == [(1, 0), (0, 0)]
+
+
+def test_a_start_that_was_looked_up_for_longer_than_the_lock_lasts_is_not_committed(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(3)
+    a = stage.join("a")
+    answers = a.consumers[0].get_watermark_offsets
+    slow = True
+
+    def bounds(place: TopicPartition, **options: Any) -> Any:
+        nonlocal slow
+        if slow and "cached" not in options:
+            slow = False
+            stage.clock.advance(4_000)  # it may believe for 3
+        return answers(place, **options)
+
+    a.consumers[0].get_watermark_offsets = bounds
+    while slow:
+        stage.turn(1)
+    assert stage.kafka.commits(GROUP) == []
+    stage.wait(15_000)
+    assert stage.offsets == [(0, 0), (0, 1), (0, 2)]
+
+
+def cut_under_a_listener(stage: Stage) -> tuple[Member, Any]:
+    """A member whose queue is to begin anew, at offset 0, once its listener returns: its log is shorter than it was."""
+    stage.topic()
+    stage.fill(3)
+    a = stage.join("a")
+    stage.turn()
+    stage.fill(2)
+    stage.turn(3, work=False)
+    task = a.pool.tasks.popleft()
+    bounds, a.consumers[0].get_watermark_offsets = a.consumers[0].get_watermark_offsets, lambda *_, **__: (0, 3)
+    a.loop._put(("orders", 0), stage.kafka.records("orders")[:3])
+    a.consumers[0].get_watermark_offsets = bounds
+    assert [ending.then.name for ending in a.loop._ending] == ["BEGIN_ANEW"]
+    return a, task
+
+
+def test_a_queue_whose_log_was_cut_and_that_cannot_be_sought_is_tried_again(stage: Stage) -> None:
+    a, task = cut_under_a_listener(stage)
+    seek, a.consumers[0].seek = a.consumers[0].seek, refuse
+    a.pool.tasks.append(task)
+    a.pool.work_all()
+    a.loop.dispatch.take_results(0)
+    a.loop._on_lost(a.consumers[0], [TopicPartition(NAMES.retry(GROUP), 0)])  # a callback never raises
+    stage.wait(500)
+    a.consumers[0].seek = seek
+    stage.wait(1_000)
+    assert stage.offsets == [(0, 0), (0, 1), (0, 2), *((0, number) for number in range(5))]
+
+
+def test_a_queue_that_begins_anew_while_reading_is_suspended_is_not_read(stage: Stage) -> None:
+    a, task = cut_under_a_listener(stage)
+    a.loop.ask(a.loop.suspend)
+    stage.turn()
+    a.pool.tasks.append(task)
+    a.pool.work_all()
+    stage.wait(1_000)
+    assert len(stage.seen) == 3
+    a.loop.ask(a.loop.resume_reading)
+    stage.wait(1_000)
+    assert [offset for _, offset in stage.offsets] == [0, 1, 2, 0, 1, 2, 3, 4]
+
+
+def test_a_lock_lost_before_a_queue_began_anew_is_not_given_back_under_its_listener(stage: Stage) -> None:
+    a, task = cut_under_a_listener(stage)
+    stage.clock.advance(4_000)
+    stage.turn(3)
+    a.loop._on_lost(a.consumers[0], [TopicPartition("orders", 0)])
+    a.loop._on_assign(a.consumers[0], [TopicPartition("orders", 0)])
+    stage.wait(10_000)
+    claims = [
+        queue.topic
+        for record in stage.kafka.records(NAMES.group_log(GROUP))
+        if isinstance(found := decode_group_record(record.value()), ClaimRecord)
+        for queue in found.queues
+    ]
+    assert claims.count("orders") == 1, "its listener has not returned, so nothing is claimed anew"
+    a.pool.tasks.append(task)
+    a.pool.work_all()
+    stage.wait(10_000)
+    assert sorted(set(stage.offsets)) == [(0, number) for number in range(5)]
+
+
+def return_while_closing(a: Member) -> None:
+    """Let a listener take the run that was handed out, and return while its loop waits for its threads to end."""
+    task: Any = a.pool.tasks.popleft()
+    result = Result(task, a.runner.run(task), 0)  # type: ignore[arg-type]
+
+    def stop(timeout_s: float) -> bool:
+        del timeout_s
+        a.pool.results.put(result)
+        return True
+
+    a.pool.stop = stop  # type: ignore[method-assign]
+
+
+def test_what_a_listener_says_while_its_loop_closes_is_given_back_with_the_lock(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(3)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    return_while_closing(a)
+    stage.leave("a")
+    assert stage.committed() == 0
+    stage.fill(1)
+    stage.join("b")
+    stage.wait(1_000)
+    assert stage.offsets == [(0, 0), (0, 1), (0, 2), (0, 3)], "at once, and none twice"
+
+
+def test_a_dead_letter_asked_for_after_the_loop_has_closed_keeps_the_lock(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+
+    def fail(_: Any) -> None:
+        raise DeadLetter("x")
+
+    stage.answer = fail
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    return_while_closing(a)
+    stage.leave("a")
+    stage.join("b")
+    stage.wait(2_000)
+    assert stage.dead() == []
+    stage.wait(10_000)
+    assert len(stage.dead()) == 1
+    assert stage.offsets == [(0, 0), (0, 0)]
