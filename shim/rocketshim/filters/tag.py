@@ -16,12 +16,12 @@ the outcome is the same.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from rocketshim.errors import FilterSyntaxError
 from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.java_text import TRIMMED_CHARACTERS
-from rocketshim_topics.wire import read_headers
 
 __all__ = ["TAG_HEADER", "TagFilter"]
 
@@ -103,10 +103,13 @@ class TagFilter:
         if self.matches_all:
             yield from records
             return
-        encoded = self._encoded
+        encoded, kind = self._encoded, None
         for record in records:
             try:
-                for name, value in read_headers(record) or ():
+                if type(record) is not kind:
+                    kind = type(record)
+                    read = partial(kind.headers)  # checked like `read_headers`, for half of what that adds
+                for name, value in read(record) or ():
                     if name == "TAGS":
                         selected = value in encoded
                         break
