@@ -215,7 +215,7 @@ def spare_unreadable(record: Any) -> bool:
     """
     try:
         headers = read_headers(record)
-        if not headers or all(len(pair) == len(gc.get_referents(pair)) for pair in headers):
+        if not headers or len(gc.get_referents(*headers)) == 2 * len(headers):  # a null pointer is none
             return False
     except Exception:  # noqa: BLE001, S110 - whatever it is, they cannot be read
         pass

