@@ -55,4 +55,4 @@ class DropFailed:
         record = coordinates(message)
         _LOG.warning("consumer.dropped", extra={"record": record, "error_class": name, "error": text})
         self.counts.dropped += 1
-        chunk.queue.stored(chunk, message)
+        chunk.queue.stored(chunk, (message,))

@@ -9,7 +9,7 @@ record as fetched, never from what the listener held.
 
 import logging
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeGuard
@@ -196,17 +196,19 @@ class SendBack:
         Args:
             now_ms: monotonic time in ms.
         """
+        stored: defaultdict[Chunk[Any], list[Any]] = defaultdict(list)
         while self._reports:
             hop, error = self._reports.popleft()
             self._outstanding -= 1
-            queue = hop.chunk.queue
-            if queue.dropped:
+            if hop.chunk.queue.dropped:
                 continue
             if error is None:
                 self._count(hop)
-                queue.stored(hop.chunk, hop.message)
+                stored[hop.chunk].append(hop.message)
             else:
                 self._not_stored(hop, error, now_ms)
+        for chunk, messages in stored.items():
+            chunk.queue.stored(chunk, messages)
         while self._again and self._again[0][0] <= now_ms:
             hop = self._again.popleft()[1]
             if not hop.chunk.queue.dropped:

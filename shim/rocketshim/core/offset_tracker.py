@@ -99,14 +99,29 @@ class OffsetTracker:
         self._last_offset = last
         return run
 
-    def finish_all(self, run: Run) -> None:
-        """Every message of the run is finished.
+    def finish_all(self, run: Run, but: Collection[int] = ()) -> None:
+        """Every message of the run that is open is finished.
+
+        Args:
+            run: as `deliver` gave it.
+            but: offsets of messages that are open and stay so, in any order.
 
         Raises:
-            ValueError: the run had finished before, or is another tracker's; nothing changed.
+            ValueError: the run had finished before, or is another tracker's, or one of `but` is not open in it; nothing
+                changed.
         """
         self._check(run)
-        self._close(run)
+        if not but:
+            self._close(run)
+            return
+        offsets = _offsets(run)
+        still_open = set(but)
+        if not still_open.issubset(offsets if run.messages else run.open_offsets):
+            raise ValueError(f"offsets {list(but)} are not all open in the run that begins at {run.first_offset}")
+        if not run.messages:
+            run.open_offsets &= still_open  # in place: `ahead` asks it
+            still_open = run.open_offsets
+        self._leave_open(run, offsets, still_open)
 
     def finish_many(self, run: Run, finished: Collection[int]) -> None:
         """Messages of the run are finished.
@@ -120,25 +135,14 @@ class OffsetTracker:
                 tracker's; nothing changed.
         """
         self._check(run)
-        offsets = [message.offset() or 0 for message in run.messages] if run.messages else run.offsets
+        offsets = _offsets(run)
         still_open = set(offsets) if run.messages else run.open_offsets
         wanted = set(finished)
         if len(wanted) != len(finished) or not wanted <= still_open:
             raise ValueError(f"offsets {list(finished)} are not all open in the run that begins at {run.first_offset}")
-        if not wanted:
-            return
-        still_open -= wanted
-        if run.messages:
-            run.messages = ()
-            run.offsets = offsets
-            run.open_offsets = still_open
-            run.ahead = filter(still_open.__contains__, offsets)
-        run.unfinished = len(still_open)
-        if run.unfinished == 0:
-            self._close(run)
-            return
-        if run.lowest not in still_open:
-            run.lowest = next(run.ahead)
+        if wanted:
+            still_open -= wanted
+            self._leave_open(run, offsets, still_open)
 
     @property
     def next_offset(self) -> int | None:
@@ -180,6 +184,19 @@ class OffsetTracker:
         if run.unfinished == 0:
             raise ValueError(f"the run that begins at offset {run.first_offset} had finished before")
 
+    def _leave_open(self, run: Run, offsets: Sequence[int], still_open: set[int]) -> None:
+        if not still_open:
+            self._close(run)
+            return
+        if run.messages:
+            run.messages = ()
+            run.offsets = offsets
+            run.open_offsets = still_open
+            run.ahead = filter(still_open.__contains__, offsets)
+        run.unfinished = len(still_open)
+        if run.lowest not in still_open:
+            run.lowest = next(run.ahead)
+
     def _close(self, run: Run) -> None:
         run.unfinished = 0
         run.messages = run.offsets = ()
@@ -188,6 +205,11 @@ class OffsetTracker:
         runs = self._runs
         while runs and runs[0].unfinished == 0:
             self._safe = runs.popleft().next_offset
+
+
+def _offsets(run: Run) -> Sequence[int]:
+    """Of all its messages, in order."""
+    return [message.offset() or 0 for message in run.messages] if run.messages else run.offsets
 
 
 def _offset(message: HasOffset) -> int:

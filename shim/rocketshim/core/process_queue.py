@@ -234,44 +234,46 @@ class ProcessQueue(Generic[MessageT]):
         if chunk.todo_count and not self.dropped:
             raise ValueError(f"{chunk.todo_count} messages of the chunk were not begun: they cannot be done")
         messages = chunk.messages
-        refused = {message.offset() for message in failed}
-        as_whole = not refused and chunk.expired is None and chunk.run.unfinished == len(messages) > 0
+        refused = {message.offset() or 0: message for message in failed}
+        as_whole = chunk.expired is None and chunk.run.unfinished == len(messages) > 0 and not self.dropped
         offsets = [] if as_whole else [message.offset() or 0 for message in messages]
-        if not refused.issubset(offsets):
-            raise ValueError(f"the chunk that begins at {chunk.run.first_offset} does not hold all of {refused}")
+        if as_whole:
+            self._tracker.finish_all(chunk.run, refused)
+        elif not refused.keys() <= set(offsets):
+            raise ValueError(f"offsets {list(refused)} are not all in the chunk of the run at {chunk.run.first_offset}")
         chunk.reported = True
         chunk.in_work = chunk.seen_in_work = None
         if self.dropped:
             return []
         del self._chunks[chunk]
         if as_whole:
-            self._tracker.finish_all(chunk.run)
-            self.msg_count -= len(messages)
-            self._taken_bytes -= chunk.size_bytes
-            return []
-        sent_before = chunk.expired or set()
-        kept = refused | sent_before
-        held = list(compress(messages, map(kept.__contains__, offsets)))  # in C, as what follows
-        done = list(filterfalse(kept.__contains__, offsets))
-        self._finish(chunk, done, chunk.size_bytes - sum(map(len, held)))
-        to_send = [message for message in held if message.offset() not in sent_before]
+            to_send = [refused[offset] for offset in sorted(refused)]
+            self.msg_count -= len(messages) - len(to_send)
+            self._taken_bytes -= chunk.size_bytes - sum(map(len, to_send))
+        else:
+            sent_before = chunk.expired or set()
+            kept = sent_before | refused.keys()
+            held = list(compress(messages, map(kept.__contains__, offsets)))  # in C, as what follows
+            done = list(filterfalse(kept.__contains__, offsets))
+            self._finish(chunk, done, chunk.size_bytes - sum(map(len, held)))
+            to_send = [message for message in held if message.offset() not in sent_before]
         self._owe(chunk, to_send)
         return to_send
 
-    def stored(self, chunk: Chunk[MessageT], message: MessageT) -> None:
-        """The next hop of a failed or expired message is stored: the message is done. Ignored for a dropped queue.
+    def stored(self, chunk: Chunk[MessageT], messages: Collection[MessageT]) -> None:
+        """The next hops of failed or expired messages of a chunk are stored: they are done. Not for a dropped queue.
 
         Raises:
-            ValueError: the message is not owed: neither failed nor expired, or stored before; nothing changed.
+            ValueError: one is not owed: neither failed nor expired, or stored before; nothing changed.
         """
         if self.dropped:
             return
-        offset = message.offset()
-        if chunk.queue is not self or chunk.owed is None or offset is None or offset not in chunk.owed:
-            raise ValueError(f"offset {offset} of {self.topic}/{self.partition} is not waiting for its next hop")
-        chunk.owed.remove(offset)
-        self._owed_count -= 1
-        self._finish(chunk, (offset,), len(message))
+        offsets = {message.offset() or 0 for message in messages}
+        if chunk.queue is not self or chunk.owed is None or not offsets <= chunk.owed or len(offsets) != len(messages):
+            raise ValueError(f"offsets {list(offsets)} of {self.topic}/{self.partition} do not all wait for a next hop")
+        chunk.owed -= offsets
+        self._owed_count -= len(offsets)
+        self._finish(chunk, offsets, sum(map(len, messages)))
 
     def expire(self, now_ms: int, timeout_ms: int) -> list[tuple[Chunk[MessageT], MessageT]]:
         """Messages whose listener call has lasted longer than the consume timeout; each is named once and is owed.

@@ -66,7 +66,7 @@ def settle(pool: AsyncPool, chunks: list[Chunk[Any]]) -> dict[int, str]:
         outcomes = result.outcomes or []
         failed.update({outcome.message.offset(): outcome.failure.exception_class for outcome in outcomes})
         for message in result.chunk.queue.report(result.chunk, [outcome.message for outcome in outcomes]):
-            result.chunk.queue.stored(result.chunk, message)
+            result.chunk.queue.stored(result.chunk, [message])
     return failed
 
 
@@ -189,7 +189,7 @@ def test_a_call_that_lasts_too_long_is_named_and_its_neighbours_are_not(pools: P
     assert queue.report(result.chunk) == []
     assert queue.oldest_in_work_ms(300) == 0
     assert queue.next_offset == 1
-    queue.stored(result.chunk, result.chunk.messages[1])
+    queue.stored(result.chunk, [result.chunk.messages[1]])
     assert queue.next_offset == 3
 
 

@@ -101,11 +101,25 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
             self.finished.update(offsets)
 
     @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def finish_the_run_but_a_few(self, data: st.DataObject) -> None:
+        run, offsets = data.draw(st.sampled_from(self.runs))
+        kept = data.draw(st.sets(st.sampled_from(offsets)))
+        if self.finished.issuperset(offsets) or self.finished & kept:
+            with pytest.raises(ValueError, match=r"finished before|all open"):
+                self.tracker.finish_all(run, kept)
+        else:
+            self.tracker.finish_all(run, kept)
+            self.finished.update(set(offsets) - kept)
+
+    @precondition(lambda self: self.runs)
     @rule(data=st.data(), distance=st.integers(min_value=1, max_value=50))
     def finish_what_was_not_delivered(self, data: st.DataObject, distance: int) -> None:
         run, offsets = data.draw(st.sampled_from(self.runs))
         with pytest.raises(ValueError, match=r"all open|finished before"):
             self.tracker.finish_many(run, (offsets[-1] + distance,))
+        with pytest.raises(ValueError, match=r"all open|finished before"):
+            self.tracker.finish_all(run, (offsets[-1] + distance,))
 
     @precondition(lambda self: self.delivered)
     @rule(back=st.integers(min_value=0, max_value=20))

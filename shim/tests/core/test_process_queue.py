@@ -184,7 +184,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
     def stored(self, data: st.DataObject) -> None:
         pair = data.draw(st.sampled_from(self.owed))
         work, offset = pair
-        self.queue.stored(work.chunk, self.put[offset])
+        self.queue.stored(work.chunk, [self.put[offset]])
         if not self.queue.dropped:
             self.owed.remove(pair)
             self.done.add(offset)
@@ -195,8 +195,8 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         work = data.draw(st.sampled_from(self.works))
         offset = data.draw(st.sampled_from(sorted(self.put)))
         if (work, offset) not in self.owed:
-            with pytest.raises(ValueError, match="not waiting"):
-                self.queue.stored(work.chunk, self.put[offset])
+            with pytest.raises(ValueError, match="wait for a next hop"):
+                self.queue.stored(work.chunk, [self.put[offset]])
 
     @rule(sweeps=st.lists(st.sampled_from([0, 40, TIMEOUT_MS - 1, TIMEOUT_MS]), min_size=1, max_size=2))
     def expire(self, sweeps: list[int]) -> None:
@@ -399,7 +399,7 @@ def test_failed_message_holds_the_position_until_its_next_hop_is_stored() -> Non
     assert queue.report(chunk, failed) == failed
     assert queue.next_offset == 1
     assert queue.msg_count == 1
-    queue.stored(chunk, failed[0])
+    queue.stored(chunk, [failed[0]])
     assert queue.next_offset == 3
     assert queue.idle
 
@@ -416,7 +416,7 @@ def test_report_that_names_a_strange_message_changes_nothing() -> None:
     queue = queue_of(0, 1)
     chunk, other = taken(queue, 1), taken(queue, 1)
     work_off(chunk)
-    with pytest.raises(ValueError, match="does not hold"):
+    with pytest.raises(ValueError, match="not all"):
         queue.report(chunk, list(other.messages))
     assert not chunk.reported
     assert queue.msg_count == 2
@@ -442,9 +442,9 @@ def test_stored_twice_is_refused_and_counts_once() -> None:
     work_off(chunk)
     message = chunk.messages[0]
     queue.report(chunk, [message])
-    queue.stored(chunk, message)
-    with pytest.raises(ValueError, match="not waiting"):
-        queue.stored(chunk, message)
+    queue.stored(chunk, [message])
+    with pytest.raises(ValueError, match="wait for a next hop"):
+        queue.stored(chunk, [message])
     assert (queue.msg_count, queue.next_offset) == (0, 2)
 
 
@@ -508,11 +508,11 @@ def test_expired_message_is_sent_once_whatever_its_listener_says_later() -> None
     queue.expire(0, TIMEOUT_MS)
     assert queue.expire(TIMEOUT_MS, TIMEOUT_MS) == [(chunk, batch[0]), (chunk, batch[1])]
     assert queue.expire(9 * TIMEOUT_MS, TIMEOUT_MS) == []
-    queue.stored(chunk, batch[0])
+    queue.stored(chunk, [batch[0]])
     assert queue.next_offset == 1
     assert queue.report(chunk, batch) == []
     assert queue.next_offset == 1
-    queue.stored(chunk, batch[1])
+    queue.stored(chunk, [batch[1]])
     assert (queue.next_offset, queue.msg_count) == (2, 0)
 
 
@@ -525,7 +525,7 @@ def test_late_success_of_an_expired_message_does_not_finish_it() -> None:
     queue.expire(TIMEOUT_MS, TIMEOUT_MS)
     assert queue.report(chunk) == []
     assert queue.next_offset is None
-    queue.stored(chunk, message)
+    queue.stored(chunk, [message])
     assert queue.next_offset == 1
 
 
@@ -560,7 +560,7 @@ def test_results_after_drop_are_ignored() -> None:
     (failed,) = queue.report(owed, owed.messages)
     queue.drop()
     queue.drop()
-    queue.stored(owed, failed)
+    queue.stored(owed, [failed])
     work_off(chunk)
     assert queue.report(chunk, chunk.messages) == []
     assert queue.expire(10 * TIMEOUT_MS, TIMEOUT_MS) == []
@@ -581,7 +581,7 @@ def test_queue_about_to_be_given_up_begins_nothing_more_and_commits_what_was_in_
     assert queue.report(waiting) == []
     assert queue.report(at_work, batch) == batch
     assert not queue.settled
-    queue.stored(at_work, batch[0])
+    queue.stored(at_work, [batch[0]])
     assert queue.settled
     assert queue.next_offset == 1
 
