@@ -11,6 +11,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from rocketshim.clients import BAD_HEADER_KEY, spare_unreadable
 from rocketshim.consumer.listener import Subscription, WithoutContext
 from rocketshim.consumer.orderly_context import ConsumeOrderlyContext, TriedMessageView
 from rocketshim.consumer.orderly_place import OrderlyTask
-from rocketshim.consumer.outcome import DeadLetter, RetryLater
+from rocketshim.consumer.outcome import DeadLetter, RetryLater, shown, whole
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
 from rocketshim.group.lease import Lease
@@ -35,7 +36,6 @@ _NS: Final = 1_000_000
 _NEVER_MS: Final = 2**62
 _NO_LEASE: Final = Lease(MessageQueue("none"), -1, _NEVER_MS)
 _SUSPEND: Final = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
-_TEXT_MAX: Final = 200
 
 
 class OrderlyRunner:
@@ -119,20 +119,17 @@ class OrderlyRunner:
                 view = TriedMessageView(message, False, times)  # noqa: FBT003
             try:
                 status = listener(view, context) if alone is None else alone(view)
+                if (status is None or status is success) and (
+                    alone is not None or (context.auto_commit is True and context.suspend_current_queue_time_ms == -1)
+                ):
+                    done += 1  # nearly always
+                    continue
+                answer = self._answered(task, status, context, [message])
             except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
-                if done:
-                    answers.append(BatchAnswer(done))
-                answers.append(self._raised(task, error, context, [message]))
-                return
-            if (status is None or status is success) and (
-                alone is not None or (context.auto_commit is True and context.suspend_current_queue_time_ms == -1)
-            ):
-                done += 1  # nearly always
-                continue
+                answer = self._raised(task, error, context, [message])
             if done:
                 answers.append(BatchAnswer(done))
                 done = 0
-            answer = self._answered(task, status, context, 1)
             answers.append(answer)
             if answer.stops:
                 return
@@ -181,10 +178,9 @@ class OrderlyRunner:
     def _call(self, task: OrderlyTask, listener: Any, views: Any, messages: list[Any]) -> BatchAnswer:
         context = self._context(task)
         try:
-            status = listener(views, context)
+            return self._answered(task, listener(views, context), context, messages)
         except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
             return self._raised(task, error, context, messages)
-        return self._answered(task, status, context, len(messages))
 
     def _may_begin(self, task: OrderlyTask, slice_end_ns: int) -> bool:
         now = self._clock.monotonic_ns()
@@ -206,7 +202,7 @@ class OrderlyRunner:
                 break
             try:
                 if selects is not None:
-                    wanted = selects(self._view(message, task))
+                    wanted = bool(selects(self._view(message, task)))
                 else:
                     wanted = matches is None or matches(read_headers(message))
             except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
@@ -232,33 +228,48 @@ class OrderlyRunner:
         times = task.counts.get(message.offset()) if task.counts else None
         return MessageView(message, trusted) if times is None else TriedMessageView(message, trusted, times)
 
-    def _answered(self, task: OrderlyTask, returned: object, context: ConsumeOrderlyContext, count: int) -> BatchAnswer:
+    def _answered(
+        self, task: OrderlyTask, returned: object, context: ConsumeOrderlyContext, messages: list[Any]
+    ) -> BatchAnswer:
         status = orderly_status(returned)
         if status is _SUSPEND:
             asked = returned is _SUSPEND
-            text = "the listener asked for it" if asked else f"the listener returned {_shown(returned)}"
+            text = "the listener asked for it" if asked else f"the listener returned {shown(returned, repr):.200}"
             task.failure = Failure("Suspended" if asked else "ReturnedNoStatus", text, self._clock.wall_ms())
-        return BatchAnswer(count, status, context.auto_commit is not False, _suspend_ms(context))
+        answer = BatchAnswer(len(messages), status, context.auto_commit is not False, _suspend_ms(context))
+        if answer.stops and self._spare(task, messages):
+            answer = replace(answer, status=_SUSPEND, dead_letter=True)
+        return answer
 
     def _raised(
         self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, messages: list[Any]
     ) -> BatchAnswer:
         if not isinstance(error, Exception):
-            _LOG.warning("consumer.listener-raised", extra={"error": _shown(error)})
+            _LOG.warning("consumer.listener-raised", extra={"error": shown(error, repr)})
         task.failure = self._failure(error)
         suspend_ms = _suspend_ms(context)
         if isinstance(error, RetryLater):
-            if error.delay_ms is not None:
-                suspend_ms = error.delay_ms
-            elif error.level is not None:
-                suspend_ms = self._levels.delay_ms(self._levels.clamp(error.level))
-        auto_commit = context.auto_commit is not False
-        dead_letter = isinstance(error, DeadLetter)
-        unreadable = {message.offset() for message in messages if spare_unreadable(message)}  # or a second look ends us
-        if unreadable and len(messages) == 1:
-            task.malformed, dead_letter = BAD_HEADER_KEY, True
-        task.queue.unreadable |= unreadable
+            delay_ms, level = whole(getattr(error, "delay_ms", None)), whole(getattr(error, "level", None))
+            if delay_ms is not None:
+                suspend_ms = delay_ms
+            elif level is not None:
+                suspend_ms = self._levels.delay_ms(self._levels.clamp(level))
+        dead_letter = self._spare(task, messages) or isinstance(error, DeadLetter)
+        auto_commit = getattr(context, "auto_commit", True) is not False
         return BatchAnswer(len(messages), _SUSPEND, auto_commit, suspend_ms, dead_letter=dead_letter)
+
+    def _spare(self, task: OrderlyTask, messages: list[Any]) -> bool:
+        """Take unreadable headers away before these come again: a second look would end the process.
+
+        Whether they are those of one message alone, which then is to be parked. A batch is split at its next attempt.
+        """
+        unreadable = {message.offset() for message in messages if spare_unreadable(message)}
+        task.queue.unreadable |= unreadable
+        if not unreadable or len(messages) > 1:
+            return False
+        task.failure = task.failure or self._failure(SystemError(BAD_HEADER_KEY))
+        task.malformed = BAD_HEADER_KEY
+        return True
 
     def _failed(self, task: OrderlyTask, count: int, *, dead_letter: bool = False) -> BatchAnswer:
         if task.failure is None:
@@ -270,21 +281,14 @@ class OrderlyRunner:
         return self._failed(task, 1, dead_letter=True)
 
     def _failure(self, error: BaseException) -> Failure:
-        return Failure(type(error).__qualname__, _shown(error, str), self._clock.wall_ms())
+        return Failure(shown(type(error).__qualname__), shown(error), self._clock.wall_ms())
 
 
 def _suspend_ms(context: ConsumeOrderlyContext) -> int:
-    """The wait that the listener asked for; what is no number is said, and counts as not asked."""
-    asked: object = context.suspend_current_queue_time_ms
-    if isinstance(asked, int):
-        return asked
-    _LOG.error("consumer.suspend-time-ignored", extra={"asked": _shown(asked)})
-    return -1
-
-
-def _shown(value: object, how: Callable[[object], str] = repr) -> str:
-    """An object of user code as text, whatever its own methods do."""
-    try:
-        return how(value)[:_TEXT_MAX] if how is repr else how(value)
-    except BaseException:  # noqa: BLE001 - user code
-        return f"<{type(value).__name__}>"
+    """The wait that the listener asked for; what is no whole number is said, and counts as not asked."""
+    asked: object = getattr(context, "suspend_current_queue_time_ms", -1)  # what it deleted was not asked
+    wait_ms = whole(asked)
+    if wait_ms is None:
+        _LOG.error("consumer.suspend-time-ignored", extra={"asked": shown(asked, repr)})
+        return -1
+    return wait_ms

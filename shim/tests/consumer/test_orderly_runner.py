@@ -1,0 +1,183 @@
+"""What an orderly listener may do without ending its consumer: whatever user code answers, sets, deletes or raises."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rocketshim.consumer.listener import Subscription, adapt
+from rocketshim.consumer.orderly_place import OrderlyTask
+from rocketshim.consumer.orderly_runner import OrderlyRunner
+from rocketshim.consumer.outcome import RetryLater
+from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, OrderlyRun
+from rocketshim.testing import VirtualClock
+from rocketshim_topics import DelayLevels
+
+from .conftest import Record
+
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
+
+
+class Readable(Record):
+    """Without headers."""
+
+    def headers(self) -> Any:
+        return None
+
+
+class Torn:
+    """A pair with a null pointer in it."""
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Unreadable(Record):
+    """The name of a header is no UTF-8: only the first look at it raises."""
+
+    looks = 0
+
+    def headers(self) -> Any:
+        self.looks += 1
+        if self.looks == 1:
+            raise SystemError("returned a result with an exception set")
+        return [Torn()] if self.looks == 2 else None
+
+    def set_headers(self, headers: Any) -> None:
+        assert headers is None
+
+
+class Deaf:
+    """Nothing of it can be looked at."""
+
+    def __bool__(self) -> bool:
+        raise OSError("no")
+
+    __repr__ = __str__ = __bool__  # type: ignore[assignment]
+
+
+class Seven:
+    """A whole number that is no int, as numpy's are."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+class Bare(RetryLater):
+    """Forgets its own."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class Place(SimpleNamespace):
+    """As much of an `OrderlyPlace` as a listener thread sees."""
+
+    def __init__(self) -> None:
+        super().__init__(topic="orders", partition=0, epoch=1, lease=None, unreadable=set())
+
+
+def run(
+    listener: Callable[..., Any], *messages: Any, batch_count: int = 1, place: Any = None, selects: Any = None
+) -> tuple[list[BatchAnswer], OrderlyTask]:
+    subscription = Subscription("orders", adapt(listener), selects=selects)
+    runner = OrderlyRunner(
+        "g",
+        lambda _: subscription,
+        "retry",
+        batch_count=batch_count,
+        clock=VirtualClock(),
+        levels=DelayLevels.parse("1s 2s"),
+    )
+    task = OrderlyTask(place or Place(), OrderlyRun(list(messages) or [Readable(0), Readable(1)], {}))
+    return runner.run(task), task
+
+
+def test_a_wait_may_be_any_whole_number(caplog: pytest.LogCaptureFixture) -> None:
+    def ask(_: Any, context: Any) -> Any:
+        context.suspend_current_queue_time_ms = Seven()
+        return SUSPEND
+
+    answers, _ = run(ask)
+    assert answers == [BatchAnswer(1, SUSPEND, suspend_ms=7)]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("batch_count", [1, 2])
+@pytest.mark.parametrize("name", ["auto_commit", "suspend_current_queue_time_ms"])
+def test_a_context_that_lost_an_attribute_does_not_end_its_consumer(name: str, batch_count: int) -> None:
+    def delete(_: Any, context: Any) -> None:
+        delattr(context, name)
+
+    answers, _ = run(delete, batch_count=batch_count)
+    assert [answer.status for answer in answers] in ([SUSPEND], [ConsumeOrderlyStatus.SUCCESS])
+    assert answers[0].auto_commit
+
+
+@pytest.mark.parametrize("wrong", [Deaf(), "ten", None, 1.5])
+def test_a_wait_that_is_no_number_is_said_and_not_taken(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def ask(_: Any, context: Any) -> Any:
+        context.suspend_current_queue_time_ms = wrong
+        return SUSPEND
+
+    answers, _ = run(ask)
+    assert answers == [BatchAnswer(1, SUSPEND)]
+    assert [record.message for record in caplog.records] == ["consumer.suspend-time-ignored"]
+
+
+def test_an_exception_of_our_own_that_was_made_without_its_parts_asks_for_nothing() -> None:
+    def fail(_: Any) -> None:
+        raise Bare
+
+    answers, _ = run(fail)
+    assert answers == [BatchAnswer(1, SUSPEND)]
+
+
+def test_what_a_listener_returns_need_not_be_fit_to_be_shown() -> None:
+    answers, task = run(lambda _: Deaf())
+    assert answers == [BatchAnswer(1, SUSPEND)]
+    assert task.failure is not None
+    assert "Deaf" in task.failure.text
+
+
+def test_a_selector_whose_answer_cannot_be_told_fails_its_message() -> None:
+    answers, task = run(lambda _: None, selects=lambda _: Deaf())
+    assert answers == [BatchAnswer(1, SUSPEND)]
+    assert task.failure is not None
+    assert task.failure.exception_class == "OSError"
+
+
+@pytest.mark.parametrize("answer", [SUSPEND, "nothing", ROLLBACK])
+def test_unreadable_headers_that_a_listener_has_swallowed_are_never_looked_at_again(answer: Any) -> None:
+    def swallow(message: Any, context: Any) -> Any:
+        context.auto_commit = False
+        with pytest.raises(SystemError):
+            _ = message.tag
+        return answer
+
+    answers, task = run(swallow, Unreadable(0))
+    assert answers == [BatchAnswer(1, SUSPEND, auto_commit=False, dead_letter=True)]
+    assert task.malformed == "bad-header-key"
+
+
+def test_of_a_batch_with_unreadable_headers_the_next_attempt_takes_that_message_alone() -> None:
+    def swallow(messages: Any) -> Any:
+        for message in messages:
+            try:
+                _ = message.tag
+            except SystemError:
+                return SUSPEND
+        return None
+
+    place = Place()
+    messages = [Readable(0), Unreadable(1), Readable(2)]
+    answers, task = run(swallow, *messages, batch_count=3, place=place)
+    assert answers == [BatchAnswer(3, SUSPEND)]
+    assert task.malformed is None
+    answers, _ = run(swallow, *messages, batch_count=3, place=place)
+    assert answers == [BatchAnswer(1)]
+    answers, task = run(swallow, *messages[1:], batch_count=3, place=place)
+    assert answers == [BatchAnswer(1, SUSPEND, dead_letter=True)]
+    assert task.malformed == "bad-header-key"
