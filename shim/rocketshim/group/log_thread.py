@@ -12,10 +12,10 @@ How to use it::
     log.committed(lease, next_offset, counts)    # after the last commit, if the reason was UNWANTED: the lock is free
     log.stop(5.0)                                # gives back what is drained and committed in time, says goodbye
 
-Every method may be called from any thread; none of them waits but `start`, `stop` and the future of `ask`. Each
-`QueueStarted` is followed by exactly one `QueueStopped` before the queue starts again, and both are to be answered as
-above. `want` less than before, `drained` and `committed` may be said at once, one after the other, by a caller who has
-stopped, drained and committed already (a rebalance): the order of the calls is what counts.
+Every method may be called from any thread; none of them waits but `start` and `stop`. Each `QueueStarted` is followed
+by exactly one `QueueStopped` before the queue starts again, and both are to be answered as above. `want` less than
+before, `drained` and `committed` may be said at once, one after the other, by a caller who has stopped, drained and
+committed already (a rebalance): the order of the calls is what counts.
 
 What is decided stands in the core: `group_log` (who owns what, from the log alone), `queue_lock` (what this process may
 believe, and what it writes). This file only acts:
@@ -38,13 +38,13 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar, assert_never
+from typing import Any, Final, assert_never
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient, ProducerClient
+from rocketshim.clients import ConsumerClient, ProducerClient, discard, serve
 from rocketshim.core.clock import Clock
 from rocketshim.core.group_log import Continuity, Folded, GroupLog
 from rocketshim.core.lease_rules import Owner
@@ -72,7 +72,6 @@ from rocketshim_topics.message_queue import MessageQueue
 __all__ = ["GroupLogThread"]
 
 _LOG = logging.getLogger("rocketshim.group")
-T = TypeVar("T")
 
 _READ_COUNT: Final = 1_000
 _AT_THE_CONSUMER_S: Final = 0.005
@@ -219,20 +218,6 @@ class GroupLogThread:
             )
         )
 
-    def ask(self, question: Callable[[GroupLog], T]) -> "Future[T]":
-        """Have the fold looked at in its own thread; `question` must not keep or change it."""
-        future: Future[T] = Future()
-
-        def answer() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(question(self._log))
-                except Exception as error:  # noqa: BLE001 - whoever asked gets it
-                    future.set_exception(error)
-
-        self._commands.put(answer)
-        return future
-
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -292,13 +277,10 @@ class GroupLogThread:
             lease.until_ms = 0
         producer, consumer = self._producer, self._consumer
         self._producer = self._consumer = None
-        try:
-            if producer is not None:
-                producer.flush(1.0)
-            if consumer is not None:
-                consumer.close()
-        except (KafkaException, RuntimeError) as error:
-            _LOG.warning("group.client-error", extra={"error": str(error)})
+        if producer is not None:
+            _try(partial(producer.flush, 1.0))
+        if consumer is not None:
+            _try(consumer.close)
         while self._commands.qsize():
             self._commands.get()
 
@@ -539,11 +521,7 @@ class GroupLogThread:
         producer = self._producer
         if producer is None:
             return
-        broken: KafkaError | None = None
-        try:
-            producer.poll(0)
-        except KafkaException as error:
-            broken = error.args[0]
+        broken = serve(producer)
         while self._reports:
             seq, failed = self._reports.popleft()
             if failed is None:
@@ -557,8 +535,7 @@ class GroupLogThread:
                 self._read_seq = seq  # nothing to be read back
         if broken is not None:
             _LOG.error("group.producer-renewed", extra={"topic": self._place.topic, "error": str(broken)})
-            producer.purge()
-            producer.flush(1.0)
+            discard(producer, 1.0)
             self._producer = self._make_producer()
 
     def _client(self) -> ConsumerClient:
@@ -568,3 +545,10 @@ class GroupLogThread:
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
+
+
+def _try(end: Callable[[], Any]) -> None:
+    try:
+        end()
+    except (KafkaException, RuntimeError) as error:
+        _LOG.warning("group.client-error", extra={"error": str(error)})

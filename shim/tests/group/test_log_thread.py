@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock_actions import StopReason
@@ -376,6 +376,29 @@ def test_a_producer_that_is_broken_is_replaced(fleet: Fleet) -> None:
     assert fleet.holds("a")
 
 
+def test_a_broken_producer_that_says_so_once_more_when_it_is_given_up_is_replaced_and_closed_all_the_same(
+    fleet: Fleet,
+) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fatal = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True)
+
+    def flush(timeout: float = -1) -> int:
+        del timeout
+        raise KafkaException(fatal)
+
+    fleet.producers[0].flush = flush
+    fleet.kafka.fail_produce(fatal, topic=LOG)
+    fleet.wait(2_500)
+    assert len(fleet.producers) == 2
+    fleet.producers[1].flush = flush
+    reader = fleet.members["a"]._consumer
+    assert reader is not None
+    fleet.members["a"].close()
+    with pytest.raises(RuntimeError, match="closed"):
+        reader.poll(0)
+
+
 def test_the_token_floor_is_looked_up_before_the_end_of_the_log(fleet: Fleet) -> None:
     floors: list[int] = []
 
@@ -397,14 +420,6 @@ def test_leases_that_differ_are_said_once(fleet: Fleet, caplog: pytest.LogCaptur
     fleet.wait(5_000)
     said = [record for record in caplog.records if record.message == "group.leases-differ"]
     assert len(said) == 2, "each says it of the other"
-
-
-def test_the_fold_can_be_asked(fleet: Fleet) -> None:
-    fleet.join("a", Q0)
-    fleet.turn()
-    answer = fleet.members["a"].ask(lambda log: log.lock(Q0).owner)
-    fleet.turn()
-    assert answer.result(0) == Owner("a", "1")
 
 
 def test_the_thread_keeps_its_promises_without_anybody_turning_it() -> None:
