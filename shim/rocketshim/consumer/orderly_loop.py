@@ -481,6 +481,9 @@ class OrderlyLoop(PollLoop):
         queue = self._queues.get(place)
         if queue is None or place in self._uptake:
             return
+        if place in self._fresh:  # it has begun anew within this fetch, and what follows was read before that
+            self._client().seek(TopicPartition(*place, self.commits.position(place)))
+            return
         first = run[0].offset()
         held = cast("OrderlyPlace", queue)
         expected = self.commits.position(place) if held.is_fresh else held.next_put

@@ -279,10 +279,11 @@ class OrderlyQueue(Generic[MessageT]):
 
         The time is counted from its first failure in this queue, not with the last owner. (0, 0): there is none.
         """
-        if not self._counts:
+        counts = self.reconsume_counts  # not of messages that the last owner knew and that are not there any more
+        if not counts:
             return 0, 0
-        offset = min(self._counts)
-        return self._counts[offset], now_ms - self._failing_since_ms.get(offset, now_ms)
+        offset, times = counts[0]
+        return times, now_ms - self._failing_since_ms.get(offset, now_ms)
 
     @property
     def span(self) -> int:

@@ -757,6 +757,7 @@ def test_of_a_fetch_from_before_the_position_the_part_behind_it_is_kept_in_order
     stage.fill(60)
     records = stage.kafka.records("orders")
     member.loop._begin(("orders", 0), 40)
+    member.loop._fresh.clear()  # a fetch begins
     member.loop._put(("orders", 0), records[:51])
     member.loop._put(("orders", 0), records[51:])
     stage.turn(20)
@@ -868,6 +869,21 @@ def test_a_queue_whose_log_was_cut_and_that_cannot_be_sought_is_tried_again(stag
     a.consumers[0].seek = seek
     stage.wait(1_000)
     assert stage.offsets == [(0, 0), (0, 1), (0, 2), *((0, number) for number in range(5))]
+
+
+def test_a_queue_that_begins_anew_amid_a_fetch_is_read_from_its_first_message(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    a = stage.join("a")
+    stage.turn()
+    bounds, a.consumers[0].get_watermark_offsets = a.consumers[0].get_watermark_offsets, lambda *_, **__: (0, 4)
+    records = stage.kafka.records("orders")
+    a.loop._put(("orders", 0), records[:2])
+    a.consumers[0].get_watermark_offsets = bounds
+    a.loop._put(("orders", 0), records[2:4])  # behind the messages of another queue
+    stage.wait(6_000)
+    assert [offset for _, offset in stage.offsets] == [0, 1, 2, 3, 4] * 2
+    assert stage.committed() == 5
 
 
 def test_a_queue_that_begins_anew_while_reading_is_suspended_is_not_read(stage: Stage) -> None:

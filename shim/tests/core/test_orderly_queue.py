@@ -228,6 +228,13 @@ def test_what_failed_with_the_last_owner_is_shown_with_its_count_at_once() -> No
     assert made.failing(4_000) == (21, 3_000)
 
 
+def test_what_failed_with_the_last_owner_and_is_not_there_any_more_is_not_shown_for_ever() -> None:
+    made = queue(3, 7, reconsume_counts=[(5, 20)])
+    taken(made)
+    answer(made, BatchAnswer(2))
+    assert made.failing(1_000) == (0, 0)
+
+
 def test_a_listener_may_ask_for_the_dead_letter_topic() -> None:
     made = queue(3, 7)
     taken(made)
