@@ -48,8 +48,8 @@ INT64_MAX: Final = 2**63 - 1
 TRIMMED_CHARACTERS: Final = "".join(map(chr, range(0x21)))
 """What `String.trim` cuts: every control character below the space, and the space; no other blank of Unicode."""
 
-DECIMAL_PATTERN: Final = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?"
-HEXADECIMAL_PATTERN: Final = r"[+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFdD]?"
+DECIMAL_PATTERN: Final = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[fFdD]?"
+HEXADECIMAL_PATTERN: Final = r"[+-]?0[xX](?:[0-9a-fA-F]++\.?|[0-9a-fA-F]*+\.[0-9a-fA-F]++)[pP][+-]?[0-9]++[fFdD]?"
 
 _INTEGER = re.compile(r"([+-]?)(\d+)")
 _DECIMAL = re.compile(DECIMAL_PATTERN)

@@ -162,3 +162,11 @@ def test_messages_show_no_more_than_the_start_of_a_long_text() -> None:
     with pytest.raises(ValueError, match="is not") as caught:
         parse_int32("x" * 100_000)
     assert len(str(caught.value)) < 120
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("text", ["{}x", ".{}x", "{}.{}x", "0x{}g", "0x{}.{}g", "{}e{}x", "0x{}p{}x", "1e{}x", "- {}x"])
+def test_a_long_text_is_refused_in_one_go(text: str) -> None:
+    """Whoever may send a message chooses its properties: with a step for each two digits this takes half an hour."""
+    with pytest.raises(ValueError, match="is not a double"):
+        parse_double(text.replace("{}", "1" * 200_000))
