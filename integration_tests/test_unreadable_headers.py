@@ -28,7 +28,7 @@ WARM = 100
 _END, _TOPIC, _VALUE, _COPY, _HEADER, _PARTITION = 0, 1, 4, 7, 9, 3  # rd_kafka_vtype_t
 
 
-def write(bootstrap: str, topic: str, headers: list[tuple[bytes, bytes]]) -> None:
+def write(bootstrap: str, topic: str, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
     """One record with these headers, by `rd_kafka_producev` of the client's own library."""
     libraries = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
     library = ctypes.CDLL(str(next(libraries.glob("librdkafka*.so*"))))
@@ -41,8 +41,8 @@ def write(bootstrap: str, topic: str, headers: list[tuple[bytes, bytes]]) -> Non
     arguments += [ctypes.c_int(_PARTITION), ctypes.c_int32(0)]
     arguments += [
         ctypes.c_int(_VALUE),
-        ctypes.c_char_p(b"bad"),
-        ctypes.c_size_t(3),
+        ctypes.c_char_p(body),
+        ctypes.c_size_t(len(body)),
         ctypes.c_int(_COPY),
         ctypes.c_int(2),
     ]
@@ -68,9 +68,9 @@ class Stage:
     topic: str
     capsys: pytest.CaptureFixture[str]
 
-    def write(self, topic: str, name: bytes, value: bytes) -> None:
+    def write(self, topic: str, name: bytes, value: bytes, body: bytes = b"bad") -> None:
         """A record that nobody can read the headers of."""
-        write(self.bootstrap, topic, [(name, value), (b"ab\xff\xfe", b"1")])
+        write(self.bootstrap, topic, [(name, value), (b"ab\xff\xfe", b"1")], body)
 
     def send(self, message: Message) -> None:
         with Producer(self.bootstrap, namespace=self.namespace) as producer:
@@ -131,6 +131,8 @@ def test_a_consumer_parks_the_message_and_goes_on(
 def test_a_worker_parks_it_and_delivers_what_lies_behind(stage: Stage) -> None:
     stage.warm_up(lambda: Message(stage.topic, b"before", delay_level=1))
     stage.write(stage.names.schedule, b"REAL_TOPIC", stage.topic.encode())
+    stage.write(stage.names.schedule, b"REAL_TOPIC", stage.topic.encode(), body=b"")  # as empty as a probe
+    assert main(["delayed", "ls", "--namespace", stage.namespace, "--bootstrap", stage.bootstrap]) == 0
     stage.send(Message(stage.topic, b"good", delay_level=1))
     worker = DelayWorker(
         WorkerSettings.make(bootstrap=stage.bootstrap, namespace=stage.namespace, allow=(stage.topic,))
@@ -142,7 +144,7 @@ def test_a_worker_parks_it_and_delivers_what_lies_behind(stage: Stage) -> None:
     try:
         got = reader.consume(WARM + 1, GUARD_S)
         assert [message.value() for message in got] == [b"before"] * WARM + [b"good"]
-        waiting.wait_until(lambda: len(stage.parked()) == 1, within_s=GUARD_S)
+        waiting.wait_until(lambda: stage.parked() == ["bad-header-key"] * 2, within_s=GUARD_S)
     finally:
         reader.close()
         worker.stop()

@@ -107,6 +107,7 @@ class Assignment:
         levels: the worker's table.
         limits: how much of one partition is held when its head is near.
         leave: called with what is about to be given up, while it may still be committed; must be bounded in time.
+        gone: told the number of each partition that was given up, or whose log begins anew.
         alarm: told an event and its facts.
         sleep: waits a number of seconds.
 
@@ -120,6 +121,7 @@ class Assignment:
         limits: QueueLimits,
         *,
         leave: Callable[[list[HeldQueue]], None],
+        gone: Callable[[int], None],
         alarm: Callable[..., None],
         sleep: Callable[[float], None],
     ) -> None:
@@ -131,6 +133,7 @@ class Assignment:
         self._metadata = levels_metadata(levels)
         self._limits = limits
         self._leave = leave
+        self._gone = gone
         self._alarm = alarm
         self._sleep = sleep
         self._closing = False
@@ -175,6 +178,7 @@ class Assignment:
             held.gone = True
             self.held.pop(held.number, None)
             self._unread.discard(held.number)
+            self._gone(held.number)
         try:
             consumer.incremental_unassign(partitions)
         except (KafkaException, RuntimeError) as error:
@@ -234,6 +238,7 @@ class Assignment:
     def restarted(self, number: int) -> HeldQueue:
         """The log of a partition begins anew: what was held of it is given up."""
         self.held[number].gone = True
+        self._gone(number)
         self._alarm("worker.log-restarted", partition=number)
         fresh = self.held[number] = self._held_queue(number, -1)
         return fresh

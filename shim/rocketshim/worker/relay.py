@@ -67,7 +67,13 @@ _DEFAULT_MAX_DELAY_MS: Final = 40 * 86_400_000
 
 
 def is_probe(record: Record) -> bool:
-    """Whether a record of the schedule topic is the worker's own probe of a leader's clock."""
+    """Whether a record of the schedule topic is the worker's own probe of a leader's clock: the header and no more.
+
+    Raises:
+        SystemError: as `read_headers`.
+    """
+    if record.value() is not None or record.key() is not None:
+        return False
     headers = read_headers(record)
     return bool(headers) and len(headers) == 1 and headers[0][0] == CLOCK
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, murmur2
 
+from rocketshim.clients import BAD_HEADER_KEY
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.quick import QuickHeaders
@@ -195,8 +196,6 @@ class Router:
             group: value of `CONSUMER_GROUP`; None: not there.
             now_ns: monotonic now.
         """
-        if self._blamed:
-            return None
         route = self._known_route(real_topic)
         if route is None or (route.group is not None and route.group != group):
             return None
@@ -223,7 +222,9 @@ class Router:
         self._routes[real_topic] = route
         return route
 
-    def plain_ones(self, due: Due[Any], start: int, held: HeldQueue, now_ns: int) -> tuple[list[PlainGroup], int]:
+    def plain_ones(  # noqa: C901 - one pass over a run, of which every line is paid for
+        self, due: Due[Any], start: int, held: HeldQueue, now_ns: int
+    ) -> tuple[list[PlainGroup], int]:
         """The plain due records from a place on, up to the first that must go the slow way.
 
         Returns:
@@ -232,7 +233,7 @@ class Router:
         """
         clock_ms = due.clock_ms
         latest_append_ms = clock_ms - held.queue.delay_ms
-        prefix, cut = held.hop_prefix, self._cut
+        prefix, cut, number, blamed = held.hop_prefix, self._cut, held.number, self._blamed
         groups: list[PlainGroup] = []
         targets: list[Target] = []
         last_topic: bytes | None = None
@@ -245,10 +246,12 @@ class Router:
             if append_ms > latest_append_ms:
                 break
             record = due.records[place]
+            if blamed and (number, record.offset()) in blamed:
+                break
             try:
                 found = cut(read_headers(record), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
-            except SystemError:  # a header's name is no UTF-8: a second look at them would end the process
-                record.set_headers(None)
+            except SystemError:
+                self.unreadable(record)
                 break
             if found is None:
                 break
@@ -289,12 +292,12 @@ class Router:
             seen_ns: monotonic instant of first sight.
             now_ns: monotonic now.
         """
-        blame = self._blamed.get((record.partition(), record.offset())) if self._blamed else None
         try:
             step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
-        except SystemError:  # as in `plain_ones`
-            record.set_headers(None)
+        except SystemError:
+            self.unreadable(record)
             step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
+        blame = self._blamed.get((record.partition(), record.offset())) if self._blamed else None
         match step:
             case Skip():
                 return _SKIP
@@ -422,6 +425,17 @@ class Router:
         """A target has refused or has not answered, for a reason that is not one record's."""
         if target.failed(now_ns, reason):
             self._alarm("worker.target-avoided", topic=target.topic, error=reason)
+
+    def unreadable(self, record: Any) -> None:
+        """A header's name is no UTF-8; a second look at them would end the process, so they are taken away."""
+        record.set_headers(None)
+        self._blamed[record.partition(), record.offset()] = BAD_HEADER_KEY
+
+    def forget(self, number: int) -> None:
+        """A partition was given up, or its log begins anew: nothing is held against its records any more."""
+        for place in [place for place in self._blamed if place[0] == number]:
+            del self._blamed[place]
+        self._bodiless -= {place for place in self._bodiless if place[0] == number}
 
     def settled(self, record: Any) -> None:
         """A record's hop is stored: nothing more is held against it."""

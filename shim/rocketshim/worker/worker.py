@@ -135,6 +135,7 @@ class DelayWorker:
             self._levels,
             QueueLimits(settings.prefetch_count, settings.prefetch_bytes),
             leave=self._leave,
+            gone=self._router.forget,
             alarm=self._alarm,
             sleep=sleep,
         )
@@ -303,15 +304,22 @@ class DelayWorker:
             return
         # a probe has no value; and a message without a value is false, so its length is asked for
         if 0 in map(len, run):
-            probes = [message for message in run if len(message) == 0 and is_probe(message)]
+            probes = {message.offset() for message in run if len(message) == 0 and self._is_probe(message)}
             if probes:
-                run = [message for message in run if not (len(message) == 0 and is_probe(message))]
-                held.skipped_to = probes[-1].offset() + 1
+                run = [message for message in run if message.offset() not in probes]
+                held.skipped_to = max(probes) + 1
                 self.counts.skipped += len(probes)
         try:
             held.queue.offer(run, seen_ns)
         except ValueError:
             self._assignment.restarted(held.number).queue.offer(run, seen_ns)
+
+    def _is_probe(self, message: Any) -> bool:
+        try:
+            return is_probe(message)
+        except SystemError:
+            self._router.unreadable(message)
+            return False
 
     def _client_error(self, message: Any) -> None:
         error: KafkaError = message.error()

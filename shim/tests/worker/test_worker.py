@@ -488,6 +488,27 @@ def test_a_record_due_in_ages_is_parked(sim: Any, name: str) -> None:
     assert sim.parked()[0][0] == "due-too-late"
 
 
+def test_a_record_that_only_looks_like_a_probe_is_a_record(sim: Any) -> None:
+    worker = sim.worker()
+    sim.kafka.append(SCHEDULE, b"a message", partition=0, headers=[("CLOCK", b"1")])
+    sim.kafka.append(SCHEDULE, None, key=b"k", partition=0, headers=[("CLOCK", b"1")])
+    sim.until(worker, lambda: len(sim.parked()) == 2)
+    assert {reason for reason, _ in sim.parked()} == {"missing-header:REAL_TOPIC"}
+
+
+def test_what_is_held_against_a_record_goes_with_its_partition(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.run(worker, 1_500)
+    blamed = worker._router._blamed
+    blamed[(0, 5)] = blamed[(1, 5)] = "target-refused:MSG_SIZE_TOO_LARGE"
+    worker._offer(worker._assignment.held[0], sim.kafka.records(SCHEDULE, 0)[:1], sim.clock.monotonic_ns())
+    assert set(blamed) == {(1, 5)}, "the log of partition 0 begins anew, and its offset 5 is another record"
+    worker._consumer.unsubscribe()
+    sim.until(worker, lambda: not worker._assignment.held)
+    assert not blamed
+
+
 def test_a_retry_reaches_its_group_with_all_that_is_known_of_it(sim: Any) -> None:
     sim.kafka.create_topic("rmq.retry.g", 1)
     worker = sim.worker()
