@@ -106,7 +106,8 @@ class Assignment:
         topic: the schedule topic, physical.
         levels: the worker's table.
         limits: how much of one partition is held when its head is near.
-        leave: called with what is about to be given up, while it may still be committed; must be bounded in time.
+        leave: called with what is about to be given up, while it may still be committed, and with nothing before
+            partitions are added; must be bounded in time.
         gone: told the number of each partition that was given up, or whose log begins anew.
         alarm: told an event and its facts.
         sleep: waits a number of seconds.
@@ -145,6 +146,8 @@ class Assignment:
     def on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Begin with these partitions."""
         try:
+            if partitions:
+                self._leave([])
             starts = self._starts(consumer, partitions)
             consumer.incremental_assign(starts)
             consumer.resume(starts)

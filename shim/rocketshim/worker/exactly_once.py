@@ -12,6 +12,9 @@
   away, a new one made, `init_transactions` (which fences the old one and ends what it left open), and the committed
   positions read: they say which of the transactions there were. librdkafka speaks a transaction protocol in which a
   late request may hit the next transaction; a new producer per doubt closes that (KIP-890).
+* Positions move by transactions only. Those that pass probes get one of their own: a commit of the consumer's may reach
+  the coordinator after the next transaction, and would take its position back.
+* A rebalance ends the transaction that grows when it comes, without effect: what it asks of the cluster may outlast it.
 * Fenced three times in a minute: another worker has the same `transactional.id`, and this one ends, naming it.
 * Probes are not part of transactions and have a producer of their own.
 """
@@ -120,6 +123,7 @@ class ExactlyOnce:
         self._producer: ProducerClient | None = None
         self._probes: ProducerClient | None = None
         self._taken: list[_Taken] = []
+        self._passed: list[HeldQueue] = []
         self._records = 0
         self._is_spoilt = False
         self._is_silent = False
@@ -131,6 +135,7 @@ class ExactlyOnce:
         self._careful_until_ns = 0
         self._is_careful = False
         self._fenced_ns: deque[int] = deque(maxlen=_MOST_FENCINGS)
+        self._twin: WorkerError | None = None
         self._failures: list[tuple[Any, Kind, str, KafkaError]] = []
         self._dues_ms: list[int] = []
         self._tried: set[Target] = set()
@@ -267,9 +272,9 @@ class ExactlyOnce:
         producer, consumer = self._producer, self._consumer
         if self._begun_ns is None or producer is None or consumer is None:
             return
-        ends = {taken.held.number: taken.due.run.next_offset for taken in self._taken}
-        held = {taken.held.number: taken.held for taken in self._taken}
-        offsets = [held[number].at(end) for number, end in ends.items()]
+        ends = {taken.held: taken.due.run.next_offset for taken in self._taken}
+        ends.update({held: held.skipped_to for held in self._passed})
+        offsets = [held.at(end) for held, end in ends.items()]
         began_ns = now_ns
         try:
             left = 0 if self._is_spoilt else producer.flush(self._patience_s)
@@ -296,11 +301,12 @@ class ExactlyOnce:
         self._point("after-commit")
         self._committed(began_ns, ends)
 
-    def _committed(self, began_ns: int, ends: dict[int, int]) -> None:
+    def _committed(self, began_ns: int, ends: dict[HeldQueue, int]) -> None:
         now_ns = self._clock.monotonic_ns()
         for taken in self._taken:
             self._confirm(taken)
-            taken.held.committed = max(taken.held.committed, ends[taken.held.number])
+        for held, end in ends.items():
+            held.committed = max(held.committed, end)
         clock_ms = self._taken[-1].due.clock_ms if self._taken else 0
         waited_ms = (now_ns - (self._begun_ns or now_ns)) // _NS
         for target in self._tried:
@@ -333,6 +339,7 @@ class ExactlyOnce:
     def _reset(self) -> None:
         self._is_spoilt = self._is_silent = False
         self._taken = []
+        self._passed = []
         self._records = 0
         self._begun_ns = None
         self._failures = []
@@ -345,7 +352,7 @@ class ExactlyOnce:
 
     # --- what goes wrong ---------------------------------------------------------------------------------------------
 
-    def _abort(self, producer: ProducerClient, cause: KafkaError | None) -> None:
+    def _abort(self, producer: ProducerClient, cause: KafkaError | None, why: str = "") -> None:
         """End the transaction without effect; if even that is in doubt, the producer goes."""
         self._counts.aborted += 1
         self._call_begins()
@@ -359,7 +366,7 @@ class ExactlyOnce:
             self._doubt(problem.args[0], now_ns)
             return
         serve(producer)
-        reason = str(cause) if cause is not None else f"{len(self._failures)} records were not stored"
+        reason = str(cause) if cause is not None else why or f"{len(self._failures)} records were not stored"
         self._alarm("worker.transaction-aborted", error=reason, records=self._records)
         careful, was_silent = self._learn_from_failures(now_ns, cause), self._is_silent
         for taken in reversed(self._taken):
@@ -398,16 +405,12 @@ class ExactlyOnce:
         return unknown
 
     def _doubt(self, error: KafkaError, now_ns: int) -> None:
-        """It is not known what has become of the transaction: a new producer, and the positions will tell.
-
-        Raises:
-            WorkerError: fenced three times in a minute.
-        """
+        """It is not known what has become of the transaction: a new producer, and the positions will tell."""
         if error.code() in _FENCED:
             self._alarm("worker.fenced", error=str(error), transactional_id=self._config["transactional.id"])
             self._fenced_ns.append(now_ns)
             if len(self._fenced_ns) == _MOST_FENCINGS and now_ns - self._fenced_ns[0] < _MINUTE_NS:
-                raise WorkerError(
+                self._twin = WorkerError(
                     f"fenced {_MOST_FENCINGS} times in a minute: another worker runs with transactional.id "
                     f"{self._config['transactional.id']!r}; give each its own --instance"
                 )
@@ -435,7 +438,13 @@ class ExactlyOnce:
         self._is_stale = True
 
     def settle(self, now_ns: int) -> None:
-        """Make the producer ready where there is none, and find out what has become of doubtful transactions."""
+        """Make the producer ready where there is none, and find out what has become of doubtful transactions.
+
+        Raises:
+            WorkerError: fenced three times in a minute.
+        """
+        if self._twin is not None:
+            raise self._twin
         if self._probes is not None:
             error = serve(self._probes)
             if error is not None:
@@ -486,26 +495,20 @@ class ExactlyOnce:
         return max(0, self._not_before_ns - now_ns) or (_BUSY_NS if self._prober.outstanding > 0 else None)
 
     def commit(self, held: list[HeldQueue], *, asynchronous: bool) -> None:
-        """Positions are committed with their transactions; only what passes probes is committed here."""
-        consumer = self._consumer
-        moved = [each.at(each.skipped_to) for each in held if each.has_uncommitted and each.position == each.skipped_to]
-        if consumer is None or not moved or self._doubtful:
-            return
-        try:
-            if asynchronous:
-                consumer.commit(offsets=moved, asynchronous=True)
-            else:
-                consumer.commit(offsets=moved, asynchronous=False)
-        except KafkaException as error:
-            self._alarm("worker.commit-failed", error=str(error))
-            return
-        for each in held:
-            if each.has_uncommitted and each.position == each.skipped_to:
-                each.committed = each.skipped_to
+        """Positions are committed with their transactions; what only passes probes, in one here, if there is time."""
+        if not asynchronous:
+            return  # the next owner reads the probes again
+        passed = [each for each in held if each.has_uncommitted and each.position == each.skipped_to]
+        now_ns = self._clock.monotonic_ns()
+        if passed and self.room(now_ns) > 0 and self._begin(now_ns):
+            self._passed = passed
+            self.end_turn(now_ns)
 
     def drain(self, held: list[HeldQueue], longest_ns: int) -> None:
-        """What is open when partitions go is aborted by the turn it is in; what is in doubt is the next owner's."""
+        """Abort what is open: partitions come or go. What is in doubt is the next owner's."""
         del held, longest_ns
+        if self._begun_ns is not None and self._producer is not None:
+            self._abort(self._producer, None, "partitions come or go")
 
     def probe(self, held: HeldQueue, now_ns: int) -> None:
         """Write a probe, outside any transaction."""

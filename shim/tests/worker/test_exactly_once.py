@@ -128,3 +128,64 @@ def test_after_a_lost_connection_a_new_producer_makes_the_next_transaction_but_n
     assert worker._delivery._producer is not second
     sim.schedule()
     sim.until(worker, lambda: len(values(sim)) == 1, 5_000)
+
+
+def test_a_rebalance_in_a_growing_transaction_ends_the_transaction_before_anything_that_takes_its_time(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sim.worker(), sim.worker()
+    for _ in range(4):
+        sim.run(first, 300)
+        sim.run(second, 300)
+    assert first._assignment.held
+    assert second._assignment.held
+    level = 1 + min(first._assignment.held)
+    for number in range(6_000):
+        sim.schedule(value=b"%d" % number, level=level, relative=False, headers=[("DELAY_MS", b"1000")])
+    consumer, delivery = first._consumer, first._delivery
+    committed = consumer.committed
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        sim.clock.advance(20_000)
+        return committed(*args, **kwargs)
+
+    def leave(point: str) -> None:
+        if point == "after-produce" and second in sim.workers:
+            sim.workers.remove(second)
+            second.close()
+            monkeypatch.setattr(consumer, "committed", slowly)
+
+    delivery._point = leave
+    sim.clock.advance(3_000)  # all of it is due before it is fetched
+    sim.until(first, lambda: len(values(sim)) >= 6_000, 60_000)
+    assert second not in sim.workers
+    assert first.counts.alarms.get("worker.fenced", 0) == 0
+    assert values(sim) == [b"%d" % number for number in range(6_000)]
+
+
+def test_a_commit_of_the_consumers_own_that_comes_late_takes_no_position_back(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = sim.worker()
+    consumer = worker._consumer
+    commit, late = consumer.commit, []
+
+    def lately(*, offsets: list[Any], asynchronous: bool = True) -> Any:
+        if not asynchronous:
+            return commit(offsets=offsets, asynchronous=False)
+        late.append(offsets)  # the coordinator is not known for a moment
+        return None
+
+    monkeypatch.setattr(consumer, "commit", lately)
+    sim.clock.advance(5_000)
+    sim.schedule()
+    sim.clock.advance(5_000)  # it has waited before it is seen, so that a probe is written behind it
+    sim.until(worker, lambda: len(values(sim)) == 1)
+    sim.run(worker, 1_000)
+    assert worker._assignment.held[0].committed == len(sim.kafka.records("SCHEDULE_TOPIC_XXXX", 0)) == 2
+    sim.schedule()
+    sim.until(worker, lambda: len(values(sim)) == 2)
+    done = sim.position()
+    for offsets in late:
+        commit(offsets=offsets, asynchronous=False)
+    assert sim.position() >= done
