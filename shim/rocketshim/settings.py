@@ -128,10 +128,10 @@ class WorkerSettings(ConnectionSettings):
         max_delay_ms: a record that is due later than this from now is parked, in ms. Default 40 days.
         prefetch_count: records held per partition that wait; a twentieth while the next is due in more than 2 s.
             Default 5,000.
-        prefetch_bytes: bytes of bodies held per partition that wait. Default 4 MiB.
+        prefetch_bytes: bytes of records held per partition that wait, and most that leave it in one go. Default 4 MiB.
         drain_count: most records taken from one partition in one go. Default 1,000.
         max_in_flight_count: most records sent and not confirmed. Default 20,000.
-        max_in_flight_bytes: most bytes of bodies sent and not confirmed. Default 64 MiB.
+        max_in_flight_bytes: most bytes of records sent and not confirmed. Default 64 MiB.
         target_patience_ms: how long a target may take to accept a record before the record is re-appended, in ms.
             Default 2 s.
         target_tries: how many times a record is re-appended before it is parked. Default 5.

@@ -15,7 +15,8 @@ Rules of this file (design: "one queue rule"):
   after the longest confirmed prefix of runs and moves by confirmations only. Hops that failed are offered again by
   `failed`: they are due at once, lowest offset first, and their run stays open.
 * Memory is bounded: `offer` takes what it is given, and `full` / `hungry` say when to pause and when to resume
-  fetching; between the two lies a gap, so that fetching does not flap.
+  fetching; between the two lies a gap, so that fetching does not flap. Records that were fetched together count with
+  their mean size.
 
 States of a record: waiting → in flight → confirmed, or in flight → failed (waiting again, and due).
 
@@ -61,7 +62,7 @@ class QueueLimits:
 
     Attributes:
         full_count: records waiting at which fetching pauses, at least 1.
-        full_bytes: bytes of values waiting at which fetching pauses, at least 1.
+        full_bytes: bytes waiting at which fetching pauses, at least 1.
         hungry_share: share of both limits below which fetching goes on, 0 to 1.
     """
 
@@ -85,7 +86,7 @@ class Due(Generic[RecordT]):
         run: names them when they are confirmed.
         clock_ms: what the leader's clock showed at least when they left, epoch ms, on evidence younger than they are:
             absolute due times are compared with it.
-        size_bytes: of the values together.
+        size_bytes: of all of them together, as far as it is known.
     """
 
     records: list[RecordT]
@@ -105,6 +106,7 @@ class _Batch(Generic[RecordT]):
     latest_ms: int  # no record of it was appended after
     records: list[RecordT]
     appends_ms: list[int]
+    mean_bytes: int
 
 
 class LevelQueue(Generic[RecordT]):
@@ -141,12 +143,13 @@ class LevelQueue(Generic[RecordT]):
         self._next_ns: int | None = None  # what `next_ns` says, unless it is stale
         self._stale = False
 
-    def offer(self, records: Sequence[RecordT], seen_ns: int) -> None:
+    def offer(self, records: Sequence[RecordT], seen_ns: int, extra_bytes: int = 0) -> None:
         """Take fetched records, in order.
 
         Args:
             records: offsets strictly rising, above all that was offered before; none is fine.
             seen_ns: monotonic instant at which they were fetched, in ns.
+            extra_bytes: what one of them has beyond its value (key, headers), on average, in bytes.
 
         Raises:
             ValueError: offsets do not rise; nothing was taken.
@@ -161,10 +164,12 @@ class LevelQueue(Generic[RecordT]):
             )
         appends_ms = [record.timestamp()[1] for record in records]
         last = self._last_offset = offsets[-1]
-        self._batches.append(_Batch(seen_ns, last, max(appends_ms), list(records), appends_ms))
+        count = len(records)
+        mean_bytes = -(-sum(map(len, records)) // count) + extra_bytes
+        self._batches.append(_Batch(seen_ns, last, max(appends_ms), list(records), appends_ms, mean_bytes))
         self._clock.saw(last, appends_ms[-1], seen_ns)
-        self._count += len(records)
-        self._bytes += sum(map(len, records))
+        self._count += count
+        self._bytes += count * mean_bytes
         self._stale = True
 
     def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
@@ -178,27 +183,28 @@ class LevelQueue(Generic[RecordT]):
         self._clock.probed(offset, append_ms, seen_ns)
         self._stale = True
 
-    def take(self, now_ns: int, limit: int = 5_000) -> Due[RecordT] | None:
+    def take(self, now_ns: int, limit: int = 5_000, limit_bytes: int = 1 << 40) -> Due[RecordT] | None:
         """Take what has waited long enough; it is in flight from here on.
 
         Args:
             now_ns: the monotonic clock, in ns.
             limit: at most so many records, 1 or more; what failed comes again as it left.
+            limit_bytes: no more records once so many bytes are taken, 1 or more.
 
         Returns:
             At least one record, or None.
 
         Raises:
-            ValueError: limit below 1; nothing changed.
+            ValueError: a limit below 1; nothing changed.
         """
-        if limit < 1:
-            raise ValueError(f"limit={limit}: at least one record can leave")
+        if limit < 1 or limit_bytes < 1:
+            raise ValueError(f"limit={limit}, limit_bytes={limit_bytes}: at least one record can leave")
         if self._nothing_to_do(now_ns):
             return None
         self._stale = True
         if self._retry:
             return self._retry.pop(0)
-        return self._leave(now_ns, limit)
+        return self._leave(now_ns, limit, limit_bytes)
 
     def next_ns(self) -> int | None:
         """The monotonic instant from which on there is something to do, in ns; None while nothing waits.
@@ -262,7 +268,7 @@ class LevelQueue(Generic[RecordT]):
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the values held and not in flight (failed ones not counted)."""
+        """Bytes held and not in flight (failed ones not counted)."""
         return self._bytes
 
     @property
@@ -281,23 +287,26 @@ class LevelQueue(Generic[RecordT]):
         share = self.limits.hungry_share
         return self._count <= self.limits.full_count * share and self._bytes <= self.limits.full_bytes * share
 
-    def _leave(self, now_ns: int, limit: int) -> Due[RecordT] | None:
+    def _leave(self, now_ns: int, limit: int, limit_bytes: int) -> Due[RecordT] | None:
         latest_seen_ns = now_ns - self._patience_ns
         records: list[RecordT] = []
         appends_ms: list[int] = []
         seen: list[int] = []
-        shown_ns = 0
-        while self._batches and len(records) < limit:
+        shown_ns = size_bytes = 0
+        while self._batches and len(records) < limit and size_bytes < limit_bytes:
             batch = self._batches[0]
             clock_ns = self._clock.now_ns(batch.last_offset, now_ns)
             if clock_ns is None:  # never: what was offered is evidence itself
                 break
             latest_append_ms = clock_ns // _NS - self.delay_ms
             count = min(len(batch.records), limit - len(records))
+            if count * batch.mean_bytes > limit_bytes - size_bytes:
+                count = -(-(limit_bytes - size_bytes) // batch.mean_bytes)
             if batch.latest_ms > latest_append_ms and batch.seen_ns > latest_seen_ns:
                 count = _due_count(batch.appends_ms[:count], latest_append_ms)
             if count:
                 shown_ns = clock_ns
+                size_bytes += count * batch.mean_bytes
                 records += batch.records[:count]
                 appends_ms += batch.appends_ms[:count]
                 seen += [batch.seen_ns] * count
@@ -308,7 +317,6 @@ class LevelQueue(Generic[RecordT]):
         if not records:
             return None
         self._count -= len(records)
-        size_bytes = sum(map(len, records))
         self._bytes -= size_bytes
         return Due(records, appends_ms, seen, self._tracker.deliver(records), shown_ns // _NS, size_bytes)
 

@@ -8,7 +8,8 @@ judged once and remembered (`Shape`); what remains for each record is to look at
 Whatever is in any way unusual gets None here, and goes the slow way (`relay.Planner`), which alone defines what is
 right: for every record, what this module gives is what the planner gives (property-tested).
 
-Bounded: 512 shapes and 4,096 numbers are remembered; both tables begin anew when they are full.
+Bounded: 512 shapes of at most 100 names and 4,096 characters and 4,096 numbers are remembered; both tables begin anew
+when they are full.
 """
 
 import itertools
@@ -42,6 +43,8 @@ _SHIM_HEADER: Final[Header] = (wire.SHIM, _VERSION)
 _SHORT_DIGITS: Final = 9  # below 2^31
 _LONG_DIGITS: Final = 18  # below 2^63
 _MOST_SHAPES: Final = 512
+_MOST_NAMES: Final = 100
+_LONGEST_NAMES: Final = 4_096
 _MANY_NUMBERS: Final = 4_000
 _MOST_NUMBERS: Final = 4_096  # a record has a handful, so a table that is cut at 4,000 has room for all of them
 _ZERO: Final = ord("0")
@@ -212,6 +215,8 @@ class QuickHeaders:
     def _learn(self, names: tuple[str, ...]) -> _Shape | None:
         shapes = self._shapes
         if names not in shapes:
+            if len(names) > _MOST_NAMES or sum(map(len, names)) > _LONGEST_NAMES:
+                return None
             if len(shapes) >= _MOST_SHAPES:
                 shapes.clear()
             shapes[names] = _shape(names)

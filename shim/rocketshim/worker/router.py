@@ -54,6 +54,7 @@ _NOTHING_SAID: Final = frozenset(
 )
 """Errors that say nothing against record or target: send it again."""
 _MOST_ROUTES: Final = 10_000
+_LONGEST_NAME: Final = 300  # bytes of a logical name; what is longer is no name, and not kept
 _PARKING: Final = frozenset({HOP_ID, PARK_REASON, PARK_FROM})
 
 
@@ -219,7 +220,8 @@ class Router:
         group = name.removeprefix("%RETRY%") if name.startswith("%RETRY%") else None
         if name and self._policy.refusal(name, group) is None:
             route = _Route(self._names.physical(name), None if group is None else group.encode())
-        self._routes[real_topic] = route
+        if len(real_topic) <= _LONGEST_NAME:
+            self._routes[real_topic] = route
         return route
 
     def plain_ones(  # noqa: C901 - one pass over a run, of which every line is paid for

@@ -57,6 +57,7 @@ from rocketshim.worker.targets import TargetPolicy
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import read_headers
 
 __all__ = ["DelayWorker", "WorkerCounts"]
 
@@ -66,6 +67,8 @@ _NS: Final = 1_000_000
 _IDLE_MS: Final = 1_000
 _PROBED_NS: Final = 1_000_000  # while a probe is on its way: its report decides what is due
 _FETCH_COUNT: Final = 1_000
+_TURN_NS: Final = 500 * _NS  # then the group wants to be served, whatever else is due
+_HEADER_BYTES: Final = 40  # what a header takes beside its name and value
 _SHOW_NS: Final = 1_000_000_000
 _MOST_LINES: Final = 20
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
@@ -309,10 +312,25 @@ class DelayWorker:
                 run = [message for message in run if message.offset() not in probes]
                 held.skipped_to = max(probes) + 1
                 self.counts.skipped += len(probes)
+        extra_bytes = self._beyond_values(run)
         try:
-            held.queue.offer(run, seen_ns)
+            held.queue.offer(run, seen_ns, extra_bytes)
         except ValueError:
-            self._assignment.restarted(held.number).queue.offer(run, seen_ns)
+            self._assignment.restarted(held.number).queue.offer(run, seen_ns, extra_bytes)
+
+    def _beyond_values(self, run: list[Any]) -> int:
+        """Bytes of key and headers of one of these records: the mean of three of them, each look costs a little."""
+        looked_at = [run[0], run[len(run) // 2], run[-1]] if run else []
+        size = 0
+        for message in looked_at:
+            size += len(message.key() or b"")
+            try:
+                headers = read_headers(message) or ()
+            except SystemError:
+                self._router.unreadable(message)
+            else:
+                size += sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in headers)
+        return size // 3
 
     def _is_probe(self, message: Any) -> bool:
         try:
@@ -338,15 +356,16 @@ class DelayWorker:
 
     def _relay_due(self, delivery: Delivery) -> None:
         progress = True
-        while progress:
+        until_ns = self._clock.monotonic_ns() + _TURN_NS
+        while progress and self._clock.monotonic_ns() < until_ns:
             progress = False
             for held in list(self._assignment.held.values()):
                 now_ns = self._clock.monotonic_ns()
                 room = delivery.room(now_ns)
-                if room <= 0:
+                if room <= 0 or now_ns >= until_ns:
                     progress = False
                     break
-                due = held.queue.take(now_ns, min(room, self.settings.drain_count))
+                due = held.queue.take(now_ns, min(room, self.settings.drain_count), self.settings.prefetch_bytes)
                 if due is not None:
                     progress = True
                     delivery.relay(held, due, now_ns)

@@ -70,6 +70,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         self.now_ns = 100 * S
         self.offered: dict[int, tuple[Record, int]] = {}  # offset -> record, first sight
         self.waiting: list[int] = []
+        self.sizes: dict[int, int] = {}  # offset -> mean size of what was offered together, in bytes
         self.readings: list[tuple[int, int]] = []
         self.flights: list[Due[Record]] = []
         self.failed: list[Due[Record]] = []
@@ -89,16 +90,20 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
     def note(self, offset: int, append_ms: int) -> None:
         self.readings.append((offset, append_ms * MS - (self.now_ns - self.now_ns // 10_000)))
 
-    @rule(steps=st.lists(st.tuples(st.integers(1, 3), st.integers(-1_500, 1_500), st.integers(0, 9)), max_size=5))
-    def offer(self, steps: list[tuple[int, int, int]]) -> None:
+    @rule(
+        steps=st.lists(st.tuples(st.integers(1, 3), st.integers(-1_500, 1_500), st.integers(0, 9)), max_size=5),
+        extra=st.integers(0, 3),
+    )
+    def offer(self, steps: list[tuple[int, int, int]], extra: int) -> None:
         self.now_ns += 1
         offset = max(self.offered, default=-1)
         batch = []
         for step, shift_ms, size in steps:
             offset += step
             batch.append(Record(offset, EPOCH_MS + self.now_ns // MS + shift_ms, size))
-        self.queue.offer(batch, self.now_ns)
+        self.queue.offer(batch, self.now_ns, extra)
         for record in batch:
+            self.sizes[record.offset() or 0] = -(-sum(map(len, batch)) // len(batch)) + extra
             self.offered[record.offset() or 0] = (record, self.now_ns)
             self.waiting.append(record.offset() or 0)
         if batch:
@@ -126,19 +131,22 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
     def sleep_until_there_is_something_to_do(self) -> None:
         self.now_ns = max(self.now_ns, self.queue.next_ns() or 0)
 
-    @rule(limit=st.integers(1, 6))
-    def take(self, limit: int) -> None:
-        due = self.queue.take(self.now_ns, limit)
+    @rule(limit=st.integers(1, 6), limit_bytes=st.integers(1, 40))
+    def take(self, limit: int, limit_bytes: int) -> None:
+        due = self.queue.take(self.now_ns, limit, limit_bytes)
         if self.failed:
             assert due is self.failed.pop(0)
             assert due is not None
             self.flights.append(due)
             return
-        expected = []
-        while self.waiting and len(expected) < limit and self.naive_due(self.waiting[0]):
+        expected: list[int] = []
+        size = 0
+        while self.waiting and len(expected) < limit and size < limit_bytes and self.naive_due(self.waiting[0]):
             expected.append(self.waiting.pop(0))
+            size += self.sizes[expected[-1]]
         assert offsets_of(due) == expected
         if due is not None:
+            assert due.size_bytes == size
             assert due.seen_ns == [self.offered[offset][1] for offset in expected]
             self.flights.append(due)
 
@@ -178,10 +186,11 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
     def what_waits_is_counted(self) -> None:
         failed = [record for due in self.failed for record in due.records]
         held = [self.offered[offset][0] for offset in self.waiting]
+        size = sum(self.sizes[offset] for offset in self.waiting)
         assert self.queue.waiting_count == len(held) + len(failed)
-        assert self.queue.waiting_bytes == sum(map(len, held))
-        assert self.queue.full == (len(held) >= 8 or sum(map(len, held)) >= 20)
-        assert self.queue.hungry == (len(held) <= 4 and sum(map(len, held)) <= 10)
+        assert self.queue.waiting_bytes == size
+        assert self.queue.full == (len(held) >= 8 or size >= 20)
+        assert self.queue.hungry == (len(held) <= 4 and size <= 10)
         expected = failed[0] if failed else (held[0] if held else None)
         assert self.queue.head is expected
 
@@ -331,12 +340,12 @@ def test_offer_of_nothing_is_fine() -> None:
     assert not queue.asks_for_probe(S)
 
 
-@pytest.mark.parametrize("limit", [0, -1])
-def test_take_of_less_than_one_record_is_refused(limit: int) -> None:
+@pytest.mark.parametrize("limits", [(0, 1), (-1, 1), (1, 0)])
+def test_take_of_less_than_one_record_is_refused(limits: tuple[int, int]) -> None:
     queue: LevelQueue[Record] = LevelQueue(0)
     queue.offer(records(0), S)
     with pytest.raises(ValueError, match="at least one"):
-        queue.take(S, limit)
+        queue.take(S, *limits)
     assert queue.waiting_count == 1
 
 

@@ -159,3 +159,11 @@ def test_its_memory_is_bounded() -> None:
         )
     assert len(quick._shapes) <= 512
     assert len(quick._longs) <= 4_096
+
+
+def test_names_that_nobody_would_write_are_not_remembered() -> None:
+    quick = QuickHeaders()
+    plain: Headers = [("REAL_TOPIC", b"o"), ("DELAY_MS", b"1"), ("UNIQ_KEY", b"u"), ("BORN_TIMESTAMP", b"1")]
+    assert quick.cut([*plain, ("x" * 100_000, b"")], 0, CLOCK_MS, b"") is None
+    assert quick.cut([*plain, *[("x", b"")] * 1_000], 0, CLOCK_MS, b"") is None
+    assert not quick._shapes

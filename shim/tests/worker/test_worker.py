@@ -1,5 +1,6 @@
 """The worker's promises, in virtual time on the in-memory Kafka."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -382,6 +383,45 @@ def test_what_waits_for_a_topic_of_our_own_is_bounded(sim: Any, limit: dict[str,
     assert worker.counts.parked == {"forbidden-target": 500}
 
 
+@pytest.mark.only("at-least-once")
+def test_however_much_is_due_the_group_is_served_meanwhile(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = sim.worker()
+    sim.run(worker, 100)
+    for number in range(5_000):
+        sim.schedule(topic=f"audit.{number}", level=4)
+    consumer, polls = worker._consumer, [0]
+    list_topics, poll = consumer.list_topics, consumer.poll
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        sim.clock.advance(3)  # each of them is asked for, and none is there
+        return list_topics(*args, **kwargs)
+
+    def noted(timeout: float) -> Any:
+        polls.append(sim.clock.monotonic_ns())
+        return poll(timeout)
+
+    monkeypatch.setattr(consumer, "list_topics", slowly)
+    monkeypatch.setattr(consumer, "poll", noted)
+    sim.until(worker, lambda: len(sim.parked()) == 5_000)
+    longest_ms = max(later - before for before, later in pairwise(polls)) / 1e6
+    assert longest_ms < 5_000, "the group puts out who does not poll for 15 s"
+
+
+@pytest.mark.only("at-least-once")
+@pytest.mark.parametrize("headers", [[("blob", b"x" * 10_000)], [("h", b"")] * 300], ids=["large", "many"])
+def test_what_is_in_hand_is_bounded_also_where_it_lies_in_the_headers(
+    sim: Any, headers: list[tuple[str, bytes | None]]
+) -> None:
+    worker = sim.worker(prefetch_bytes=100_000, max_in_flight_bytes=200_000)
+    sim.kafka.hold_reports("orders")
+    for _ in range(400):
+        sim.schedule(value=b"", headers=headers)
+    sim.run(worker, 1_500)
+    assert 10 <= worker._delivery._in_hand <= 40
+    sim.kafka.release()
+    sim.until(worker, lambda: len(sim.delivered()) >= 400)
+
+
 def test_an_unknown_target_is_parked(sim: Any) -> None:
     worker = sim.worker()
     sent = sim.schedule(topic="audit.gone")
@@ -494,6 +534,13 @@ def test_a_record_that_only_looks_like_a_probe_is_a_record(sim: Any) -> None:
     sim.kafka.append(SCHEDULE, None, key=b"k", partition=0, headers=[("CLOCK", b"1")])
     sim.until(worker, lambda: len(sim.parked()) == 2)
     assert {reason for reason, _ in sim.parked()} == {"missing-header:REAL_TOPIC"}
+
+
+def test_names_that_are_none_are_not_remembered(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule(topic="x" * 100_000, headers=[("BORN_TIMESTAMP", b"1")])
+    sim.until(worker, lambda: len(sim.parked()) == 1)
+    assert not worker._router._routes
 
 
 def test_what_is_held_against_a_record_goes_with_its_partition(sim: Any) -> None:
