@@ -174,9 +174,10 @@ class OrderlyPlace:
         self.out = None
         self._perform(self, task, self._queue.report(answers, self._now_ms()))
 
-    def stored(self, task: OrderlyTask, message: Any) -> None:
-        """A dead letter is stored."""
-        self._perform(self, task, self._queue.dead_lettered(message.offset(), stored=True, now_ms=self._now_ms()))
+    def stored(self, task: OrderlyTask, messages: Iterable[Any]) -> None:
+        """Dead letters are stored."""
+        for message in messages:
+            self._perform(self, task, self._queue.dead_lettered(message.offset(), stored=True, now_ms=self._now_ms()))
 
     @property
     def progress(self) -> Progress:
