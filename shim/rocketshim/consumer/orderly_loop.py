@@ -297,7 +297,7 @@ class OrderlyLoop(PollLoop):
         """Begin queues whose lock is ours: all that are new at once.
 
         If that fails they are tried one by one, a turn each, so that one that cannot begin (its leader is away) holds
-        up no other. That one again after 0.2 s to 1 s, or later if the try took long.
+        up no other. That one again after 0.1 s to 1 s, or later if the try took long.
         """
         began_ms = self._now_ms()
         busy = {(ending.place.topic, ending.place.partition) for ending in self._ending}
@@ -311,14 +311,16 @@ class OrderlyLoop(PollLoop):
         if not due:
             return
         places = [place for place, failures in due.items() if not failures]
+        timeout_s = _START_S
         alone = not places
         if alone:
             places = [min(due, key=due.__getitem__)]
-        why = self._start_these(consumer, places, _START_ALONE_S if alone else _START_S)
+            doubled = 1 << min(due[places[0]] - 1, 8)
+            timeout_s = min(_START_ALONE_S * doubled, _START_S)
+        why = self._start_these(consumer, places, timeout_s)
         if alone:
             now_ms = self._now_ms()
-            wait_ms = min(_START_AGAIN_MS << min(due[places[0]], 8), _START_AGAIN_MAX_MS)
-            wait_ms = max(wait_ms, _START_AGAIN_TIMES * (now_ms - began_ms))
+            wait_ms = max(min(_START_AGAIN_MS * doubled, _START_AGAIN_MAX_MS), _START_AGAIN_TIMES * (now_ms - began_ms))
             self._start_again_ms = now_ms if why is None else now_ms + wait_ms
         if why is not None:
             _LOG.warning("consumer.start-unknown", extra={"error": why, "partitions": _shown(places)})

@@ -780,11 +780,13 @@ def test_a_queue_whose_start_cannot_be_told_holds_up_no_other(stage: Stage) -> N
     a = stage.join("a")
     answers, asked = a.consumers[0].get_watermark_offsets, 0
     away = True
+    patience: list[float] = []
 
     def bounds(place: TopicPartition, timeout: float = 0, **options: Any) -> Any:
         nonlocal asked
         if away and (place.topic, place.partition) == ("orders", 1) and not options:
             asked += 1
+            patience.append(timeout)
             stage.clock.advance(min(round(timeout * 1_000), 1_000))  # more would end the locks of a log turned by hand
             refuse()
         return answers(place, timeout, **options)
@@ -798,6 +800,8 @@ def test_a_queue_whose_start_cannot_be_told_holds_up_no_other(stage: Stage) -> N
     away = False
     stage.wait(11_000)
     assert stage.offsets[4:] == [(1, 0), (1, 1)]
+    assert patience[1:] == sorted(patience[1:]), "a cluster that answers slowly is given more time"
+    assert patience[1] < patience[-1] <= 10
 
 
 def test_a_start_that_kafka_does_not_take_holds_up_no_other(stage: Stage) -> None:
