@@ -18,7 +18,7 @@ from rocketshim.local import Broker, any_broker
 
 from .stepped_broker import SteppedBroker, stepped_broker_in
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="session", autouse=True)

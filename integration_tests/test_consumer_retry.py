@@ -343,8 +343,9 @@ def test_the_first_retry_of_a_new_group_is_not_late(stage: Stage) -> None:
     wait_until(lambda: bool(back), "the retry")
     (wait,) = scheduled(stage.broker, mine)
     (again,) = read(stage.broker, NAMES.retry(mine))
-    assert 1_000 <= again.timestamp_ms - wait.timestamp_ms < 6_000  # RocketMQ: about 20 s
-    assert back[0] < 5_000
+    # RocketMQ: about 20 s; here 1 s, and whatever a busy machine takes
+    assert 1_000 <= again.timestamp_ms - wait.timestamp_ms < 15_000
+    assert back[0] < 15_000
 
 
 def test_a_retry_whose_topic_has_no_listener_any_more_is_dead(stage: Stage) -> None:
@@ -450,7 +451,7 @@ def test_a_consumer_killed_in_mid_listener_loses_nothing_and_repeats_recognisabl
 
     A static member, so that nobody waits for the session of the one that was killed.
     """
-    name, mine, count = stage.topic(3), stage.group("killed"), 1_500
+    name, mine, count = stage.topic(3), stage.group("killed"), 600
     out = tmp_path / "seen"
     out.touch()
     program = tmp_path / "program.py"
@@ -471,7 +472,7 @@ def test_a_consumer_killed_in_mid_listener_loses_nothing_and_repeats_recognisabl
                         stage.plain.produce(name, str(number).encode())
                 producer.flush()
                 stage.plain.flush()
-                in_the_middle = part * count // 3 + 100
+                in_the_middle = part * count // 3 + 50
                 wait_until(lambda n=in_the_middle: len({each[2] for each in seen()}) > n, "progress")  # type: ignore[misc]
                 process.send_signal(signal.SIGKILL)
                 process.wait()

@@ -27,6 +27,8 @@ from rocketshim.operations.group_standing import GroupReader
 from rocketshim.worker.assignment import levels_metadata
 from rocketshim_topics import DelayLevels, TopicNames, TopicSpec, provision
 
+from .waiting import wait_until
+
 DEADLINE_S = 60.0
 LEVELS = "1s 5s 10m"
 LOADING = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE}
@@ -153,9 +155,11 @@ def sound(broker: Broker, space: str) -> Iterator[list[str]]:
     thread = threading.Thread(target=work)
     thread.start()
     assert names.worker_group == worker.group
-    until = time.monotonic() + DEADLINE_S
-    while len(GroupReader(there).read(names.worker_group).partitions) < 32 and time.monotonic() < until:
-        pass
+    wait_until(
+        lambda: len(GroupReader(there).read(names.worker_group).partitions) == 32,
+        "the worker's commits",
+        within_s=DEADLINE_S,
+    )
     yield ["--namespace", namespace, "--topic", orders, "--delay-levels", LEVELS]
     stopping.set()
     worker.stop()

@@ -31,9 +31,9 @@ from confluent_kafka.admin import AdminClient
 from rocketshim import dropin
 from rocketshim.local import Broker
 
-GUARD_S = 30.0
+GUARD_S = 90.0
 COUNT = 60
-STEPS = 2_000
+STEPS = 1_000
 LONG_STEPS = 25_000
 SWITCHED_OFF = {"rocketshim.retry.enable": False, "rocketshim.namespace": "unused"}
 SWITCHED_ON = {"rocketshim.retry.enable": True, "rocketshim.namespace": "unused"}

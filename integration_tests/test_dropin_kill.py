@@ -18,6 +18,8 @@ from rocketshim.local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 
+from .waiting import wait_until
+
 LEVELS = "0s"
 GUARD_S = 120.0
 COUNT = 100
@@ -89,9 +91,11 @@ def test_what_was_acknowledged_is_charged_or_dead(  # noqa: PLR0917 - fixtures
     program = subprocess.Popen(command)
     try:
         for kill_at in KILLS:
-            while len(charged(out)) < kill_at:
-                assert time.monotonic() < deadline
-                assert program.poll() is None
+            wait_until(
+                lambda running=program, number=kill_at: len(charged(out)) >= number or running.poll() is not None,  # type: ignore[misc]
+                within_s=GUARD_S,
+            )
+            assert program.poll() is None
             os.kill(program.pid, signal.SIGKILL)
             program.wait()
             program = subprocess.Popen(command)

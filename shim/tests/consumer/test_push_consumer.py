@@ -15,7 +15,7 @@ from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames
 
-GUARD_S = 20.0
+GUARD_S = 60.0
 
 
 @pytest.fixture

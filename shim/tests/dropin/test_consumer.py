@@ -152,7 +152,7 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
 
     def revoked(_: Consumer, __: list[TopicPartition]) -> None:
         begun.set()
-        in_time.append(refused.wait(30))
+        in_time.append(refused.wait(60))
 
     def failed(_: KafkaError) -> None:  # that nobody listens there; a callback that comes without a broker
         if not begun.is_set():

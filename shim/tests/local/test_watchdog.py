@@ -12,7 +12,7 @@ import psutil
 import rocketshim.local.watchdog as watchdog_module
 
 WATCHDOG = Path(watchdog_module.__file__)
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def ends(pid: int) -> bool:
