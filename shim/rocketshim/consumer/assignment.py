@@ -6,8 +6,8 @@ before) is committed at once, before the first message is handed out: else a cra
 at another end of the log and lose what lay between.
 
 `Uptake` assigns partitions at their starts. One whose start cannot be found out now (coordinator away) is assigned
-paused, and looked at again each second. Until then it lies at offset 0, never at "the beginning": that would be a
-look-up of librdkafka's, whose answer, when it comes late, moves a partition that has been told where to read (seen
+paused, and looked for again (`core.one_by_one`). Until then it lies at offset 0, never at "the beginning": that would
+be a look-up of librdkafka's, whose answer, when it comes late, moves a partition that has been told where to read (seen
 under load).
 
 Owned by the poll thread.
@@ -23,6 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.clients import ConsumerClient
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place
+from rocketshim.core.one_by_one import OneByOne
 from rocketshim.core.start_position import (
     AtTimestamp,
     CommitMetadata,
@@ -46,7 +47,6 @@ UNKNOWN_START: Final = -1
 """In place of an offset: it cannot be told yet."""
 
 _TIMEOUT_S: Final = 10.0
-_AGAIN_MS: Final = 1_000
 _HELD_AT: Final = 0
 
 
@@ -105,13 +105,14 @@ class Starts:
         born = self._born.get(place, 0)
         return encode_metadata(CommitMetadata(self._digest, born, self._subscription, self.token_of(place)))
 
-    def resolve(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    def resolve(
+        self, consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float = _TIMEOUT_S
+    ) -> list[TopicPartition]:
         """The same partitions with the offsets to begin at; starts that were resolved here are committed.
 
-        Raises:
-            KafkaException: the cluster did not answer. Nothing was committed.
+        Arguments and errors as in `find`; after an error nothing was committed.
         """
-        starts, resolved = self.find(consumer, partitions)
+        starts, resolved = self.find(consumer, partitions, timeout_s)
         if resolved:
             for item in (self._store or consumer).commit(offsets=resolved, asynchronous=False):
                 if item.error is not None:
@@ -247,30 +248,31 @@ class Uptake:
         pauses: of the consumer.
         begin: called with each partition and the offset it begins at, once it is assigned; `UNKNOWN_START` for one that
             is held, and again when its start is known.
+        now_ms: monotonic time in ms.
 
     Thread-safety: none; the poll thread's.
     """
 
-    def __init__(self, starts: Starts, pauses: Pauses, begin: Callable[[Place, int], None]) -> None:
+    def __init__(
+        self, starts: Starts, pauses: Pauses, begin: Callable[[Place, int], None], now_ms: Callable[[], int]
+    ) -> None:
         self._starts = starts
         self._pauses = pauses
         self._begin = begin
+        self._now_ms = now_ms
         self._held: set[Place] = set()
-        self._next_look_ms = 0
+        self._turns: OneByOne[Place] = OneByOne()
 
     def __contains__(self, place: object) -> bool:
         """Whether a partition is held: nothing that is fetched of it counts."""
         return place in self._held
 
-    def take_up(
-        self, consumer: ConsumerClient, partitions: list[TopicPartition], now_ms: int, *, look: bool = True
-    ) -> None:
+    def take_up(self, consumer: ConsumerClient, partitions: list[TopicPartition], *, look: bool = True) -> None:
         """Assign partitions that were given to this consumer; for `on_assign`.
 
         Args:
             consumer: as usual.
             partitions: their offsets are not looked at.
-            now_ms: monotonic time in ms.
             look: False: their starts are not even asked for (the consumer is closing).
 
         Raises:
@@ -283,7 +285,6 @@ class Uptake:
             except KafkaException as error:
                 self._say_unknown(error, partitions)
         self.assign(consumer, partitions, known)
-        self._next_look_ms = now_ms + _AGAIN_MS
 
     def assign(self, consumer: ConsumerClient, partitions: list[TopicPartition], known: Mapping[Place, int]) -> None:
         """Assign partitions at these starts, and hold those that have none.
@@ -300,20 +301,25 @@ class Uptake:
         for place in places:
             self._begin(place, known.get(place, UNKNOWN_START))
 
-    def look_again(self, consumer: ConsumerClient, now_ms: int) -> None:
-        """Begin what is held, if its start can be told by now; asked for once a second at most."""
-        if not self._held or now_ms < self._next_look_ms:
+    def look_again(self, consumer: ConsumerClient) -> None:
+        """Begin what is held and whose start can be told by now; one that cannot be told holds up no other."""
+        if not self._held:
             return
-        self._next_look_ms = now_ms + _AGAIN_MS
-        partitions = [TopicPartition(*place) for place in sorted(self._held)]
+        began_ms = self._now_ms()
+        places, timeout_s = self._turns.pick(sorted(self._held), began_ms)
+        if not places:
+            return
+        partitions = [TopicPartition(*place) for place in places]
+        known: dict[Place, int] = {}
         try:
-            known = self._resolve(consumer, partitions)
+            known = self._resolve(consumer, partitions, timeout_s)
             for place, offset in known.items():
                 consumer.seek(TopicPartition(*place, offset))
         except KafkaException as error:
             self._say_unknown(error, partitions)
-            return
-        self._held.clear()
+            known = {}
+        self._turns.tried(places, failed=not known, began_ms=began_ms, now_ms=self._now_ms())
+        self._held.difference_update(known)
         for place, offset in known.items():
             self._begin(place, offset)
         self._pauses.release(consumer, known, PauseReason.UNRESOLVED)
@@ -322,8 +328,11 @@ class Uptake:
         """Partitions that have left, or whose position was set otherwise."""
         self._held.difference_update(places)
 
-    def _resolve(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> dict[Place, int]:
-        return {(item.topic, item.partition): item.offset for item in self._starts.resolve(consumer, partitions)}
+    def _resolve(
+        self, consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float = _TIMEOUT_S
+    ) -> dict[Place, int]:
+        starts = self._starts.resolve(consumer, partitions, timeout_s)
+        return {(item.topic, item.partition): item.offset for item in starts}
 
     @staticmethod
     def _say_unknown(error: KafkaException, partitions: Iterable[TopicPartition]) -> None:

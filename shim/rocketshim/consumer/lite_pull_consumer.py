@@ -126,7 +126,7 @@ class LitePullConsumer:
         self._positions = PullPositions()
         self._pauses = Pauses()
         self._fresh: set[Place] = set()
-        self._uptake = Uptake(self._starts, self._pauses, self._begin)
+        self._uptake = Uptake(self._starts, self._pauses, self._begin, self._now_ms)
         self._watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
         self._failure: RocketshimError | None = None
         self._consumer: ConsumerClient | None = None
@@ -549,7 +549,7 @@ class LitePullConsumer:
                     self._positions.sent(due)
                 except KafkaException as error:
                     _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
-        self._uptake.look_again(consumer, now_ms)
+        self._uptake.look_again(consumer)
 
     def _changed_queues(self) -> list[tuple[QueuesListener, str, list[MessageQueue]]]:
         """Listeners to be told, with what they are to be told; they are called outside of the call's lock."""
@@ -670,7 +670,7 @@ class LitePullConsumer:
 
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         try:
-            self._uptake.take_up(consumer, partitions, self._now_ms(), look=not self._closing)
+            self._uptake.take_up(consumer, partitions, look=not self._closing)
         except (KafkaException, RuntimeError) as error:
             names = [f"{item.topic}/{item.partition}" for item in partitions]
             self._failure = ConsumerError(f"the queues {names} could not be taken up: {error}")

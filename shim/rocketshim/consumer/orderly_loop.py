@@ -34,6 +34,7 @@ from rocketshim.consumer.pauses import PauseReason, Place
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.state import ConsumerQueueState
 from rocketshim.core.consume_orderly import DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
+from rocketshim.core.one_by_one import OneByOne
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.queue_lock_actions import ReconsumeCounts, StopReason
@@ -48,11 +49,7 @@ __all__ = ["OrderlyCounts", "OrderlyDispatch", "OrderlyLoop", "OrderlySettings"]
 _LOG = logging.getLogger("rocketshim.consumer")
 _AWAITING_S: Final = 0.005
 _IDLE_S: Final = 0.1
-_START_AGAIN_MS: Final = 100
-_START_AGAIN_MAX_MS: Final = 1_000
-_START_AGAIN_TIMES: Final = 10  # at least so many times what the last try took: tries hold up all else, too
-_START_S: Final = 10.0
-_START_ALONE_S: Final = 1.0
+_SEEK_AGAIN_MS: Final = 100
 _BOUNDS_S: Final = 2.0
 _LOG_STOP_S: Final = 2.0
 _STUCK_FROM: Final = 16
@@ -111,15 +108,6 @@ class _Ending:
     at_ms: int = 0  # not begun anew before
 
 
-@dataclass(slots=True)
-class _Unbegun:
-    """A queue whose lock is ours and whose start is not committed yet."""
-
-    next_offset: int | None
-    reconsume_counts: ReconsumeCounts
-    failures: int = 0
-
-
 class OrderlyDispatch(Dispatch):
     """Hands runs to listener threads: one of each queue at a time.
 
@@ -169,8 +157,8 @@ class OrderlyLoop(PollLoop):
         self._orderly = orderly
         self._wanted: set[Place] = set()
         self._leases: dict[Place, Lease] = {}
-        self._starting: dict[Place, _Unbegun] = {}
-        self._start_again_ms = 0
+        self._starting: dict[Place, QueueStarted] = {}
+        self._turns: OneByOne[Place] = OneByOne()
         self._ending: list[_Ending] = []
         self._counts: dict[Place, ReconsumeCounts] = {}
         self._misplaced = False
@@ -251,7 +239,7 @@ class OrderlyLoop(PollLoop):
                     place = (lease.queue.topic, lease.queue.queue_id)
                     if place in self._wanted:
                         self._leases[place] = lease
-                        self._starting[place] = _Unbegun(next_offset, reconsume_counts)
+                        self._starting[place] = event
                     else:  # it was given up meanwhile, and that was said before
                         self._release(lease, next_offset, reconsume_counts)
                 case QueueStopped(lease, reason):
@@ -294,38 +282,17 @@ class OrderlyLoop(PollLoop):
         self.commits.forget(place)
 
     def _start(self, consumer: ConsumerClient) -> None:
-        """Begin queues whose lock is ours: all that are new at once.
-
-        If that fails they are tried one by one, a turn each, so that one that cannot begin (its leader is away) holds
-        up no other. That one again after 0.1 s to 1 s, or later if the try took long.
-        """
+        """Begin queues whose lock is ours; one that cannot begin (its leader is away) holds up no other."""
         began_ms = self._now_ms()
         busy = {(ending.place.topic, ending.place.partition) for ending in self._ending}
-        due = {
-            place: unbegun.failures
-            for place, unbegun in self._starting.items()
-            if (unbegun.failures < 2 or began_ms >= self._start_again_ms)
-            and place not in busy
-            and self._leases[place].holds(began_ms)
-        }
-        if not due:
+        waiting = [place for place in self._starting if place not in busy and self._leases[place].holds(began_ms)]
+        places, timeout_s = self._turns.pick(waiting, began_ms)
+        if not places:
             return
-        places = [place for place, failures in due.items() if not failures]
-        timeout_s = _START_S
-        alone = not places
-        if alone:
-            places = [min(due, key=due.__getitem__)]
-            doubled = 1 << min(due[places[0]] - 1, 8)
-            timeout_s = min(_START_ALONE_S * doubled, _START_S)
         why = self._start_these(consumer, places, timeout_s)
-        if alone:
-            now_ms = self._now_ms()
-            wait_ms = max(min(_START_AGAIN_MS * doubled, _START_AGAIN_MAX_MS), _START_AGAIN_TIMES * (now_ms - began_ms))
-            self._start_again_ms = now_ms if why is None else now_ms + wait_ms
+        self._turns.tried(places, failed=why is not None, began_ms=began_ms, now_ms=self._now_ms())
         if why is not None:
             _LOG.warning("consumer.start-unknown", extra={"error": why, "partitions": _shown(places)})
-            for place in places:
-                self._starting[place].failures += 1
 
     def _start_these(self, consumer: ConsumerClient, places: list[Place], timeout_s: float) -> str | None:
         """Look up, commit, read; why that was not possible, or None. A lock that is lost meanwhile begins nothing."""
@@ -415,7 +382,7 @@ class OrderlyLoop(PollLoop):
         try:
             consumer.seek(TopicPartition(*place, ending.offset))
         except KafkaException as error:
-            ending.at_ms = now_ms + _START_AGAIN_MS
+            ending.at_ms = now_ms + _SEEK_AGAIN_MS
             _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": _shown([place])})
             return False
         self._begin(place, ending.offset)

@@ -173,7 +173,7 @@ class PollLoop:
         self._fresh: set[Place] = set()  # assigned since the last poll
         self._pauses = Pauses()
         self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._uptake = Uptake(starts, self._pauses, self._begin)
+        self._uptake = Uptake(starts, self._pauses, self._begin, self._now_ms)
         self._doubted: dict[str, int] = {}  # topics that were said to be missing, and until when that may last
         self._epoch = 0
         self._next_commit_ms = 0
@@ -540,7 +540,7 @@ class PollLoop:
         if now_ms >= self._next_commit_ms:
             self._next_commit_ms = now_ms + self._settings.commit_interval_ms
             self.commits.commit(consumer, self._queues.values(), now_ms=now_ms, asynchronous=True)
-        self._uptake.look_again(consumer, now_ms)
+        self._uptake.look_again(consumer)
         if self._next_comparison_ms is not None and now_ms >= self._next_comparison_ms:
             self._compare_subscriptions(consumer, now_ms)
         if self._doubted:
@@ -703,7 +703,7 @@ class PollLoop:
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         places = [(item.topic, item.partition) for item in partitions]
         try:
-            self._uptake.take_up(consumer, partitions, self._now_ms(), look=not self._closing)
+            self._uptake.take_up(consumer, partitions, look=not self._closing)
             if self._suspended or self._closing:
                 self._pauses.hold(consumer, places, PauseReason.SUSPENDED)
                 if self._closing:

@@ -46,11 +46,11 @@ class Unanswered:
         self.left = times
         bench.starts.resolve = self
 
-    def __call__(self, consumer: Any, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    def __call__(self, consumer: Any, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
         if self.left:
             self.left -= 1
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return self._resolve(consumer, partitions)
+        return self._resolve(consumer, partitions, timeout_s)
 
 
 def test_a_look_up_that_is_answered_late_moves_nothing(kafka: InMemoryKafka, unopened: Make) -> None:
@@ -81,16 +81,18 @@ def test_a_look_up_that_is_answered_late_moves_nothing(kafka: InMemoryKafka, uno
 def test_a_partition_is_held_until_its_start_is_known_and_committed(kafka: InMemoryKafka, unopened: Make) -> None:
     kafka.append("orders", b"")
     b = unopened(lambda _: None)
-    starts = Unanswered(b, 3)
+    starts = Unanswered(b, 1_000)
     b.open()
     places = [("orders", 0), (b.names.retry("g"), 0)]
-    while starts.left:
+    for _ in range(5):
         assert [b.loop._pauses.why(place) for place in places] == [PauseReason.UNRESOLVED] * 2
         b.clock.advance(1_000)
         b.run(2)
         assert b.committed() is None
+    assert starts.left > 900, "once a second"
+    starts.left = 0
     b.clock.advance(1_000)
-    b.turn()
+    b.turn(2)
     assert [b.loop._pauses.why(place) for place in places] == [PauseReason(0)] * 2
     assert b.committed() == 0
     b.run()
@@ -98,16 +100,32 @@ def test_a_partition_is_held_until_its_start_is_known_and_committed(kafka: InMem
     assert b.committed() == 1
 
 
-def test_it_is_looked_for_once_a_second(unopened: Make) -> None:
-    b = unopened(lambda _: None)
-    starts = Unanswered(b, 100)
+def test_a_partition_whose_start_cannot_be_told_holds_up_no_other(kafka: InMemoryKafka, unopened: Make) -> None:
+    kafka.add_partitions("orders", 3)
+    for number in range(3):
+        kafka.append("orders", b"%d" % number, partition=number)
+    seen: list[bytes] = []
+    b = unopened(lambda message: seen.append(message.body))
+    resolve, asked, away = b.starts.resolve, [0], [True]
+
+    def without_leader(consumer: Any, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+        if away[0] and ("orders", 1) in [(item.topic, item.partition) for item in partitions]:
+            asked[0] += 1
+            b.clock.advance(round(timeout_s * 1_000))
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return resolve(consumer, partitions, timeout_s)
+
+    b.starts.resolve = without_leader
     b.open()
-    asked = starts.left
+    b.run(10)
+    assert sorted(seen) == [b"0", b"2"]
+    before = asked[0]
     b.turn(10)
-    assert starts.left == asked
-    b.clock.advance(1_000)
-    b.turn(10)
-    assert starts.left == asked - 1
+    assert asked[0] == before, "it takes no more than a tenth of the time"
+    away[0] = False
+    b.clock.advance(60_000)
+    b.run()
+    assert sorted(seen) == [b"0", b"1", b"2"]
 
 
 def test_a_partition_that_leaves_while_it_is_held_is_not_looked_for(unopened: Make) -> None:

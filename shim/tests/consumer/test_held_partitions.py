@@ -35,8 +35,7 @@ def test_it_is_not_sought_to_the_end_by_records_that_came_before(kafka: InMemory
     made.commit_now()
     kafka.append("orders", b"y")
 
-    def nobody_knows(consumer: object, places: object) -> None:
-        del consumer, places
+    def nobody_knows(*_: object) -> None:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     def again(consumer: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.consumer.lite_pull_consumer import LitePullConsumer
 from rocketshim.core.start_position import ConsumeFromWhere
@@ -258,12 +258,18 @@ def test_a_new_group_begins_at_the_end_by_default(kafka: InMemoryKafka, make: Ma
 def test_while_the_start_is_not_known_nothing_is_handed_out(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 2)
     with make() as consumer:
-        kafka.fail_commits(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE))
+        known = consumer._starts.resolve
+
+        def unknown(*_: Any) -> Any:
+            raise KafkaException(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE))
+
+        consumer._starts.resolve = unknown
         consumer.subscribe("orders")
         assert consumer.poll(500) == []
         assert consumer.assignment() == {Q0, Q1}
         with pytest.raises(ConsumerError, match="not held"):
             consumer.position(Q0)
+        consumer._starts.resolve = known
         assert bodies(drain(consumer)) == [b"0", b"1"]
 
 

@@ -543,17 +543,17 @@ def test_a_start_that_cannot_be_found_out_is_looked_for_again(kafka: InMemoryKaf
     b.run()
     b.commit_now()
     real = b.starts.resolve
-    failed: list[int] = []
+    away, failed = [True], []
 
-    def resolve(consumer: Any, partitions: Any) -> Any:
-        if not failed:
-            failed.append(1)
-            kafka.stop_broker()
-            try:
-                return real(consumer, partitions)
-            finally:
-                kafka.start_broker()
-        return real(consumer, partitions)
+    def resolve(*arguments: Any) -> Any:
+        if not away[0]:
+            return real(*arguments)
+        failed.append(1)
+        kafka.stop_broker()
+        try:
+            return real(*arguments)
+        finally:
+            kafka.start_broker()
 
     b.starts.resolve = resolve
     kafka.evict(b.consumer)
@@ -562,6 +562,7 @@ def test_a_start_that_cannot_be_found_out_is_looked_for_again(kafka: InMemoryKaf
     fill(kafka, 2)
     b.run()
     assert len(seen) == 3  # nothing is handed out whose start is not known
+    away[0] = False
     b.clock.advance(1_000)
     b.run()
     assert len(seen) == 5

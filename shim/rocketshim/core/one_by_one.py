@@ -1,0 +1,71 @@
+"""Which of several things to try next, so that one that cannot be done holds up no other.
+
+What is new is tried together: the usual case, and the cheapest. If that fails each of it is tried alone, at once. What
+fails alone is tried again after 0.1 s, 0.2 s … 1 s, or after ten times as long as the try took, whichever is more: a
+try holds up its thread, so no more than a tenth of the thread's time goes into them. Each alone gets more time to be
+answered than the time before, since a cluster that answers slowly answers all the same.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Final, Generic, TypeVar
+
+__all__ = ["OneByOne"]
+
+T = TypeVar("T")
+
+_TOGETHER_S: Final = 10.0
+_ALONE_S: Final = 1.0
+_AGAIN_MS: Final = 100
+_AGAIN_MAX_MS: Final = 1_000
+_AGAIN_TIMES: Final = 10
+
+
+class OneByOne(Generic[T]):
+    """The turns of things that wait.
+
+    Thread-safety: none; one owner thread.
+    """
+
+    def __init__(self) -> None:
+        self._failures: dict[T, int] = {}
+        self._again_ms = 0
+
+    def pick(self, waiting: Iterable[T], now_ms: int) -> tuple[list[T], float]:
+        """What to try now, and for how many seconds an answer is to be waited for.
+
+        Args:
+            waiting: all that waits; what is missing here is forgotten.
+            now_ms: monotonic time in ms.
+
+        Returns:
+            All that is new, or one; nothing: none is due. To be followed by `tried`.
+        """
+        self._failures = {each: self._failures.get(each, 0) for each in waiting}
+        new = [each for each, count in self._failures.items() if not count]
+        if new:
+            return new, _TOGETHER_S
+        due = {each: count for each, count in self._failures.items() if count == 1 or now_ms >= self._again_ms}
+        if not due:
+            return [], 0.0
+        first = min(due, key=due.__getitem__)
+        return [first], min(_ALONE_S * _doubled(due[first]), _TOGETHER_S)
+
+    def tried(self, picked: Collection[T], *, failed: bool, began_ms: int, now_ms: int) -> None:
+        """What was picked was tried.
+
+        Args:
+            picked: by the last `pick`.
+            failed: nothing of it was done, or not all.
+            began_ms: when it was picked.
+            now_ms: monotonic time in ms.
+        """
+        counts = [self._failures.get(each, 0) for each in picked]
+        if any(counts):  # alone, since all that is new is picked together
+            wait_ms = max(min(_AGAIN_MS * _doubled(counts[0]), _AGAIN_MAX_MS), _AGAIN_TIMES * (now_ms - began_ms))
+            self._again_ms = now_ms + (wait_ms if failed else 0)
+        if failed:
+            self._failures |= {each: count + 1 for each, count in zip(picked, counts, strict=True)}
+
+
+def _doubled(failures: int) -> int:
+    return 1 << min(failures - 1, 8)

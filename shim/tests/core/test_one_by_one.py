@@ -1,0 +1,72 @@
+"""Turns of things that wait, by the rules of `core.one_by_one`."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.core.one_by_one import OneByOne
+
+
+def test_what_is_new_is_tried_together() -> None:
+    turns: OneByOne[str] = OneByOne()
+    assert turns.pick(["a", "b"], 0) == (["a", "b"], 10.0)
+    turns.tried(["a", "b"], failed=False, began_ms=0, now_ms=0)
+    assert turns.pick(["c"], 0) == (["c"], 10.0)
+    assert turns.pick([], 0) == ([], 0.0)
+
+
+def test_what_failed_together_is_tried_one_by_one_at_once() -> None:
+    turns: OneByOne[str] = OneByOne()
+    turns.pick(["a", "b", "c"], 0)
+    turns.tried(["a", "b", "c"], failed=True, began_ms=0, now_ms=10_000)
+    assert turns.pick(["a", "b", "c"], 10_000) == (["a"], 1.0)
+    turns.tried(["a"], failed=True, began_ms=10_000, now_ms=11_000)
+    assert turns.pick(["a", "b", "c"], 11_000) == (["b"], 1.0)
+    turns.tried(["b"], failed=False, began_ms=11_000, now_ms=11_000)
+    assert turns.pick(["a", "c"], 11_000) == (["c"], 1.0)
+    turns.tried(["c"], failed=True, began_ms=11_000, now_ms=12_000)
+    assert turns.pick(["a", "c"], 21_999) == ([], 0.0), "ten times as long as the try took"
+    assert turns.pick(["a", "c"], 22_000) == (["a"], 2.0), "with more time for an answer"
+
+
+def test_a_failure_that_came_at_once_is_tried_again_soon_and_less_often_later() -> None:
+    turns: OneByOne[str] = OneByOne()
+    turns.pick(["a"], 0)
+    turns.tried(["a"], failed=True, began_ms=0, now_ms=0)
+    now_ms, instants = 0, []
+    for _ in range(7):
+        while not turns.pick(["a"], now_ms)[0]:
+            now_ms += 1
+        instants.append(now_ms)
+        turns.tried(["a"], failed=True, began_ms=now_ms, now_ms=now_ms)
+    assert instants == [0, 100, 300, 700, 1_500, 2_500, 3_500]
+
+
+def test_what_does_not_wait_any_more_is_new_when_it_comes_back() -> None:
+    turns: OneByOne[str] = OneByOne()
+    turns.pick(["a"], 0)
+    turns.tried(["a"], failed=True, began_ms=0, now_ms=0)
+    turns.pick([], 0)
+    assert turns.pick(["a"], 0) == (["a"], 10.0)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 10_000))
+def test_all_that_can_be_done_is_done_soon_and_tries_in_vain_take_a_tenth_of_the_time(
+    sick: list[bool], took_ms: int
+) -> None:
+    turns: OneByOne[int] = OneByOne()
+    waiting, now_ms, vain_ms, last_ms = set(range(len(sick))), 0, 0, 0
+    for turn in range(200):
+        picked, timeout_s = turns.pick(sorted(waiting), now_ms)
+        began_ms = now_ms
+        failed = any(sick[each] for each in picked)
+        if failed:
+            now_ms += min(took_ms, round(timeout_s * 1_000))
+            last_ms = (now_ms - began_ms) * (turn > len(sick))  # not the first round
+            vain_ms += last_ms
+        elif picked:
+            waiting.difference_update(picked)
+        turns.tried(picked, failed=failed, began_ms=began_ms, now_ms=now_ms)
+        if turn >= len(sick):
+            assert all(sick[each] for each in waiting)
+        now_ms += 50
+    assert (vain_ms - last_ms) * 10 <= now_ms
