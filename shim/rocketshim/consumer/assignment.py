@@ -67,6 +67,7 @@ class Starts:
         found_tokens: fencing token that the commit of a partition carried when it was resolved last; None: the commit
             carries none. A partition that is missing here had no commit.
         token_of: the token that commits of a partition are to carry; None: none (default).
+        may: whether a partition may be committed at this instant; always by default.
 
     Thread-safety: none; the poll thread's.
 
@@ -93,6 +94,7 @@ class Starts:
         self._born: dict[Place, int] = {}
         self.found_tokens: dict[Place, int | None] = {}
         self.token_of: TokenOf = lambda _: None
+        self.may: Callable[[Place], bool] = lambda _: True
         self.conflicts: dict[str, str] = {}
 
     def subscribe(self, digest: str, subscription: str) -> None:
@@ -110,9 +112,12 @@ class Starts:
     ) -> list[TopicPartition]:
         """The same partitions with the offsets to begin at; starts that were resolved here are committed.
 
+        Those that may not be committed any more by now are not: somebody else's they are, who may be further.
+
         Arguments and errors as in `find`; after an error nothing was committed.
         """
         starts, resolved = self.find(consumer, partitions, timeout_s)
+        resolved = [item for item in resolved if self.may((item.topic, item.partition))]
         if resolved:
             for item in (self._store or consumer).commit(offsets=resolved, asynchronous=False):
                 if item.error is not None:

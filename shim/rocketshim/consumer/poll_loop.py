@@ -173,6 +173,8 @@ class PollLoop:
         self._fresh: set[Place] = set()  # assigned since the last poll
         self._pauses = Pauses()
         self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        if sharing is not None:
+            starts.may = self._may
         self._uptake = Uptake(starts, self._pauses, self._begin, self._now_ms)
         self._doubted: dict[str, int] = {}  # topics that were said to be missing, and until when that may last
         self._epoch = 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
@@ -238,6 +239,23 @@ def test_members_share_by_the_strategy_and_hand_over(
     wanted = {("orders", number): 40 for number in range(QUEUES)}
     kafka.wait_until(lambda: wanted.items() <= kafka.committed("g").items(), guard_s=GUARD_S)
     assert kafka.members("g") == []  # Kafka's group protocol has no part in it
+
+
+def test_a_start_that_was_looked_up_for_longer_than_the_lease_lasts_is_not_committed(
+    kafka: InMemoryKafka, start: Callable[..., PushConsumer]
+) -> None:
+    fill(kafka, range(6))
+    consumer = start(Heard(), "a")
+    kafka.wait_until(lambda: len(held(consumer)) == QUEUES + 1, guard_s=GUARD_S)
+    loop = consumer._loop
+    assert loop is not None
+    before = len(kafka.commits("g"))
+    place = TopicPartition("another's", 0)
+    assert not loop._starts.may((place.topic, place.partition))
+    kafka.create_topic(place.topic)
+    starts = loop.ask(lambda reader: loop._starts.resolve(reader, [place])).result(GUARD_S)
+    assert [item.offset for item in starts] == [0]
+    assert place.topic not in [commit.topic for commit in kafka.commits("g")[before:]]
 
 
 def test_nothing_is_committed_that_goes_back(kafka: InMemoryKafka, start: Callable[..., PushConsumer]) -> None:
