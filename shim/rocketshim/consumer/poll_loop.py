@@ -682,7 +682,11 @@ class PollLoop:
             ConsumerError: a queue is not held here; nothing was moved.
             KafkaException: Kafka refused; the queues before that one were moved, that one and the others were not.
         """
-        absent = [f"{topic}/{number}" for topic, number in targets if (topic, number) not in self._queues]
+        absent = [
+            f"{topic}/{number}"
+            for topic, number in targets
+            if (topic, number) not in self._queues or not self._may((topic, number))
+        ]
         if absent:
             raise ConsumerError(f"{', '.join(absent)}: not read by this consumer now; seek where they are read")
         for place, offset in targets.items():

@@ -258,6 +258,19 @@ def test_a_start_that_was_looked_up_for_longer_than_the_lease_lasts_is_not_commi
     assert place.topic not in [commit.topic for commit in kafka.commits("g")[before:]]
 
 
+def test_a_queue_whose_lease_has_ended_is_not_sought(
+    kafka: InMemoryKafka, start: Callable[..., PushConsumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = start(Heard(), "a")
+    kafka.wait_until(lambda: len(held(consumer)) == QUEUES + 1, guard_s=GUARD_S)
+    loop = consumer._loop
+    assert loop is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._sharing, "holds", lambda *_: False)
+        with pytest.raises(ConsumerError, match="not read by this consumer"):
+            consumer.seek(MessageQueue("orders", queue_id=0), 0)
+
+
 def test_nothing_is_committed_that_goes_back(kafka: InMemoryKafka, start: Callable[..., PushConsumer]) -> None:
     """Members come and go while messages flow: each partition's commits only rise, and all is heard."""
     heard = Heard()
