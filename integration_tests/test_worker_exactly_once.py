@@ -400,8 +400,9 @@ def test_a_target_that_is_denied_holds_up_nobody_and_gets_its_messages_once_it_i
     denied = f"{stage.names.namespace}.denied"
     admin.create_topics([NewTopic(denied, 1)])[denied].result(DEADLINE_S)
     everything = (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
-    deny = rule(AclPermissionType.DENY, ResourceType.TOPIC, denied)
-    rules = [*(rule(AclPermissionType.ALLOW, kind, "*") for kind in everything), deny]
+    parked = stage.names.parked  # a record that cannot even be parked holds up its own queue only
+    denials = [rule(AclPermissionType.DENY, ResourceType.TOPIC, name) for name in (denied, parked)]
+    rules = [*(rule(AclPermissionType.ALLOW, kind, "*") for kind in everything), *denials]
     for future in admin.create_acls(rules).values():
         future.result(DEADLINE_S)
     login = [
@@ -411,8 +412,8 @@ def test_a_target_that_is_denied_holds_up_nobody_and_gets_its_messages_once_it_i
     worker_admin = AdminClient(cluster.client_config("worker"))
     try:
         # rights take effect a moment later
-        asked = [stage.names.schedule, stage.target, denied]
-        while denied_topics(worker_admin, asked, lambda *_, **__: None) != {denied}:
+        asked = [stage.names.schedule, stage.target, denied, parked]
+        while denied_topics(worker_admin, asked, lambda *_, **__: None) != {denied, parked}:
             time.sleep(0.1)  # the test's own time-out is the limit
         stage.cli_worker(*mode, *client, "--allow", stage.target, "--allow", denied)
         with Producer(
@@ -420,14 +421,18 @@ def test_a_target_that_is_denied_holds_up_nobody_and_gets_its_messages_once_it_i
         ) as producer:
             for number in range(10):
                 producer.send(Message(denied, b"denied %d" % number, delay_level=1), timeout_s=DEADLINE_S)
+            producer.send(Message("not.allowed", b"forbidden", delay_level=17), timeout_s=DEADLINE_S)
             stage.send(producer, 0, 60)
         assert set(stage.read_until(60)) == set(once(60))
-        while "worker.re-appended" not in (tmp_path / "worker-0.log").read_text():
-            time.sleep(0.1)  # the test's own time-out is the limit
-        of_denied = AclBindingFilter(
-            deny.restype, deny.name, deny.resource_pattern_type, None, None, deny.operation, deny.permission_type
-        )
-        admin.delete_acls([of_denied])[of_denied].result(DEADLINE_S)
+        for event in ("worker.re-appended", "worker.hop-not-stored"):
+            while event not in (tmp_path / "worker-0.log").read_text():
+                time.sleep(0.1)  # the test's own time-out is the limit
+        for deny in denials:
+            of_denied = AclBindingFilter(
+                deny.restype, deny.name, deny.resource_pattern_type, None, None, deny.operation, deny.permission_type
+            )
+            admin.delete_acls([of_denied])[of_denied].result(DEADLINE_S)
+        assert set(stage.read_until(1, parked)) == {b"forbidden"}
         assert set(stage.read_until(10, denied)) == {b"denied %d" % number for number in range(10)}
         if mode:
             assert stage.read() == once(60)

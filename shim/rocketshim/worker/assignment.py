@@ -64,10 +64,15 @@ class HeldQueue:
         paused: whether fetching is paused.
         gone: it was given up; what arrives for it is dropped.
         skipped_to: the position after the last probe that was read.
+        rest_until_ns: nothing leaves it before: a record of it could not be placed.
+        rests: how often in a row.
         hop_prefix: first part of the coordinates of its records.
     """
 
-    __slots__ = ("_metadata", "_topic", "committed", "gone", "hop_prefix", "number", "paused", "queue", "skipped_to")
+    __slots__ = (
+        "_metadata", "_topic", "committed", "gone", "hop_prefix", "number", "paused", "queue", "rest_until_ns", "rests",
+        "skipped_to",
+    )  # fmt: skip
 
     def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int, metadata: str = "") -> None:
         self._topic = topic
@@ -78,6 +83,8 @@ class HeldQueue:
         self.paused = False
         self.gone = False
         self.skipped_to = -1
+        self.rest_until_ns = 0
+        self.rests = 0
         self.hop_prefix = f"{topic}/{number}/".encode()
 
     @property

@@ -7,6 +7,8 @@
 * No report of a record is needed: a transaction with a record that was not stored does not commit. Reports come of
   failures only; they name the target, and it is avoided. Where one record spoils its batch, the producer sends records
   one a batch for a while, and then the report names the record.
+* A record that no topic of our own takes (it is to be parked, and that is not allowed) would abort every transaction:
+  its queue rests, a second at first, then twice as long each time, up to five.
 * After an abort that is known to have worked, what was taken is due again; nothing was delivered, no position moved.
 * After anything indefinite (time-out, fenced, fatal, a commit that took longer than its time) the producer is thrown
   away, a new one made, `init_transactions` (which fences the old one and ends what it left open), and the committed
@@ -33,8 +35,9 @@ from rocketshim.errors import WorkerError
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.delivery import WorkerCounts
 from rocketshim.worker.prober import Prober
-from rocketshim.worker.router import Kind, PlainGroup, Router
+from rocketshim.worker.router import Kind, PlainGroup, Router, Verdict
 from rocketshim.worker.watchdog import Heartbeat
+from rocketshim_topics.wire import coordinates
 
 if TYPE_CHECKING:
     from rocketshim.worker.target_table import Target
@@ -48,6 +51,7 @@ _GAP_NS: Final = 5 * _NS
 _BACK_OFF_NS: Final = 100 * _NS
 _AGAIN_NS: Final = 1_000 * _NS
 _BUSY_NS: Final = 2 * _NS
+_LONGEST_REST_NS: Final = 5_000 * _NS
 _CAREFUL_NS: Final = 30_000 * _NS
 _MINUTE_NS: Final = 60_000 * _NS
 _MOST_FENCINGS: Final = 3
@@ -140,6 +144,7 @@ class ExactlyOnce:
         self._dues_ms: list[int] = []
         self._tried: set[Target] = set()
         self._done: list[tuple[Kind, str]] = []
+        self._own: list[tuple[Any, str]] = []  # records that went to a topic of our own, and to which
 
     # --- the transaction ---------------------------------------------------------------------------------------------
 
@@ -250,6 +255,7 @@ class ExactlyOnce:
                     self._tried.add(placement.target)
             else:
                 self._done.append((placement.kind, placement.reason))
+                self._own.append((record, placement.topic))
             return
         # nothing takes it, not even the parking topic: the transaction must not commit without it
         self._failures.append((record, Kind.PARK, "", KafkaError(KafkaError._FAIL)))  # noqa: SLF001
@@ -307,6 +313,7 @@ class ExactlyOnce:
             self._confirm(taken)
         for held, end in ends.items():
             held.committed = max(held.committed, end)
+            held.rests = 0
         clock_ms = self._taken[-1].due.clock_ms if self._taken else 0
         waited_ms = (now_ns - (self._begun_ns or now_ns)) // _NS
         for target in self._tried:
@@ -346,6 +353,7 @@ class ExactlyOnce:
         self._tried = set()
         self._dues_ms = []
         self._done = []
+        self._own = []
 
     def _call_begins(self) -> None:
         self._heart.beat(self._api_timeout_s + _OVERDUE_S)
@@ -389,8 +397,7 @@ class ExactlyOnce:
         unknown = False
         was_refused = self._has_culprit()
         if cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            for topic in self._denied({topic for _, kind, topic, _ in self._failures if kind is Kind.DELIVER}):
-                self._router.target_failed(self._router.targets.target(topic, now_ns), now_ns, cause.name())
+            self._ask_who_is_denied(cause, now_ns)
         for record, kind, topic, error in self._failures:
             if error.code() in _FENCED or error.code() in _SPOILS:
                 continue
@@ -399,10 +406,30 @@ class ExactlyOnce:
                 if kind is Kind.DELIVER and self._is_silent and not was_refused:
                     self._router.target_failed(self._router.targets.target(topic, now_ns), now_ns, "no-answer")
             elif record is not None:
-                self._router.refused(record, kind, topic, error, now_ns, alone=self._is_careful)
+                verdict = self._router.refused(record, kind, topic, error, now_ns, alone=self._is_careful)
+                if verdict is Verdict.WAIT:
+                    self._rest(record, topic, error, now_ns)
             else:
                 unknown = self._router.batch_refused(topic, error, now_ns) or unknown
         return unknown
+
+    def _ask_who_is_denied(self, cause: KafkaError, now_ns: int) -> None:
+        """A transaction failed for a missing right: find out whose."""
+        targets = {topic for _, kind, topic, _ in self._failures if kind is Kind.DELIVER}
+        denied = self._denied(targets | {topic for _, topic in self._own})
+        for topic in denied & targets:
+            self._router.target_failed(self._router.targets.target(topic, now_ns), now_ns, cause.name())
+        for record, topic in self._own:
+            if topic in denied:
+                self._rest(record, topic, cause, now_ns)
+
+    def _rest(self, record: Any, topic: str, error: KafkaError, now_ns: int) -> None:
+        """A record of a queue can be placed nowhere at the moment: nothing of it goes into the next transactions."""
+        held = next((taken.held for taken in self._taken if taken.held.number == record.partition()), None)
+        if held is not None and held.rest_until_ns <= now_ns:
+            held.rest_until_ns = now_ns + min(_AGAIN_NS << min(held.rests, 8), _LONGEST_REST_NS)
+            held.rests += 1
+            self._alarm("worker.hop-not-stored", topic=topic, error=error.name(), record=coordinates(record))
 
     def _doubt(self, error: KafkaError, now_ns: int) -> None:
         """It is not known what has become of the transaction: a new producer, and the positions will tell."""

@@ -266,7 +266,7 @@ class DelayWorker:
             for held in self._assignment.held.values():
                 next_ns = held.queue.next_ns()
                 if next_ns is not None and next_ns < until_ns:
-                    until_ns = next_ns
+                    until_ns = min(until_ns, max(next_ns, held.rest_until_ns))
         if until_ns > self._commit_ns and any(held.has_uncommitted for held in self._assignment.held.values()):
             until_ns = self._commit_ns
         return max(0, until_ns - now_ns)
@@ -365,6 +365,8 @@ class DelayWorker:
                 if room <= 0 or now_ns >= until_ns:
                     progress = False
                     break
+                if now_ns < held.rest_until_ns:
+                    continue
                 due = held.queue.take(now_ns, min(room, self.settings.drain_count), self.settings.prefetch_bytes)
                 if due is not None:
                     progress = True

@@ -189,3 +189,23 @@ def test_a_commit_of_the_consumers_own_that_comes_late_takes_no_position_back(
     for offsets in late:
         commit(offsets=offsets, asynchronous=False)
     assert sim.position() >= done
+
+
+@pytest.mark.parametrize("away", ["denied", "deleted"])
+def test_a_record_that_cannot_even_be_parked_holds_up_its_own_queue_only(sim: Any, away: str) -> None:
+    worker = sim.worker()
+    sim.run(worker, 100)
+    if away == "denied":
+        sim.kafka.deny("rmq.parked", read=False)
+    else:
+        sim.kafka.delete_topic("rmq.parked")
+    sim.schedule(topic="nobody")
+    for number in range(5):
+        sim.schedule(value=b"%d" % number, level=2)
+    sim.until(worker, lambda: len(values(sim)) == 5, 10_000)
+    assert worker.counts.aborted <= 3
+    assert worker.counts.alarms["worker.hop-not-stored"] >= 1
+    sim.kafka.allow("rmq.parked")
+    if away == "deleted":
+        sim.kafka.create_topic("rmq.parked", 1)
+    sim.until(worker, lambda: len(sim.parked()) == 1, 10_000)
