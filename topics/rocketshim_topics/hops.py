@@ -51,6 +51,7 @@ __all__ = [
     "Failure",
     "OutgoingRecord",
     "ValueReference",
+    "bare_parked",
     "clock_probe",
     "dead_letter",
     "dead_letter_by_reference",
@@ -358,6 +359,15 @@ def _sendable(name: str) -> str:
     return wire.travel_name(name.encode("utf-8", "backslashreplace").decode()) if not name.isprintable() else name
 
 
+def bare_parked(outgoing: OutgoingRecord) -> OutgoingRecord:
+    """A record for `rmq.parked` that was too large for it, with nothing but why and where the record lies.
+
+    That one stays there until retention takes it.
+    """
+    headers = [header for header in outgoing.headers if header[0] in _REPLACED_BY_PARKING]
+    return OutgoingRecord(outgoing.topic, outgoing.partition, None, None, headers)
+
+
 def clock_probe(names: TopicNames, *, partition: int, mark: str = "1") -> OutgoingRecord:
     """The worker's probe of a leader's clock: nothing but the header `CLOCK`; readers of the schedule topic skip it.
 
@@ -463,7 +473,8 @@ def dead_letter_by_reference(
     Coordinates stand in `HOP_ID` and, for the first delivery, `ORIGIN_MESSAGE_ID`. Size and SHA-256 of the value
     stand at the start of `FAIL_TEXT` (the wire format has no header of their own for them), where `value_reference`
     reads them. Key, `TAGS`, `KEYS` and user headers are kept if they are at most 16 KiB together, otherwise left out;
-    a foreign `UNIQ_KEY` of more than 512 bytes gives way to the coordinates. So this record always fits.
+    a foreign `UNIQ_KEY` of more than 512 bytes gives way to the coordinates, and so does a history that long
+    (`RETRY_TOPIC`, `ORIGIN_MESSAGE_ID`, `REPLAY_ID`): it was forged. So this record always fits.
 
     Args and errors: as `dead_letter`.
     """
@@ -476,11 +487,14 @@ def dead_letter_by_reference(
     failure = Failure(failure.exception_class, f"{reference} {failure.text}", failure.at_ms)
     envelope = decode(read_headers(record), trusted=trusted)
     key = record.key()
-    kept = len(key or b"") + sum(len(name.encode()) + len(content or b"") for name, content in envelope.user)
+    kept = len(key or b"") + sum(_header_bytes(name, content) for name, content in envelope.user)
     kept += len(_bytes(envelope.tags)) + len(_bytes(envelope.keys))
     if kept > _KEPT_BY_REFERENCE_BYTES:
         key = envelope.tags = envelope.keys = None
         envelope.user = ()
+    for name in ("retry_topic", "origin_message_id", "replay_id"):
+        if len(_bytes(getattr(envelope, name))) > _MAX_KEPT_ID_BYTES:
+            setattr(envelope, name, None)
     if len(_bytes(envelope.uniq_key)) > _MAX_KEPT_ID_BYTES:
         envelope.uniq_key = envelope.origin_message_id
     headers = _failed(
@@ -590,9 +604,11 @@ def record_size_bytes(outgoing: OutgoingRecord) -> int:
     Source: record batch format 2 (`DefaultRecordBatch`, `DefaultRecord`).
     """
     size = _BATCH_BYTES + _RECORD_BYTES + len(outgoing.key or b"") + len(outgoing.value or b"")
-    for name, value in outgoing.headers:
-        size += _HEADER_BYTES + len(name.encode("utf-8", "surrogateescape")) + len(value or b"")
-    return size
+    return size + sum(_header_bytes(name, value) for name, value in outgoing.headers)
+
+
+def _header_bytes(name: str, value: bytes | None) -> int:
+    return _HEADER_BYTES + len(name.encode("utf-8", "surrogateescape")) + len(value or b"")
 
 
 def _outgoing(record: Record, topic: str, partition: int | None, envelope: Envelope) -> OutgoingRecord:

@@ -674,6 +674,24 @@ def test_dead_letter_by_reference_always_fits(foreign: Foreign, what: str) -> No
     assert texts["ORIGIN_MESSAGE_ID"] == "orders/2/7"
 
 
+@pytest.mark.parametrize(
+    "header", ["RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "REPLAY_ID", "UNIQ_KEY", "FAIL_CLASS", "FAIL_TEXT", "TAGS", "CLOCK"]
+)
+def test_dead_letter_by_reference_fits_also_where_its_history_was_forged(foreign: Foreign, header: str) -> None:
+    record = foreign([(header, b"y" * 1_000_000)], topic="rmq.retry.g", value=None)
+    outgoing = dead_letter_by_reference(record, NAMES, group="g", trusted=True, failure=FAILURE, reconsume_times=1)
+    assert record_size_bytes(outgoing) < 25_000
+    texts = texts_of(outgoing)
+    assert texts["RETRY_TOPIC"] == "%RETRY%g"
+    assert texts["ORIGIN_MESSAGE_ID"] == texts["HOP_ID"]
+
+
+def test_dead_letter_by_reference_fits_also_with_very_many_headers(foreign: Foreign) -> None:
+    record = foreign([("", b"")] * 200_000)
+    outgoing = dead_letter_by_reference(record, NAMES, group="g", trusted=False, failure=FAILURE, reconsume_times=1)
+    assert record_size_bytes(outgoing) < 25_000
+
+
 def test_dead_letter_by_reference_of_no_value(foreign: Foreign) -> None:
     record = foreign(value=None)
     outgoing = dead_letter_by_reference(record, NAMES, group="g", trusted=False, failure=FAILURE, reconsume_times=1)

@@ -32,7 +32,7 @@ from rocketshim.core.retry_policy import (
 )
 from rocketshim.errors import RocketshimError
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames
-from rocketshim_topics.hops import OutgoingRecord, dead_letter_by_reference, parked
+from rocketshim_topics.hops import OutgoingRecord, bare_parked, dead_letter_by_reference, parked
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.wire import coordinates, decode, read_headers
 
@@ -281,7 +281,14 @@ class SendBack:
             self.broken = error
         record = coordinates(hop.message)
         _LOG.warning("consumer.hop-not-stored", extra={"record": record, "hop": hop.count_as, "error": error.name()})
-        if error.code() in TOO_LARGE and hop.count_as in {"retried", "dead"}:
+        if error.code() in TOO_LARGE and hop.out is not None and self._made_smaller(hop, hop.out):
+            self._produce(hop)
+        else:
+            self._again.append((now_ms + self._back_off_ms, hop))
+
+    def _made_smaller(self, hop: _Hop, out: OutgoingRecord) -> bool:
+        """Make a hop smaller that was too large; False if there is nothing left to leave out."""
+        if hop.count_as in {"retried", "dead"}:
             hop.count_as = "dead_by_reference"
             hop.out = dead_letter_by_reference(
                 hop.message,
@@ -291,12 +298,15 @@ class SendBack:
                 failure=hop.failure,
                 reconsume_times=hop.reconsume_times,
             )
-            self._produce(hop)
-        elif error.code() in TOO_LARGE and hop.out is not None and hop.out.value is not None:
-            hop.out.value = None  # a parked record; its body stays where PARK_FROM says
-            self._produce(hop)
-        else:
-            self._again.append((now_ms + self._back_off_ms, hop))
+            return True
+        if out.value is not None:
+            out.value = None  # a parked record; its body stays where PARK_FROM says
+            return True
+        bare = bare_parked(out)
+        if hop.count_as != "parked" or bare == out:
+            return False
+        hop.out = bare  # and so do its key and its headers
+        return True
 
     def _count(self, hop: _Hop) -> None:
         setattr(self.counts, hop.count_as, getattr(self.counts, hop.count_as) + 1)

@@ -26,10 +26,10 @@ from rocketshim.worker.quick import QuickHeaders
 from rocketshim.worker.relay import Deliver, Hop, Park, Planner, Skip
 from rocketshim.worker.target_table import NO_TARGET, Target, TargetTable
 from rocketshim.worker.targets import TargetPolicy
-from rocketshim_topics.hops import OutgoingRecord
+from rocketshim_topics.hops import OutgoingRecord, bare_parked
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import HOP_ID, PARK_FROM, PARK_REASON, Header, read_headers
+from rocketshim_topics.wire import Header, read_headers
 
 __all__ = ["Kind", "Placement", "PlainGroup", "Router", "Verdict"]
 
@@ -55,7 +55,6 @@ _NOTHING_SAID: Final = frozenset(
 """Errors that say nothing against record or target: send it again."""
 _MOST_ROUTES: Final = 10_000
 _LONGEST_NAME: Final = 300  # bytes of a logical name; what is longer is no name, and not kept
-_PARKING: Final = frozenset({HOP_ID, PARK_REASON, PARK_FROM})
 
 
 class Kind(Enum):
@@ -355,10 +354,7 @@ class Router:
         out = self._planner.park(record, reason).out
         place = (record.partition(), record.offset())
         if place in self._bodiless:
-            # the record stays where PARK_FROM says, until retention takes it
-            out.value = None
-            out.key = None
-            out.headers = [header for header in out.headers[:4] if header[0] in _PARKING]
+            out = bare_parked(out)
         return Placement(Kind.PARK, out, reason=reason)
 
     # --- what was learnt ---------------------------------------------------------------------------------------------

@@ -299,6 +299,20 @@ def test_a_malformed_retry_is_parked_and_its_queue_goes_on(kafka: InMemoryKafka,
     assert b.committed("rmq.retry.g") == 2
 
 
+def test_a_malformed_retry_that_is_too_large_to_be_parked_is_parked_as_far_as_it_fits(
+    kafka: InMemoryKafka, bench: Make
+) -> None:
+    retried(kafka, times=b"many")
+    b = bench(nothing)
+    kafka.fail_produce(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), topic="rmq.parked", count=2)
+    b.run()
+    (parked,) = kafka.records("rmq.parked")
+    assert parked.value() is None
+    assert dict(parked.headers() or ()).keys() == {"HOP_ID", "PARK_REASON", "PARK_FROM"}
+    b.commit_now()
+    assert b.committed("rmq.retry.g") == 1
+
+
 def test_a_listener_of_batches_gets_retried_messages_as_lists_too(kafka: InMemoryKafka, bench: Make) -> None:
     retried(kafka)
     fill(kafka, 3)
