@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Follow, Limit, Tags, Where, console, selecting
+from rocketshim.cli.letters import Follow, Limit, Tags, Where, console, say, selecting
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import as_read, time_text
 from rocketshim.errors import ConfigError
@@ -55,7 +55,7 @@ def ls(
             if (topic is not None and entry.target != topic) or not selects(read_headers(message)):
                 continue
             if follow:
-                typer.echo(json.dumps(asdict(entry)) if as_json else _line(entry))
+                say(json.dumps(asdict(entry)) if as_json else _line(entry))
                 continue
             shown.append(entry)
             if len(shown) == limit:
@@ -113,10 +113,10 @@ def show(
         typer.echo(json.dumps({**asdict(waiting_record(message, levels)), **as_read(message)}, indent=1))
         return
     for name, value in asdict(waiting_record(message, levels)).items():
-        typer.echo(f"{name:16} {value}")
+        say(f"{name:16} {value}")
     typer.echo(f"{'key':16} {message.key()!r}")
     for name, value in read_headers(message) or ():
-        typer.echo(f"  {name:20} {value!r}")
+        say(f"  {name:20} {value!r}")
     typer.echo(f"{'body':16} {message.value()!r:.2000}")
 
 

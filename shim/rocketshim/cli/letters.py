@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.deadletter.opening import Letter, Opener
@@ -45,8 +46,30 @@ _PIPED_WIDTH = 200
 
 def console() -> Console:
     """Where tables go: as wide as the terminal, 200 columns in a pipe; what others wrote is no markup there."""
-    made = Console(markup=False)
-    return made if made.is_terminal or "COLUMNS" in os.environ else Console(width=_PIPED_WIDTH, markup=False)
+    made = _PlainConsole()
+    return made if made.is_terminal or "COLUMNS" in os.environ else _PlainConsole(width=_PIPED_WIDTH)
+
+
+def plain(text: str) -> str:
+    """A text that others wrote, fit for a terminal: what would steer it, or is no character, is spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
+
+
+def say(line: str, *, err: bool = False) -> None:
+    """A line with something that others wrote."""
+    typer.echo(plain(line), err=err)
+
+
+class _PlainConsole(Console):
+    """Shows every text as it was written, and nothing that steers the terminal."""
+
+    def __init__(self, width: int | None = None) -> None:
+        super().__init__(width=width, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(plain(text), **options)
 
 
 def letters_topic(names: TopicNames, group: str | None, topic: str | None) -> str:
@@ -145,7 +168,7 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
     """List records: a table, or one JSON object a line."""
     if as_json or follow:
         for number, entry in enumerate(entries, start=1):
-            typer.echo(json.dumps(entry.as_json(body=False)) if as_json else _line(entry))
+            say(json.dumps(entry.as_json(body=False)) if as_json else _line(entry))
             if number >= limit and not follow:
                 return
         return

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Everything, Follow, Limit, console
+from rocketshim.cli.letters import Everything, Follow, Limit, console, say
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.redrive import Again, ensure_log
 from rocketshim.core.redrive import RedriveProgress
@@ -83,7 +83,7 @@ def ls(
             if as_json:
                 typer.echo(json.dumps({**asdict(entry), "plan": plan}))
             elif follow:
-                typer.echo(f"{time_text(entry.at_ms)}  {entry.place}  {entry.reason}  {entry.target}  {entry.uniq_key}")
+                say(f"{time_text(entry.at_ms)}  {entry.place}  {entry.reason}  {entry.target}  {entry.uniq_key}")
             else:
                 table.add_row(
                     entry.place,
@@ -126,10 +126,10 @@ def show(
         typer.echo(json.dumps({**asdict(parked_record(message)), **as_read(message)}, indent=1))
         return
     for name, value in asdict(parked_record(message)).items():
-        typer.echo(f"{name:12} {value}")
+        say(f"{name:12} {value}")
     typer.echo(f"{'key':12} {message.key()!r}")
     for name, value in read_headers(message) or ():
-        typer.echo(f"  {name:20} {value!r}")
+        say(f"  {name:20} {value!r}")
     typer.echo(f"{'body':12} {message.value()!r:.2000}")
 
 
@@ -172,11 +172,11 @@ def redrive(
                 redriven_parked(message, names)
             except MessageError as error:
                 left += 1
-                typer.echo(str(error), err=True)
+                say(str(error), err=True)
                 continue
             letters.append(PlannedLetter(*place, digest, names.schedule, entry.reason, entry.uniq_key or ""))
             if not as_json:
-                typer.echo(f"{'would send' if dry_run else 'sending'} {entry.place} to {entry.target}")
+                say(f"{'would send' if dry_run else 'sending'} {entry.place} to {entry.target}")
     progress = RedriveProgress(letters)
     if letters and not dry_run:
         _send(bootstrap, settings, names, progress, again=again)

@@ -27,6 +27,7 @@ from rocketshim.cli.letters import (
     Where,
     chosen_letters,
     letters_topic,
+    say,
 )
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
@@ -145,7 +146,7 @@ def _plan(
         typer.echo(json.dumps({"id": made.id, **made.summary()}, indent=1) if out is not None else made.to_json())
         return
     for line in _said(made):
-        typer.echo(line)
+        say(line)
     typer.echo(
         "no plan was written: --out FILE does"
         if out is None
@@ -300,7 +301,7 @@ def _tell(made: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_jso
             f"left: {progress.waiting}"
         )
     for reason, count in progress.failures.most_common():
-        typer.echo(f"  {count:7} failed: {reason}")
+        say(f"  {count:7} failed: {reason}")
     if progress.dead_again:
         typer.echo(f"  {progress.dead_again:7} of those sent are dead again")
     if progress.stopped_by == "failures":

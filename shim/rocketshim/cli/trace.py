@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import console
+from rocketshim.cli.letters import console, say
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.deadletter.reading import TopicReader
@@ -56,9 +56,7 @@ def trace(
             low_offset=partial(_low_offset, reader),
         )
     if not hops:
-        typer.echo(
-            f"no record of {wanted} was found; if it was sent without delay and never failed, say --topic", err=True
-        )
+        say(f"no record of {wanted} was found; if it was sent without delay and never failed, say --topic", err=True)
         raise typer.Exit(FINDING)
     if as_json:
         typer.echo(json.dumps([_json(hop) for hop in hops], indent=1))

@@ -20,10 +20,13 @@ _SHOWN: Final = 200
 
 
 def time_text(at_ms: int | None) -> str:
-    """An instant for a person: UTC, milliseconds; `""` for None."""
+    """An instant for a person: UTC, milliseconds; `""` for None. One that no calendar has is said as it was written."""
     if at_ms is None:
         return ""
-    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    try:
+        return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms} ms after 1970"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import pytest
 from rich.table import Table
 
 from rocketshim.cli import trace
-from rocketshim.cli.letters import Choice, console, selecting
+from rocketshim.cli.letters import Choice, console, plain, say, selecting
+from rocketshim.deadletter.entry import time_text
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim_topics import TopicNames
 
@@ -67,3 +68,33 @@ def test_what_others_wrote_is_shown_as_it_is(capsys: pytest.CaptureFixture[str])
     table.add_row("see [/var/log] of [payments]")
     console().print(table)
     assert "see [/var/log] of [payments]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("grün", "grün"),
+        ("\x1b[2J\x1b]0;mine\x07", "\\x1b[2J\\x1b]0;mine\\x07"),
+        ("\udcff", "\\udcff"),
+        ("\u202eabc", "\\u202eabc"),
+        ("two\n\tlines", "two\n\tlines"),
+    ],
+)
+def test_what_others_wrote_steers_no_terminal(
+    text: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert plain(text) == shown
+    monkeypatch.setenv("COLUMNS", "100")
+    table = Table("id", f"of {text}")
+    table.add_row(text, ":x:")
+    console().print(table)
+    say(text)
+    printed = capsys.readouterr().out
+    assert ":x:" in printed
+    assert printed.endswith(f"{shown}\n")
+    assert not set(printed) & {"\x1b", "\x07", "\u202e", "\udcff"}
+
+
+@pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63)])
+def test_an_instant_that_no_calendar_has_is_said_as_it_was_written(at_ms: int) -> None:
+    assert time_text(at_ms) == f"{at_ms} ms after 1970"
