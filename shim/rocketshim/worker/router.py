@@ -427,7 +427,11 @@ class Router:
     def unreadable(self, record: Any) -> None:
         """A header's name is no UTF-8; a second look at them would end the process, so they are taken away."""
         record.set_headers(None)
-        self._blamed[record.partition(), record.offset()] = BAD_HEADER_KEY
+        self.blame(record, BAD_HEADER_KEY)
+
+    def blame(self, record: Any, reason: str) -> None:
+        """This record is to be parked, for this reason, whatever else is right about it."""
+        self._blamed[record.partition(), record.offset()] = reason
 
     def forget(self, number: int) -> None:
         """A partition was given up, or its log begins anew: nothing is held against its records any more."""

@@ -41,7 +41,7 @@ from rocketshim.clients import Clients, ConsumerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import QueueLimits
-from rocketshim.errors import TopicMismatchError, TopicMissingError, WorkerError
+from rocketshim.errors import TopicMissingError, WorkerError
 from rocketshim.rights import denied_topics
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.assignment import Assignment, HeldQueue
@@ -78,6 +78,12 @@ _MOST_UNPOLLED_MS: Final = 5_000  # beyond the session: a loop that hangs gives 
 
 def _no_point(name: str) -> None:
     """Nobody wants to know which point of the protocol is passed."""
+
+
+def _is_stamped(message: Any) -> bool:
+    """Whether a record has its append time, and not what its sender took for the time."""
+    kind, _ = message.timestamp()
+    return bool(kind == TIMESTAMP_LOG_APPEND_TIME)
 
 
 class DelayWorker:
@@ -298,13 +304,8 @@ class DelayWorker:
         return is_more
 
     def _offer(self, held: HeldQueue, run: list[Any], seen_ns: int) -> None:
-        kind, _ = run[-1].timestamp()
-        if kind != TIMESTAMP_LOG_APPEND_TIME:
-            self._fatal = TopicMismatchError(
-                f"{self.names.schedule} has message.timestamp.type=CreateTime: delays would count from clocks nobody "
-                "checks. Set it to LogAppendTime: rocketshim doctor shows the command"
-            )
-            return
+        if not (_is_stamped(run[0]) and _is_stamped(run[-1])):
+            self._without_append_time(held, run)
         # a probe has no value; and a message without a value is false, so its length is asked for
         if 0 in map(len, run):
             probes = {message.offset() for message in run if len(message) == 0 and self._is_probe(message)}
@@ -317,6 +318,18 @@ class DelayWorker:
             held.queue.offer(run, seen_ns, extra_bytes)
         except ValueError:
             self._assignment.restarted(held.number).queue.offer(run, seen_ns, extra_bytes)
+
+    def _without_append_time(self, held: HeldQueue, run: list[Any]) -> None:
+        """Records whose stamps are their senders' cannot be timed, and are parked.
+
+        They lie there from before the topic stamped them. Whether it does now a probe tells, which ends the worker if
+        it does not.
+        """
+        for message in run:
+            if not _is_stamped(message):
+                self._router.blame(message, "no-append-time")
+        if self._prober.confirmed_ns == 0 and self._prober.outstanding == 0:
+            self._prober.probe(held, self._clock.monotonic_ns())
 
     def _beyond_values(self, run: list[Any]) -> int:
         """Bytes of key and headers of one of these records: the mean of three of them, each look costs a little."""

@@ -642,6 +642,25 @@ def test_a_schedule_topic_that_does_not_stamp_ends_the_worker(sim: Any) -> None:
         sim.run(worker, 2_000)
 
 
+def test_what_was_written_before_the_topic_stamped_is_parked_and_what_came_after_is_timed(sim: Any) -> None:
+    sim.kafka.delete_topic(SCHEDULE)
+    sim.kafka.create_topic(SCHEDULE, 32)
+    long_ago_ms = sim.clock.wall_ms() - 3_600_000
+    for level in (1, 4):
+        sim.kafka.append(
+            SCHEDULE, b"old", partition=level - 1, headers=[("REAL_TOPIC", b"orders")], timestamp_ms=long_ago_ms
+        )
+    sim.kafka._topic(SCHEDULE).config["message.timestamp.type"] = "LogAppendTime"
+    for level in (1, 4):
+        sim.schedule(value=b"%d" % level, level=level)
+    worker = sim.worker()
+    sim.run(worker, 9_900)
+    assert [record.value() for record in sim.delivered()] == [b"1"]
+    sim.until(worker, lambda: len(sim.delivered()) == 2)
+    assert {reason for reason, _ in sim.parked()} == {"no-append-time"}
+    assert len(sim.parked()) == 2
+
+
 def test_a_topic_that_begins_anew_is_read_from_its_beginning(sim: Any) -> None:
     worker = sim.worker()
     for _ in range(5):
