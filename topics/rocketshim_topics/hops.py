@@ -407,7 +407,7 @@ def retry(
         failure: why; replaces a former failure's headers.
         reconsume_times: failed attempts *including* this one: the count before it + 1.
         level: level the listener asked for, 1 or more, clamped; None (without `delay_ms`): 3 + the count before.
-        delay_ms: delay the listener asked for; None: a level.
+        delay_ms: delay the listener asked for, at most 40 days: a worker parks what is to wait longer. None: a level.
         lane: lane of the schedule topic.
         envelope: the record's headers, if its caller has decoded them; None: they are decoded.
 
@@ -434,6 +434,7 @@ def retry(
         else:
             partition = levels.queue_for(delay_ms, lane)
     else:
+        delay_ms = min(delay_ms, DEFAULT_MAX_DELAY_MS)
         partition = levels.queue_for(delay_ms, lane)
     scheduling.append((wire.DELAY_MS, _digits(wire.DELAY_MS, delay_ms)))
     headers = _failed(

@@ -658,6 +658,14 @@ def test_dead_letter_by_reference_says_where_what_and_why_without_the_value(stor
     assert (envelope.tags, users_of(outgoing)) == ("t", USER)
 
 
+def test_a_retry_waits_no_longer_than_a_worker_lets_it(foreign: Foreign) -> None:
+    outgoing = retry(
+        foreign(), NAMES, LEVELS, group="g", trusted=False, failure=FAILURE, reconsume_times=1, level=None,
+        delay_ms=2**63 - 1, lane=0,
+    )  # fmt: skip
+    assert texts_of(outgoing)["DELAY_MS"] == str(40 * 86_400_000)
+
+
 @pytest.mark.parametrize("what", ["key", "headers", "tags", "uniq_key"])
 def test_dead_letter_by_reference_always_fits(foreign: Foreign, what: str) -> None:
     huge = b"y" * 1_000_000

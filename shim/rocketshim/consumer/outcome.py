@@ -45,8 +45,8 @@ class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it asks for someth
     """Raised by a listener: try this message (in a batch: all of it) again later.
 
     Args:
-        delay: how long, as `"30s"`, `"5m"`, a number of seconds as timedelta; None: the retry policy decides, unless
-            `level` says.
+        delay: how long, as `"30s"`, `"5m"`, a number of seconds, a timedelta; more than 40 days are 40 days. None: the
+            retry policy decides, unless `level` says.
         level: delay level, 1 or more; the highest of the table at most.
 
     Raises:
