@@ -145,6 +145,13 @@ def test_a_worker_parks_it_and_delivers_what_lies_behind(stage: Stage) -> None:
         got = reader.consume(WARM + 1, GUARD_S)
         assert [message.value() for message in got] == [b"before"] * WARM + [b"good"]
         waiting.wait_until(lambda: stage.parked() == ["bad-header-key"] * 2, within_s=GUARD_S)
+        stage.write(stage.topic, b"a", b"b")
+        stage.capsys.readouterr()
+        assert (
+            main(["dlq", "ls", "--topic", stage.topic, "--json", "--limit", "500", "--bootstrap", stage.bootstrap]) == 0
+        )
+        letters = [json.loads(line) for line in stage.capsys.readouterr().out.splitlines()]
+        assert [letter["malformed"] for letter in letters if letter["malformed"]] == ["bad-header-key"]
     finally:
         reader.close()
         worker.stop()

@@ -25,6 +25,7 @@ from rocketshim_topics.wire import read_headers
 
 __all__ = [
     "BAD_HEADER_KEY",
+    "UNREADABLE",
     "AdminFactory",
     "Clients",
     "Complaints",
@@ -37,6 +38,7 @@ __all__ = [
     "confluent_admin",
     "confluent_clients",
     "discard",
+    "readable",
     "serve",
     "spare_unreadable",
 ]
@@ -221,6 +223,17 @@ def spare_unreadable(record: Any) -> bool:
         pass
     record.set_headers(None)
     return True
+
+
+UNREADABLE: Final = [("\x01", b"a header's name is no UTF-8")]
+"""What a record has in place of headers that cannot be read; malformed where the wire format counts."""
+
+
+def readable(record: Any) -> Any:
+    """A record that is only looked at, its headers fit to be: `UNREADABLE` in place of those that are not."""
+    if spare_unreadable(record):
+        record.set_headers(UNREADABLE)
+    return record
 
 
 def serve(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaError | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rocketshim.clients import BAD_HEADER_KEY, UNREADABLE
 from rocketshim.deadletter.dialects import read_foreign
 from rocketshim.errors import MalformedRecordError
 from rocketshim_topics import Envelope, Record, TopicNames, decode
@@ -66,6 +67,8 @@ class Opener:
             except MalformedRecordError as error:
                 return Letter(message, message, Envelope(), error.reason)
         found = read_foreign(headers)
+        if headers == UNREADABLE:
+            return Letter(message, message, Envelope(), BAD_HEADER_KEY, "unknown")
         if found is None:
             return Letter(message, message, decode(headers, trusted=False), dialect="unknown")
         name, envelope = found.dialect.name, found.envelope
@@ -74,6 +77,8 @@ class Opener:
         first = self._fetch(envelope.retry_topic or "", *found.source)
         if first is None:
             return Letter(message, message, envelope, None if message.value() is not None else "source-gone", name)
+        if read_headers(first) == UNREADABLE:
+            return Letter(message, message, envelope, BAD_HEADER_KEY, name)
         kept = decode(read_headers(first), trusted=False)
         envelope.user, envelope.tags, envelope.keys = kept.user, kept.tags, kept.keys
         envelope.uniq_key = kept.uniq_key or envelope.uniq_key

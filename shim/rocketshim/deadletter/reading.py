@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import merge
-from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients
+from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients, readable
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
 
 __all__ = ["TopicReader"]
@@ -205,7 +205,7 @@ class TopicReader:
                     continue
                 end = ends.get(place)
                 if follow or (end is not None and message.offset() < end):
-                    yield message
+                    yield readable(message)
                 if not follow and end is not None and message.offset() + 1 >= end:
                     del ends[place]
 

@@ -15,6 +15,7 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketshim.clients import UNREADABLE
 from rocketshim.deadletter.dialects import DIALECTS, Dialect, read_foreign
 from rocketshim.deadletter.entry import Entry
 from rocketshim.deadletter.opening import Opener
@@ -307,3 +308,10 @@ def test_a_share_groups_letter_whose_source_is_gone(value: bytes | None, malform
     letter = Opener(NAMES, "dlq.payers", fetch=lambda *_: None).open(message)
     assert letter.malformed == malformed
     assert letter.record.value() == value
+
+
+def test_a_letter_whose_headers_cannot_be_read_is_malformed_and_never_sent_without_them() -> None:
+    message = Record(topic="orders-dlt", partition=0, offset=5, value=b"v", headers=UNREADABLE, timestamp=(1, 9))
+    assert Opener(NAMES, "orders-dlt").open(message).malformed == "bad-header-key"
+    letter = Record(topic="dlq.payers", partition=0, offset=5, value=None, headers=SHARED, timestamp=(1, 9))
+    assert Opener(NAMES, "dlq.payers", fetch=lambda *_: message).open(letter).malformed == "bad-header-key"

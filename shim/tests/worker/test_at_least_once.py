@@ -35,8 +35,8 @@ class Producer:
         return 0
 
 
-def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> None:
-    made: list[Producer] = []
+def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeastOnce, _Flight, list[object]]:
+    """One way out with a flight of three records, and what is confirmed of it."""
 
     def make(config: object) -> Producer:
         del config
@@ -55,11 +55,11 @@ def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> 
         Of(holds_blame=False, route_due=route),  # type: ignore[arg-type]
         counts,  # type: ignore[arg-type]
         clock=None,  # type: ignore[arg-type]
-        prober=Of(use=lambda _: None),  # type: ignore[arg-type]
+        prober=Of(use=lambda _: None, confirmed_ns=0),  # type: ignore[arg-type]
         alarm=lambda *_, **__: None,
         max_in_flight=9,
         max_in_flight_bytes=9,
-        patience_ns=10**12,
+        patience_ns=patience_ns,
         point=lambda _: None,
     )
     out.start(None)  # type: ignore[arg-type]
@@ -69,7 +69,13 @@ def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> 
     due: Any = Of(records=records, clock_ms=0, seen_ns=[0, 0, 0], run=Of(first_offset=0), size_bytes=0)
     confirmed: list[object] = []
     flight = _Flight(Of(gone=False, queue=Of(confirmed=confirmed.append)), due, 0)  # type: ignore[arg-type]
-    batch = _Batch(flight, Kind.DELIVER, "t", None, out._inbox)
+    return out, flight, confirmed
+
+
+def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> None:
+    made: list[Producer] = []
+    out, flight, confirmed = delivery(made)
+    batch = _Batch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
     batch.places, batch.dues_ms = [0, 1, 2], [0, 0, 0]
     out._begun(batch)
     batch.reported(KafkaError(KafkaError._MSG_TIMED_OUT), None)  # type: ignore[arg-type]  # c, which was still queued
@@ -81,4 +87,21 @@ def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> 
     for _, report in again:
         report(None, None)
     out.settle(2)
+    assert len(confirmed) == 1
+
+
+def test_what_is_sent_again_has_its_whole_time_again() -> None:
+    made: list[Producer] = []
+    out, flight, confirmed = delivery(made, patience_ns=10)
+    batch = _Batch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
+    batch.places, batch.dues_ms = [0, 1, 2], [0, 0, 0]
+    out._begun(batch)
+    out._confirmed_ns = 50  # others were stored meanwhile
+    out._fatal = KafkaError(KafkaError._FATAL)
+    out.settle(100)
+    again = made[-1].sent
+    assert [value for value, _ in again] == [b"a", b"b", b"c"], "none of it is taken for silence of the target"
+    for _, report in again:
+        report(None, None)
+    out.settle(105)
     assert len(confirmed) == 1
