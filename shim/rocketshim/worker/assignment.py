@@ -247,10 +247,12 @@ class Assignment:
 
     def restarted(self, number: int) -> HeldQueue:
         """The log of a partition begins anew: what was held of it is given up."""
-        self.held[number].gone = True
+        old = self.held[number]
+        old.gone = True
         self._gone(number)
         self._alarm("worker.log-restarted", partition=number)
         fresh = self.held[number] = self._held_queue(number, -1)
+        fresh.paused = old.paused
         return fresh
 
     def overtaken(self, number: int) -> None:
@@ -309,6 +311,7 @@ class Assignment:
             # the client has stopped fetching them, and would refuse to seek
             consumer.incremental_unassign(places)
             consumer.incremental_assign(starts)
+            consumer.resume(starts)  # a pause sticks to a partition that goes and comes
         except (KafkaException, RuntimeError) as error:
             self.failure = error
             return

@@ -198,6 +198,23 @@ def test_a_client_that_stopped_reading_goes_on_where_it_was_once_the_cluster_ans
     assert "worker.position-out-of-range" not in worker.counts.alarms
 
 
+@pytest.mark.only("at-least-once")
+def test_a_partition_that_is_paused_when_it_has_to_be_read_on_is_not_paused_for_ever(sim: Any) -> None:
+    worker = sim.worker(prefetch_count=1_000, drain_count=300, max_in_flight_count=300)
+    sim.kafka.hold_reports("orders")
+    for number in range(2_500):
+        sim.schedule(value=b"%d" % number, level=4)
+    sim.run(worker, 10_100)
+    held = worker._assignment.held[3]
+    assert held.paused
+    assert not held.queue.full
+    assert not held.queue.hungry
+    worker._assignment.overtaken(3)  # it was found before the pause, and is heard of now
+    sim.run(worker, 100)
+    sim.kafka.release()
+    sim.until(worker, lambda: len(sim.delivered()) == 2_500)
+
+
 def test_partitions_that_retention_has_overtaken_are_asked_for_in_one_question_and_none_holds_up_another(
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
