@@ -156,6 +156,7 @@ class DelayWorker:
         self._commits_fail_since_ns: int | None = None
         self._commit_ns = 0
         self._fatal: Exception | None = None
+        self._mean_bytes = 0  # of a record of the last fetch
         self._consumer: ConsumerClient | None = None
         self._delivery: Delivery | None = None
 
@@ -286,11 +287,12 @@ class DelayWorker:
             first = consumer.poll(whole_ms / 1_000)
             if first is None:
                 return False
-            batch = [first, *consumer.consume(_FETCH_COUNT - 1, 0)]
+            count = self._fetch_count(first)
+            batch = [first, *consumer.consume(count - 1, 0)] if count > 1 else [first]
         except KafkaException as error:  # of the consumer itself: it cannot go on
             self._fatal = error
             return False
-        is_more = len(batch) == _FETCH_COUNT
+        is_more = len(batch) == count
         seen_ns = self._clock.monotonic_ns()
         errors = [message for message in batch if message.error() is not None]
         if errors:
@@ -303,6 +305,13 @@ class DelayWorker:
             self._client_error(each)
         return is_more
 
+    def _fetch_count(self, first: Any) -> int:
+        """How many messages may come at once: each has its headers as objects from then on."""
+        mean_bytes = self._mean_bytes
+        if first.error() is None:
+            mean_bytes = max(mean_bytes, len(first) + self._beyond_value(first))
+        return min(_FETCH_COUNT, 1 + self.settings.prefetch_bytes // (mean_bytes + 1))
+
     def _offer(self, held: HeldQueue, run: list[Any], seen_ns: int) -> None:
         if not (_is_stamped(run[0]) and _is_stamped(run[-1])):
             self._without_append_time(held, run)
@@ -314,6 +323,7 @@ class DelayWorker:
                 held.skipped_to = max(probes) + 1
                 self.counts.skipped += len(probes)
         extra_bytes = self._beyond_values(run)
+        self._mean_bytes = extra_bytes + len(run[-1]) if run else 0
         try:
             held.queue.offer(run, seen_ns, extra_bytes)
         except ValueError:
@@ -333,17 +343,16 @@ class DelayWorker:
 
     def _beyond_values(self, run: list[Any]) -> int:
         """Bytes of key and headers of one of these records: the mean of three of them, each look costs a little."""
-        looked_at = [run[0], run[len(run) // 2], run[-1]] if run else []
-        size = 0
-        for message in looked_at:
-            size += len(message.key() or b"")
-            try:
-                headers = read_headers(message) or ()
-            except SystemError:
-                self._router.unreadable(message)
-            else:
-                size += sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in headers)
-        return size // 3
+        return sum(map(self._beyond_value, (run[0], run[len(run) // 2], run[-1]))) // 3 if run else 0
+
+    def _beyond_value(self, message: Any) -> int:
+        """Bytes of key and headers of a record."""
+        try:
+            headers = read_headers(message) or ()
+        except SystemError:
+            self._router.unreadable(message)
+            headers = ()
+        return len(message.key() or b"") + sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in headers)
 
     def _is_probe(self, message: Any) -> bool:
         try:

@@ -553,6 +553,23 @@ def test_a_record_that_only_looks_like_a_probe_is_a_record(sim: Any) -> None:
     assert {reason for reason, _ in sim.parked()} == {"missing-header:REAL_TOPIC"}
 
 
+def test_large_records_are_fetched_a_few_at_a_time(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = sim.worker(prefetch_bytes=100_000)
+    consumer, fetched = worker._consumer, [0]
+    consume = consumer.consume
+
+    def counted(count: int, timeout: float) -> Any:
+        got = consume(count, timeout)
+        fetched.append(len(got) + 1)
+        return got
+
+    monkeypatch.setattr(consumer, "consume", counted)
+    for _ in range(400):
+        sim.schedule(value=b"", headers=[("blob", b"x" * 10_000)])
+    sim.until(worker, lambda: len(sim.delivered()) == 400)
+    assert max(fetched) <= 11
+
+
 def test_names_that_are_none_are_not_remembered(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule(topic="x" * 100_000, headers=[("BORN_TIMESTAMP", b"1")])
