@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := topics shim spark integration_tests examples benchmarks
 PYTEST_ARGS ?=
+# Most tests wait for a broker: two processes, each with a broker of its own. `make test PROCESSES=0` for one process.
+PROCESSES ?= 2
+SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder
 
 .PHONY: help demo test test-unit test-integration test-long check format bench lock broker-jars spark-jars dev clean
 
@@ -21,13 +24,13 @@ demo: $(VENV)/.run broker-jars ## one day of real flights through delay, retry a
 	@$(BIN)/rocketshim demo
 
 test: $(VENV)/.dev broker-jars spark-jars ## every test: unit, property, and integration on a real broker
-	@$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) $(PYTEST_ARGS)
 
 test-unit: $(VENV)/.dev ## unit and property tests only; no broker
-	@$(BIN)/python -m pytest -m "not long" topics/tests shim/tests spark/tests $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) topics/tests shim/tests spark/tests $(PYTEST_ARGS)
 
 test-integration: $(VENV)/.dev broker-jars spark-jars ## integration tests only; one real broker
-	@$(BIN)/python -m pytest -m "not long" integration_tests $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) integration_tests $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev broker-jars spark-jars ## the tests that run for minutes; results stand in docs/reliability.md
 	@$(BIN)/python -m pytest -m long --timeout=7200 $(PYTEST_ARGS)

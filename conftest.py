@@ -1,17 +1,19 @@
-"""One Spark session for the whole run: starting one takes seconds, and a JVM takes its jars only once.
+"""One Spark session for the whole run, and how the tests are shared out among the processes of `make test`.
 
-It has the jars for Kafka and Delta when they were fetched (`rocketshim spark fetch`, which `make test` does). The unit
-tests need none of them; the integration tests say so and fail, they are never skipped.
+Starting a session takes seconds, and a JVM takes its jars only once: so all tests with Spark run in one process. It has
+the jars for Kafka and Delta when they were fetched (`rocketshim spark fetch`, which `make test` does). The unit tests
+need none of them; the integration tests say so and fail, they are never skipped.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.scheduler import LoadScopeScheduling
 
 
 # What hypothesis has chosen (in CI: the same examples in every run), but no test is judged by how fast it was.
@@ -22,6 +24,19 @@ settings.register_profile(
     suppress_health_check=[*settings().suppress_health_check, HealthCheck.too_slow],
 )
 settings.load_profile("rocketshim")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeScheduling":
+    """Tests of one file run in one process, since they share fixtures, and all with Spark in one."""
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 it is there when this hook is called
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "spark" if "spark" in file else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
