@@ -27,7 +27,7 @@ test: $(VENV)/.dev broker-jars spark-jars ## every test: unit, property, and int
 	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) $(PYTEST_ARGS)
 
 test-unit: $(VENV)/.dev ## unit and property tests only; no broker
-	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) topics/tests shim/tests spark/tests $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) spark/tests shim/tests topics/tests $(PYTEST_ARGS)
 
 test-integration: $(VENV)/.dev broker-jars spark-jars ## integration tests only; one real broker
 	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) integration_tests $(PYTEST_ARGS)

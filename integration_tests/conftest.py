@@ -1,4 +1,4 @@
-"""One real broker for the whole run, and names that no two tests share.
+"""One real broker for the whole run (one in each process of it), and names that no two tests share.
 
 The broker is started once per session by the order of choice of `rocketshim.local.any_broker`. When it cannot be
 started the tests fail; they are never skipped, since a suite that tests nothing must not look green.

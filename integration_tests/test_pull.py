@@ -145,7 +145,7 @@ def test_seek_pause_and_filters_of_assigned_queues(
         consumer.seek(q0, 10)
         consumer.commit_sync()
         assert consumer.committed(q0) == 10
-        first = consumer.poll(0) or consumer.poll(10_000)
+        first = consumer.poll(0) or consumer.poll(60_000)
         moment_ms = first[0].store_timestamp_ms
         assert 0 <= consumer.offset_for_timestamp(q0, moment_ms) <= 10
         assert consumer.offset_for_timestamp(q0, moment_ms + 86_400_000) == 100
@@ -167,7 +167,7 @@ def test_pulling_finds_every_message_and_passes_over_transactions(
             transactional.flush(GUARD_S)
             transactional.abort_transaction(GUARD_S)
     q0, q1 = MessageQueue(orders, queue_id=0), MessageQueue(orders, queue_id=1)
-    with PullConsumer(broker.bootstrap, group=group(), consumer_pull_timeout_ms=30_000) as consumer:
+    with PullConsumer(broker.bootstrap, group=group(), consumer_pull_timeout_ms=60_000) as consumer:
         found: dict[MessageQueue, list[int]] = {q0: [], q1: []}
         offsets, ended = dict.fromkeys(found, 0), set()
         while len(ended) < 2:  # in turn, as programs that pull do

@@ -74,7 +74,8 @@ def test_an_open_transaction_is_for_a_later_read_and_an_aborted_one_for_none(
     spark: SparkSession, broker: Broker, topic: Callable[..., str], lake: str
 ) -> None:
     name = topic()
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": f"t-{uuid.uuid4().hex}"})
+    there = {"bootstrap.servers": broker.bootstrap, "transactional.id": f"t-{uuid.uuid4().hex}"}
+    producer = Producer({**there, "transaction.timeout.ms": 600_000})  # it is open while Spark reads, however slowly
     producer.init_transactions(120)
 
     def transaction(value: bytes) -> None:
