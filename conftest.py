@@ -5,6 +5,7 @@ the jars for Kafka and Delta when they were fetched (`rocketshim spark fetch`, w
 need none of them; the integration tests say so and fail, they are never skipped.
 """
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from xdist.scheduler import LoadScopeScheduling
 
+# Tables are as wide as in a pipe, whatever terminal the tests were started in; pytest-xdist hands its width on.
+os.environ.pop("COLUMNS", None)
 
 # What hypothesis has chosen (in CI: the same examples in every run), but no test is judged by how fast it was.
 settings.register_profile(
