@@ -195,6 +195,10 @@ class RedriveLog:
         """Whether there is any mark for a place, so that the digest is worth computing."""
         return (partition, offset) in self._settled.get(source, {})
 
+    def has_marks(self, source: str) -> bool:
+        """Whether there is any mark for a topic."""
+        return bool(self._settled.get(source))
+
     def has_begun(self, session: str) -> bool:
         """Whether a `begin` of this session is in the log."""
         return session in self._sessions

@@ -8,7 +8,8 @@ not be sent is in the plan too, with the reason (`held_back`):
 `redriven-by:<plan>`       sent again before, by another plan; `again` sends it all the same
 `discarded-by:<plan>`      discarded before; likewise
 `replayed-too-often`       its `REPLAY_COUNT` has reached `max_replays`: it would only come back (the loop guard)
-`repeat-of:<p>/<o>`        the same attempt of the same delivery, dead twice (at least once does that): one is enough
+`repeat-of:<p>/<o>`        the same attempt of the same delivery, dead twice (at least once does that): one is enough,
+                           in this plan or settled by one before
 `no-topic:<topic>`         the target is not there
 `by-reference`, `…:…`      it cannot be sent: no body, no target in its headers, or malformed (`MalformedRecordError`)
 =========================  ============================================================================================
@@ -231,9 +232,9 @@ class Planner:
         self._rules = rules
         self._log = log
         self._topics = topics
-        self._letters: list[PlannedLetter] = []
+        self._letters: list[tuple[PlannedLetter, _Attempt | None]] = []
         self._held_back: list[HeldBack] = []
-        self._attempts: dict[tuple[object, ...], str] = {}
+        self._settled_attempts: dict[_Attempt, str] = {}
 
     def add(
         self, record: Record, envelope: Envelope, *, malformed: str | None = None, opened: Record | None = None
@@ -250,25 +251,48 @@ class Planner:
         place = (record.partition() or 0, record.offset() or 0)
         digest = record_digest(record)
         cause = envelope.fail_class or ""
-        target, reason = "", self._settled(place, digest)
-        if reason is None and self._rules.action == "redrive":
+        target, reason, attempt = "", self._settled(place, digest), None
+        if reason is not None:
+            self._remember(place, envelope)
+        elif self._rules.action == "redrive":
             target, reason = self._judged(record, envelope, malformed, opened)
+            attempt = _attempt(envelope)
         if reason is not None:
             self._held_back.append(HeldBack(*place, reason, cause))
             return
         uniq_key = envelope.uniq_key or f"{record.topic()}/{place[0]}/{place[1]}"
-        self._letters.append(PlannedLetter(*place, digest, target, cause, uniq_key))
+        self._letters.append((PlannedLetter(*place, digest, target, cause, uniq_key), attempt))
+
+    def pass_over(self, record: Record, envelope: Envelope) -> None:
+        """One letter that was not chosen. If it was settled before, what repeats its attempt is held back.
+
+        Args:
+            record: as fetched.
+            envelope: its headers, decoded as far as they can be.
+        """
+        place = (record.partition() or 0, record.offset() or 0)
+        if self._settled(place, record_digest(record)) is not None:
+            self._remember(place, envelope)
 
     def plan(self, *, cluster_id: str, created_ms: int, choice: dict[str, str]) -> RedrivePlan:
         """The plan of all that was shown."""
+        letters, held_back = [], list(self._held_back)
+        attempts = dict(self._settled_attempts)
+        for letter, attempt in sorted(self._letters, key=lambda each: each[0]):
+            place = f"{letter.partition}/{letter.offset}"
+            first = place if attempt is None else attempts.setdefault(attempt, place)
+            if first == place:
+                letters.append(letter)
+            else:
+                held_back.append(HeldBack(letter.partition, letter.offset, f"repeat-of:{first}", letter.cause))
         return RedrivePlan(
             source=self._source,
             cluster_id=cluster_id,
             created_ms=created_ms,
             rules=self._rules,
             choice=choice,
-            letters=tuple(sorted(self._letters)),
-            held_back=tuple(sorted(self._held_back)),
+            letters=tuple(letters),
+            held_back=tuple(sorted(held_back)),
         )
 
     def _settled(self, place: tuple[int, int], digest: str) -> str | None:
@@ -292,15 +316,26 @@ class Planner:
             return "", error.reason
         if target not in self._topics:
             return "", f"no-topic:{target}"
-        if envelope.uniq_key is None or envelope.origin_message_id is None:
-            return target, None
-        attempt = (
-            envelope.uniq_key,
-            envelope.origin_message_id,
-            envelope.consumer_group,
-            envelope.reconsume_times,
-            envelope.replay_id,
-        )
-        place = f"{record.partition()}/{record.offset()}"
-        first = self._attempts.setdefault(attempt, place)
-        return target, None if first == place else f"repeat-of:{first}"
+        return target, None
+
+    def _remember(self, place: tuple[int, int], envelope: Envelope) -> None:
+        """The attempt of a letter that is settled."""
+        attempt = _attempt(envelope)
+        if attempt is not None:
+            self._settled_attempts.setdefault(attempt, f"{place[0]}/{place[1]}")
+
+
+_Attempt = tuple[str | int | None, ...]
+
+
+def _attempt(envelope: Envelope) -> _Attempt | None:
+    """What letters have in common that are one failed attempt of one delivery; None: their headers do not say."""
+    if envelope.uniq_key is None or envelope.origin_message_id is None:
+        return None
+    return (
+        envelope.uniq_key,
+        envelope.origin_message_id,
+        envelope.consumer_group,
+        envelope.reconsume_times,
+        envelope.replay_id,
+    )
