@@ -5,8 +5,11 @@ run, or by another plan since), *failed* (it cannot be sent now: gone, changed, 
 numbers go out; a transaction whose fate is not known puts its letters back by `resume`, which is told by the log.
 
 A rate is kept over transactions: one holds at most a second's worth, and the next may begin when the last one's share
-of time is over. The failure ratio counts what failed, or was sent and is dead again already, among all that was tried,
-from 20 on, so that one bad letter of three stops nothing.
+of time is over.
+
+Two things stop it, each from 20 letters on, so that one bad letter of three stops nothing: what *failed* among all of
+the plan (wherever in it the bad ones are: twenty at its head, say, hold up nothing behind them), and what is *dead
+again* already among what this run has sent.
 """
 
 from collections import Counter
@@ -32,11 +35,11 @@ class RedriveProgress:
         letters: of the plan, in its order.
         rate_per_s: letters a second at most, above 0; None: as fast as it goes.
         most: letters at most in this run, 1 or more; None: all.
-        stop_ratio: stop when more than this share of what was tried has failed or died again, 0 to 1; default 0.1.
+        stop_ratio: stop when more than this share of the plan has failed, or of what was sent in this run died again;
+            0 to 1, default 0.1.
 
     Attributes:
         failures: how many failed, by reason.
-        dead_again: how many of those that were sent have been seen dead again.
 
     Raises:
         ConfigError: a number out of range.
@@ -66,10 +69,10 @@ class RedriveProgress:
         self._sent: set[Place] = set()
         self._settled: set[Place] = set()
         self._failed: set[Place] = set()
+        self._dead_again: set[Place] = set()
         self._not_before_ms = 0
         self._has_begun = False
         self.failures: Counter[str] = Counter()
-        self.dead_again = 0
 
     @property
     def planned(self) -> int:
@@ -92,6 +95,11 @@ class RedriveProgress:
         return len(self._failed)
 
     @property
+    def dead_again(self) -> int:
+        """Sent in this run, and seen dead again."""
+        return len(self._dead_again)
+
+    @property
     def waiting(self) -> int:
         """Neither sent nor settled nor failed nor taken."""
         return self.planned - self.sent - self.settled - self.failed - len(self._taken)
@@ -99,8 +107,7 @@ class RedriveProgress:
     @property
     def stopped_by(self) -> Literal["most", "failures"] | None:
         """Why no further letter is taken although some wait; None: it goes on."""
-        tried = self.sent + self.failed
-        if tried >= _RATIO_FROM and self.failed + self.dead_again > self._stop_ratio * tried:
+        if self._is_too_many(self.failed, self.planned) or self._is_too_many(self.dead_again, self.sent):
             return "failures"
         if self._most is not None and self.sent >= self._most:
             return "most"
@@ -174,9 +181,13 @@ class RedriveProgress:
             self._failed.add(place)
             self.failures[reason] += 1
 
-    def died_again(self) -> None:
-        """A letter that this plan sent is dead again."""
-        self.dead_again += 1
+    def died_again(self, partition: int, offset: int) -> None:
+        """The letter of this place is dead again; of an earlier run's it is not counted, nor twice."""
+        if (partition, offset) in self._sent:
+            self._dead_again.add((partition, offset))
+
+    def _is_too_many(self, bad: int, of: int) -> bool:
+        return of >= _RATIO_FROM and bad > self._stop_ratio * of
 
     def _is_gone(self, place: Place) -> bool:
         return place in self._sent or place in self._settled or place in self._failed

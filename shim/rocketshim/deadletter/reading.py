@@ -83,7 +83,13 @@ class TopicReader:
         return self._bounds(topic, partition)[0]
 
     def read(
-        self, topics: Sequence[str], *, since_ms: int | None = None, follow: bool = False, new_only: bool = False
+        self,
+        topics: Sequence[str],
+        *,
+        since_ms: int | None = None,
+        follow: bool = False,
+        new_only: bool = False,
+        poll_s: float = _POLL_S,
     ) -> Generator[Any]:
         """Every record of these topics, as Kafka messages; in order within a partition.
 
@@ -92,6 +98,7 @@ class TopicReader:
             since_ms: from the first record not older than this, epoch ms; None: from the beginning.
             follow: go on with what comes, for ever; None is yielded while nothing does.
             new_only: with `follow`: from where the topics end now.
+            poll_s: how long nothing may come until None is yielded, in seconds; default 0.2.
 
         Raises:
             TopicMissingError: one of them is not there.
@@ -110,7 +117,7 @@ class TopicReader:
         starts = [TopicPartition(*place, end) for place, end in ends.items()] if new_only else None
         reading = self._begin(self._starts(list(ends), since_ms) if starts is None else starts)
         try:
-            yield from self._until(ends, follow=follow)
+            yield from self._until(ends, follow=follow, poll_s=poll_s)
         finally:
             self._end(reading)
 
@@ -183,10 +190,10 @@ class TopicReader:
             self._reading = None
             self._consumer.unassign()
 
-    def _until(self, ends: dict[tuple[str, int], int], *, follow: bool) -> Iterator[Any]:
+    def _until(self, ends: dict[tuple[str, int], int], *, follow: bool, poll_s: float = _POLL_S) -> Iterator[Any]:
         silent_until = time.monotonic() + self._patience_s
         while ends or follow:
-            batch = self._consumer.consume(_FETCH_COUNT, _POLL_S)
+            batch = self._consumer.consume(_FETCH_COUNT, poll_s)
             if batch:
                 silent_until = time.monotonic() + self._patience_s
             elif not follow and time.monotonic() > silent_until:

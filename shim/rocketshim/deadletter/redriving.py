@@ -13,14 +13,18 @@ so both are there or neither. The rest follows from Kafka's fencing:
 
 A letter that the target refuses for itself (too large, say) fails, and the rest of its transaction is sent without it;
 since a broker refuses whole batches, records go one a batch from the first refusal on. Records that are gone or are
-not the ones the plan saw fail, too. Order per key is that of the source partition: one producer, in offset order, and
-a transaction is never sent again after a later one.
+not the ones the plan saw fail, too.
+
+Order per key is that of the source partition: one producer, in offset order, and a transaction is never sent again
+after a later one. So that it holds also when a letter that fails is sent later, once what stood in its way is mended,
+the letters behind it with the same key wait: they fail as `behind-failed`, in this run. (What is gone or changed can
+never be sent: nothing waits for it.)
 
 A topic that may not be written to is no letter's fault, and ends the redrive with its name: asked before the first
 letter, and again when the cluster refuses later. What was sent until then is marked.
 
-While it waits for its rate, it reads what comes into the source topic: letters of this very plan that are dead again
-count as failures, so that a cause that is not mended stops the redrive. Those that die later than that it does not see.
+Between transactions it reads what comes into the source topic: letters of this run that are dead again count, so that a
+cause that is not mended stops the redrive. Those that die later than that it does not see; a rate gives them time.
 
 While a transaction is open, readers of its targets wait (`read_committed`): it is kept short, and one that a `kill -9`
 left open ends with the next apply, at the latest after its time-out (15 s).
@@ -189,7 +193,8 @@ class Redriver:
         self._producer: ProducerClient | None = None
         self._has_open = False
         self._is_careful = False
-        self._refused: dict[tuple[int, int], tuple[PlannedLetter, KafkaError]] = {}
+        self._refused: dict[tuple[int, int], tuple[PlannedLetter, OutgoingRecord, KafkaError]] = {}
+        self._held_up: dict[tuple[int, bytes | None], int] = {}
 
     def run(self) -> None:
         """Send what is left, until all is done or `progress.stopped_by` says why not.
@@ -203,7 +208,7 @@ class Redriver:
         """
         if not self._reader.topics().get(self._log_topic):
             raise TopicMissingError(f"the topic {self._log_topic} is not there; create it with: rocketshim init")
-        self._coming = self._watcher.read([self._source], follow=True, new_only=True)
+        self._coming = self._watcher.read([self._source], follow=True, new_only=True, poll_s=0.0)
         next(self._coming)
         troubles = 0
         try:
@@ -224,6 +229,9 @@ class Redriver:
                             f"({error.args[0].name()}: {error.args[0].str()}); what was sent is marked: apply the plan "
                             "again for the rest"
                         ) from error
+                    # confluent_kafka never lets go of what `commit_transaction` raised (measured), nor then of the
+                    # producer in the frames that it passed.
+                    error.__traceback__ = None
                     self._throw_away()
                     self._wait(_AGAIN_S)
         finally:
@@ -353,9 +361,12 @@ class Redriver:
 
     def _room(self) -> int:
         """Room for the next transaction once its time has come; 0: stopped."""
-        while self._progress.wait_ms(self._now_ms()) > 0 and self._progress.stopped_by is None:
-            if not self._look():
-                self._wait(min(self._progress.wait_ms(self._now_ms()), _LOOK_MS) / 1_000)
+        while self._progress.stopped_by is None:
+            has_seen, wait_ms = self._look(), self._progress.wait_ms(self._now_ms())
+            if not has_seen and wait_ms == 0:
+                break
+            if not has_seen:
+                self._wait(min(wait_ms, _LOOK_MS) / 1_000)
         return self._progress.room(self._now_ms())
 
     def _look(self) -> bool:
@@ -365,8 +376,9 @@ class Redriver:
             return False
         headers = dict(read_headers(message) or ())
         replay = headers.get(REPLAY_ID) or headers.get(USER_PREFIX + REPLAY_ID) or b""
-        if replay.startswith(f"{self._plan}.".encode()):
-            self._progress.died_again()
+        plan, *place = replay.decode("utf-8", "replace").rsplit(".", 2)
+        if plan == self._plan and len(place) == 2 and all(number.isdecimal() for number in place):
+            self._progress.died_again(int(place[0]), int(place[1]))
         return True
 
     def _now_ms(self) -> int:
@@ -387,13 +399,25 @@ class Redriver:
         if record_digest(message) != letter.digest:
             self._fail(letter, "changed")
             return None
+        key = message.key()
         try:
-            return (self._make(message, letter),)
+            made = self._make(message, letter)
         except MalformedRecordError as error:
-            self._fail(letter, error.reason)
+            self._fail_for_its_key(letter, error.reason, key)
         except MessageError:
-            self._fail(letter, "unsendable")
+            self._fail_for_its_key(letter, "unsendable", key)
+        else:
+            if made is None or self._held_up.get((letter.partition, made.key), letter.offset) >= letter.offset:
+                return (made,)
+            self._fail(letter, "behind-failed")
         return None
+
+    def _fail_for_its_key(self, letter: PlannedLetter, reason: str, key: Any) -> None:
+        """Fail a letter, and what comes behind it with the same key; None: it has none, and no order."""
+        self._fail(letter, reason)
+        if key is not None:
+            place = (letter.partition, key)
+            self._held_up[place] = min(letter.offset, self._held_up.get(place, letter.offset))
 
     def _fail(self, letter: PlannedLetter, reason: str) -> None:
         self._progress.fail(letter, reason)
@@ -425,8 +449,8 @@ class Redriver:
         """Nothing of the last transaction is stored. Refused records fail once they are known to be the culprits."""
         self._progress.aborted()
         if self._is_careful:
-            for letter, error in self._refused.values():
-                self._fail(letter, f"refused:{error.name()}")
+            for letter, out, error in self._refused.values():
+                self._fail_for_its_key(letter, f"refused:{error.name()}", out.key)
         self._is_careful = True
 
     def _await_reports(self, producer: ProducerClient) -> None:
@@ -454,7 +478,7 @@ class Redriver:
 
         def stored(error: KafkaError | None, _message: Any) -> None:
             if error is not None and error.code() in _REFUSED:
-                self._refused[place] = letter, error
+                self._refused[place] = letter, out, error
 
         partition = -1 if out.partition is None else out.partition
         while True:
@@ -465,7 +489,7 @@ class Redriver:
             except KafkaException as error:
                 if error.args[0].code() not in _REFUSED:
                     raise
-                self._refused[place] = letter, error.args[0]
+                self._refused[place] = letter, out, error.args[0]
                 return
             else:
                 return

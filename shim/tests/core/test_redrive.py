@@ -30,6 +30,7 @@ class Applying(RuleBasedStateMachine):
         self.log = set(self.before)
         self.ours: set[PlannedLetter] = set()
         self.failed: set[PlannedLetter] = set()
+        self.dead_again: set[PlannedLetter] = set()
         self.progress = RedriveProgress(self.all, most=most, stop_ratio=0.5)
         self.most = most
         self.left = self.progress.resume(self.log.__contains__)
@@ -59,10 +60,10 @@ class Applying(RuleBasedStateMachine):
             self.failed.add(letter)
             self.progress.fail(letter, "gone")
 
-    @precondition(lambda self: self.progress.dead_again < len(self.ours))
-    @rule()
-    def one_that_was_sent_dies_again(self) -> None:
-        self.progress.died_again()
+    @rule(offset=st.integers(0, 60))
+    def one_is_seen_dead_again(self, offset: int) -> None:
+        self.progress.died_again(0, offset)
+        self.dead_again |= {each for each in self.ours if each.offset == offset}
 
     @rule(index=st.integers(0, 99))
     def another_plan_settles(self, index: int) -> None:
@@ -79,8 +80,9 @@ class Applying(RuleBasedStateMachine):
         assert progress.failed == len(self.failed)
         assert progress.waiting == progress.planned - progress.sent - progress.settled - progress.failed
         assert self.most is None or progress.sent <= self.most
-        tried = len(self.ours) + len(self.failed)
-        too_many = tried >= 20 and len(self.failed) + progress.dead_again > tried / 2
+        assert progress.dead_again == len(self.dead_again)
+        too_many = len(self.all) >= 20 and len(self.failed) > len(self.all) / 2
+        too_many |= len(self.ours) >= 20 and len(self.dead_again) > len(self.ours) / 2
         reached = self.most is not None and progress.sent >= self.most
         assert progress.stopped_by == ("failures" if too_many else "most" if reached else None)
         assert (progress.room(0) == 0) == (too_many or reached)
@@ -108,6 +110,33 @@ def test_no_more_than_the_rate_over_any_stretch_but_the_last_second(rate: float,
         progress.take(batch, now_ms)
         progress.committed()
         taken += len(batch)
+
+
+def test_failures_count_among_the_whole_plan_wherever_they_are() -> None:
+    everything = letters(200)
+    progress = RedriveProgress(everything)
+    progress.resume(nothing)
+    for each in everything[:20]:
+        progress.fail(each, "changed")
+    assert (progress.stopped_by, progress.room(0)) == (None, MOST_IN_TRANSACTION)
+    progress.fail(everything[20], "changed")
+    assert (progress.stopped_by, progress.room(0)) == ("failures", 0)
+
+
+def test_letters_of_an_earlier_run_that_die_now_stop_nothing() -> None:
+    everything = letters(100)
+    progress = RedriveProgress(everything)
+    progress.resume(lambda letter: letter.offset < 50)
+    progress.take(everything[50:80], 0)
+    progress.committed()
+    for each in everything[:50]:
+        progress.died_again(*each[:2])
+    assert (progress.stopped_by, progress.dead_again) == (None, 0)
+    for each in (*everything[50:53], everything[50]):
+        progress.died_again(*each[:2])
+    assert (progress.stopped_by, progress.dead_again) == (None, 3)
+    progress.died_again(*everything[53][:2])
+    assert progress.stopped_by == "failures"
 
 
 def test_a_letter_that_does_not_wait_cannot_be_taken() -> None:

@@ -30,7 +30,7 @@ class DiedError(Exception):
 class Stage:
     """A dead-letter topic of two partitions, its target, the log, and runs of plans."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, keys: int = 5) -> None:
         self.clock = VirtualClock()
         self.made: list[Any] = []
         self.kafka = InMemoryKafka(self.clock)
@@ -38,7 +38,7 @@ class Stage:
         self.kafka.create_topic(DLQ, 2)
         self.kafka.create_topic(TARGET, 3)
         for number in range(count):
-            self.kafka.append(DLQ, b"%d" % number, key=b"k%d" % (number % 5), partition=number % 5 % 2)
+            self.kafka.append(DLQ, b"%d" % number, key=b"k%d" % (number % keys), partition=number % 5 % 2)
         self.letters = [
             PlannedLetter(record.partition() or 0, record.offset() or 0, record_digest(record), TARGET, "", "")
             for record in self.kafka.records(DLQ)
@@ -218,12 +218,54 @@ def test_a_letter_that_is_too_large_fails_alone() -> None:
     stage = Stage(40)
     stage.kafka.create_topic("small", config={"max.message.bytes": "500"})
 
-    def make(record: Any, letter: PlannedLetter) -> OutgoingRecord:
-        return OutgoingRecord("small", None, record.key(), b"x" * (1_000 if letter.offset == 3 else 1), [])
+    def make(_: Any, letter: PlannedLetter) -> OutgoingRecord:
+        return OutgoingRecord("small", None, None, b"x" * (1_000 if letter.offset == 3 else 1), [])
 
     progress = stage.run(make=make)
     assert progress.failures == {"refused:MSG_SIZE_TOO_LARGE": 2}
     assert progress.sent == len(stage.kafka.records("small")) == 38
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_behind_a_letter_that_fails_those_of_its_key_wait_so_that_it_can_be_sent_before_them(refused: bool) -> None:
+    stage = Stage(30)
+    stage.kafka.create_topic("small", config={"max.message.bytes": "500"})
+    is_mended = False
+
+    def make(record: Any, letter: PlannedLetter) -> OutgoingRecord:
+        is_bad = not is_mended and record.value() == b"6"
+        if is_bad and not refused:
+            raise MalformedRecordError("source-gone", f"{letter.offset}")
+        headers: list[Any] = [("x", b"x" * 1_000)] if is_bad else []
+        return OutgoingRecord("small", None, record.key(), record.value(), headers)
+
+    first = stage.run(make=make, stop_ratio=0.5)
+    reason = "refused:MSG_SIZE_TOO_LARGE" if refused else "source-gone"
+    assert first.failures == {reason: 1, "behind-failed": 4}, "11, 16, 21 and 26 have the key of 6"
+    is_mended = True
+    assert stage.run(make=make).sent == 5
+    of_its_key = [record.value() for record in stage.kafka.records("small") if record.key() == b"k1"]
+    assert of_its_key == [b"1", b"6", b"11", b"16", b"21", b"26"]
+
+
+def test_nothing_waits_for_a_letter_that_can_never_be_sent() -> None:
+    stage = Stage(30)
+    changed = [stage.letters[0]._replace(digest="f" * 16), *stage.letters[1:]]
+    assert stage.run(letters=changed).sent == 29
+
+
+@pytest.mark.parametrize("rate_per_s", [None, 5.0])
+def test_twenty_bad_letters_at_the_head_of_many_good_ones_stop_nothing(rate_per_s: float | None) -> None:
+    stage = Stage(400, keys=400)
+    bad = set(stage.letters[:20])
+
+    def make(record: Any, letter: PlannedLetter) -> OutgoingRecord:
+        if letter in bad:
+            raise MalformedRecordError("by-reference", "no body")
+        return OutgoingRecord(TARGET, None, None, record.value(), [])
+
+    progress = stage.run(make=make, rate_per_s=rate_per_s)
+    assert (progress.stopped_by, progress.sent) == (None, 380)
 
 
 def test_too_many_failures_stop_it_and_what_waits_stays() -> None:
@@ -233,22 +275,33 @@ def test_too_many_failures_stop_it_and_what_waits_stays() -> None:
         raise MalformedRecordError("by-reference", f"{record.offset()} {letter.offset}")
 
     progress = stage.run(make=make)
-    assert (progress.stopped_by, progress.failed, progress.sent) == ("failures", 20, 0)
+    assert (progress.stopped_by, progress.failed, progress.sent) == ("failures", 11, 0)
 
 
 @pytest.mark.parametrize("name", ["REPLAY_ID", "USER.REPLAY_ID"])
 def test_a_redrive_whose_letters_die_again_stops(name: str) -> None:
     stage = Stage(100)
-    seen: list[str] = []
+    offsets = iter(range(100))
 
     def die_again(point: str) -> None:
-        seen.append(point)
         if point == "committed":
             for plan in ("p", "other"):
-                stage.kafka.append(DLQ, headers=[(name, f"{plan}.0.{len(seen)}".encode())])
+                stage.kafka.append(DLQ, headers=[(name, f"{plan}.0.{next(offsets) // 2}".encode())])
 
     progress = stage.run(rate_per_s=5, point=die_again)
     assert (progress.stopped_by, progress.sent, progress.dead_again) == ("failures", 20, 3)
+
+
+def test_without_a_rate_too_letters_that_die_again_stop_it() -> None:
+    stage = Stage(1_200)
+
+    def die_again(point: str) -> None:
+        if point == "committed":
+            for letter in stage.letters[:60]:
+                stage.kafka.append(DLQ, headers=[("REPLAY_ID", f"p.{letter.partition}.{letter.offset}".encode())])
+
+    progress = stage.run(point=die_again)
+    assert (progress.stopped_by, progress.sent, progress.dead_again) == ("failures", 500, 51)
 
 
 def test_a_rate_and_a_most_are_kept() -> None:
