@@ -15,7 +15,10 @@ _TIMEOUT_S: Final = 5.0
 
 
 def denied_topics(admin: Any, topics: Iterable[str], alarm: Callable[..., None]) -> set[str]:
-    """The topics among these that may not be written to; empty when the cluster does not say within 5 s.
+    """The topics among these that may not be written to, as far as the cluster says so within 5 s.
+
+    One that names no rights at all (it was not asked to, or is too old to) denies nothing: whoever may describe a topic
+    has at least that right.
 
     Args:
         admin: a `confluent_kafka.admin.AdminClient` with the rights of the producer.
@@ -30,7 +33,8 @@ def denied_topics(admin: Any, topics: Iterable[str], alarm: Callable[..., None])
     )
     for topic, future in asked.items():
         try:
-            if AclOperation.WRITE not in (future.result(_TIMEOUT_S).authorized_operations or ()):
+            allowed = future.result(_TIMEOUT_S).authorized_operations
+            if allowed is not None and AclOperation.WRITE not in allowed:
                 denied.add(topic)
         except (KafkaException, TimeoutError) as problem:
             if isinstance(problem, KafkaException) and problem.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
