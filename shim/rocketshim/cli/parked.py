@@ -1,6 +1,7 @@
 """`rocketshim parked ls | show | redrive`: what the worker could not deliver, why, and sending it again."""
 
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from rich.table import Table
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import Everything, Follow, Limit, console, say
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
-from rocketshim.cli.redrive import Again, ensure_log
+from rocketshim.cli.redrive import ensure_log
 from rocketshim.core.redrive import RedriveProgress
 from rocketshim.deadletter.entry import as_read, time_text
 from rocketshim.deadletter.reading import TopicReader
@@ -144,71 +145,117 @@ def redrive(
     namespace: Namespace = "",
     reason: Reason = None,
     topic: Topic = None,
-    again: Again = False,
+    again: Annotated[
+        str | None,
+        typer.Option(
+            "--again",
+            metavar="NAME",
+            help="Also those that were sent before. NAME is yours: under one name each is sent once, so that the same "
+            "command may be repeated; another name sends them another time.",
+        ),
+    ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Send parked records to the worker again, as due: each once, however often this is run, stopped or killed.
 
-    Exit code 2 if some could not be sent (they do not say where to, or were parked without their body).
+    Exit code 2 if some could not be sent (not there, they do not say where to, or were parked without their body).
     """
     if not places and reason is None and topic is None:
         raise ConfigError("say which: PARTITION/OFFSET, --reason or --topic (--reason '' means all)")
+    if again is not None and not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", again):
+        raise ConfigError(f"--again {again!r:.110}: a name of 1 to 100 letters, digits, - and _")
     names, settings = TopicNames(namespace), client_settings(client)
+    plan = f"parked-{again or uuid.uuid4().hex[:12]}"
     wanted = {_place(text) for text in places or ()}
-    letters: list[PlannedLetter] = []
-    left = before = 0
+    picked = _Picked(names, again=again is not None, plan=plan)
     with TopicReader(bootstrap, client=settings) as reader:
-        log = read_log(reader, names.redrive_log)
+        picked.log = read_log(reader, names.redrive_log)
         for message in _chosen(reader, names, reason, topic):
             place = (message.partition(), message.offset())
-            if wanted and place not in wanted:
-                continue
-            entry, digest = parked_record(message), record_digest(message)
-            if not again and log.settled(names.parked, *place, digest) is not None:
-                before += 1
-                continue
-            try:
-                redriven_parked(message, names)
-            except MessageError as error:
-                left += 1
-                say(str(error), err=True)
-                continue
-            letters.append(PlannedLetter(*place, digest, names.schedule, entry.reason, entry.uniq_key or ""))
-            if not as_json:
-                say(f"{'would send' if dry_run else 'sending'} {entry.place} to {entry.target}")
-    progress = RedriveProgress(letters)
-    if letters and not dry_run:
-        _send(bootstrap, settings, names, progress, again=again)
-    sent, left = len(letters) if dry_run else progress.sent, left + progress.failed
-    before += progress.settled
-    if as_json:
-        facts = {"sent": sent, "sent_before": before, "failed": left, "dry_run": dry_run}
-        typer.echo(json.dumps({**facts, "failures": dict(progress.failures)}))
-    else:
-        typer.echo(f"{sent} {'would be ' if dry_run else ''}sent, {before} before, {left} not")
-    if left or (progress.waiting and not dry_run):
+            if not wanted or place in wanted:
+                picked.add(message)
+    for partition, offset in sorted(wanted - picked.seen):
+        picked.refuse(f"{partition}/{offset} is not there (any more), or not among those asked for")
+    progress = RedriveProgress(picked.letters)
+    if not dry_run:
+        _send(bootstrap, settings, names, progress, picked)
+    if _tell(picked, progress, dry_run=dry_run, as_json=as_json):
         raise typer.Exit(FINDING)
 
 
+def _tell(picked: "_Picked", progress: RedriveProgress, *, dry_run: bool, as_json: bool) -> int:
+    """Say what was done; how many could not be sent."""
+    left = len(picked.refused) + (0 if dry_run else progress.failed + progress.waiting)
+    facts = {
+        "sent": len(picked.letters) if dry_run else progress.sent,
+        "sent_before": picked.before + progress.settled,
+        "failed": left,
+        "dry_run": dry_run,
+        "failures": dict(progress.failures),
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return left
+    for letter in picked.letters if dry_run else ():
+        say(f"would send {letter.partition}/{letter.offset}, parked as {letter.cause}")
+    for cause, count in progress.failures.most_common():
+        typer.echo(f"  {count:7} failed: {cause}")
+    done = "would be sent" if dry_run else "sent"
+    typer.echo(f"{facts['sent']} {done}, {facts['sent_before']} before, {left} not")
+    return left
+
+
+class _Picked:
+    """The parked records that are to be sent, and those that cannot be."""
+
+    def __init__(self, names: TopicNames, *, again: bool, plan: str) -> None:
+        self.log = RedriveLog()
+        self.again = again
+        self.plan = plan
+        self.letters: list[PlannedLetter] = []
+        self.refused: list[str] = []
+        self.seen: set[tuple[int, int]] = set()
+        self.before = 0
+        self._names = names
+
+    def add(self, message: Any) -> None:
+        """One that was asked for."""
+        place = (message.partition(), message.offset())
+        entry, digest = parked_record(message), record_digest(message)
+        settled = self.log.settled(self._names.parked, *place, digest)
+        self.seen.add(place)
+        if self.log.is_done(self.plan, self._names.parked, *place) or (settled is not None and not self.again):
+            self.before += 1
+            return
+        try:
+            redriven_parked(message, self._names)
+        except MessageError as error:
+            self.refuse(str(error))
+            return
+        self.letters.append(PlannedLetter(*place, digest, self._names.schedule, entry.reason, entry.uniq_key or ""))
+
+    def refuse(self, why: str) -> None:
+        """One that cannot be sent."""
+        self.refused.append(why)
+        say(why, err=True)
+
+
 def _send(
-    bootstrap: str,
-    client: dict[str, str],
-    names: TopicNames,
-    progress: RedriveProgress,
-    *,
-    again: bool,
+    bootstrap: str, client: dict[str, str], names: TopicNames, progress: RedriveProgress, picked: _Picked
 ) -> None:
-    """Send them; each run is a plan of its own, which the log's marks keep from repeating what another has sent."""
+    """Send them; the log's marks keep from repeating what this plan or, unless `again`, another has sent."""
+    if not picked.letters:
+        return
     ensure_log(bootstrap, client, names)
     redriver = Redriver(
         bootstrap,
         names.redrive_log,
         source=names.parked,
-        plan=f"parked-{uuid.uuid4().hex[:12]}",
+        plan=picked.plan,
         state="redriven",
         make=lambda message, _: redriven_parked(message, names),
-        again=again,
+        again=picked.again,
         progress=progress,
         client=client,
     )
