@@ -17,6 +17,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim.cli import main
+from rocketshim.deadletter.reading import TopicReader
 from rocketshim.local import Broker
 from rocketshim_topics import DelayLevels, Envelope, TopicNames, encode, provision
 from rocketshim_topics.layout import Layout
@@ -127,6 +128,49 @@ def test_counts_are_of_records_and_not_of_offsets(place: Place, run: Run) -> Non
     assert (
         json.loads(run("dlq", "plan", "--group", place.group, "--to-source", *place.there, "--json"))["letters"] == []
     )
+
+
+def test_a_repeat_of_a_letter_that_was_sent_before_is_not_sent_too(place: Place, run: Run, tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.json")
+    facts = {"uniq_key": "m", "origin_message_id": f"{place.source}/0/7", "consumer_group": place.group}
+    for cause in ("Timeout", "Killed"):
+        place.write(place.names.dead_letter(place.group), fail_class=cause, **facts)
+    make = ["dlq", "plan", "--group", place.group, *place.there, "--out", plan, "--json"]
+    assert json.loads(run(*make, "--where", "FAIL_CLASS = 'Killed'"))["letters"] == 1
+    assert "sent: 1" in run("dlq", "apply", plan, "--bootstrap", place.bootstrap)
+    for choice in ([], ["--where", "FAIL_CLASS = 'Timeout'"], ["--since", "1d"]):
+        made = json.loads(run(*make, *choice))
+        assert (made["letters"], made["held_back"]["repeat-of"]) == (0, 1), choice
+
+
+def test_parked_records_sent_again_by_a_name_are_sent_once_by_it(place: Place, run: Run) -> None:
+    for target in ("orders", "orders", ""):
+        place.write(place.names.parked, park_reason="target-refused", real_topic=target or None, uniq_key="m")
+
+    def redrive(*words: str, code: int = 0) -> list[int]:
+        told = json.loads(run("parked", "redrive", *words, *place.there, "--json", code=code))
+        return [told[each] for each in ("sent", "sent_before", "failed")]
+
+    assert redrive("0/0", "0/7", "--dry-run", code=2) == [1, 0, 1], "0/7 is not there"
+    assert redrive("0/0", "0/1", "0/7", code=2) == [2, 0, 1]
+    assert redrive("0/0", "--again", "monday") == [1, 0, 0]
+    assert redrive("--topic", "orders", "--again", "monday") == [1, 1, 0], "as after a kill between the two"
+    assert redrive("--topic", "orders", "--again", "monday") == [0, 2, 0]
+    assert redrive("--reason", "", "--again", "tuesday", code=2) == [2, 0, 1], "the third does not say where to"
+    run("parked", "redrive", "0/0", "--again", "no/name", *place.there, code=1)
+    with TopicReader(place.bootstrap) as reader:
+        assert len(list(reader.read([place.names.schedule]))) == 6
+
+
+def test_a_group_that_is_not_known_is_said_to_be_so(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["dlq", "stats"], ["dlq", "plan"], ["retry", "ls"]):
+        assert main([*words, "--group", f"{place.group}x", *place.there]) == 1
+        told = capsys.readouterr().err
+        assert f"the group '{place.group}x' is not known here" in told
+        assert "init" not in told
+        assert place.group + " " in told.replace("?", " "), "what it may be"
+    assert main(["dlq", "ls", "--topic", "nowhere", *place.there]) == 1
+    assert "there is no topic nowhere" in capsys.readouterr().err
 
 
 INTERRUPTED = """

@@ -52,6 +52,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command name to (module, its line in `rocketshim --help`), in the order of the help."""
 
+_CONTRIBUTED = {"spark": "What failed, is anything lost, what to send again: Spark jobs over days of topics."}
+"""The lines in `rocketshim --help` of commands that come by entry points and that we know."""
+
 ENTRY_POINT_GROUP = "rocketshim.commands"
 _COMPLETION_VARIABLE = "_ROCKETSHIM_COMPLETE"  # set by the shell; then nobody knows yet which command it is about
 
@@ -115,7 +118,8 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         if everything or name == called:
             _add(app, name, point.load())
         else:
-            app.command(name, help=f"From the package {point.dist.name if point.dist else point.module}.")(_named_only)
+            package = point.dist.name if point.dist else point.module
+            app.command(name, help=_CONTRIBUTED.get(name, f"From the package {package}."))(_named_only)
     return app
 
 

@@ -62,7 +62,7 @@ def stats(
     choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
-        opener = Opener(names, letters_topic(names, group, topic))
+        opener = Opener(names, letters_topic(reader, names, group, topic))
         counts = by_cause(chosen(reader, opener, choice, log=log))
     if as_json:
         rows = [
@@ -118,7 +118,8 @@ def ls(
     choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
-        entries = chosen(reader, Opener(names, letters_topic(names, group, topic)), choice, follow=follow, log=log)
+        opener = Opener(names, letters_topic(reader, names, group, topic))
+        entries = chosen(reader, opener, choice, follow=follow, log=log)
         show_list(entries, limit=limit, as_json=as_json, follow=follow, with_state=True)
 
 
@@ -139,7 +140,7 @@ def show(
     with TopicReader(bootstrap, client=settings) as reader:
         log = read_log(reader, names.redrive_log)
         with TopicReader(bootstrap, client=settings) as sources:
-            opener = Opener(names, letters_topic(names, group, topic), fetch=sources.fetch)
+            opener = Opener(names, letters_topic(reader, names, group, topic), fetch=sources.fetch)
             entry = find(reader, opener, what, log=log)
     if entry is None:
         typer.echo(f"no dead letter {what} in {opener.topic}", err=True)
@@ -173,6 +174,6 @@ def export(
     with TopicReader(bootstrap, client=settings) as reader:
         log = read_log(reader, names.redrive_log)
         with TopicReader(bootstrap, client=settings) as sources:
-            opener = Opener(names, letters_topic(names, group, topic), fetch=sources.fetch)
+            opener = Opener(names, letters_topic(reader, names, group, topic), fetch=sources.fetch)
             for entry in chosen(reader, opener, choice, log=log):
                 typer.echo(json.dumps(entry.as_json()))

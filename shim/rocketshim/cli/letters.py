@@ -1,5 +1,6 @@
 """What `rocketshim dlq` and `rocketshim retry` share: choosing records of a group's topic and showing them."""
 
+import difflib
 import json
 import os
 import time
@@ -14,7 +15,7 @@ from rich.text import Text
 from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.deadletter.opening import Letter, Opener
 from rocketshim.deadletter.reading import TopicReader
-from rocketshim.errors import ConfigError
+from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.filters import SqlFilter, TagFilter
 from rocketshim_topics import TopicNames, parse_duration_ms
 from rocketshim_topics.redrive_log import RedriveLog
@@ -72,17 +73,40 @@ class _PlainConsole(Console):
         return super().render_str(plain(text), **options)
 
 
-def letters_topic(names: TopicNames, group: str | None, topic: str | None) -> str:
+def letters_topic(reader: TopicReader, names: TopicNames, group: str | None, topic: str | None) -> str:
     """The physical topic that `--group` or `--topic` means.
 
     Raises:
         ConfigError: neither was given.
+        TopicMissingError: it is not there.
     """
     if topic is not None:
-        return names.physical(topic)
+        return there(reader, names.physical(topic), f"there is no topic {topic}")
     if group is None:
         raise ConfigError("say whose dead letters: --group GROUP, or --topic TOPIC for another project's")
-    return names.dead_letter(group)
+    return groups_topic(reader, names.dead_letter(group), group)
+
+
+def groups_topic(reader: TopicReader, physical: str, group: str) -> str:
+    """A topic that each group has.
+
+    Raises:
+        TopicMissingError: it is not there, so the group is not known; what it may be is said.
+    """
+    return there(reader, physical, f"the group {group!r} is not known here: there is no topic {physical}")
+
+
+def there(reader: TopicReader, physical: str, otherwise: str) -> str:
+    """A topic if it is there.
+
+    Raises:
+        TopicMissingError: it is not: `otherwise`, and which topics have a name like it.
+    """
+    known = reader.topics()
+    if not known.get(physical):
+        like = difflib.get_close_matches(physical, known, n=5)
+        raise TopicMissingError(otherwise + (f"; did you mean {' or '.join(like)}?" if like else ""))
+    return physical
 
 
 def selecting(where: str | None, tags: str | None) -> Callable[[Any], bool]:
@@ -119,6 +143,8 @@ class Choice:
 
     def wants(self, entry: Entry) -> bool:
         """Whether a record is one of them."""
+        if self.since_ms is not None and entry.stored_ms < self.since_ms:
+            return False
         self._looked = True
         if self._unseen:
             self._unseen.difference_update(name for name, _ in entry.properties)
@@ -141,25 +167,35 @@ def chosen(
 ) -> Iterator[Entry]:
     """The records of a topic that are wanted; of settled ones, at the end, how many were left out."""
     hidden = 0
-    for _, entry in chosen_letters(reader, opener, choice, follow=follow, log=log):
+    for message in reader.read([opener.topic], since_ms=choice.since_ms, follow=follow):
+        if message is None:
+            continue
+        entry = Entry.opened(opener.open(message), log=log)
+        if not choice.wants(entry):
+            continue
         if choice.everything or entry.plan is None:
             yield entry
         else:
             hidden += 1
+    if (hint := choice.misnamed()) is not None:
+        typer.echo(hint, err=True)
     if hidden:
         typer.echo(f"{hidden} more were redriven or discarded; --all shows them", err=True)
 
 
-def chosen_letters(
-    reader: TopicReader, opener: Opener, choice: Choice, *, follow: bool = False, log: RedriveLog | None = None
-) -> Iterator[tuple[Letter, Entry]]:
-    """The records of a topic that are wanted, as letters and as entries."""
-    for message in reader.read([opener.topic], since_ms=choice.since_ms, follow=follow):
-        if message is not None:
-            letter = opener.open(message)
-            entry = Entry.opened(letter, log=log)
-            if choice.wants(entry):
-                yield letter, entry
+def judged_letters(
+    reader: TopicReader, opener: Opener, choice: Choice, log: RedriveLog
+) -> Iterator[tuple[Letter, bool]]:
+    """The letters of a topic that are wanted or were settled before, and whether each is wanted."""
+    since_ms = None if log.has_marks(opener.topic) else choice.since_ms
+    for message in reader.read([opener.topic], since_ms=since_ms):
+        is_marked = log.is_marked(opener.topic, message.partition(), message.offset())
+        if not is_marked and choice.since_ms is not None and message.timestamp()[1] < choice.since_ms:
+            continue
+        letter = opener.open(message)
+        is_wanted = choice.wants(Entry.opened(letter))
+        if is_wanted or is_marked:
+            yield letter, is_wanted
     if (hint := choice.misnamed()) is not None:
         typer.echo(hint, err=True)
 

@@ -25,7 +25,7 @@ from rocketshim.cli.letters import (
     Since,
     Tags,
     Where,
-    chosen_letters,
+    judged_letters,
     letters_topic,
     say,
 )
@@ -91,9 +91,8 @@ def plan(
         again=again,
     )
     choice = Choice(where=where, tags=tags, key=key, since=since)
-    source = letters_topic(TopicNames(namespace), group, topic)
     reading = partial(TopicReader, bootstrap, client=client_settings(client))
-    _plan(reading, source, rules, choice, out, as_json=as_json)
+    _plan(reading, (group, topic), rules, choice, out, as_json=as_json)
 
 
 def discard(
@@ -113,14 +112,13 @@ def discard(
     """Plan which dead letters would be marked as discarded: no longer listed, and not deleted. Changes nothing."""
     rules = RedriveRules(action="discard", namespace=namespace)
     choice = Choice(where=where, tags=tags, key=key, since=since)
-    source = letters_topic(TopicNames(namespace), group, topic)
     reading = partial(TopicReader, bootstrap, client=client_settings(client))
-    _plan(reading, source, rules, choice, out, as_json=as_json)
+    _plan(reading, (group, topic), rules, choice, out, as_json=as_json)
 
 
 def _plan(
     reading: Callable[[], TopicReader],
-    source: str,
+    whose: tuple[str | None, str | None],
     rules: RedriveRules,
     choice: Choice,
     out: Path | None,
@@ -129,8 +127,13 @@ def _plan(
 ) -> None:
     names = TopicNames(rules.namespace)
     with reading() as reader, reading() as sources:
-        planner = Planner(source, rules, read_log(reader, names.redrive_log), reader.topics())
-        for letter, _ in chosen_letters(reader, Opener(names, source, fetch=sources.fetch), choice):
+        source = letters_topic(reader, names, *whose)
+        log = read_log(reader, names.redrive_log)
+        planner = Planner(source, rules, log, reader.topics())
+        for letter, is_chosen in judged_letters(reader, Opener(names, source, fetch=sources.fetch), choice, log):
+            if not is_chosen:
+                planner.pass_over(letter.message, letter.envelope)
+                continue
             planner.add(
                 letter.message,
                 letter.envelope,
@@ -286,7 +289,7 @@ def _tell(made: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_jso
         "failures": dict(progress.failures),
         "dead_again": progress.dead_again,
         "left": progress.waiting,
-        "stopped_by": progress.stopped_by,
+        "stopped_by": progress.stopped_by if progress.waiting else None,
         "dry_run": dry_run,
     }
     if as_json:
@@ -304,5 +307,8 @@ def _tell(made: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_jso
         say(f"  {count:7} failed: {reason}")
     if progress.dead_again:
         typer.echo(f"  {progress.dead_again:7} of those sent are dead again")
-    if progress.stopped_by == "failures":
-        typer.echo("stopped: too many failed or died again (--stop-ratio)", err=True)
+    if progress.stopped_by == "failures" and progress.waiting:
+        typer.echo(
+            "stopped: too many failed or died again. Mend the cause, make another plan, or give a higher --stop-ratio",
+            err=True,
+        )

@@ -2,7 +2,19 @@
 
 import typer
 
-from rocketshim.cli.letters import Choice, Follow, Group, Key, Limit, Since, Tags, Where, chosen, show_list
+from rocketshim.cli.letters import (
+    Choice,
+    Follow,
+    Group,
+    Key,
+    Limit,
+    Since,
+    Tags,
+    Where,
+    chosen,
+    groups_topic,
+    show_list,
+)
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.deadletter.opening import Opener
 from rocketshim.deadletter.reading import TopicReader
@@ -39,5 +51,6 @@ def ls(
     names = TopicNames(namespace)
     choice = Choice(where=where, tags=tags, key=key, since=since)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        entries = chosen(reader, Opener(names, names.retry(group)), choice, follow=follow)
+        opener = Opener(names, groups_topic(reader, names.retry(group), group))
+        entries = chosen(reader, opener, choice, follow=follow)
         show_list(entries, limit=limit, as_json=as_json, follow=follow)

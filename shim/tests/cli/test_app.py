@@ -75,6 +75,13 @@ class TestEnds:
         assert "'probe'" in capsys.readouterr().err
 
 
+def test_each_command_of_the_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    told = capsys.readouterr().out
+    assert "Spark jobs" in told
+    assert "From the package" not in told
+
+
 def test_the_version_is_the_distribution_s(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("rocketshim 0.")
