@@ -52,7 +52,7 @@ def plan(
     ] = None,
     to_source: Annotated[bool, typer.Option("--to-source", help="To the source topic, and so to every group.")] = False,
     max_replays: Annotated[
-        int, typer.Option("--max-replays", min=1, help="Skip what was redriven so often.")
+        int, typer.Option("--max-replays", min=1, max=2**31 - 1, help="Skip what was redriven so often.")
     ] = DEFAULT_MAX_REPLAYS,
     max_messages: Annotated[int | None, typer.Option("--max", min=1, help="Send so many at most.")] = None,
     namespace: Namespace = "",

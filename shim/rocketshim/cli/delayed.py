@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Follow, Limit, Tags, Where, console, say, selecting
+from rocketshim.cli.letters import Follow, Limit, Tags, Where, console, say, say_limit, selecting
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import as_read, time_text
 from rocketshim.errors import ConfigError
@@ -57,9 +57,10 @@ def ls(
             if follow:
                 say(json.dumps(asdict(entry)) if as_json else _line(entry))
                 continue
-            shown.append(entry)
             if len(shown) == limit:
+                say_limit(limit)
                 break
+            shown.append(entry)
     shown.sort(key=_by_due)
     if as_json:
         for entry in shown:

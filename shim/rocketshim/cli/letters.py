@@ -63,6 +63,11 @@ def say(line: str, *, err: bool = False) -> None:
     typer.echo(plain(line), err=err)
 
 
+def say_limit(limit: int) -> None:
+    """There is more than was listed."""
+    typer.echo(f"the first {limit}; --limit shows more", err=True)
+
+
 class _PlainConsole(Console):
     """Shows every text as it was written, and nothing that steers the terminal."""
 
@@ -203,10 +208,11 @@ def judged_letters(
 def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bool, with_state: bool = False) -> None:
     """List records: a table, or one JSON object a line."""
     if as_json or follow:
-        for number, entry in enumerate(entries, start=1):
-            say(json.dumps(entry.as_json(body=False)) if as_json else _line(entry))
-            if number >= limit and not follow:
+        for number, entry in enumerate(entries):
+            if number == limit and not follow:
+                say_limit(limit)
                 return
+            say(json.dumps(entry.as_json(body=False)) if as_json else _line(entry))
         return
     table = Table(box=None, pad_edge=False)
     state = ["state"] if with_state else []
@@ -215,7 +221,7 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
     shown = 0
     for entry in entries:
         if shown == limit:
-            table.caption = f"the first {limit}; --limit shows more"
+            say_limit(limit)
             break
         shown += 1
         table.add_row(

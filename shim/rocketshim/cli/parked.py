@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Everything, Follow, Limit, console, say
+from rocketshim.cli.letters import Everything, Follow, Limit, console, say, say_limit
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.redrive import ensure_log
 from rocketshim.core.redrive import RedriveProgress
@@ -78,6 +78,7 @@ def ls(
                 hidden += 1
                 continue
             if shown == limit and not follow:
+                say_limit(limit)
                 break
             shown += 1
             entry = parked_record(message)

@@ -76,7 +76,7 @@ def plan(
         bool, typer.Option("--to-source", help="To the source topic, so that EVERY group gets them again.")
     ] = False,
     max_replays: Annotated[
-        int, typer.Option("--max-replays", min=0, help="Hold back what was replayed so often already.")
+        int, typer.Option("--max-replays", min=0, max=2**31 - 1, help="Hold back what was replayed so often already.")
     ] = DEFAULT_MAX_REPLAYS,
     again: Again = False,
     out: Out = None,
@@ -190,7 +190,7 @@ def apply(
 
     Exit code 2 if letters could not be sent, or died again while this was running.
     """
-    made = RedrivePlan.from_json(file.read_text(encoding="utf-8"))
+    made = RedrivePlan.from_json(file.read_text(encoding="utf-8", errors="replace"))
     names = TopicNames(made.rules.namespace)
     settings = client_settings(client)
     _check_cluster(bootstrap, settings, made, names, dry_run=dry_run)

@@ -14,6 +14,7 @@ again* already among what this run has sent.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Final, Literal
 
 from rocketshim.errors import ConfigError
@@ -55,8 +56,8 @@ class RedriveProgress:
         most: int | None = None,
         stop_ratio: float = DEFAULT_STOP_RATIO,
     ) -> None:
-        if rate_per_s is not None and not rate_per_s > 0:
-            raise ConfigError(f"the rate is {rate_per_s} letters a second; it is above 0")
+        if rate_per_s is not None and not 0 < rate_per_s < inf:
+            raise ConfigError(f"the rate is {rate_per_s} letters a second; it is a number above 0")
         if most is not None and most < 1:
             raise ConfigError(f"at most {most} letters; it is 1 or more")
         if not 0 <= stop_ratio <= 1:

@@ -375,6 +375,8 @@ class _Look:
                 sent_ms = _now_ms()
                 producer.produce(out.topic, out.value, out.key, number, headers=out.headers, on_delivery=reported)
                 producer.flush(_TIMEOUT_S + 5)
+                if not reports:
+                    raise TimeoutError(f"broker {node} did not confirm a probe")
                 error, message = reports[0]
                 if error is not None:
                     raise KafkaException(error)

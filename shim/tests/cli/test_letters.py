@@ -1,16 +1,17 @@
 """Listings take the expressions that consumers subscribe with."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.table import Table
 
-from rocketshim.cli import trace
-from rocketshim.cli.letters import Choice, console, plain, say, selecting
-from rocketshim.deadletter.entry import time_text
+from rocketshim.cli import main, trace
+from rocketshim.cli.letters import Choice, console, plain, say, selecting, show_list
+from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.errors import ConfigError, FilterSyntaxError
-from rocketshim_topics import TopicNames
+from rocketshim_topics import Envelope, TopicNames
 
 CREATED = [("TAGS", b"created"), ("price", b"11")]
 CHEAP = [("TAGS", b"created"), ("price", b"9")]
@@ -98,3 +99,22 @@ def test_what_others_wrote_steers_no_terminal(
 @pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63)])
 def test_an_instant_that_no_calendar_has_is_said_as_it_was_written(at_ms: int) -> None:
     assert time_text(at_ms) == f"{at_ms} ms after 1970"
+
+
+def _letter(offset: int) -> Entry:
+    return Entry("t", 0, offset, 1, None, b"", (), Envelope(fail_class="Timeout"), None)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_that_there_is_more_than_was_listed_is_said(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    for count, told in ((2, ""), (3, "the first 2; --limit shows more\n")):
+        show_list((_letter(offset) for offset in range(count)), limit=2, as_json=as_json, follow=False)
+        out, err = capsys.readouterr()
+        assert (err, [f"t/0/{offset}" in out for offset in range(3)]) == (told, [True, True, False])
+
+
+def test_what_is_no_text_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    file.write_bytes(b"\xff\xfe\x00plan")
+    assert main(["dlq", "apply", str(file), "--bootstrap", "127.0.0.1:1"]) == 1
+    assert "error: this is no redrive plan" in capsys.readouterr().err

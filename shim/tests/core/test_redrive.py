@@ -165,7 +165,14 @@ def test_a_letter_fails_once_and_one_that_is_sent_does_not() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"rate_per_s": 0}, {"rate_per_s": -1.0}, {"rate_per_s": float("nan")}, {"most": 0}, {"stop_ratio": 1.1}],
+    [
+        {"rate_per_s": 0},
+        {"rate_per_s": -1.0},
+        {"rate_per_s": float("inf")},
+        {"rate_per_s": float("nan")},
+        {"most": 0},
+        {"stop_ratio": 1.1},
+    ],
 )
 def test_limits_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
