@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings
 from rocketshim.cli import main
 from rocketshim.local import Broker
-from rocketshim_topics import DelayLevels, TopicNames, provision
+from rocketshim_topics import DelayLevels, Envelope, TopicNames, encode, provision
 from rocketshim_topics.layout import Layout
 
 from . import waiting
@@ -71,6 +71,11 @@ class Stage:
     def write(self, topic: str, name: bytes, value: bytes, body: bytes = b"bad") -> None:
         """A record that nobody can read the headers of."""
         write(self.bootstrap, topic, [(name, value), (b"ab\xff\xfe", b"1")], body)
+
+    def run(self, *words: str, code: int = 0) -> str:
+        self.capsys.readouterr()
+        assert main([*words, "--namespace", self.namespace, "--bootstrap", self.bootstrap]) == code, words
+        return self.capsys.readouterr().out
 
     def send(self, message: Message) -> None:
         with Producer(self.bootstrap, namespace=self.namespace) as producer:
@@ -157,3 +162,43 @@ def test_a_worker_parks_it_and_delivers_what_lies_behind(stage: Stage) -> None:
         worker.stop()
         thread.join(GUARD_S)
     assert not thread.is_alive()
+
+
+def test_listings_show_it_and_go_on_and_it_is_not_sent_again(
+    stage: Stage, admin: AdminClient, group: Callable[..., str], tmp_path: Path
+) -> None:
+    """Each topic of a group has one such record, and a good one behind it."""
+    name, names, plan = group(), stage.names, str(tmp_path / "plan.json")
+    provision.ensure_topics(admin, Layout(names, DelayLevels.default()).for_group(name, with_log=False))
+    good = encode(
+        Envelope(
+            shim=1, uniq_key="good", real_topic=stage.topic, retry_topic=stage.topic, fail_class="Timeout",
+            origin_message_id=f"{stage.topic}/0/1", consumer_group=name, reconsume_times=17,
+        )
+    )  # fmt: skip
+    producer = confluent_kafka.Producer({"bootstrap.servers": stage.bootstrap})
+    for topic in (names.dead_letter(name), names.retry(name), names.schedule, names.parked, stage.topic):
+        stage.write(topic, b"TAGS", b"a")
+        producer.produce(topic, b"good", partition=0, headers=good)  # type: ignore[arg-type]
+    assert producer.flush(GUARD_S) == 0
+    both = [["dlq", "ls", "--group", name], ["retry", "ls", "--group", name], ["delayed", "ls"], ["parked", "ls"]]
+    for words in (*both, ["dlq", "export", "--group", name], ["dlq", "ls", "--topic", stage.topic]):
+        assert len(stage.run(*words, *([] if "export" in words else ["--json"])).splitlines()) == 2, words
+        assert "good" in stage.run(*words)
+    bad = json.loads(stage.run("dlq", "ls", "--group", name, "--json").splitlines()[0])
+    assert (bad["malformed"], bad["headers"], bad["id"]) == ("bad-header-key", [], f"{names.dead_letter(name)}/0/0")
+    assert "bad-header-key" in stage.run("dlq", "show", "0/0", "--group", name)
+    assert "bad-header-key" in stage.run("delayed", "show", "0/0")
+    stage.run("parked", "show", "0/0", "--json")
+    stats = json.loads(stage.run("dlq", "stats", "--group", name, "--json"))
+    assert sorted(each["cause"] for each in stats) == ["Timeout", "malformed (bad-header-key)"]
+    assert len(json.loads(stage.run("trace", "good", "--json"))) == 5
+    stage.run("doctor", "--group", name, "--json", code=2)
+    stage.run("parked", "redrive", "0/0", code=2)
+
+    made = json.loads(stage.run("dlq", "plan", "--group", name, "--out", plan, "--json"))
+    assert (made["letters"], made["held_back"]) == (1, {"malformed": 1})
+    stage.run("dlq", "plan", "--topic", stage.topic, "--to-source", code=0)
+    stage.run("dlq", "discard", "--group", name, "--out", plan)
+    assert main(["dlq", "apply", plan, "--bootstrap", stage.bootstrap]) == 0
+    assert stage.run("dlq", "ls", "--group", name, "--json") == ""

@@ -2,20 +2,25 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.clients import Clients
+from rocketshim.clients import Clients, readable
 from rocketshim.deadletter.entry import Entry, time_text
+from rocketshim.deadletter.opening import Opener
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.statistics import by_cause, fingerprint
 from rocketshim.deadletter.trace import Hop, Missing, life
-from rocketshim.errors import TopicMissingError
+from rocketshim.errors import MessageError, TopicMissingError
 from rocketshim.testing import InMemoryKafka, VirtualClock
-from rocketshim_topics import Envelope, encode
+from rocketshim.worker.parked import redriven_parked
+from rocketshim_topics import Envelope, TopicNames, encode
+from rocketshim_topics.redrive_log import RedriveLog
+from rocketshim_topics.redrive_plan import Planner, RedriveRules
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -47,6 +52,51 @@ def test_a_malformed_record_is_shown_with_its_reason_and_does_not_fail() -> None
     assert made.malformed is not None
     assert made.id == "dlq/0/0"
     assert made.user_headers == [("mine", b"1")]
+
+
+class Unreadable:
+    """As confluent_kafka's message is whose headers cannot be read: until it is given others."""
+
+    def __init__(self) -> None:
+        self._record = record("dlq", 0, [])
+        self._headers: object = self
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._record, name)
+
+    def headers(self) -> object:
+        if self._headers is self:
+            self._headers = [()]  # what stands for pairs that end the process
+            raise SystemError("returned a result with an exception set")
+        return self._headers
+
+    def set_headers(self, headers: object) -> None:
+        self._headers = headers
+
+
+@pytest.mark.parametrize("topic", ["rmq.dlq.g", "orders-dlt"])
+def test_a_record_whose_headers_cannot_be_read_is_shown_as_such_and_cannot_be_sent(topic: str) -> None:
+    message: Any = Unreadable()
+    readable(message)
+    letter = Opener(TopicNames(), topic).open(message)
+    assert letter.malformed == "bad-header-key"
+    shown = Entry.opened(letter)
+    assert (shown.malformed, shown.id) == ("bad-header-key", "dlq/0/0")
+    planner = Planner(topic, RedriveRules(), RedriveLog(), {"orders"})
+    planner.add(message, letter.envelope, malformed=letter.malformed, opened=letter.record)
+    assert [each.reason for each in planner.plan(cluster_id="", created_ms=0, choice={}).held_back] == [
+        "malformed:bad-header-key"
+    ]
+    with pytest.raises(MessageError):
+        redriven_parked(message, TopicNames())
+
+
+def test_a_letter_by_reference_to_a_record_that_cannot_be_read_cannot_be_sent() -> None:
+    first: Any = Unreadable()
+    readable(first)
+    headers: Headers = [("__dlq.errors.topic", b"o"), ("__dlq.errors.partition", b"0"), ("__dlq.errors.offset", b"0")]
+    opener = Opener(TopicNames(), "dlq", fetch=lambda *_: first)
+    assert opener.open(record("dlq", 1, headers)).malformed == "bad-header-key"
 
 
 @pytest.mark.parametrize(
