@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from rocketshim import ConsumeFromWhere, DeadLetter, PushConsumer
 from rocketshim.cli import main, redrive
+from rocketshim.clients import confluent_clients
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.local import Broker
 from rocketshim_topics import DelayLevels, Envelope, Layout, TopicNames, encode, provision
@@ -168,6 +171,12 @@ def test_a_second_apply_takes_the_first_one_over(
         run("dlq", "plan", *world.scope, "--out", str(plan))
     told: list[dict[str, Any]] = []
     real = redrive.Redriver
+    made: list[weakref.ref[Producer]] = []
+
+    class Watched(Producer):
+        def __init__(self, config: dict[str, Any]) -> None:
+            super().__init__(config)
+            made.append(weakref.ref(self))
 
     def interrupted(*args: Any, **settings: Any) -> Any:
         passed: list[str] = []
@@ -178,10 +187,11 @@ def test_a_second_apply_takes_the_first_one_over(
                 monkeypatch.setattr(redrive, "Redriver", real)
                 told.append(json.loads(run("dlq", "apply", str(plans[1]), *world.connection, "--json")))
 
-        return real(*args, point=point, **settings)
+        return real(*args, point=point, clients=replace(confluent_clients(), producer=Watched), **settings)
 
     monkeypatch.setattr(redrive, "Redriver", interrupted)
     run("dlq", "apply", str(plans[0]), *world.connection, "--rate", "100", code=1)
+    assert [each() for each in made] == [None], "a fenced producer is let go, with its threads and connections"
     assert [(each["sent"], each["settled_before"]) for each in told] == [(COUNT - 1 - 100, 100)]
     arrived = Counter(message.value() for message in world.read(world.names.retry(world.group)))
     assert arrived == {b"%d" % number: 1 for number in range(COUNT) if number != 12}

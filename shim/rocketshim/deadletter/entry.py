@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from rocketshim.clients import UNREADABLE
 from rocketshim.deadletter.opening import Letter
 from rocketshim_topics import Envelope, MalformedRecordError, decode, encode
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
@@ -121,7 +122,7 @@ class Entry:
     def user_headers(self) -> list[tuple[str, bytes | None]]:
         """The user's own headers under their own names."""
         if self.malformed is not None:
-            return [(name, value) for name, value in self.headers if name not in RESERVED]
+            return [each for each in self.headers if each[0] not in RESERVED and each not in UNREADABLE]
         return [(own_name(name), value) for name, value in self.envelope.user]
 
     def as_json(self, *, body: bool = True) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class DelayedReader:
             "auto.offset.reset": "earliest",
         }
         self._complaints = Complaints()
-        defaults = {**self._complaints.settings, "client.id": "rocketshim-read"}
+        defaults = {**self._complaints.settings, "client.id": "rocketshim-read", "fetch.wait.max.ms": 50}
         self._consumer: ConsumerClient = (clients or confluent_clients()).consumer(
             merge(client or {}, defaults=defaults, required=required)
         )

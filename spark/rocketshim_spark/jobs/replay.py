@@ -281,7 +281,7 @@ def send(
         namespace: of the shim's topics; its redrive log has to be there.
         config: further librdkafka settings; None: none.
         max_per_second: most letters a second, above 0; None: no limit.
-        stop_ratio: stop when more than this share of what was tried failed or is dead again, 0 to 1.
+        stop_ratio: stop when more than this share of a topic's letters failed, or of those sent is dead again; 0 to 1.
         dry_run: make every record and send none.
         report: gets topic and progress after each transaction; None: nobody.
         point: as of `Redriver`, for fault tests.
