@@ -23,42 +23,49 @@ LOCKS = QueueLockSettings(lock_lease_ms=12_000, lock_hold_ms=3_000, lock_renew_m
 """The margin of 9 s covers one forward step of the leader's clock in a lease: each takes 5 s of it."""
 
 
+Lane = tuple[int, int]
+"""Queue and key: what is to be handled in order. Without `order="key"` all messages have one key."""
+
+
 class Account:
-    """What was handled of each queue, checked as it comes."""
+    """What was handled of each lane, checked as it comes; the messages of a lane are numbered from 0."""
 
     def __init__(self) -> None:
-        self.next_offsets: dict[int, int] = defaultdict(int)
-        self.last: dict[int, tuple[int, int]] = {}
+        self.next_numbers: dict[Lane, int] = defaultdict(int)
+        self.last: dict[Lane, tuple[int, int]] = {}
         self.faults: list[str] = []  # kept, since a listener that raises has only failed
         self.handovers = 0
         self.repeats = 0
 
-    def take(self, queue: int, offset: int, token: int) -> None:
-        next_offset = self.next_offsets[queue]
-        last_offset, last_token = self.last.get(queue, (-1, -1))
-        if offset > next_offset:
-            self.faults.append(f"queue {queue}: {offset} came when {next_offset} was next")
+    def take(self, lane: Lane, number: int, token: int) -> None:
+        next_number = self.next_numbers[lane]
+        last_number, last_token = self.last.get(lane, (-1, -1))
+        if number > next_number:
+            self.faults.append(f"{lane}: {number} came when {next_number} was next")
         if token < last_token:
-            self.faults.append(f"queue {queue}: token {token} after {last_token}")
-        if token == last_token and offset != last_offset + 1:
-            self.faults.append(f"queue {queue}: {offset} after {last_offset} under one token")
+            self.faults.append(f"{lane}: token {token} after {last_token}")
+        if token == last_token and number != last_number + 1:
+            self.faults.append(f"{lane}: {number} after {last_number} under one token")
         self.handovers += token != last_token
-        self.repeats += offset < next_offset
-        self.next_offsets[queue] = max(next_offset, offset + 1)
-        self.last[queue] = (offset, token)
+        self.repeats += number < next_number
+        self.next_numbers[lane] = max(next_number, number + 1)
+        self.last[lane] = (number, token)
 
 
 class Simulation:
     """A group of members that freeze, die and come back, over a log that is cut, made anew and stamped wrongly."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, by_key: bool) -> None:
+        self.by_key = by_key
         self.random = Random(seed)  # noqa: S311 - a repeatable one
         self.stage = Stage()
         self.stage.topic(PARTITIONS)
         self.account = Account()
-        self.ends = dict.fromkeys(range(PARTITIONS), 0)
+        self.sent: dict[int, list[tuple[Lane, int]]] = {queue: [] for queue in range(PARTITIONS)}  # by offset
+        self.ends: dict[Lane, int] = defaultdict(int)
         self.frozen_until: dict[str, int] = {}
         self.number = 0
+        self.span = self.random.choice([8, 100, 10_000]) if by_key else None
         self.next_step_ms = 0
         self.broker_back_ms: int | None = None
         self.late: list[tuple[int, Member, Result]] = []  # listeners that have returned, and from when on that is heard
@@ -69,12 +76,12 @@ class Simulation:
     def handle(self, message: Any, context: Any) -> Any:
         if self.failing and self.random.random() < 0.03:
             return SUSPEND
-        self.account.take(message.queue_id, message.queue_offset, context.fencing_token)
+        self.account.take(*self.sent[message.queue_id][message.queue_offset], context.fencing_token)
         return None
 
     def join(self) -> None:
         self.number += 1
-        member = self.stage.join(f"m{self.number}", self.handle, locks=LOCKS)
+        member = self.stage.join(f"m{self.number}", self.handle, locks=LOCKS, by_key=self.by_key, span=self.span)
         answers = member.consumers[0].get_watermark_offsets
 
         def bounds(place: Any, **options: Any) -> Any:  # where a queue begins, mostly
@@ -97,9 +104,11 @@ class Simulation:
 
     def produce(self) -> None:
         for queue in range(PARTITIONS):
-            count = self.random.randrange(3)
-            self.stage.fill(count, queue)
-            self.ends[queue] += count
+            for _ in range(self.random.randrange(3)):
+                lane = queue, self.random.randrange(3) if self.by_key else 0
+                self.sent[queue].append((lane, self.ends[lane]))
+                self.ends[lane] += 1
+                self.stage.fill(1, queue, key=b"%d" % lane[1])
 
     def turn(self, ms: int) -> None:
         self.stage.clock.advance(ms)
@@ -196,11 +205,11 @@ class Simulation:
 
     @property
     def done(self) -> bool:
-        return all(self.account.next_offsets[queue] == end for queue, end in self.ends.items())
+        return all(self.account.next_numbers[lane] == end for lane, end in self.ends.items())
 
 
 def simulate(seed: int) -> Account:
-    simulation = Simulation(seed)
+    simulation = Simulation(seed, by_key=seed % 3 == 2)
     for _ in range(STEPS):
         simulation.produce()
         simulation.trouble()
@@ -211,7 +220,7 @@ def simulate(seed: int) -> Account:
             break
         simulation.turn(100)
     assert not simulation.account.faults
-    assert simulation.done, (simulation.ends, dict(simulation.account.next_offsets))
+    assert simulation.done, (simulation.ends, dict(simulation.account.next_numbers))
     assert not [member.loop.error for member in simulation.stage.members.values() if member.loop.error]
     return simulation.account
 
