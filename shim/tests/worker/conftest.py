@@ -9,6 +9,7 @@ from confluent_kafka import Message
 from rocketshim.clients import Clients
 from rocketshim.settings import WorkerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.worker import DelayWorker
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
@@ -129,4 +130,15 @@ def sim(request: pytest.FixtureRequest) -> Iterator[Simulation]:
     simulation = Simulation(exactly_once=request.param == "exactly-once")
     yield simulation
     for worker in simulation.workers:
+        _nothing_is_miscounted(worker)
         worker.close()
+
+
+def _nothing_is_miscounted(worker: DelayWorker) -> None:
+    """What is in hand is what is open and what waits, at any moment."""
+    delivery = worker._delivery
+    if isinstance(delivery, AtLeastOnce):
+        flights = [flight for _, flight, _ in delivery._waiting]
+        flights += [batch.flight for batch in delivery._open_batches for _ in batch.places]
+        assert delivery._in_hand == len(flights)
+        assert delivery._in_hand_bytes == pytest.approx(sum(flight.mean_bytes for flight in flights), abs=1e-3)
