@@ -140,6 +140,10 @@ class SqlFilter:
     def __hash__(self) -> int:
         return hash((self.expression_type, self.expression))
 
+    def __reduce__(self) -> tuple[type["SqlFilter"], tuple[str]]:
+        """Travels to other processes as its text."""
+        return type(self), (self.expression,)
+
     def __str__(self) -> str:
         return self.expression
 

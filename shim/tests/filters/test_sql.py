@@ -1,5 +1,6 @@
 """The filter as consumers use it: headers, the cache, equality, digests; and that it loads no Kafka client."""
 
+import pickle
 import subprocess
 import sys
 import threading
@@ -8,7 +9,7 @@ from typing import Never
 import pytest
 
 from rocketshim.errors import FilterError, FilterSyntaxError
-from rocketshim.filters import SqlFilter
+from rocketshim.filters import SqlFilter, TagFilter
 from rocketshim.filters import sql as sql_module
 from rocketshim.filters.sql import CACHED_EXPRESSIONS
 
@@ -152,6 +153,11 @@ def test_threads_may_compile_and_match_at_once() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_filters_travel_to_other_processes() -> None:
+    for each in (SqlFilter("a > 5"), TagFilter("a || b")):
+        assert pickle.loads(pickle.dumps(each)) == each  # noqa: S301  # what was written one line before
 
 
 def test_filters_load_no_kafka_client() -> None:
