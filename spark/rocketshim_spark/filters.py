@@ -63,7 +63,7 @@ from rocketshim.filters.sql_ast import (
 )
 from rocketshim.filters.sql_evaluator import compile_test
 from rocketshim.filters.tag import TAG_HEADER
-from rocketshim_topics.wire import RESERVED, USER_PREFIX
+from rocketshim_topics.wire import RESERVED, SENT_TEXTS, USER_PREFIX
 
 __all__ = ["FilterNotTranslatedError", "Outcome", "PropertyColumn", "header_property", "selects", "sql_outcome"]
 
@@ -153,7 +153,8 @@ def header_property(headers: Column, name: str) -> Column:
     """The text of a property, from the headers of a record as Spark's Kafka source gives them.
 
     By the rules of the runtime: the first header of that name counts; an empty value is a missing property; a reserved
-    name that was the user's own is found under `USER.`; bytes that are not UTF-8 become U+FFFD.
+    name that was the user's own is found under `USER.`, but for `TAGS`, `KEYS` and `UNIQ_KEY`; bytes that are not UTF-8
+    become U+FFFD.
 
     Args:
         headers: column of `array<struct<key: string, value: binary>>` (option `includeHeaders`), null without headers.
@@ -163,7 +164,7 @@ def header_property(headers: Column, name: str) -> Column:
         A string column, null where the record has no such property.
     """
     value = _first_value(headers, name)
-    if name in RESERVED:
+    if name in RESERVED - SENT_TEXTS:
         own = USER_PREFIX + name
         has_own = F.exists(headers, lambda header: header["key"] == own)
         value = F.when(has_own, _first_value(headers, own)).otherwise(value)

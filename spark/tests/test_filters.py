@@ -225,6 +225,7 @@ HEADERS = [
     [("a", b"\xff1")],
     [("a", b"\xe2\x82"), ("DELAY", b"\xf0\x9f\x98x")],
     [("TAGS", b"A"), ("TAGS", b"B")],
+    [("TAGS", b"A"), ("USER.TAGS", b"B")],
     [("TAGS", None)],
     [("TAGS", b"\xffA")],
 ]

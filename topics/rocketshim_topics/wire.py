@@ -118,6 +118,9 @@ HEADER_ORDER: Final = tuple(name for name, _, _ in _TABLE)
 RESERVED: Final = frozenset(HEADER_ORDER)
 """Names that no user property may have."""
 
+SENT_TEXTS: Final = frozenset({UNIQ_KEY, TAGS, KEYS})
+"""Texts of the message itself, the same on every topic. A repeat of one travels under `USER.` and never counts."""
+
 SCHEDULING: Final = frozenset({REAL_TOPIC, REAL_QID, DELAY, DELAY_MS, DELIVER_AT_MS})
 """Headers that exist on the schedule topic only; the worker takes them off on delivery."""
 

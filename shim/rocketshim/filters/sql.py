@@ -10,7 +10,8 @@ are headers here, and so visible. Four rules say which text a name stands for:
 * the first header of that name counts, as everywhere on the wire;
 * an empty value, or none, is a missing property (RocketMQ loses empty ones on the way, so `a IS NULL` is true);
 * a reserved name `X` that was the user's own travels as `USER.X` on the shim's topics, and goes before a header `X`,
-  which then is the shim's: so a filter sees the same on a message's retries as on its first delivery;
+  which then is the shim's: so a filter sees the same on a message's retries as on its first delivery. Not so `TAGS`,
+  `KEYS` and `UNIQ_KEY`, which are the message's own everywhere: `USER.TAGS` is a repeat that never counted;
 * bytes that are not UTF-8 become U+FFFD: a header that others wrote must not stop a consumer.
 """
 
@@ -23,7 +24,7 @@ from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.sql_ast import Expression, property_names
 from rocketshim.filters.sql_evaluator import Test, compile_test
 from rocketshim.filters.sql_parser import parse
-from rocketshim_topics.wire import RESERVED, USER_PREFIX
+from rocketshim_topics.wire import RESERVED, SENT_TEXTS, USER_PREFIX
 
 __all__ = ["CACHED_EXPRESSIONS", "SqlFilter"]
 
@@ -86,7 +87,7 @@ class SqlFilter:
             )
         self.expression = expression
         self.tree, self._test, self.properties = outcome
-        self._user_names = frozenset(USER_PREFIX + name for name in self.properties & RESERVED)
+        self._user_names = frozenset(USER_PREFIX + name for name in (self.properties & RESERVED) - SENT_TEXTS)
         self._wanted = self.properties.union(self._user_names)
 
     def evaluate(self, properties: Mapping[str, str]) -> bool | None:

@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from typing import Never
 
 import pytest
@@ -12,6 +13,7 @@ from rocketshim.errors import FilterError, FilterSyntaxError
 from rocketshim.filters import SqlFilter, TagFilter
 from rocketshim.filters import sql as sql_module
 from rocketshim.filters.sql import CACHED_EXPRESSIONS
+from rocketshim_topics.wire import decode, encode
 
 
 def test_headers_are_properties() -> None:
@@ -54,6 +56,20 @@ def test_a_users_reserved_name_is_visible_under_its_own_name() -> None:
     assert SqlFilter("RECONSUME_TIMES = 'mine'").matches_headers(both)
     assert SqlFilter("RECONSUME_TIMES = 'mine'").matches_headers(both[::-1])
     assert SqlFilter("RECONSUME_TIMES = 2").matches_headers(both[:1])
+
+
+@pytest.mark.parametrize("name", ["TAGS", "KEYS", "UNIQ_KEY", "RECONSUME_TIMES"])
+@pytest.mark.parametrize("values", [[b"a", b"b"], [None, b"b"], [b"", b"b"], [b"a"]])
+def test_a_message_is_selected_by_the_same_values_on_its_retry(name: str, values: list[bytes | None]) -> None:
+    first = [(name, value) for value in values]
+    envelope = decode(first, trusted=False)
+    retried = encode(replace(envelope, reconsume_times=1, uniq_key=envelope.uniq_key or "made at the first hop"))
+    retried += envelope.user
+    if name == "UNIQ_KEY" and envelope.uniq_key is None:
+        return  # it has one only from then on
+    for value in "ab":
+        for each in (SqlFilter(f"{name} = '{value}'"), TagFilter(value)):
+            assert each.matches_headers(first) == each.matches_headers(retried)
 
 
 def test_other_names_with_the_prefix_are_names_of_their_own() -> None:
