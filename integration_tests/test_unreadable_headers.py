@@ -17,6 +17,8 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings
 from rocketshim.cli import main
+from rocketshim.dropin import Consumer
+from rocketshim.errors import MalformedRecordError
 from rocketshim.local import Broker
 from rocketshim_topics import DelayLevels, Envelope, TopicNames, encode, provision
 from rocketshim_topics.layout import Layout
@@ -131,6 +133,29 @@ def test_a_consumer_parks_the_message_and_goes_on(
         waiting.wait_until(lambda: stage.parked() == ["bad-header-key"], within_s=GUARD_S)
     finally:
         consumer.stop(30)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_drop_in_consumer_parks_the_message_that_is_sent_back(
+    stage: Stage, group: Callable[..., str], looks: bool
+) -> None:
+    stage.write(stage.topic, b"TAGS", b"a")
+    config = {
+        "bootstrap.servers": stage.bootstrap,
+        "group.id": group(),
+        "auto.offset.reset": "earliest",
+        "rocketshim.retry.enable": True,
+        "rocketshim.namespace": stage.namespace,
+    }
+    with Consumer(config) as consumer:
+        consumer.subscribe([stage.topic])
+        message = consumer.poll(GUARD_S)
+        assert message is not None
+        for look in (consumer.tag, consumer.origin, consumer.tag) if looks else ():
+            with pytest.raises(MalformedRecordError, match="no UTF-8"):
+                look(message)
+        consumer.reconsume_later(message, "why")
+    assert stage.parked() == ["bad-header-key"]
 
 
 def test_a_worker_parks_it_and_delivers_what_lies_behind(stage: Stage) -> None:

@@ -38,6 +38,7 @@ __all__ = [
     "confluent_admin",
     "confluent_clients",
     "discard",
+    "is_unreadable",
     "readable",
     "serve",
     "spare_unreadable",
@@ -209,18 +210,23 @@ BAD_HEADER_KEY: Final = "bad-header-key"
 """Why a record with such headers is parked, as in the wire format."""
 
 
-def spare_unreadable(record: Any) -> bool:
-    """Take a record's headers away if one has a name that is no UTF-8; whether that was so.
+def is_unreadable(record: Any) -> bool:
+    """Whether a header of a record has a name that is no UTF-8. May be asked again.
 
     confluent_kafka raises SystemError at the first look at them, and hands out pairs with a null pointer at the second:
     to unpack one ends the process (our measurement, 2.16.1).
     """
     try:
         headers = read_headers(record)
-        if not headers or len(gc.get_referents(*headers)) == 2 * len(headers):  # a null pointer is none
-            return False
-    except Exception:  # noqa: BLE001, S110 - whatever it is, they cannot be read
-        pass
+        return bool(headers) and len(gc.get_referents(*headers)) != 2 * len(headers)  # a null pointer is none
+    except Exception:  # noqa: BLE001 - whatever it is, they cannot be read
+        return True
+
+
+def spare_unreadable(record: Any) -> bool:
+    """Take a record's headers away if `is_unreadable`; whether that was so."""
+    if not is_unreadable(record):
+        return False
     record.set_headers(None)
     return True
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
+from rocketshim.clients import BAD_HEADER_KEY, is_unreadable
 from rocketshim.dropin.settings import ConsumerDropinSettings, take
-from rocketshim.errors import FeatureNotEnabledError
+from rocketshim.errors import FeatureNotEnabledError, MalformedRecordError
 from rocketshim_topics.message import MessageView, Origin
+from rocketshim_topics.wire import coordinates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +130,8 @@ class Consumer(confluent_kafka.Consumer):
 
         Raises:
             ValueError: the message carries an error.
-            MalformedRecordError: a retry record that breaks the wire format; send it back, and it is parked.
+            MalformedRecordError: a retry record that breaks the wire format, or a header's name that is no UTF-8; send
+                the message back, and it is parked.
 
         Thread-safety: any thread.
         """
@@ -149,6 +152,7 @@ class Consumer(confluent_kafka.Consumer):
 
         Raises:
             ValueError: the message carries an error.
+            MalformedRecordError: a header's name is no UTF-8.
 
         Thread-safety: any thread.
         """
@@ -165,7 +169,7 @@ class Consumer(confluent_kafka.Consumer):
         return self._view(message).msg_id
 
     def _view(self, message: Message) -> MessageView:
-        return MessageView(checked(message), trusted=False)
+        return viewed(message, trusted=False)
 
 
 def checked(message: Message) -> Message:
@@ -180,6 +184,26 @@ def checked(message: Message) -> Message:
     if message.topic() is None or message.partition() is None or message.offset() is None:
         raise ValueError("this message was never fetched: it has no topic, partition or offset")
     return message
+
+
+def viewed(message: Message, *, trusted: bool) -> MessageView:
+    """A message with its headers read.
+
+    Args:
+        message: as fetched.
+        trusted: it lay on the retry topic.
+
+    Raises:
+        ValueError: it is no message.
+        MalformedRecordError: a header's name is no UTF-8, which the client cannot read.
+    """
+    if is_unreadable(checked(message)):
+        raise MalformedRecordError(
+            BAD_HEADER_KEY,
+            f"a header of {coordinates(message)} has a name that is no UTF-8, and the client cannot read them: do not "
+            "look at headers(), which may end the process; send the message back, and it is parked",
+        )
+    return MessageView(message, trusted)
 
 
 def _off(method: str) -> FeatureNotEnabledError:

@@ -48,7 +48,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from rocketshim.dropin.consumer import Consumer, checked
+from rocketshim.dropin.consumer import Consumer, checked, viewed
 from rocketshim.dropin.ledger import Place
 from rocketshim.dropin.state import Rebalance, place_of
 from rocketshim.errors import NotSupportedError
@@ -99,7 +99,7 @@ class ReadingConsumer(Consumer):
         self._send_back(message, lambda: self._rocketshim.send_back.kill(message, reason))
 
     def _view(self, message: Message) -> MessageView:
-        return self._rocketshim.send_back.view(checked(message))
+        return viewed(message, trusted=message.topic() == self._rocketshim.retry_topic)
 
     def _send_back(self, message: Message, store: Callable[[], None]) -> None:
         state = self._rocketshim

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from rocketshim.clients import BAD_HEADER_KEY, spare_unreadable
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.outcome import shown
 from rocketshim.core.failed_hop import failed_hop
@@ -207,10 +208,6 @@ class SendBack:
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._clock = SystemClock()
 
-    def view(self, message: Message) -> MessageView:
-        """The message with its headers read as its topic has it."""
-        return MessageView(message, message.topic() == self._retry_topic)
-
     def retry(
         self, message: Message, error: BaseException | str | None, *, level: int | None, delay_ms: int | None
     ) -> None:
@@ -234,13 +231,15 @@ class SendBack:
                     f"the message's {what} was replaced by {type(content).__name__}; only a message as it was fetched "
                     "can be sent back: keep what you decode beside it, not in it"
                 )
-        view = self.view(message)
+        if spare_unreadable(message):
+            self._park(message, BAD_HEADER_KEY)
+            return
+        view = MessageView(message, message.topic() == self._retry_topic)
         try:
             before = view.reconsume_times
             out = self._hop(view, failure, before, level, delay_ms)
         except MalformedRecordError as error:
-            _LOG.warning("dropin.parked", extra={"record": coordinates(message), "reason": error.reason})
-            self._store_typed(parked(message, self._names, error.reason))
+            self._park(message, error.reason)
             return
         try:
             self._store.store(out)
@@ -257,6 +256,10 @@ class SendBack:
             )
             _LOG.warning("dropin.dead-by-reference", extra={"record": coordinates(message)})
             self._store_typed(reference)
+
+    def _park(self, message: Message, reason: str) -> None:
+        _LOG.warning("dropin.parked", extra={"record": coordinates(message), "reason": reason})
+        self._store_typed(parked(message, self._names, reason))
 
     def _store_typed(self, out: OutgoingRecord) -> None:
         try:
