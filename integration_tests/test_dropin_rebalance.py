@@ -8,6 +8,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from rocketshim import TopicNames
 from rocketshim.dropin import Consumer, reading
@@ -52,6 +53,11 @@ class Stage:
         for value in values:
             self.producer.produce(topic or self.topic, value, partition=partition)
         assert self.producer.flush(GUARD_S) == 0
+
+    def commit(self, place: TopicPartition) -> None:
+        """Commit an offset of the group, which has no members yet."""
+        with confluent_kafka.Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.group}) as committer:
+            committer.commit(offsets=[place], asynchronous=False)
 
 
 @pytest.fixture
@@ -206,19 +212,40 @@ def test_an_error_in_a_callback_is_raised_and_no_message_is_lost(stage: Stage, h
     assert (raised, values) == (1, [b"%d" % number for number in range(20)])
 
 
-def test_a_retry_topic_that_could_not_begin_is_begun_by_a_later_poll(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+def test_what_retention_has_left_of_the_retry_topic_is_read_whatever_the_reset_says(
+    stage: Stage, admin: AdminClient
 ) -> None:
-    stage.send(b"a")
-    consumer = stage.consumer(**PROTOCOLS["cooperative"])
+    consumer = stage.consumer(**{"auto.offset.reset": "latest"})
+    consumer._ensure_topics()  # type: ignore[attr-defined]
+    stage.send(b"handled", b"deleted", b"left", topic=stage.retry)
+    stage.commit(TopicPartition(stage.retry, 0, 1))
+    (deleted,) = admin.delete_records([TopicPartition(stage.retry, 0, 2)]).values()
+    deleted.result(GUARD_S)
     consumer.subscribe([stage.topic])
+    assert got(consumer).value() == b"left"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    consumer = stage.consumer(**PROTOCOLS[protocol])
+    consumer._ensure_topics()  # type: ignore[attr-defined]
+    stage.send(b"handled", b"waits", topic=stage.retry)
+    stage.commit(TopicPartition(stage.retry, 0, 1))
+    consumer.subscribe([stage.topic])
+    state = consumer._rocketshim
     with monkeypatch.context() as patched:
         patched.setattr(reading, "_COMMITTED_TIMEOUT_S", 0.0)
-        with pytest.raises(KafkaException):
-            until(lambda: consumer.poll(0.1), consumer)
-    stage.send(b"b", topic=stage.names.retry(stage.group))
-    assert sorted(got(consumer).value() or b"" for _ in range(2)) == [b"a", b"b"]
-    assert not consumer._rocketshim.owed
+        patched.setattr(reading, "_OWED_TIMEOUT_S", 0.0)
+        until(lambda: state.owed, consumer)
+        stage.send(b"a")
+        assert got(consumer).value() == b"a"
+        assert consumer.poll(0.5) is None
+    assert got(consumer).value() == b"waits"
+    assert not state.owed
+    stage.send(b"b", topic=stage.retry)
+    assert got(consumer).value() == b"b"
 
 
 def test_what_waits_in_the_retry_topic_is_read_from_its_beginning_whatever_the_reset_says(stage: Stage) -> None:

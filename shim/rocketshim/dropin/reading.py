@@ -3,8 +3,9 @@
 **Reading along.** `subscribe` adds the retry topic. The client's three rebalance callbacks are always ours; each tells
 the partitions of the retry topic (and those of the shim's topics that only a pattern matched, which are never assigned)
 from the user's, calls the user's callback with the user's, and then assigns or unassigns all, unless the callback has
-done so: then its own call took ours with it. A partition of the retry topic that has no committed offset begins at the
-beginning, whatever `auto.offset.reset` says: what waits there belongs to this group.
+done so: then its own call took ours with it. A partition of the retry topic that has no committed offset, or one that
+is not in its log any more, begins at the beginning, whatever `auto.offset.reset` says: what waits there belongs to this
+group. Where that cannot be told in time it is assigned all the same, paused, and a later `poll` goes where it begins.
 
 **Errors in callbacks.** An error that escapes from a callback into the client makes it drop the message it was about to
 return. So ours let nothing escape: the error is raised by the `poll` or `consume` in which it happened, and a message
@@ -61,6 +62,8 @@ __all__ = ["ReadingConsumer"]
 _LOG = logging.getLogger("rocketshim.dropin")
 _SETTLE_INTERVAL_S: Final = 0.1
 _COMMITTED_TIMEOUT_S: Final = 10.0
+_OWED_TIMEOUT_S: Final = 1.0
+_NOT_READ: Final = "dropin.retry-topic-not-read"
 _COMMITTED: Final = frozenset({OFFSET_INVALID, OFFSET_STORED})
 _Original = confluent_kafka.Consumer
 _poll = _Original.poll
@@ -407,7 +410,7 @@ class ReadingConsumer(Consumer):
             along = rebalance.along
             rebalance.done = True
         elif state.subscribed:
-            along = self._starts(state.along(), [])[0]
+            along = self._starts(state.along(), [], _COMMITTED_TIMEOUT_S)[0]
         else:
             along = []
         super().assign([*partitions, *along])
@@ -453,7 +456,7 @@ class ReadingConsumer(Consumer):
         self._follow_pauses()
 
     def _starts(
-        self, along: list[TopicPartition], theirs: list[TopicPartition]
+        self, along: list[TopicPartition], theirs: list[TopicPartition], timeout_s: float
     ) -> tuple[list[TopicPartition], dict[Place, int]]:
         """Where partitions begin: those of the retry topic, and the user's that were held before.
 
@@ -465,16 +468,24 @@ class ReadingConsumer(Consumer):
         if not asked:
             return [], {}
         plain = [TopicPartition(*place_of(each)) for each in asked]
-        committed = {place_of(each): each for each in super().committed(plain, timeout=_COMMITTED_TIMEOUT_S)}
+        committed = {place_of(each): each for each in super().committed(plain, timeout=timeout_s)}
         for each in committed.values():
             if each.error is not None:
                 raise KafkaException(each.error)
-        offsets = {place: each.offset for place, each in committed.items()}
+        offsets = {place: each.offset for place, each in committed.items() if each.offset >= 0}
         ready = [
-            each if offsets.get(place_of(each), -1) >= 0 else TopicPartition(*place_of(each), OFFSET_BEGINNING)
+            each if self._is_there(each, offsets, timeout_s) else TopicPartition(*place_of(each), OFFSET_BEGINNING)
             for each in along
         ]
-        return ready, {place: offset for place, offset in offsets.items() if offset >= 0}
+        return ready, offsets
+
+    def _is_there(self, partition: TopicPartition, committed: dict[Place, int], timeout_s: float) -> bool:
+        """Whether a partition has a committed offset that is in its log still; else the client would reset it."""
+        offset = committed.get(place_of(partition))
+        if offset is None or self._rocketshim.resets_to_beginning:
+            return offset is not None
+        low, high = super().get_watermark_offsets(TopicPartition(*place_of(partition)), timeout=timeout_s)
+        return low <= offset <= high
 
     # --- rebalance callbacks, from inside of poll, consume and close -----------------------------------------------
 
@@ -484,12 +495,12 @@ class ReadingConsumer(Consumer):
         along = [each for each in partitions if each.topic == state.retry_topic]
         rebalance = Rebalance([], {})
         try:
-            rebalance.along, rebalance.starts = self._starts(along, theirs)
-        except KafkaException as error:  # begin it nowhere rather than in a wrong place; the poll raises
-            if not state.closing:
-                if state.cooperative:  # otherwise the next assignment has them again
-                    state.owed = [*state.owed, *along]
-                state.raise_later(error)
+            rebalance.along, rebalance.starts = self._starts(along, theirs, _COMMITTED_TIMEOUT_S)
+        except KafkaException as error:
+            _LOG.warning(_NOT_READ, extra={"error": str(error)})
+            rebalance.along = [TopicPartition(*place_of(each), OFFSET_BEGINNING) for each in along]
+            state.owed |= {place_of(each) for each in along}  # paused, until it is known where they begin
+            state.settle_attention()
         self._call(state.callbacks[0], theirs, rebalance)
         if not rebalance.done:
             partitions = [*theirs, *rebalance.along]
@@ -500,25 +511,29 @@ class ReadingConsumer(Consumer):
         self._follow_pauses()
 
     def _begin_owed(self) -> None:
-        """Begin those of the retry topic whose committed offsets could not be had when they were assigned."""
+        """Begin those of the retry topic whose committed offsets could not be had when they were assigned.
+
+        They were assigned all the same, paused: in an eager group nothing can be assigned between two rebalances.
+        """
         state = self._rocketshim
+        owed = [TopicPartition(*place) for place in state.ledger.places() if place in state.owed]
         try:
-            along, starts = self._starts(state.owed, [])
-            super().incremental_assign(along)
-        except KafkaException as error:  # the poll in which they were assigned has raised; tried again by the next
-            _LOG.warning("dropin.retry-topic-not-read", extra={"error": str(error)})
+            ready, committed = self._starts(owed, [], _OWED_TIMEOUT_S)
+            for each in ready:
+                place, offset = place_of(each), each.offset
+                super().seek(TopicPartition(*place, committed[place] if offset in _COMMITTED else offset))
+        except KafkaException as error:  # tried again by the next poll
+            _LOG.warning(_NOT_READ, extra={"error": str(error)})
             return
-        state.owed = []
+        state.owed.clear()
         state.settle_attention()
-        self._begin(along, starts)
+        self._follow_pauses()
 
     def _released(self, partitions: list[TopicPartition], callback: Callable[..., Any] | None) -> None:
         state = self._rocketshim
         theirs = [each for each in partitions if not state.hides(each.topic)]
-        gone = {place_of(each) for each in partitions}
-        owed, state.owed = state.owed, [each for each in state.owed if place_of(each) not in gone]  # begun nowhere
         is_told = bool(theirs) or all(each.topic != state.retry_topic for each in partitions)
-        along = [each for each in partitions if each.topic == state.retry_topic and each not in owed]
+        along = [each for each in partitions if each.topic == state.retry_topic]
         rebalance = Rebalance(along, {})
         if is_told:
             self._call(callback, theirs, rebalance)
@@ -569,7 +584,7 @@ class ReadingConsumer(Consumer):
         self._follow_pauses()
 
     def _follow_pauses(self) -> None:
-        """Pause the retry topic while all of the user's partitions are paused, and only then.
+        """Pause the retry topic while all of the user's partitions are paused, and those that may not begin yet.
 
         The client keeps a pause across assignments, so that what was paused in an earlier one is resumed here too.
         """
@@ -578,8 +593,10 @@ class ReadingConsumer(Consumer):
         if not state.reading or not along:
             return
         theirs = {place for place in state.ledger.places() if not state.hides(place[0])}
-        act = _Original.pause if theirs and theirs <= state.paused else _Original.resume
-        self._finish(act, along)
+        waits = bool(theirs) and theirs <= state.paused
+        for each in along:
+            is_paused = waits or place_of(each) in state.owed
+            self._finish(_Original.pause if is_paused else _Original.resume, [each])
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ class State:
         retry_topic: physical name of the group's.
         stores: the user left storing offsets to the client, and so we do it.
         cooperative: the rebalance protocol is incremental.
+        resets_to_beginning: `auto.offset.reset` is `earliest` by one of its names.
         sees_ends: the client reports the ends of partitions, and those of the retry topic are to be swallowed.
         dirty: something was returned since offsets were last stored.
         settle_at: monotonic time at which offsets are stored next while messages keep coming, in seconds.
@@ -66,7 +67,7 @@ class State:
         ensured: the shim's topics are known to be there.
         closing: `close` was called.
         put_by: messages that the client gave out in a call that raised.
-        owed: partitions of the retry topic that are assigned and could not begin yet.
+        owed: partitions of the retry topic that are assigned, and paused until it is known where they begin.
         raised: errors of callbacks, to be raised by the call they happened in.
     """
 
@@ -77,6 +78,7 @@ class State:
     retry_topic: str
     stores: bool
     cooperative: bool
+    resets_to_beginning: bool
     sees_ends: bool
     hop_store: HopStore
     send_back: SendBack
@@ -99,7 +101,7 @@ class State:
     ensured: bool = False
     closing: bool = False
     put_by: deque[Message] = field(default_factory=deque)
-    owed: list[TopicPartition] = field(default_factory=list)
+    owed: set[Place] = field(default_factory=set)
     raised: deque[BaseException] = field(default_factory=deque)
 
     def hides(self, topic: str) -> bool:
@@ -173,6 +175,7 @@ def prepare(
         retry_topic=names.retry(str(group)),
         stores=stores,
         cooperative=protocol == "consumer" or "cooperative" in str(config.get("partition.assignment.strategy", "")),
+        resets_to_beginning=config.get("auto.offset.reset") in {"earliest", "smallest", "beginning"},
         sees_ends=is_true(config.get("enable.partition.eof", False)),
         hop_store=store,
         send_back=send_back,
