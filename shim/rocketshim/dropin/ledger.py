@@ -106,7 +106,8 @@ class Ledger:
             if held is None or not held.began_at <= offset < max(position, held.handed_out):
                 raise StaleMessageError(
                     f"the message at {place[0]}/{place[1]}/{offset} is not of the current assignment: its partition "
-                    "was taken away (or the consumer closed), and whoever has it now gets the message again; drop it"
+                    "was taken away (or the consumer closed), and whoever has it now gets the message again, unless it "
+                    "was committed; drop it"
                 )
             known = held.sent.get(offset)
             if known is not None:

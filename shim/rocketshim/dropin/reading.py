@@ -202,11 +202,11 @@ class ReadingConsumer(Consumer):
             self._settle()
         state.poller = get_ident()
         with state.entering:
-            state.waiting = True
+            waiting, state.waiting = state.waiting, True  # it waits already where a callback polls
         try:
             return call(self, *args)
         finally:
-            state.waiting = False
+            state.waiting = waiting
 
     def _poll_slowly(self, timeout: float) -> Message | None:
         return next(iter(self._slowly(1, timeout, lambda _, left: self._wait(_poll, left))), None)
@@ -379,7 +379,7 @@ class ReadingConsumer(Consumer):
         names = ("on_assign", "on_revoke", "on_lost")
         given = dict(zip(names, args, strict=False)) | kwargs
         wrong = given.keys() - set(names) or not all(map(callable, given.values()))
-        if wrong or not _is_a(topics, list) or len(args) > len(names):
+        if wrong or not _is_a(topics, list) or not topics or len(args) > len(names):
             super().subscribe(topics, *args, **kwargs)  # the original says what is wrong
             return
         topics = [str(each) for each in topics]  # as the client does
@@ -576,24 +576,28 @@ class ReadingConsumer(Consumer):
         super().pause(partitions)
         state = self._rocketshim
         state.paused |= {place_of(each) for each in partitions} & set(state.ledger.places())
-        self._follow_pauses()
+        self._follow_pauses(asked=True)
 
     def resume(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
         super().resume(partitions)
         self._rocketshim.paused -= {place_of(each) for each in partitions}
         self._follow_pauses()
 
-    def _follow_pauses(self) -> None:
+    def _follow_pauses(self, *, asked: bool = False) -> None:
         """Pause the retry topic while all of the user's partitions are paused, and those that may not begin yet.
 
         The client keeps a pause across assignments, so that what was paused in an earlier one is resumed here too.
+
+        Args:
+            asked: the user has asked for a pause. Whoever has nothing but partitions of the retry topic pauses an empty
+                list, and is then to get nothing until the next `resume` or rebalance.
         """
         state = self._rocketshim
         along = [each for each in state.along() if place_of(each) not in state.paused]
         if not state.reading or not along:
             return
         theirs = {place for place in state.ledger.places() if not state.hides(place[0])}
-        waits = bool(theirs) and theirs <= state.paused
+        waits = theirs <= state.paused and (asked or bool(theirs))
         for each in along:
             is_paused = waits or place_of(each) in state.owed
             self._finish(_Original.pause if is_paused else _Original.resume, [each])
@@ -608,6 +612,8 @@ class ReadingConsumer(Consumer):
         state = self._rocketshim
         self._settle()
         state.closing = True
+        if state.rebalance is not None:
+            state.rebalance.done = True
         with state.entering:
             state.waiting = True
         try:
@@ -638,6 +644,7 @@ def _on_revoke(consumer: ReadingConsumer, partitions: list[TopicPartition]) -> N
 
 def _on_lost(consumer: ReadingConsumer, partitions: list[TopicPartition]) -> None:
     state = consumer._rocketshim  # noqa: SLF001
+    state.ledger.remove([place_of(each) for each in partitions])  # they are another member's already
     consumer._released(partitions, state.callbacks[2] or state.callbacks[1])  # noqa: SLF001 - as the client
 
 

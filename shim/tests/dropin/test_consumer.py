@@ -7,10 +7,10 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.dropin import Consumer
-from rocketshim.dropin.reading import ReadingConsumer
+from rocketshim.dropin.reading import ReadingConsumer, _on_lost
 from rocketshim.dropin.state import Rebalance
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError, StaleMessageError
 
@@ -177,6 +177,48 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
     assert in_time == [True]
     assert not consumer._rocketshim.waiting
     consumer.close()
+
+
+def test_messages_of_a_lost_partition_are_stale_in_the_callback_that_tells_of_it() -> None:
+    refused: list[bool] = []
+
+    def lost(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        (place,) = partitions
+        with pytest.raises(StaleMessageError):
+            consumer.dead_letter(Message(place.topic, place.partition, 3, value=b"x"), "why")
+        refused.append(True)
+
+    with Consumer(ON) as consumer:
+        assert isinstance(consumer, ReadingConsumer)
+        state = consumer._rocketshim
+        state.callbacks = (None, None, lost)
+        state.ledger.add({("t", 0): 0})
+        state.ledger.sought(("t", 0), 0, 9)  # nine were handed out
+        state.send_back = None  # type: ignore[assignment]  # nothing is sent
+        _on_lost(consumer, [TopicPartition("t", 0)])
+        assert (refused, list(state.raised)) == ([True], [])
+
+
+def test_whoever_has_the_retry_topic_alone_pauses_it_with_an_empty_list() -> None:
+    class Watched(Consumer):
+        def _finish(self, act: Any, *arguments: Any) -> None:
+            acts.append((act.__name__, [each.topic for each in arguments[0]]))
+
+    acts: list[tuple[str, list[str]]] = []
+    with Watched(ON) as consumer:
+        state = consumer._rocketshim
+        state.reading = True
+        state.ledger.add({(state.retry_topic, 0): 0})
+        consumer.pause(consumer.assignment())
+        consumer.resume(consumer.assignment())
+        assert acts == [("pause", [state.retry_topic]), ("resume", [state.retry_topic])]
+
+
+def test_subscribing_to_nothing_is_refused_as_by_the_original() -> None:
+    with Consumer(ON) as ours, confluent_kafka.Consumer(NOWHERE) as theirs:
+        for consumer in (ours, theirs):
+            with pytest.raises(KafkaException, match="_INVALID_ARG"):
+                consumer.subscribe([])
 
 
 def test_what_was_handed_out_in_an_earlier_assignment_is_not_stored_in_the_next() -> None:
