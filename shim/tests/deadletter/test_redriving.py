@@ -248,6 +248,40 @@ def test_behind_a_letter_that_fails_those_of_its_key_wait_so_that_it_can_be_sent
     assert of_its_key == [b"1", b"6", b"11", b"16", b"21", b"26"]
 
 
+@settings(deadline=None)
+@given(
+    refused=st.sets(st.integers(0, 39), max_size=4),
+    unsendable=st.sets(st.integers(0, 39), max_size=4),
+    rate_per_s=st.none() | st.integers(3, 15),
+)
+def test_whatever_fails_first_and_is_mended_later_each_letter_is_there_once_in_the_order_of_its_key(
+    refused: set[int], unsendable: set[int], rate_per_s: int | None
+) -> None:
+    stage = Stage(40)
+    stage.kafka.create_topic("small", config={"max.message.bytes": "500"})
+    is_mended = False
+
+    def make(record: Any, letter: PlannedLetter) -> OutgoingRecord:
+        number = int(record.value())
+        if number in unsendable and not is_mended:
+            raise MalformedRecordError("source-gone", f"{letter.offset}")
+        headers: list[Any] = [("x", b"x" * 1_000)] if number in refused and not is_mended else []
+        return OutgoingRecord("small", None, record.key(), record.value(), headers)
+
+    first = stage.run(make=make, stop_ratio=1, rate_per_s=rate_per_s)
+    bad = refused | unsendable
+    behind = {number for number in range(40) if any(each % 5 == number % 5 and each < number for each in bad)}
+    assert first.failures.get("behind-failed", 0) == len(behind - unsendable)
+    assert first.sent == 40 - len(bad | behind)
+    is_mended = True
+    assert stage.run(make=make).sent == len(bad | behind)
+    arrived = [int(record.value() or b"") for record in stage.kafka.records("small")]
+    assert sorted(arrived) == list(range(40))
+    for key in range(5):
+        of_its_key = [number for number in arrived if number % 5 == key]
+        assert of_its_key == sorted(of_its_key)
+
+
 def test_nothing_waits_for_a_letter_that_can_never_be_sent() -> None:
     stage = Stage(30)
     changed = [stage.letters[0]._replace(digest="f" * 16), *stage.letters[1:]]
