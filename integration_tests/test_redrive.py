@@ -1,6 +1,7 @@
 """Plan and apply on a real broker: a thousand dead letters of six causes, killed in the middle, each sent once."""
 
 import base64
+import gc
 import json
 import os
 import signal
@@ -191,6 +192,7 @@ def test_a_second_apply_takes_the_first_one_over(
 
     monkeypatch.setattr(redrive, "Redriver", interrupted)
     run("dlq", "apply", str(plans[0]), *world.connection, "--rate", "100", code=1)
+    gc.collect()
     assert [each() for each in made] == [None], "a fenced producer is let go, with its threads and connections"
     assert [(each["sent"], each["settled_before"]) for each in told] == [(COUNT - 1 - 100, 100)]
     arrived = Counter(message.value() for message in world.read(world.names.retry(world.group)))
