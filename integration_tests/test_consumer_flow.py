@@ -1,5 +1,6 @@
 """How a push consumer reads and hands over, on the real broker: limits, suspension, batches, hooks, retry policies."""
 
+import asyncio
 import os
 import threading
 from collections import Counter
@@ -133,6 +134,42 @@ def test_a_message_that_stands_holds_its_queue_within_the_span_and_no_other(
         go.set()
     assert set(seen.times.values()) == {1}
     assert len(seen.times) == 10_000
+
+
+def test_a_coroutine_that_stands_holds_its_queue_within_the_span_until_it_times_out(
+    broker: Broker, topic: Callable[..., str], group: Callable[..., str], make: Callable[..., PushConsumer]
+) -> None:
+    name, mine, span, fetched = topic(1), group(), 500, 100
+    go, late = threading.Event(), threading.Event()
+    times: Counter[int] = Counter()  # the event loop's thread alone writes it
+    too_early: list[int] = []
+    send(broker, name, range(70_000, 72_000))
+
+    async def listener(message: Any) -> None:
+        number = message.queue_offset
+        times[number] += 1
+        if number == 0:
+            await asyncio.to_thread(go.wait, GUARD_S)
+            late.set()
+            raise OSError  # too late: it was sent back when it timed out
+        if number > span + fetched and not consumer.send_back_counts.retried:
+            too_early.append(number)
+
+    consumer = make(
+        mine, name, listener,
+        consume_concurrently_max_span=span, pull_batch_size=fetched, consume_timeout_ms=1_000, async_concurrency=50,
+    )  # fmt: skip
+    try:
+        with consumer:
+            wait_until(lambda: committed(broker, mine, name) == 2_000, "the commit passes what timed out")
+            assert not late.is_set()
+            go.set()
+            assert late.wait(GUARD_S)
+    finally:
+        go.set()
+    assert too_early == []
+    assert times == Counter(range(2_000))
+    assert {hop: count for hop, count in scheduled(broker).items() if hop[0] == b"70000"} == {(b"70000", b"10000"): 1}
 
 
 def test_suspended_it_handles_and_commits_what_it_has_and_reads_nothing_more(

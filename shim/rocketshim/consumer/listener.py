@@ -41,7 +41,7 @@ from rocketshim_topics.message import FirstView, first_views
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import read_headers
 
-__all__ = ["ChunkRunner", "Listener", "Subscription", "adapt"]
+__all__ = ["ChunkRunner", "Listener", "Subscription", "adapt", "matching"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
 
@@ -100,13 +100,14 @@ def adapt(function: Callable[..., Any]) -> Listener:
     return WithoutContext(function)
 
 
-def _matching(
+def matching(
     matches: HeaderFilter, records: Iterable[Any], unreadable: Callable[[Any, Exception], None]
 ) -> Iterator[Any]:
+    """Those of many records that a filter selects; `unreadable` is told of each whose headers it cannot read."""
     for record in records:
         try:
             wanted = matches(read_headers(record))
-        except Exception as error:  # noqa: BLE001 - as said in `_matching` below
+        except Exception as error:  # noqa: BLE001 - the client's: header names that are no UTF-8, and what may come
             unreadable(record, error)
         else:
             if wanted:
@@ -234,7 +235,7 @@ class ChunkRunner:
 
         if subscription.sieve is not None:
             return subscription.sieve(chunk.todo, unreadable)
-        return _matching(matches, chunk.todo, unreadable)
+        return matching(matches, chunk.todo, unreadable)
 
     def _selected(
         self,

@@ -18,6 +18,8 @@ Rules of this file:
 * Rebalance callbacks run inside `poll` and never raise: what goes wrong there is raised by `poll` itself, when it has
   no message to return.
 * `poll` waits in slices of 0.1 s, so that `stop` is heard.
+* A message with a header whose name is no UTF-8 cannot be filtered: it is passed over, and said like what goes wrong in
+  a callback. Without an expression it is handed out, and what asks for its headers raises `MalformedRecordError`.
 """
 
 import hashlib
@@ -31,29 +33,40 @@ from typing import Any, Final, Self, Unpack
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
-from rocketshim.clients import Clients, ConsumerClient, confluent_clients
+from rocketshim.clients import BAD_HEADER_KEY, Clients, ConsumerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts, Uptake
+from rocketshim.consumer.listener import matching
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place
 from rocketshim.consumer.poll_loop import runs_of
 from rocketshim.consumer.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.core.clock import Clock
 from rocketshim.core.pull_positions import PullPositions
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
-from rocketshim.filters import MessageSelector
+from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
-from rocketshim_topics import MessageView, TopicNames
+from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.kafka_codes import DENIED
+from rocketshim_topics.message import first_views
 from rocketshim_topics.message_queue import MessageQueue
-from rocketshim_topics.wire import read_headers
+from rocketshim_topics.wire import coordinates
 
-__all__ = ["LitePullConsumer", "as_selector"]
+__all__ = ["LitePullConsumer", "as_selector", "unreadable_headers"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
 _SLICE_S: Final = 0.1
 _HALF_HOUR_MS: Final = 1_800_000
 
 QueuesListener = Callable[[str, list[MessageQueue]], None]
+
+
+def unreadable_headers(record: Any) -> MalformedRecordError:
+    """What a pull consumer says of a message that no filter can judge."""
+    return MalformedRecordError(
+        BAD_HEADER_KEY,
+        f"{coordinates(record)} was passed over: a header's name is no UTF-8, so that no expression can judge it; read "
+        "it without an expression",
+    )
 
 
 def as_selector(expression: MessageSelector | str | None) -> MessageSelector:
@@ -303,6 +316,8 @@ class LitePullConsumer:
             ConsumerError: not running, or it cannot go on.
             NotAuthorizedError: a topic or the group may not be read.
             TopicMissingError: a topic that is subscribed has gone.
+            MalformedRecordError: a message with headers that nobody can read was passed over, since the expression
+                could not judge it. The next poll goes on behind it.
         """
         wait_ms = self.settings.poll_timeout_ms if timeout_ms is None else timeout_ms
         if self._watched:
@@ -513,14 +528,25 @@ class LitePullConsumer:
             if place in self._fresh or self._pauses.why(place):  # what lies here may be of the assignment before
                 consumer.seek(TopicPartition(*place, self._positions.position(place)))
                 continue
-            trusted = place[0] in self._own_topics
-            selector = (self._subscribed if self._wished is None else self._assign_filters).get(place[0])
-            matches = None if selector is None else selector.filter.matches_headers
-            messages.extend(
-                MessageView(message, trusted) for message in run if matches is None or matches(read_headers(message))
-            )
+            selected = list(self._selected(place[0], run))
+            if place[0] in self._own_topics:
+                messages.extend(MessageView(message, trusted=True) for message in selected)
+            else:
+                messages += first_views(selected)
             self._positions.hand_out(place, run[-1].offset() + 1)
         return messages
+
+    def _selected(self, topic: str, run: list[Any]) -> Iterable[Any]:
+        selector = (self._subscribed if self._wished is None else self._assign_filters).get(topic)
+        if selector is None:
+            return run
+        if isinstance(selector.filter, TagFilter):
+            return selector.filter.sieve(run, self._unreadable)
+        return matching(selector.filter.matches_headers, run, self._unreadable)
+
+    def _unreadable(self, record: Any, error: Exception) -> None:
+        _LOG.error("consumer.headers-unreadable", extra={"record": coordinates(record), "error": str(error)})
+        self._failure = self._failure or unreadable_headers(record)
 
     def _note(self, message: Any) -> None:
         """Keep what `poll` has to raise: what passes by itself is only said."""

@@ -31,12 +31,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
 from rocketshim.clients import Clients, ConsumerClient, confluent_clients
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.lite_pull_consumer import as_selector
+from rocketshim.consumer.lite_pull_consumer import as_selector, unreadable_headers
 from rocketshim.consumer.pauses import Place
 from rocketshim.consumer.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
-from rocketshim.filters import MessageSelector
+from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
 from rocketshim_topics import MessageView, TopicNames
 from rocketshim_topics.kafka_codes import DENIED, MISSING
@@ -92,7 +92,10 @@ class PullResult:
 class _Shelf:
     """What has been fetched of one queue and not been asked for."""
 
-    __slots__ = ("bounds", "end_at", "illegal", "messages", "next_offset", "paused", "place", "queue", "size_bytes")
+    __slots__ = (
+        "bounds", "end_at", "illegal", "messages", "next_offset", "paused", "place", "queue", "size_bytes",
+        "unreadable",
+    )  # fmt: skip
 
     def __init__(self, queue: MessageQueue, place: Place, offset: int, bounds: tuple[int, int]) -> None:
         self.queue = queue
@@ -104,6 +107,7 @@ class _Shelf:
         self.end_at: int | None = None  # the log ended here when the client last said so
         self.paused = False
         self.illegal = False  # retention has overtaken it
+        self.unreadable: int | None = None  # offset of a message whose headers nobody can read
 
     @property
     def is_full(self) -> bool:
@@ -240,6 +244,8 @@ class PullConsumer:
             TopicMissingError, NotAuthorizedError: it cannot be read.
             BrokerUnavailableError: no answer within `consumer_pull_timeout_ms`. After each of these pulling again from
                 the same offset misses nothing.
+            MalformedRecordError: no expression can judge the message at `offset` (or the first one behind it), since a
+                header's name is no UTF-8; its text says where it lies. Pull from behind it, or without an expression.
 
         Source: `DefaultMQPullConsumer#pull`.
         """
@@ -401,15 +407,10 @@ class PullConsumer:
     ) -> tuple[list[MessageView], int]:
         """Take from the shelf what is selected; returns it, and how many messages were looked at."""
         began_ms = self._clock.monotonic_ns() // 1_000_000
-        matches, trusted = selector.filter.matches_headers, shelf.place[0] in self._own_topics
         found: list[MessageView] = []
         looked_at = 0
         while True:
-            while shelf.messages and len(found) < max_count and looked_at < max(_LOOK_AT_COUNT, max_count):
-                message = shelf.take()
-                looked_at += 1
-                if matches(read_headers(message)):
-                    found.append(MessageView(message, trusted))
+            looked_at = self._take(shelf, selector, found, looked_at, max_count)
             if shelf.messages or shelf.illegal:
                 return found, looked_at
             self._fetch(shelf, 0)
@@ -428,6 +429,36 @@ class PullConsumer:
                     f"{self.settings.consumer_pull_timeout_ms} ms; pull again"
                 )
             self._fetch(shelf, _SLICE_S)
+
+    def _take(
+        self, shelf: _Shelf, selector: MessageSelector, found: list[MessageView], looked_at: int, max_count: int
+    ) -> int:
+        """Take messages that lie there; how many were looked at by now."""
+        while shelf.messages and len(found) < max_count and looked_at < max(_LOOK_AT_COUNT, max_count):
+            selected = self._is_selected(shelf, selector)
+            if selected is None:
+                if looked_at:
+                    break  # the next pull begins with it
+                raise unreadable_headers(shelf.take())
+            message = shelf.take()
+            looked_at += 1
+            if selected:
+                found.append(MessageView(message, shelf.place[0] in self._own_topics))
+        return looked_at
+
+    @staticmethod
+    def _is_selected(shelf: _Shelf, selector: MessageSelector) -> bool | None:
+        """Whether the first message that lies there is selected; None: nobody can read its headers."""
+        message, chosen = shelf.messages[0], selector.filter
+        if isinstance(chosen, TagFilter) and chosen.matches_all:
+            return True
+        if message.offset() == shelf.unreadable:  # a second look would end the process
+            return None
+        try:
+            return chosen.matches_headers(read_headers(message))
+        except SystemError:
+            shelf.unreadable = message.offset()
+            return None
 
     def _is_at_end(self, shelf: _Shelf) -> bool:
         if shelf.messages or shelf.illegal:
