@@ -362,7 +362,7 @@ class PollLoop:
                 if message.error() is not None:
                     self._client_error(message)
             batch = [message for message in batch if message.error() is None]
-        moved = set(self._fresh)
+        moved = self._fresh & self._queues.keys()  # what came and has gone again is dropped below
         for place, run in runs_of(batch):
             if place in moved:  # assigned within `consume`: the run may be of the assignment before
                 consumer.seek(TopicPartition(*place, self.commits.position(place)))

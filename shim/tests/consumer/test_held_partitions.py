@@ -1,4 +1,4 @@
-"""A partition whose start is not known yet is never sought to a place that only a look-up could name."""
+"""What an assignment that changes within a fetch does to the records that the fetch brings."""
 
 from typing import Any
 
@@ -47,3 +47,23 @@ def test_it_is_not_sought_to_the_end_by_records_that_came_before(kafka: InMemory
     made.loop._consumer = consumer
     made.turn(1)
     assert [offset for offset in consumer.sought if offset < 0] == []
+
+
+def test_one_that_comes_and_goes_within_a_fetch_is_not_sought_at_all(kafka: InMemoryKafka, bench: Any) -> None:
+    kafka.append("orders", b"x")
+    made = bench([].append)
+    made.run()
+    made.commit_now()
+    kafka.append("orders", b"y")
+    place = [TopicPartition("orders", 0)]
+
+    def comes_and_goes(consumer: Any) -> None:
+        made.loop._on_revoke(consumer, place)
+        made.loop._on_assign(consumer, place)
+        made.loop._on_revoke(consumer, place)
+
+    consumer = AssignedWhileFetching(made.loop._consumer, comes_and_goes)
+    made.loop._consumer = consumer
+    made.turn(1)
+    assert (consumer.sought, made.loop.error) == ([], None)
+    assert made.committed() == 1
