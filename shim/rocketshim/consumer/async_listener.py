@@ -112,7 +112,7 @@ class _Work:
         self.handed_out = False  # to the last message
         self.reported = False
         self.began_ns = time.perf_counter_ns()
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[Outcome] = chunk.outcomes
 
 
 class AsyncPool:
@@ -165,6 +165,10 @@ class AsyncPool:
         """Have at most so many calls in work; calls in work are not interrupted."""
         self.size = size
         self._ask_pump()
+
+    def report_part(self, chunk: Chunk[Any]) -> None:
+        """Have said what of a chunk is through while a call of it lasts too long."""
+        self._loop.call_soon_threadsafe(self._report_part, chunk)
 
     def wait(self, timeout_s: float, gather_s: float) -> Result:
         """The next result; raises `queue.Empty` when none came in time."""
@@ -269,6 +273,12 @@ class AsyncPool:
             work.reported = True
             self.results.put(Result(chunk, work.outcomes or None, time.perf_counter_ns() - work.began_ns))
         return taken is not None
+
+    def _report_part(self, chunk: Chunk[Any]) -> None:
+        """In this thread, in which no call begins or ends meanwhile."""
+        if chunk.calls and not chunk.todo_count:
+            still_open = frozenset(message.offset() for call in chunk.calls.values() for message in call)
+            self.results.put(Result(chunk, list(chunk.outcomes), 0, still_open=still_open))
 
     def _next(self) -> _Work | None:
         if self._head is None:

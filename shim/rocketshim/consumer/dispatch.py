@@ -5,15 +5,16 @@
   with chunks of one). Below 10 µs a chunk holds 1,024 messages, since to wake a thread costs more than the listener
   does; below 200 µs 64; above, as many as take 8 ms, one batch from 8 ms on, and never so many that a thread is left
   without work while another has a quarter of its chunks before it.
-* A chunk that is at the same call as 10 ms ago gives back what it has not begun, so that one slow message does not
-  hold its neighbours.
+* A chunk that is at the same call as 10 ms ago gives back what it has not begun, and what it is through with is taken
+  in, so that one slow message does not hold its neighbours. Of a chunk that coroutines share the same is asked for when
+  a call has timed out.
 * What failed goes to `SendBack` as soon as its chunk is reported.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
@@ -44,6 +45,7 @@ class Result:
         chunk: as taken.
         outcomes: the messages that did not succeed; None when all did.
         elapsed_ns: how long the thread held the chunk.
+        still_open: it is not through with the chunk: these offsets are in work; None: it is.
         died: a defect of ours that ended the thread; user code cannot.
     """
 
@@ -51,6 +53,7 @@ class Result:
     outcomes: list[Outcome] | None
     elapsed_ns: int
     died: BaseException | None = None
+    still_open: Collection[int] | None = None
 
 
 class Pool(Protocol):
@@ -63,6 +66,9 @@ class Pool(Protocol):
 
     def submit(self, chunk: Chunk[Any]) -> None:
         """Hand a chunk over; never blocks."""
+
+    def report_part(self, chunk: Chunk[Any]) -> None:
+        """Have said what of a chunk is through, if several workers share it."""
 
     def resize(self, size: int) -> None:
         """Have this many workers from now on."""
@@ -186,13 +192,21 @@ class Dispatch:
             return
         self._take(result)
 
+    def ask_for_part(self, queue: ProcessQueue[Any]) -> None:
+        """Calls of a queue have timed out: have what else is through of their chunks."""
+        for chunk in queue.late:
+            self._pool.report_part(chunk)
+
     def withhold(self, queues: Iterable[ProcessQueue[Any]]) -> None:
         """Let nothing more of these queues begin."""
         for queue in queues:
             self.in_flight -= queue.withhold()
 
     def _take(self, result: Result) -> None:
-        chunk = result.chunk
+        chunk, outcomes = result.chunk, result.outcomes
+        if result.still_open is not None:
+            self._take_part(chunk, result.still_open, outcomes or [])
+            return
         self._many.pop(chunk, None)
         count = len(chunk.messages)
         self.in_flight -= count
@@ -203,20 +217,37 @@ class Dispatch:
             self._per_message_ns.append(result.elapsed_ns // count)
         self.counts.listener_ns += result.elapsed_ns
         queue = chunk.queue
-        outcomes = result.outcomes
-        if outcomes is None:
-            queue.report(chunk)
-            self.counts.succeeded += count
+        if outcomes is not None and chunk.outcomes_taken:
+            outcomes = outcomes[chunk.outcomes_taken :]
+        if outcomes:
+            self._send_failed(chunk, outcomes, queue.report(chunk, [outcome.message for outcome in outcomes]))
+            count -= len(outcomes)
         else:
-            by_offset = {outcome.message.offset(): outcome for outcome in outcomes}
-            for message in queue.report(chunk, [outcome.message for outcome in outcomes]):
-                outcome = by_offset[message.offset()]
-                self.counts.add_failed(return_type_of(outcome.failure.exception_class))
-                self._send_back(chunk, outcome)
-            self.counts.succeeded += count - len(outcomes)
-            self.counts.failed += len(outcomes)
+            queue.report(chunk)
+        self.counts.succeeded += count
         if not queue.dropped:
             self._left(queue)
+
+    def _take_part(self, chunk: Chunk[Any], still_open: Collection[int], outcomes: list[Outcome]) -> None:
+        queue, count = chunk.queue, len(chunk.messages)
+        if queue.dropped or chunk.reported:
+            return
+        new = outcomes[chunk.outcomes_taken :]
+        chunk.outcomes_taken = max(chunk.outcomes_taken, len(outcomes))
+        to_send = queue.report_part(chunk, still_open, [outcome.message for outcome in new])
+        through = count - len(chunk.messages)
+        self.in_flight -= through
+        self._send_failed(chunk, new, to_send)
+        self.counts.succeeded += through - len(new)
+        self._left(queue)
+
+    def _send_failed(self, chunk: Chunk[Any], outcomes: list[Outcome], to_send: Iterable[Any]) -> None:
+        by_offset = {outcome.message.offset(): outcome for outcome in outcomes}
+        for message in to_send:
+            outcome = by_offset[message.offset()]
+            self.counts.add_failed(return_type_of(outcome.failure.exception_class))
+            self._send_back(chunk, outcome)
+        self.counts.failed += len(outcomes)
 
     def _give_back(self) -> None:
         first = islice(self._many.items(), 2 * self._pool.size)  # what is begun is among the oldest
@@ -226,5 +257,13 @@ class Dispatch:
                 del self._many[chunk]
                 for part in chunk.queue.split(chunk, self._batch_count):
                     self._pool.submit(part)
+                self._take_before(chunk, at)
             else:
                 self._many[chunk] = at
+
+    def _take_before(self, chunk: Chunk[Any], in_work: Any) -> None:
+        """Take in what a chunk's thread was through with when it began this call."""
+        first = (in_work[0] if isinstance(in_work, tuple | list) else in_work).offset()
+        before = list(takewhile(lambda outcome: outcome.message.offset() < first, chunk.outcomes))
+        still_open = {offset for message in chunk.messages if (offset := message.offset()) >= first}
+        self._take_part(chunk, still_open, before)

@@ -195,7 +195,7 @@ class ChunkRunner:
     def _one_by_one(
         self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
     ) -> list[Outcome] | None:
-        outcomes: list[Outcome] = []
+        outcomes: list[Outcome] = chunk.outcomes
         listener, success = subscription.listener, ConsumeStatus.CONSUME_SUCCESS
         alone = listener.function if type(listener) is WithoutContext else None
         for message in self._matching(chunk, subscription, outcomes):
@@ -216,7 +216,7 @@ class ChunkRunner:
     def _in_batches(
         self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
     ) -> list[Outcome] | None:
-        outcomes: list[Outcome] = []
+        outcomes: list[Outcome] = chunk.outcomes
         source, wanted = self._matching(chunk, subscription, outcomes), self._batch_count
         while batch := list(islice(source, wanted)):
             chunk.in_work = batch
@@ -244,7 +244,7 @@ class ChunkRunner:
         selects: Callable[[MessageView], bool],
         context: ConsumeConcurrentlyContext,
     ) -> list[Outcome] | None:
-        outcomes: list[Outcome] = []
+        outcomes: list[Outcome] = chunk.outcomes
         todo = chunk.todo
         while True:
             batch: list[Any] = []
@@ -286,7 +286,7 @@ class ChunkRunner:
 
     def _retried(self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext) -> list[Outcome] | None:
         """Messages of the retry topic, one by one: each goes to the listener of the topic it first came from."""
-        outcomes: list[Outcome] = []
+        outcomes: list[Outcome] = chunk.outcomes
         for message in chunk.todo:
             view = MessageView(message, trusted=True)
             try:

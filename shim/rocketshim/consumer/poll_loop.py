@@ -646,6 +646,7 @@ class PollLoop:
                 self.dispatch.counts.add_failed(ConsumeReturnType.TIME_OUT)
                 if self._send_back is not None:
                     self._send_back.send_timed_out(chunk, message, self._clock.wall_ms())
+            self.dispatch.ask_for_part(queue)
 
     # --- asked from other threads ------------------------------------------------------------------------------------
 

@@ -47,6 +47,9 @@ class ListenerPool:
         """Hand a chunk to whichever thread is free first."""
         self._tasks.put(chunk)
 
+    def report_part(self, chunk: Chunk[Any]) -> None:
+        """Nothing: a chunk is one thread's, and was split when its call lasted."""
+
     def wait(self, timeout_s: float, gather_s: float) -> Result:
         """The next result; raises `queue.Empty` when none came in time.
 

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import compress, filterfalse
 from operator import length_hint
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rocketshim.core.offset_tracker import OffsetTracker, Run
 
@@ -53,12 +53,14 @@ class Chunk(Generic[MessageT]):
             thread, read by the owner; another object for each call (the sweep tells calls apart by it).
         calls: in place of `in_work` where several calls hold messages of one chunk at once (coroutines): what each of
             them holds, under a number of its own. Written by the event loop's thread, read by the owner.
+        outcomes: what listeners have left of messages that failed, written before another message is in work.
+        outcomes_taken: how many of them the owner has dealt with.
         reported: whether the listener thread is through with it.
     """
 
     __slots__ = (
-        "calls", "expired", "in_work", "messages", "owed", "queue", "reported", "run", "seen_calls", "seen_in_work",
-        "seen_ms", "size_bytes", "todo",
+        "calls", "expired", "in_work", "messages", "outcomes", "outcomes_taken", "owed", "queue", "reported", "run",
+        "seen_calls", "seen_in_work", "seen_ms", "size_bytes", "todo",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +71,8 @@ class Chunk(Generic[MessageT]):
         self.size_bytes = size_bytes
         self.todo = iter(messages)
         self.in_work: MessageT | tuple[MessageT, ...] | list[MessageT] | None = None
+        self.outcomes: list[Any] = []
+        self.outcomes_taken = 0
         self.reported = False
         self.run = run
         self.expired: set[int] | None = None  # offsets that `expire` named
@@ -260,6 +264,40 @@ class ProcessQueue(Generic[MessageT]):
         self._owe(chunk, to_send)
         return to_send
 
+    def report_part(
+        self, chunk: Chunk[MessageT], still_open: Collection[int], failed: Iterable[MessageT]
+    ) -> list[MessageT]:
+        """All messages of a chunk are through but these, which a call may hold for ever; the rest is reported later.
+
+        Else a call that never ends would hold, by its chunk, the commit of what others have done, and its failures.
+
+        Args:
+            chunk: as taken, begun to the end (`split`).
+            still_open: offsets of its messages that are not through.
+            failed: those that are through and are to be sent back.
+
+        Returns:
+            As `report`. Nothing for a chunk that is reported, or of a dropped queue.
+
+        Raises:
+            ValueError: messages of the chunk are not begun; nothing changed.
+        """
+        if self.dropped or chunk not in self._chunks:
+            return []
+        if chunk.todo_count:
+            raise ValueError(f"{chunk.todo_count} messages of the chunk were not begun: they cannot be done")
+        through = [message for message in chunk.messages if message.offset() not in still_open]
+        sent_before = chunk.expired or set()
+        kept = sent_before | {message.offset() or 0 for message in failed}
+        held = [message for message in through if message.offset() in kept]
+        done = [message for message in through if message.offset() not in kept]
+        chunk.messages = [message for message in chunk.messages if message.offset() in still_open]
+        chunk.size_bytes -= sum(map(len, through))
+        self._finish(chunk, [message.offset() or 0 for message in done], sum(map(len, done)))
+        to_send = [message for message in held if message.offset() not in sent_before]
+        self._owe(chunk, to_send)
+        return to_send
+
     def stored(self, chunk: Chunk[MessageT], messages: Collection[MessageT]) -> None:
         """The next hops of failed or expired messages of a chunk are stored: they are done. Not for a dropped queue.
 
@@ -381,6 +419,11 @@ class ProcessQueue(Generic[MessageT]):
     def in_flight(self) -> Sequence[Chunk[MessageT]]:
         """Chunks that are not reported, oldest first; a copy, so that they can be split while one goes through it."""
         return tuple(self._chunks)
+
+    @property
+    def late(self) -> Sequence[Chunk[MessageT]]:
+        """Chunks with a call that has timed out, and other messages that may be through."""
+        return [chunk for chunk in self._chunks if chunk.expired and len(chunk.messages) > len(chunk.expired)]
 
     @property
     def next_offset(self) -> int | None:

@@ -53,6 +53,9 @@ class HandPool:
     def submit(self, chunk: Chunk[Any]) -> None:
         self.tasks.append(chunk)
 
+    def report_part(self, chunk: Chunk[Any]) -> None:
+        """Its one worker shares no chunk."""
+
     def work(self, count: int = 1) -> None:
         for _ in range(count):
             chunk = self.tasks.popleft()

@@ -12,6 +12,7 @@ from confluent_kafka import Message
 from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner, is_async
+from rocketshim.consumer.dispatch import Dispatch
 from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, DeadLetter
 from rocketshim.consumer.push_consumer import PushConsumer
@@ -191,6 +192,41 @@ def test_a_call_that_lasts_too_long_is_named_and_its_neighbours_are_not(pools: P
     assert queue.next_offset == 1
     queue.stored(result.chunk, [result.chunk.messages[1]])
     assert queue.next_offset == 3
+
+
+def test_of_a_chunk_that_calls_share_the_rest_is_reported_when_one_has_timed_out(pools: Pools) -> None:
+    held, go = threading.Event(), threading.Event()
+
+    async def handle(message: Any) -> None:
+        if message.queue_offset == 3:
+            raise OSError
+        if message.queue_offset == 1:
+            held.set()
+            await asyncio.to_thread(go.wait, GUARD_S)
+            raise OSError
+
+    pool, queue = pools(handle), queue_of(6)
+    sent_back: list[int] = []
+    dispatch = Dispatch(pool, 1, lambda _, outcome: sent_back.append(outcome.message.offset()), lambda _: None)
+    (chunk,) = submit(pool, queue)
+    dispatch.in_flight = len(chunk.messages)
+    assert held.wait(GUARD_S)
+    while len(chunk.calls) > 1:  # the others have ended
+        threading.Event().wait(0.001)
+    dispatch.ask_for_part(queue)  # nothing is late
+    queue.expire(0, 100)
+    ((_, late),) = queue.expire(100, 100)
+    for _ in range(2):  # the second time there is nothing new
+        dispatch.ask_for_part(queue)
+        dispatch.wait(GUARD_S if not sent_back else 0)
+    assert (sent_back, dispatch.in_flight, queue.next_offset) == ([3], 1, 1)
+    queue.stored(chunk, [late])
+    assert queue.next_offset == 3
+    go.set()
+    while dispatch.in_flight:
+        dispatch.wait(GUARD_S)
+    assert sent_back == [3]  # its own failure comes too late
+    assert (dispatch.counts.succeeded, dispatch.counts.failed, queue.msg_count) == (4, 2, 1)
 
 
 def test_messages_taken_back_are_not_called_and_the_rest_is_reported(pools: Pools) -> None:

@@ -127,6 +127,34 @@ def test_a_chunk_that_stands_gives_back_what_it_has_not_begun() -> None:
     assert (desk.queue.msg_count, desk.queue.next_offset) == (1, None)
 
 
+@pytest.mark.parametrize("batch_count", [1, 2])
+def test_of_a_chunk_that_stands_what_came_before_counts_at_once(batch_count: int) -> None:
+    desk = Desk(64, batch_count=batch_count)
+    desk.learn(1_000)
+    desk.dispatch.hand_out([desk.queue])
+    (stuck,) = desk.pool.given
+    before = [next(stuck.todo) for _ in range(10)]
+    stuck.outcomes += [Outcome(before[at], Failure("Oops", "", 0)) for at in (2, 7)]
+    stuck.in_work = held = [next(stuck.todo) for _ in range(batch_count)]
+    for now_ms in (10, 20):
+        desk.dispatch.take_results(now_ms)
+    assert desk.sent_back == [2, 7]
+    assert (desk.queue.next_offset, desk.dispatch.in_flight) == (2, 54)
+    assert [message.offset() for message in stuck.messages] == [message.offset() for message in held]
+    desk.queue.stored(stuck, [before[2], before[7]])
+    assert desk.queue.next_offset == 10
+    for part in desk.pool.given[1:]:
+        desk.work(part)
+    stuck.outcomes += [Outcome(held[0], Failure("Late", "", 0))]
+    desk.pool.results.put(Result(stuck, stuck.outcomes, 1))
+    desk.dispatch.take_results(30)
+    assert desk.sent_back == [2, 7, 10]
+    counts = desk.dispatch.counts
+    assert (counts.succeeded - 40, counts.failed, desk.dispatch.in_flight) == (61, 3, 0)
+    desk.queue.stored(stuck, held[:1])
+    assert (desk.queue.next_offset, desk.queue.msg_count, desk.queue.msg_bytes) == (64, 0, 0)
+
+
 def test_what_is_withheld_is_in_flight_no_more() -> None:
     desk = Desk(10)
     desk.dispatch.hand_out([desk.queue])

@@ -179,6 +179,29 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         self.owed += [(work, offset) for offset in expected]
         self.done |= set(work.begun) - refused - work.expired
 
+    @precondition(lambda self: any(work.call for work in self.works))
+    @rule(data=st.data())
+    def report_part(self, data: st.DataObject) -> None:
+        """A call lasts; what its thread was through with before is reported."""
+        work = data.draw(st.sampled_from([work for work in self.works if work.call]))
+        call = work.call or []
+        through = [offset for offset in work.begun if offset not in call]
+        refused = data.draw(st.sets(st.sampled_from(through))) if through else set()
+        failed = [self.put[offset] for offset in refused]
+        if self.queue.dropped or work.reported:
+            assert self.queue.report_part(work.chunk, set(call), failed) == []
+            return
+        if work.todo:
+            with pytest.raises(ValueError, match="not begun"):
+                self.queue.report_part(work.chunk, set(call), failed)
+            return
+        expected = [offset for offset in through if offset in refused and offset not in work.expired]
+        assert self.queue.report_part(work.chunk, set(call), failed) == [self.put[offset] for offset in expected]
+        self.sent += expected
+        self.owed += [(work, offset) for offset in expected]
+        self.done |= set(through) - refused - work.expired
+        work.begun = list(call)
+
     @precondition(lambda self: self.owed)
     @rule(data=st.data())
     def stored(self, data: st.DataObject) -> None:
