@@ -50,7 +50,7 @@ class Run:
         self.unfinished = len(messages)
         self.offsets: Sequence[int] = ()  # of all messages, in order; only while it finishes piecemeal
         self.open_offsets: set[int] = set()  # those of them that are not finished
-        self.ahead: Iterator[int] = iter(())  # goes over `offsets` once, and stops at those that are not finished
+        self.ahead: Iterator[int] = iter(())  # goes over them once, in order, and stops at those that are not finished
         self.lowest = first_offset  # the first of its messages that is not finished
 
 
@@ -192,7 +192,7 @@ class OffsetTracker:
             run.messages = ()
             run.offsets = offsets
             run.open_offsets = still_open
-            run.ahead = filter(still_open.__contains__, offsets)
+            run.ahead = filter(still_open.__contains__, sorted(still_open))
         run.unfinished = len(still_open)
         if run.lowest not in still_open:
             run.lowest = next(run.ahead)

@@ -186,11 +186,12 @@ def test_a_call_that_lasts_too_long_is_named_and_its_neighbours_are_not(pools: P
     assert [message.offset() for _, message in queue.expire(100, 100)] == [1]
     assert queue.expire(200, 100) == []
     go.set()
+    late = chunks[0].messages[1]
     result = pool.wait(GUARD_S, 0)
     assert queue.report(result.chunk) == []
     assert queue.oldest_in_work_ms(300) == 0
     assert queue.next_offset == 1
-    queue.stored(result.chunk, [result.chunk.messages[1]])
+    queue.stored(result.chunk, [late])
     assert queue.next_offset == 3
 
 

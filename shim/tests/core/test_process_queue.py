@@ -656,6 +656,18 @@ def test_stuck_message_does_not_keep_the_ones_behind_it_in_memory() -> None:
     assert (queue.msg_count, queue.span, queue.next_offset) == (1, 99, None)
 
 
+def test_a_message_on_its_way_does_not_keep_its_chunk_in_memory() -> None:
+    queue = queue_of(0, 1, 2)
+    chunk = taken(queue)
+    work_off(chunk)
+    others = [weakref.ref(chunk.messages[0]), weakref.ref(chunk.messages[2])]
+    (failed,) = queue.report(chunk, [chunk.messages[1]])
+    gc.collect()
+    assert [other() for other in others] == [None, None]
+    queue.stored(chunk, [failed])
+    assert queue.next_offset == 3
+
+
 def test_a_chunk_is_split_into_chunks_of_the_asked_size() -> None:
     queue = queue_of(*range(10))
     chunk = taken(queue)
