@@ -408,12 +408,13 @@ class ReadingConsumer(Consumer):
         rebalance = state.rebalance
         if rebalance is not None:
             along = rebalance.along
-            rebalance.done = True
         elif state.subscribed:
             along = self._starts(state.along(), [], _COMMITTED_TIMEOUT_S)[0]
         else:
             along = []
         super().assign([*partitions, *along])
+        if rebalance is not None:
+            rebalance.done = True
         state.reading = state.subscribed or rebalance is not None
         state.ledger.remove(state.ledger.places())
         self._begin([*partitions, *along], {} if rebalance is None else rebalance.starts)

@@ -214,6 +214,16 @@ def test_whoever_has_the_retry_topic_alone_pauses_it_with_an_empty_list() -> Non
         assert acts == [("pause", [state.retry_topic]), ("resume", [state.retry_topic])]
 
 
+def test_a_callback_whose_assign_is_refused_has_not_assigned() -> None:
+    with Consumer(ON) as consumer:
+        state = consumer._rocketshim
+        state.rebalance = Rebalance([], {})
+        with pytest.raises(TypeError):
+            consumer.assign(["t"])  # type: ignore[list-item]
+        assert not state.rebalance.done
+        state.rebalance = None
+
+
 def test_subscribing_to_nothing_is_refused_as_by_the_original() -> None:
     with Consumer(ON) as ours, confluent_kafka.Consumer(NOWHERE) as theirs:
         for consumer in (ours, theirs):
