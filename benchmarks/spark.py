@@ -112,7 +112,7 @@ def by_spark(what: str, bootstrap: str, topic: str, folder: str, heap: str) -> S
         landed_s = time.monotonic() - began
         if what == "lineage":
             opened = open_lake(spark, folder)
-            lives = publish(opened, "lineage", opened.lives(), None).count()
+            lives = publish(opened, "lineage", opened.lives()).count()
         seconds = time.monotonic() - began
         spark.stop()
     return {"lives": lives, "landed_s": landed_s, "seconds": seconds, "mib": peak[0]}

@@ -203,7 +203,7 @@ class Interrupted(BaseException):
 def interrupted_run(day: Day, spark: SparkSession, *, point: str, nth: int) -> None:
     """What `replay run --plan monday` does, one letter a transaction, until it is stopped in the midst of one."""
     lake = open_lake(spark, day.lake, namespace=day.namespace)
-    planned = published(lake, "replay-monday", None)
+    planned = published(lake, "replay-monday")
     assert planned is not None
     passed = 0
 
@@ -214,5 +214,5 @@ def interrupted_run(day: Day, spark: SparkSession, *, point: str, nth: int) -> N
             raise Interrupted
 
     landed = replay.landed_letters(planned, lake.records)
-    cli_replay.note_ends(lake, planned, "monday", Cluster(day.bootstrap), out=None)
+    cli_replay.note_ends(lake, planned, "monday", Cluster(day.bootstrap))
     replay.send(day.bootstrap, planned, landed, namespace=day.namespace, max_per_second=1.0, point=stop)

@@ -27,6 +27,7 @@ from rocketshim_spark.cli_options import (
     Version,
     end,
     note,
+    opened,
     properties,
     session,
 )
@@ -105,14 +106,13 @@ def failures(
 ) -> None:
     """What failed and why, since when, what is new. Exit code 2 if something died or failed in a new way."""
     times = {"since": _time(since), "until": _time(until), "new_since": _time(new_since)}
-    with session(master, connector, driver_memory) as spark:
+    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark.jobs import failures as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, say  # noqa: PLC0415
 
-        opened = open_lake(spark, lake, namespace=namespace, version=version)
-        found = job.transform(opened.events, job.FailureParams.model_validate({**times, "group": group}))
-        report = job.report(publish(opened, "failures", found, out))
-        say(opened, report, out)
+        found = job.transform(view.events, job.FailureParams.model_validate({**times, "group": group}))
+        report = job.report(publish(view, "failures", found))
+        say(view, report)
     end(fine=report.fine)
 
 
@@ -129,17 +129,16 @@ def lineage(
     driver_memory: DriverMemory = None,
 ) -> None:
     """The life of every message. Exit code 2 if one was lost or its trail is broken, or there is none with that id."""
-    with session(master, connector, driver_memory) as spark:
+    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark.jobs import lineage as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, say  # noqa: PLC0415
 
-        opened = open_lake(spark, lake, namespace=namespace, version=version)
         if message is None:
-            report = job.report(publish(opened, "lineage", opened.lives(), out))
-            say(opened, report, out)
+            report = job.report(publish(view, "lineage", view.lives()))
+            say(view, report)
             fine = report.fine
         else:
-            lives = job.biography(opened.lives(), message)
+            lives = job.biography(view.lives(), message)
             for life in lives:
                 typer.echo(job.story(life))
             fine = bool(lives)
@@ -166,15 +165,17 @@ def delays(
     from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` does without
 
     grace_ms, skew_ms = parse_duration_ms(grace), parse_duration_ms(skew)
-    with session(master, connector, driver_memory) as spark:
+    with opened(
+        lake, out, namespace, version,
+        delay_levels=delay_levels, master=master, connector=connector, driver_memory=driver_memory,
+    ) as view:  # fmt: skip
         from rocketshim_spark.jobs import delays as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, say  # noqa: PLC0415
 
-        opened = open_lake(spark, lake, namespace=namespace, delay_levels=delay_levels, version=version)
-        params = job.DelayParams(now=opened.now, worker=opened.worker, grace_ms=grace_ms, skew_ms=skew_ms)
-        found = publish(opened, "delay_outcomes", job.outcomes(opened.events, params), out)
-        report = job.report(found, publish(opened, "delays", job.transform(found), out))
-        say(opened, report, out)
+        params = job.DelayParams(now=view.now, worker=view.worker, grace_ms=grace_ms, skew_ms=skew_ms)
+        found = publish(view, "delay_outcomes", job.outcomes(view.events, params))
+        report = job.report(found, publish(view, "delays", job.transform(found)))
+        say(view, report)
     end(fine=report.fine)
 
 
@@ -190,16 +191,15 @@ def audit(
     driver_memory: DriverMemory = None,
 ) -> None:
     """Is anything lost. Exit code 2: something is unaccounted for, parked or malformed, or retention was faster."""
-    with session(master, connector, driver_memory) as spark:
+    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark.jobs import audit as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, say  # noqa: PLC0415
 
-        opened = open_lake(spark, lake, namespace=namespace, version=version)
-        lives = publish(opened, "lineage", opened.lives(), out)
-        missing = publish(opened, "residuals", job.residuals(lives, opened.gaps), out)
-        account = publish(opened, "audit", job.transform(lives, opened.gaps), out)
-        report = job.report(account, missing, opened.gaps, job.malformed(opened.events))
-        say(opened, report, out)
+        lives = publish(view, "lineage", view.lives())
+        missing = publish(view, "residuals", job.residuals(lives, view.gaps))
+        account = publish(view, "audit", job.transform(lives, view.gaps))
+        report = job.report(account, missing, view.gaps, job.malformed(view.events))
+        say(view, report)
     end(fine=report.fine)
 
 
@@ -219,24 +219,30 @@ def keys(
     driver_memory: DriverMemory = None,
 ) -> None:
     """Which keys are poison, and where order was broken. Exit code 2 if there are such."""
-    with session(master, connector, driver_memory) as spark:
+    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark.jobs import keys as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, say  # noqa: PLC0415
 
-        opened = open_lake(spark, lake, namespace=namespace, version=version)
         params = job.KeyParams(min_failures=min_failures, orderly=tuple(orderly or ()))
-        report = job.report(publish(opened, "keys", job.transform(opened.lives(), params), out))
-        say(opened, report, out)
+        report = job.report(publish(view, "keys", job.transform(view.lives(), params)))
+        say(view, report)
     end(fine=report.fine)
 
 
-@app.command(epilog="Example: rocketshim spark dlq-trend --lake ./lake --retention 30d")
+@app.command(epilog="Example: rocketshim spark dlq-trend --lake ./lake --bootstrap localhost:9092")
 def dlq_trend(
     *,
     lake: Lake,
-    retention: Annotated[str, typer.Option("--retention", help="Of the dead-letter topics: 7d, 30d.")] = "30d",
+    bootstrap: Annotated[
+        str | None,
+        typer.Option("--bootstrap", envvar="ROCKETSHIM_BOOTSTRAP", help="Ask the brokers how long they keep letters."),
+    ] = None,
+    retention: Annotated[
+        str, typer.Option("--retention", help="Of topics of which the brokers do not tell, or are not asked: 7d, 30d.")
+    ] = "30d",
     warn: Annotated[str, typer.Option("--warn", help="A letter that is deleted this soon is a finding.")] = "24h",
     namespace: Namespace = "",
+    client_property: DriverClient = None,
     version: Version = None,
     out: Out = None,
     master: Master = None,
@@ -247,16 +253,24 @@ def dlq_trend(
     from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` does without
 
     retention_ms, warn_ms = parse_duration_ms(retention), parse_duration_ms(warn)
-    with session(master, connector, driver_memory) as spark:
+    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark.jobs import dlq_trend as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, say  # noqa: PLC0415
 
-        opened = open_lake(spark, lake, namespace=namespace, version=version)
-        params = job.TrendParams(now=opened.now, retention_ms=retention_ms, warn_hours=warn_ms / 3_600_000)
-        found = job.letters(opened.events, opened.settled).cache()
-        days = publish(opened, "dlq_trend", job.transform(found), out)
-        report = job.report(days, publish(opened, "dlq_open", job.open_letters(found, params), out), params)
-        say(opened, report, out)
+        kept: dict[str, int] = {}
+        if bootstrap is not None:
+            from rocketshim_spark.events import kind_of  # noqa: PLC0415
+            from rocketshim_spark.sources import Cluster  # noqa: PLC0415
+
+            letters = [row.topic for row in view.topics().collect() if kind_of(row.topic, namespace) == "dlq"]
+            kept = Cluster(bootstrap, properties(client_property)).retention_ms(letters)
+        params = job.TrendParams(
+            now=view.now, retention_of=kept, retention_ms=retention_ms, warn_hours=warn_ms / 3_600_000
+        )
+        found = publish(view, "dlq_letters", job.letters(view.events, view.settled))
+        days = publish(view, "dlq_trend", job.transform(found))
+        report = job.report(days, publish(view, "dlq_open", job.open_letters(found, params)), params)
+        say(view, report)
     end(fine=report.fine)
 
 

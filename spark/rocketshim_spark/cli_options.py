@@ -12,6 +12,8 @@ from rocketshim.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from rocketshim_spark.running import OpenLake
+
 Lake = Annotated[str, typer.Option("--lake", envvar="ROCKETSHIM_LAKE", help="The lake folder; any path Spark knows.")]
 Master = Annotated[
     str | None, typer.Option("--master", help="Where Spark runs; without it as spark-submit says, else local[*].")
@@ -75,6 +77,30 @@ def session(master: str | None, connector: str, driver_memory: str | None) -> It
     finally:
         if running is None:
             spark.stop()
+
+
+@contextmanager
+def opened(
+    lake: str,
+    out: str | None,
+    namespace: str,
+    version: int | None,
+    *,
+    master: str | None,
+    connector: str,
+    driver_memory: str | None,
+    delay_levels: str | None = None,
+) -> Iterator["OpenLake"]:
+    """A lake at one version, in a session as of `session`. Each argument is the option of its name.
+
+    Raises:
+        ConfigError: as `session`.
+        LakeError: nothing was landed there.
+    """
+    with session(master, connector, driver_memory) as spark:
+        from rocketshim_spark.running import open_lake  # noqa: PLC0415 Spark is there now
+
+        yield open_lake(spark, lake, namespace=namespace, delay_levels=delay_levels, version=version, out=out)
 
 
 def properties(given: list[str] | None) -> dict[str, str]:

@@ -18,8 +18,8 @@ from rocketshim_spark.cli_options import (
     Version,
     end,
     note,
+    opened,
     properties,
-    session,
 )
 from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS
 
@@ -63,15 +63,14 @@ def plan(
     driver_memory: DriverMemory = None,
 ) -> None:
     """Write down what would be sent, to be looked at. Nothing is sent."""
-    with session(master, connector, driver_memory) as spark:
+    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
         from pydantic import ValidationError  # noqa: PLC0415 Spark is there now
         from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
         from rocketshim.filters import SqlFilter  # noqa: PLC0415
         from rocketshim_spark.filters import header_property, selects  # noqa: PLC0415
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415
-        from rocketshim_spark.land import read_topics  # noqa: PLC0415
-        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, say  # noqa: PLC0415
 
         try:
             params = job.PlanParams(
@@ -84,17 +83,14 @@ def plan(
             )
         except ValidationError as error:
             raise ConfigError(f"--plan {plan_name!r}: {error.errors()[0]['msg']}") from error
-        opened = open_lake(spark, lake, namespace=namespace, version=version)
         chosen = None
         if where is not None:
             condition = selects(SqlFilter(where), lambda name: header_property(F.col("headers"), name))
             place = F.concat_ws("/", "topic", "partition", "offset").alias("coordinates")
-            chosen = opened.records.filter(condition).select(place)
-        planned = job.plan(
-            opened.events, read_topics(spark, opened.path), params, chosen=chosen, settled=opened.settled
-        )
-        written = publish(opened, f"replay-{plan_name}", job.with_targets(planned, params), out)
-        say(opened, job.plan_report(written), out)
+            chosen = view.records.filter(condition).select(place)
+        planned = job.plan(view.events, view.topics(), params, chosen=chosen, settled=view.settled)
+        written = publish(view, f"replay-{plan_name}", job.with_targets(planned, params))
+        say(view, job.plan_report(written))
 
 
 @app.command(epilog="Example: rocketshim spark replay run --lake ./lake --plan monday --max-per-second 200")
@@ -122,21 +118,19 @@ def run(
 
     Exit code 2 if letters could not be sent, or died again while this was running.
     """
-    with session(master, connector, driver_memory) as spark:
+    with opened(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim.cli.redrive import ensure_log  # noqa: PLC0415
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import open_lake  # noqa: PLC0415
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
         config = properties(client_property)
-        opened = open_lake(spark, lake, namespace=namespace)
-        planned = _planned(opened, plan_name, out)
+        planned = _planned(view, plan_name)
         cluster = Cluster(bootstrap, config)
-        _check_sources(opened, planned, cluster)
-        landed = job.landed_letters(planned, opened.records)
+        _check_sources(view, planned, cluster)
+        landed = job.landed_letters(planned, view.records)
         if not dry_run:
-            note_ends(opened, planned, plan_name, cluster, out=out)
+            note_ends(view, planned, plan_name, cluster)
             ensure_log(bootstrap, config, TopicNames(namespace))
         done = job.send(
             bootstrap,
@@ -174,45 +168,43 @@ def verify(
     driver_memory: DriverMemory = None,
 ) -> None:
     """Read the targets and say, letter by letter, what is not as planned. Exit code 2 if one is missing or altered."""
-    with session(master, connector, driver_memory) as spark:
+    with opened(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark import events  # noqa: PLC0415 Spark is there now
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415
-        from rocketshim_spark.running import open_lake, publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, say  # noqa: PLC0415
         from rocketshim_spark.sources import Cluster, read_batch  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
         kafka, config = properties(kafka_property), properties(client_property)
-        opened = open_lake(spark, lake, namespace=namespace)
-        planned = _planned(opened, plan_name, out)
+        planned = _planned(view, plan_name)
         cluster = Cluster(bootstrap, config)
-        bounds = _beyond(opened, planned, plan_name, cluster, out=out)
-        found = read_batch(spark, bootstrap, bounds, kafka=kafka) if bounds else opened.records.limit(0)
+        bounds = _beyond(view, planned, plan_name, cluster)
+        found = read_batch(view.spark, bootstrap, bounds, kafka=kafka) if bounds else view.records.limit(0)
         log = TopicNames(namespace).redrive_log
-        settled = opened.settled
+        settled = view.settled
         if log in cluster.topics():  # what the lake knows of it may be old
-            settled = events.settled(read_batch(spark, bootstrap, cluster.bounds([log]), kafka=kafka), namespace)
-        checked = publish(opened, f"replay-{plan_name}-verified", job.check(planned, found, settled), out)
+            settled = events.settled(read_batch(view.spark, bootstrap, cluster.bounds([log]), kafka=kafka), namespace)
+        checked = publish(view, f"replay-{plan_name}-verified", job.check(planned, found, settled))
         report = job.verify_report(checked)
-        say(opened, report, out)
+        say(view, report)
     end(fine=report.fine)
 
 
-def _planned(opened: "OpenLake", plan_name: str, out: str | None) -> "DataFrame":
+def _planned(view: "OpenLake", plan_name: str) -> "DataFrame":
     from rocketshim_spark.errors import LakeError  # noqa: PLC0415 Spark is there now
     from rocketshim_spark.running import published  # noqa: PLC0415
 
-    planned = published(opened, f"replay-{plan_name}", out)
+    planned = published(view, f"replay-{plan_name}")
     if planned is None:
         raise LakeError(f"there is no plan {plan_name}: run `rocketshim spark replay plan --plan {plan_name}` first")
     return planned
 
 
-def _check_sources(opened: "OpenLake", planned: "DataFrame", cluster: "Cluster") -> None:
+def _check_sources(view: "OpenLake", planned: "DataFrame", cluster: "Cluster") -> None:
     """Refuse letters of topics that are not the landed ones any more, or are another cluster's."""
     from rocketshim_spark.errors import TopicRecreatedError  # noqa: PLC0415 Spark is there now
-    from rocketshim_spark.land import read_topics  # noqa: PLC0415
 
-    known = {row.topic: row.topic_id for row in read_topics(opened.spark, opened.path).collect()}
+    known = {row.topic: row.topic_id for row in view.topics().collect()}
     sources = [row.topic for row in planned.filter("action = 'send'").select("topic").distinct().collect()]
     for each in cluster.bounds(sorted(sources)):
         if known.get(each.topic) != each.topic_id:
@@ -222,25 +214,23 @@ def _check_sources(opened: "OpenLake", planned: "DataFrame", cluster: "Cluster")
             )
 
 
-def note_ends(opened: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster", *, out: str | None) -> None:
+def note_ends(view: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster") -> None:
     """Note where the plan's targets end, unless that was done before: what it sends lies beyond."""
     from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is there now
     from rocketshim_spark.running import publish, published  # noqa: PLC0415
 
     name = f"replay-{plan_name}-ends"
-    if published(opened, name, out) is None:
+    if published(view, name) is None:
         ends = [(each.topic, each.partition, each.end) for each in cluster.bounds(_targets(planned))]
-        publish(opened, name, job.ends_frame(opened.spark, ends), out)
+        publish(view, name, job.ends_frame(view.spark, ends))
 
 
-def _beyond(
-    opened: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster", *, out: str | None
-) -> "list[PartitionBounds]":
+def _beyond(view: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster") -> "list[PartitionBounds]":
     """The plan's targets from where they ended before its first record; nothing of them if it was never run."""
     from rocketshim_spark.running import published  # noqa: PLC0415 Spark is there now
     from rocketshim_spark.sources import since  # noqa: PLC0415
 
-    ends = published(opened, f"replay-{plan_name}-ends", out)
+    ends = published(view, f"replay-{plan_name}-ends")
     if ends is None:
         return []
     starts = {(row.topic, row.partition): row.end for row in ends.collect()}

@@ -18,7 +18,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rocketshim_spark import events
 from rocketshim_spark.jobs import lineage
-from rocketshim_spark.land import Place, Snapshot, find_table, latest_version, read_gaps, read_records, read_snapshot
+from rocketshim_spark.land import (
+    Place,
+    Snapshot,
+    find_table,
+    latest_version,
+    read_gaps,
+    read_records,
+    read_snapshot,
+    read_topics,
+)
 from rocketshim_spark.report import Report, as_html, as_text
 from rocketshim_topics import TopicNames
 
@@ -34,6 +43,7 @@ class OpenLake:
         path: the folder, without a slash at its end.
         namespace: of the shim's topics.
         version: of the landed records.
+        out: the folder of results, without a slash at its end.
         records, events, settled, gaps: the frames.
         snapshot: the committed positions.
     """
@@ -42,6 +52,7 @@ class OpenLake:
     path: str
     namespace: str
     version: int
+    out: str
     records: DataFrame
     events: DataFrame
     settled: DataFrame
@@ -58,6 +69,10 @@ class OpenLake:
         """The moment of the landing; without any note of one, this moment."""
         return self.snapshot.taken_at or dt.datetime.now(dt.UTC)
 
+    def topics(self) -> DataFrame:
+        """The topics that were landed, each with its Kafka id."""
+        return read_topics(self.spark, self.path)
+
     def lives(self) -> DataFrame:
         """The life of every message."""
         params = lineage.LineageParams(namespace=self.namespace, committed=self.snapshot.committed)
@@ -65,7 +80,13 @@ class OpenLake:
 
 
 def open_lake(
-    spark: SparkSession, lake: str, *, namespace: str = "", delay_levels: str | None = None, version: int | None = None
+    spark: SparkSession,
+    lake: str,
+    *,
+    namespace: str = "",
+    delay_levels: str | None = None,
+    version: int | None = None,
+    out: str | None = None,
 ) -> OpenLake:
     """Open a lake folder.
 
@@ -75,6 +96,7 @@ def open_lake(
         namespace: of the shim's topics.
         delay_levels: the worker's level table; None: RocketMQ's.
         version: of the landed records; None: the newest, resolved now.
+        out: the folder of results; None: `reports` in the lake.
 
     Raises:
         LakeError: nothing was landed there.
@@ -87,6 +109,7 @@ def open_lake(
         path=lake,
         namespace=namespace,
         version=at or 0,
+        out=(out or f"{lake}/reports").rstrip("/"),
         records=records,
         events=events.transform(records, events.EventParams(namespace=namespace, delay_levels=delay_levels)),
         settled=events.settled(records, namespace),
@@ -95,22 +118,22 @@ def open_lake(
     )
 
 
-def publish(lake: OpenLake, name: str, result: DataFrame, out: str | None) -> DataFrame:
+def publish(lake: OpenLake, name: str, result: DataFrame) -> DataFrame:
     """Write a result as a Delta table and give it back as it was written, so that it is computed once."""
-    path = f"{_folder(lake, out)}/{name}"
+    path = f"{lake.out}/{name}"
     result.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
     return lake.spark.read.format("delta").load(path)
 
 
-def published(lake: OpenLake, name: str, out: str | None) -> DataFrame | None:
+def published(lake: OpenLake, name: str) -> DataFrame | None:
     """A result as it was written; None: there is none of that name."""
-    return find_table(lake.spark, f"{_folder(lake, out)}/{name}")
+    return find_table(lake.spark, f"{lake.out}/{name}")
 
 
-def say(lake: OpenLake, report: Report, out: str | None) -> None:
+def say(lake: OpenLake, report: Report) -> None:
     """Print the verdict and write the page."""
     typer.echo(as_text(report))
-    target = local_folder(_folder(lake, out)) or Path()
+    target = local_folder(lake.out) or Path()
     target.mkdir(parents=True, exist_ok=True)
     page = target / f"{report.job}.html"
     about = f"{lake.path}, version {lake.version}, positions of {lake.snapshot.taken_at or 'no landing'}"
@@ -126,7 +149,3 @@ def local_folder(path: str) -> Path | None:
     if not colon or "/" in scheme:
         return Path(path)
     return Path(f"/{rest.lstrip('/')}") if scheme == "file" else None
-
-
-def _folder(lake: OpenLake, out: str | None) -> str:
-    return (out or f"{lake.path}/reports").rstrip("/")

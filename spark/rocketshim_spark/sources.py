@@ -35,6 +35,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketshim.positions import group_positions
+from rocketshim_topics import provision
 from rocketshim_topics.errors import (
     BrokerUnavailableError,
     ClusterError,
@@ -102,6 +103,17 @@ class Cluster:
         except KafkaException as error:
             raise self._named(error, "the topics") from error
         return sorted(name for name in found if not name.startswith("__"))
+
+    def retention_ms(self, topics: Iterable[str]) -> dict[str, int]:
+        """How long each of these topics keeps records, in ms; -1: for ever.
+
+        A topic that does not exist, or whose settings may not be read (DescribeConfigs), is absent.
+
+        Raises:
+            BrokerUnavailableError, NotAuthorizedError: as `bounds`.
+        """
+        found = provision.read_topics(self._admin, topics, timeout_s=_TIMEOUT_S)
+        return {topic: int(state.config["retention.ms"]) for topic, state in found.items() if state.config}
 
     def bounds(self, topics: Iterable[str]) -> list[PartitionBounds]:
         """Resolve the bounds of every partition of these topics, all of it from earliest to the last stable offset.

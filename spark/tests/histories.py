@@ -102,6 +102,7 @@ class Truth:
     never: set[str] = field(default_factory=set)
     stuck: set[str] = field(default_factory=set)
     early: set[str] = field(default_factory=set)
+    passed: set[str] = field(default_factory=set)
     repeats: int = 0
     copies: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -154,6 +155,24 @@ class World:
                 level=None, delay_ms=None, lane=0,
             )  # fmt: skip
             self.relay(self.log.add(out, at + 6))
+
+    def levelled(self, name: str, fates: Sequence[str]) -> None:
+        """Messages of one level that leave it in their order, but `overtaken` ones behind the next that is not."""
+        self.names.append(name)
+        held: list[Stored] = []
+        for number, fate in enumerate([*fates, "kept"]):
+            uid, at = f"{name}-{number}", START_MS + number * 10
+            message = Message(f"orders-{name}", uid.encode(), key="k", delay_level=2)
+            out = hops.delayed_record(message, NAMES, LEVELS, uniq_key=uid, born_ms=at, now_ms=at, lane=0)
+            held.append(self.log.add(out, at))
+            self.truth.sent[name] += 1
+            self.truth.states[f"pay-{name}", uid] = self.truth.states[f"mail-{name}", uid] = "acknowledged"
+            if fate == "overtaken":
+                self.truth.passed.add(held[-1].where)
+                continue
+            for waited in reversed(held):
+                self.relay(waited, straight=True)
+            held = []
 
     def commit(self) -> None:
         """Every group has handled all there is; then what is still to happen happens."""

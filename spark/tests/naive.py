@@ -147,29 +147,49 @@ def residuals(
 
 def outcomes(
     stored: Sequence[Stored], worker: Mapping[Place, int], *, now_ms: int, grace_ms: int
-) -> dict[str, tuple[str, int | None, int]]:
-    """Of each schedule record: outcome, lateness, repeats. A malformed record, too, says what it was made from."""
-    after: dict[str, list[tuple[str | None, int]]] = defaultdict(list)
+) -> dict[str, tuple[str, int | None, int, bool]]:
+    """Of each schedule record: outcome, late, repeats, overtaken. Malformed ones, too, say what they were made from."""
+    after: dict[str, list[tuple[str | None, Stored]]] = defaultdict(list)
     for record in stored:
         for name, value in record.headers():
             if name == "HOP_ID" and value is not None:
-                after[value.decode()].append((kind_of(record.topic()), record.at_ms))
-    found: dict[str, tuple[str, int | None, int]] = {}
+                after[value.decode()].append((kind_of(record.topic()), record))
+    found: dict[str, tuple[str, int | None, int, bool]] = {}
+    left: list[tuple[Stored, list[Stored]]] = []
     for each in read(stored):
         if each.kind != "schedule":
             continue
         where, place = each.stored.where, (each.stored.topic(), each.stored.partition())
         due = hops.due_ms(each.says, each.stored.at_ms, 0)  # each of them names a time
-        made = [at_ms for kind, at_ms in after[where] if kind in {"source", "retry"}]
+        made = [record for kind, record in after[where] if kind in {"source", "retry"}]
         if made:
-            found[where] = ("delivered", min(made) - due, len(made) - 1)
+            left.append((each.stored, sorted(made, key=lambda one: (one.at_ms, *_place(one), one.offset()))))
+            found[where] = ("delivered", min(one.at_ms for one in made) - due, len(made) - 1, False)
         elif any(kind == "schedule" for kind, _ in after[where]):
-            found[where] = ("hopped", None, 0)
+            found[where] = ("hopped", None, 0, False)
         elif worker.get(place, 0) > each.stored.offset():
-            found[where] = ("never", None, 0)
+            found[where] = ("never", None, 0, False)
         else:
-            found[where] = ("stuck" if due < now_ms - grace_ms else "waiting", None, 0)
-    return found
+            found[where] = ("stuck" if due < now_ms - grace_ms else "waiting", None, 0, False)
+    passed = _passed(left)
+    return {where: (*each[:3], where in passed) for where, each in found.items()}
+
+
+def _passed(left: Sequence[tuple[Stored, Sequence[Stored]]]) -> set[str]:
+    """Of schedule records and what was made of them: which of those delivered once have let a later one go first."""
+    return {
+        waited.where
+        for waited, (first, *repeats) in left
+        for other, made in left
+        if not repeats
+        and (_place(other), _place(made[0])) == (_place(waited), _place(first))
+        and other.offset() > waited.offset()
+        and made[0].offset() < first.offset()
+    }
+
+
+def _place(record: Stored) -> Place:
+    return record.topic(), record.partition()
 
 
 def failures(records: Sequence[Read]) -> Counter[tuple[str, str]]:

@@ -23,6 +23,7 @@ def world() -> World:
     made.history("clean", FATES * 4)
     for name in ("a", "b"):
         made.history(name, [*FATES * 2, *FAULTS])
+    made.levelled("level", ["kept", "overtaken", "kept"])
     made.commit()
     return made
 
@@ -63,6 +64,12 @@ def test_each_kind_of_fault_is_a_finding_of_its_job(told: DataFrame, lives: Data
     assert not report.fine
     assert f"{len(world.truth.early)} early, {len(world.truth.never)} never delivered" in report.verdict
     assert f"{len(world.truth.stuck)} stuck" in report.verdict
+    overtaken = {row.coordinates for row in found.filter("overtaken").collect()}
+    assert world.truth.passed <= overtaken
+    assert f"{len(overtaken)} overtaken" in report.verdict
+    assert world.truth.passed <= {row[0] for row in report.tables[1].rows}
+    kept = found.filter("real_topic = 'orders-level' AND NOT overtaken")
+    assert delays.report(kept, delays.transform(kept)).fine
     causes = failures.transform(told).cache()
     assert {row.fingerprint for row in causes.collect()} == {"no #"}
     assert failures.report(causes).verdict.startswith(f"{world.truth.failures.total()} failures of")
@@ -129,6 +136,15 @@ def test_the_trend_counts_what_came_what_went_and_the_hours_left(told: DataFrame
     known = dlq_trend.letters(told, marked)
     assert sum(row.depth for row in dlq_trend.open_letters(known, params).collect()) == dead.total() - 3
     assert sum(row.replayed + row.discarded for row in dlq_trend.transform(known).collect()) == 3
+    hours = {NAMES.dead_letter("pay-a"): 25 * 3_600_000, NAMES.dead_letter("pay-b"): -1}
+    asked = dlq_trend.TrendParams(now=ms(NOW_MS), retention_of=hours)
+    of_group = {row.grp: row for row in dlq_trend.open_letters(letters, asked).collect()}
+    assert of_group["pay-a"].hours_left < 5
+    assert of_group["pay-b"].hours_left is None
+    assert of_group["pay-clean"].hours_left > 29 * 24 - 1  # of this one the brokers said nothing
+    report = dlq_trend.report(days, dlq_trend.open_letters(letters, asked), asked)
+    assert "1 groups lose some" in report.verdict
+    assert report.notes == ("of 1 topics the retention is assumed, not asked of the brokers",)
     soon = dlq_trend.TrendParams(now=ms(NOW_MS), retention_ms=86_400_000)
     assert not dlq_trend.report(days, dlq_trend.open_letters(letters, soon), soon).fine
 

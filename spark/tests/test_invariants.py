@@ -29,17 +29,19 @@ from .histories import FATES, FAULTS, NAMES, NOW_MS, Stored, World, frame, gaps_
 GRACE_MS = 60_000
 fates = st.lists(st.sampled_from([*FATES, *FAULTS]), max_size=6)
 ordered = st.lists(st.sampled_from(["handled", "dead", "overtaken"]), max_size=6)
+levelled = st.lists(st.sampled_from(["kept", "overtaken"]), max_size=6)
 
 
 @settings(max_examples=150)
-@given(st.randoms(use_true_random=False), st.lists(fates, min_size=1, max_size=3), ordered)
+@given(st.randoms(use_true_random=False), st.lists(fates, min_size=1, max_size=3), ordered, levelled)
 def test_the_naive_model_finds_each_planted_fault_and_nothing_else(
-    source: random.Random, histories: list[list[str]], in_order: list[str]
+    source: random.Random, histories: list[list[str]], in_order: list[str], in_level: list[str]
 ) -> None:
     world = World(source)
     for number, each in enumerate(histories):
         world.history(f"h{number}", each)
     world.ordered("ordered", in_order)
+    world.levelled("level", in_level)
     world.commit()
     assert_truth(world, naive.read(world.log.stored), set(world.names))
 
@@ -62,9 +64,12 @@ def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> N
         assert {where for where, each in found.items() if each[0] == outcome} == {
             where for where in planted if of(uids.get(where, ""))
         }
-    early = {where for where, (_, late, _) in found.items() if late is not None and late < 0}
+    early = {where for where, (_, late, *_) in found.items() if late is not None and late < 0}
     assert early == {where for where in truth.early if of(uids.get(where, ""))}
-    assert sum(repeats for *_, repeats in found.values()) == sum(truth.copies[pair] for pair in lives)
+    if "level" in names:  # in the others nothing is done about the order in which records are stored
+        passed = {where for where, (*_, overtaken) in found.items() if overtaken}
+        assert {where for where in passed if uids[where].startswith("level-")} == truth.passed
+    assert sum(repeats for *_, repeats, _ in found.values()) == sum(truth.copies[pair] for pair in lives)
     groups = {f"pay-{name}" for name in names}
     assert {pair: count for pair, count in naive.failures(read).items() if pair[0] in groups} == {
         pair: count for pair, count in truth.failures.items() if pair[0] in groups
@@ -105,6 +110,7 @@ def judge(spark: SparkSession, seed: int, histories: list[tuple[list[str], bool]
     for number, (each, _) in enumerate(histories):
         world.history(f"h{number}", each)
     world.ordered("ordered", ["handled", "dead", "overtaken", "overtaken", "handled"])
+    world.levelled("level", ["kept", "overtaken", "overtaken", "kept", "kept", "overtaken"])
     world.commit()
     spoilt = {f"h{number}" for number, (_, is_spoilt) in enumerate(histories) if is_spoilt}
     world.spoil(spoilt)
@@ -132,13 +138,14 @@ def judge(spark: SparkSession, seed: int, histories: list[tuple[list[str], bool]
 
     params = delays.DelayParams(now=ms(NOW_MS), worker=world.committed[NAMES.worker_group], grace_ms=GRACE_MS)
     waited = delays.outcomes(told, params).cache()
-    outcomes = {row.coordinates: (row.outcome, row.late_ms, row.repeats) for row in waited.collect()}
+    outcomes = {row.coordinates: (row.outcome, row.late_ms, row.repeats, row.overtaken) for row in waited.collect()}
     assert outcomes == naive.outcomes(world.log.stored, params.worker, now_ms=NOW_MS, grace_ms=GRACE_MS)
     summed = delays.transform(waited).collect()
     names = ("delivered", "hopped", "parked", "never", "stuck", "waiting")
     assert Counter({name: sum(row[name] for row in summed) for name in names}) == Counter(
         outcome for outcome, *_ in outcomes.values()
     ) + Counter(dict.fromkeys(names, 0))
+    assert sum(row.overtaken for row in summed) == sum(overtaken for *_, overtaken in outcomes.values())
 
     causes = failures.transform(told).collect()
     counted = Counter[tuple[str, str]]()

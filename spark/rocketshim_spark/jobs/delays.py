@@ -1,4 +1,4 @@
-"""Is a delay what was promised: how late, never early, never forgotten.
+"""Is a delay what was promised: how late, never early, never forgotten, never overtaken within its queue.
 
 Each schedule record that was due is held against the record that was made from it (`HOP_ID`). A record that hopped on
 to another queue is not a delivery; the last one of its way counts. Lateness is the Kafka timestamp of the delivered
@@ -15,6 +15,10 @@ outcome       of one schedule record
 `stuck`       it was due more than `grace_ms` before `now`, and the worker has not passed it
 `waiting`     none of these: not due yet, or just about
 ============  ======================================================================================================
+
+A queue is first-in-first-out. A record was `overtaken` if one that was stored after it in its queue lies before it in
+the partition to which both were delivered: offsets say so, and no clock. Records that went to different partitions, or
+hopped on, are not compared, and one that was delivered twice is not judged: its repeats say enough.
 """
 
 import datetime as dt
@@ -24,6 +28,7 @@ from typing import Final
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
+from pyspark.sql.window import Window
 
 from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
@@ -60,7 +65,7 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
 
     Returns:
         msg_id, grp, real_topic, delay_level (null: a fine queue), stored_at, due_at, coordinates, outcome, late_ms
-        (of delivered ones; negative: early), early (beyond the skew), repeats.
+        (of delivered ones; negative: early), early (beyond the skew), overtaken, repeats.
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
@@ -68,13 +73,14 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
     rows = [(topic, partition, offset) for (topic, partition), offset in params.worker.items()]
     passed = F.broadcast(small_frame(spark, rows, "of string, part int, committed bigint"))
     waited = events.filter((F.col("kind") == "schedule") & F.col("decode_error").isNull())
-    next_hop = F.col("kind").isin("source", "retry", "replay", "schedule", "parked") & F.col("hop_id").isNotNull()
+    is_delivery = F.col("kind").isin("source", "retry", "replay")
+    next_hop = (is_delivery | F.col("kind").isin("schedule", "parked")) & F.col("hop_id").isNotNull()
     followed = (
         events.filter(next_hop)
         .groupBy(F.col("hop_id").alias("from"))
         .agg(
-            F.min(F.when(F.col("kind").isin("source", "retry", "replay"), F.col("stored_at"))).alias("delivered_at"),
-            F.count_if(F.col("kind").isin("source", "retry", "replay")).alias("deliveries"),
+            F.min(F.when(is_delivery, F.struct("stored_at", "topic", "partition", "offset"))).alias("first"),
+            F.count_if(is_delivery).alias("deliveries"),
             F.max(F.col("kind") == "schedule").alias("moved"),
             F.max(F.col("kind") == "parked").alias("parked"),
         )
@@ -82,10 +88,13 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
     joined = waited.join(followed, F.col("coordinates") == F.col("from"), "left").join(
         passed, (F.col("topic") == F.col("of")) & (F.col("partition") == F.col("part")), "left"
     )
-    late = F.unix_millis("delivered_at") - F.unix_millis("due_at")
+    # From the newest back to the oldest: a frame that looks forward costs the square of a queue's length.
+    newer = Window.partitionBy("topic", "partition", "first.topic", "first.partition").orderBy(F.desc("offset"))
+    passed_by = F.min("first.offset").over(newer.rowsBetween(Window.unboundedPreceding, -1))
+    late = F.unix_millis("first.stored_at") - F.unix_millis("due_at")
     overdue = F.col("due_at") < F.lit(params.now.astimezone(dt.UTC) - dt.timedelta(milliseconds=params.grace_ms))
     outcome = (
-        F.when(F.col("delivered_at").isNotNull(), "delivered")
+        F.when(F.col("first").isNotNull(), "delivered")
         .when(F.col("moved"), "hopped")
         .when(F.col("parked"), "parked")
         .when(F.col("committed") > F.col("offset"), "never")
@@ -103,6 +112,9 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
         outcome.alias("outcome"),
         late.alias("late_ms"),
         F.coalesce(late < -params.skew_ms, F.lit(col=False)).alias("early"),
+        F.coalesce((F.col("deliveries") == 1) & (passed_by < F.col("first.offset")), F.lit(col=False)).alias(
+            "overtaken"
+        ),
         F.greatest(F.coalesce("deliveries", F.lit(0)) - 1, F.lit(0)).alias("repeats"),
     )
 
@@ -114,8 +126,8 @@ def transform(found: DataFrame) -> DataFrame:
         found: as `outcomes` makes it.
 
     Returns:
-        delay_level, hour (UTC, of the due time), delivered, hopped, parked, never, stuck, waiting, early, repeats,
-        late_p50_ms, late_p99_ms, late_max_ms.
+        delay_level, hour (UTC, of the due time), delivered, hopped, parked, never, stuck, waiting, early, overtaken,
+        repeats, late_p50_ms, late_p99_ms, late_max_ms.
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
@@ -123,6 +135,7 @@ def transform(found: DataFrame) -> DataFrame:
     return found.groupBy("delay_level", F.date_trunc("hour", "due_at").alias("hour")).agg(
         *(F.count_if(F.col("outcome") == name).alias(name) for name in names),
         F.count_if("early").alias("early"),
+        F.count_if("overtaken").alias("overtaken"),
         F.sum("repeats").alias("repeats"),
         F.percentile_approx("late_ms", 0.5).alias("late_p50_ms"),
         F.percentile_approx("late_ms", 0.99).alias("late_p99_ms"),
@@ -131,26 +144,27 @@ def transform(found: DataFrame) -> DataFrame:
 
 
 def report(found: DataFrame, by_level: DataFrame) -> Report:
-    """The verdict: nothing early, nothing forgotten, nothing stuck is fine.
+    """The verdict: nothing early, overtaken, forgotten, stuck or parked is fine.
 
     Args:
         found: as `outcomes` makes it.
         by_level: as `transform` makes it.
     """
     fields = (
-        *("delay_level", "hour", "delivered", "hopped", "parked", "never", "stuck", "waiting", "early", "repeats"),
-        *("late_p50_ms", "late_p99_ms", "late_max_ms"),
+        *("delay_level", "hour", "delivered", "hopped", "parked", "never", "stuck", "waiting", "early", "overtaken"),
+        *("repeats", "late_p50_ms", "late_p99_ms", "late_max_ms"),
     )
     counted = by_level.orderBy("hour", "delay_level").collect()
-    sums = {name: sum(row[name] for row in counted) for name in ("delivered", "early", "never", "stuck", "parked")}
-    bad = found.filter(F.col("early") | F.col("outcome").isin("never", "stuck", "parked"))
-    listed = ("coordinates", "msg_id", "grp", "real_topic", "outcome", "due_at", "late_ms")
+    bad_names = ("early", "overtaken", "never", "stuck", "parked")
+    sums = {name: sum(row[name] for row in counted) for name in ("delivered", *bad_names)}
+    bad = found.filter(F.col("early") | F.col("overtaken") | F.col("outcome").isin("never", "stuck", "parked"))
+    listed = ("coordinates", "msg_id", "grp", "real_topic", "outcome", "early", "overtaken", "due_at", "late_ms")
     worst = bad.orderBy("outcome", "due_at", "coordinates").limit(_LISTED).collect()
     tables = [Table("by level and hour", fields, [tuple(row[name] for name in fields) for row in counted])]
     if worst:
         tables.append(
             Table(
-                f"early, stuck or never delivered (the first {_LISTED})",
+                f"early, overtaken, stuck, parked or never delivered (the first {_LISTED})",
                 listed,
                 [tuple(r[n] for n in listed) for r in worst],
             )
@@ -164,9 +178,9 @@ def report(found: DataFrame, by_level: DataFrame) -> Report:
         job="delays",
         verdict=(
             f"{sums['delivered']} delivered: {sums['early']} early, {sums['never']} never delivered, "
-            f"{sums['stuck']} stuck, {sums['parked']} parked"
+            f"{sums['stuck']} stuck, {sums['parked']} parked, {sums['overtaken']} overtaken"
         ),
-        fine=not any(sums[name] for name in ("early", "never", "stuck", "parked")),
+        fine=not any(sums[name] for name in bad_names),
         tables=tuple(tables),
         bars=tuple(latest.items()),
         bars_title="lateness, ms at p99 (the worst hour)",

@@ -4,9 +4,13 @@ Per group and day (UTC): how many arrived, how many were replayed or discarded, 
 end. A dead letter is *replayed* when a redrive was made from it, or the redrive log says so; its topic is not emptied
 by that. What retention has deleted since counts on as left: it was neither sent again nor read. Repeats of one letter
 (a consumer that died between sending and committing) count once, by message, attempt and replay.
+
+When a letter is deleted is decided by the setting `retention.ms` of its topic, so the brokers are asked for it. Kafka
+deletes whole segments: the hours are those after which a letter *may* be gone.
 """
 
 import datetime as dt
+from collections.abc import Mapping
 from typing import Final
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -15,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from pyspark.sql.window import Window
 
 from rocketshim_spark.events import none_settled
+from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
 
 __all__ = ["TrendParams", "letters", "open_letters", "report", "transform"]
@@ -27,13 +32,15 @@ class TrendParams(BaseModel):
 
     Attributes:
         now: the moment for which ages and hours are said: that of the landing.
-        retention_ms: of the dead-letter topics; 1 or more, 30 days (the layout's default).
+        retention_of: physical topic to its retention in ms, as the brokers have it; -1: kept for ever.
+        retention_ms: of topics that `retention_of` does not name; 1 or more, 30 days (as `rocketshim init` sets it).
         warn_hours: a letter that is deleted within so many hours is a finding; 0 or more, 24.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     now: AwareDatetime
+    retention_of: Mapping[str, int] = {}
     retention_ms: int = Field(default=30 * 24 * _HOUR_MS, ge=1)
     warn_hours: float = Field(default=24.0, ge=0)
 
@@ -46,7 +53,7 @@ def letters(events: DataFrame, settled: DataFrame | None = None) -> DataFrame:
         settled: as `rocketshim_spark.events.settled` makes it; None: nothing is known of the redrive log.
 
     Returns:
-        grp, arrived_at, replayed_at, discarded_at (null: not yet), coordinates.
+        grp, topic, arrived_at, replayed_at, discarded_at (null: not yet), coordinates.
 
     Thread-safety: a pure function of the frames.
     """
@@ -62,7 +69,7 @@ def letters(events: DataFrame, settled: DataFrame | None = None) -> DataFrame:
         .join(replays, F.col("coordinates") == F.col("of"), "left")
         .join(settled, ["topic", "partition", "offset", "digest"], "left")
     )
-    once = ["grp", "msg_id", "attempt", "replay_id"]
+    once = ["grp", "topic", "msg_id", "attempt", "replay_id"]
     marked_at = F.when(F.col("state") == "redriven", F.col("settled_at"))
     return joined.groupBy(*once).agg(
         F.min("stored_at").alias("arrived_at"),
@@ -100,19 +107,26 @@ def open_letters(found: DataFrame, params: TrendParams) -> DataFrame:
     Args:
         found: as `letters` makes it.
         params: what is known beside.
+
+    Returns:
+        grp, topic, depth, oldest_at, oldest (coordinates), oldest_age_hours, asked (whether the brokers said how long
+        the topic keeps records), hours_left (null: it keeps them for ever).
     """
     now = F.lit(params.now.astimezone(dt.UTC))
     age_ms = F.unix_millis(now) - F.unix_millis("oldest_at")
-    left = found.filter("replayed_at IS NULL AND discarded_at IS NULL").groupBy("grp")
+    left = found.filter("replayed_at IS NULL AND discarded_at IS NULL").groupBy("grp", "topic")
     counted = left.agg(
         F.count("*").alias("depth"),
         F.min("arrived_at").alias("oldest_at"),
         F.min_by("coordinates", "arrived_at").alias("oldest"),
     )
-    return counted.select(
-        "*",
+    kept = small_frame(found.sparkSession, list(params.retention_of.items()), "of string, kept_ms bigint")
+    kept_ms = F.coalesce("kept_ms", F.lit(params.retention_ms))
+    return counted.join(F.broadcast(kept), F.col("topic") == F.col("of"), "left").select(
+        *counted.columns,
         (age_ms / _HOUR_MS).alias("oldest_age_hours"),
-        ((params.retention_ms - age_ms) / _HOUR_MS).alias("hours_left"),
+        F.col("kept_ms").isNotNull().alias("asked"),
+        F.when(kept_ms >= 0, (kept_ms - age_ms) / _HOUR_MS).alias("hours_left"),
     )
 
 
@@ -124,13 +138,14 @@ def report(days: DataFrame, left: DataFrame, params: TrendParams) -> Report:
         left: as `open_letters` makes it.
         params: as for `open_letters`.
     """
-    groups = left.orderBy("hours_left").collect()
+    groups = left.orderBy(F.asc_nulls_last("hours_left"), "topic").collect()
     rows = days.orderBy("grp", "day").collect()
-    soon = [row.grp for row in groups if row.hours_left < params.warn_hours]
+    soon = [row.grp for row in groups if row.hours_left is not None and row.hours_left < params.warn_hours]
+    assumed = sum(not row.asked for row in groups)
     by_day: dict[str, int] = {}
     for row in rows:
         by_day[str(row.day)] = by_day.get(str(row.day), 0) + row.arrived
-    of_group = ("grp", "depth", "oldest", "oldest_at", "oldest_age_hours", "hours_left")
+    of_group = ("grp", "topic", "depth", "oldest", "oldest_at", "oldest_age_hours", "hours_left")
     of_day = ("grp", "day", "arrived", "replayed", "discarded", "depth")
     return Report(
         job="dlq-trend",
@@ -145,4 +160,5 @@ def report(days: DataFrame, left: DataFrame, params: TrendParams) -> Report:
         ),
         bars=tuple(sorted(by_day.items()))[-31:],
         bars_title="dead letters by day",
+        notes=(f"of {assumed} topics the retention is assumed, not asked of the brokers",) if assumed else (),
     )

@@ -71,7 +71,9 @@ def transform(lives: DataFrame, params: KeyParams | None = None) -> DataFrame:
     )
     in_order = Window.partitionBy(*of_key, "of_partition").orderBy("at")
     handled_at = F.when(F.col("state") == "acknowledged", F.col("began_at"))
-    later = F.min(handled_at).over(in_order.rowsBetween(1, Window.unboundedFollowing))
+    # From the last back to the first: a frame that looks forward costs the square of a key's messages.
+    from_last = Window.partitionBy(*of_key, "of_partition").orderBy(F.desc("at"))
+    later = F.min(handled_at).over(from_last.rowsBetween(Window.unboundedPreceding, -1))
     run = F.row_number().over(in_order) - F.row_number().over(
         Window.partitionBy(*of_key, "of_partition", "failed").orderBy("at")
     )
