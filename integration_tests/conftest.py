@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -17,6 +18,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from rocketshim.local import Broker, any_broker
 
 from .stepped_broker import SteppedBroker, stepped_broker_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _DEADLINE_S = 60.0
 
@@ -77,6 +81,20 @@ def namespace(admin: AdminClient) -> Iterator[str]:
     unique = f"ns{uuid.uuid4().hex[:10]}"
     yield unique
     delete_topics(admin, [name for name in admin.list_topics(timeout=_DEADLINE_S).topics if name.startswith(unique)])
+
+
+@pytest.fixture
+def interpreted(spark: "SparkSession") -> Iterator[None]:
+    """Spark without compiled code, a third cheaper for a handful of rows.
+
+    Compiled is what the unit tests of the jobs run, and the example with real flights.
+    """
+    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    yield
+    for name in settings:
+        spark.conf.unset(name)
 
 
 @pytest.fixture

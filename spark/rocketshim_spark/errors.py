@@ -23,7 +23,7 @@ class SessionError(ConfigError):
 
 
 class ConnectorMissingError(RocketshimError):
-    """The jars with which Spark reads Kafka and Delta are not there. No session was started."""
+    """The jars with which Spark reads Kafka and Delta are not there. No session was started, or not by us."""
 
 
 class LakeError(RocketshimError):

@@ -27,7 +27,7 @@ born_at             when it was first sent; without the header, the record's own
 dup_headers         headers of the table that are there again
 unknown_headers     headers that are not of the table: the user's own
 decode_error        why the record is malformed
-undecodable         a text header is not UTF-8 (shown with U+FFFD)
+undecodable         a text header, or the name of any header, is not UTF-8 (shown with U+FFFD)
 value_bytes, …      size and SHA-256 of the value; the value itself stays behind
 digest              dlq: what marks of the redrive log know the record by
 ==================  ==================================================================================================
@@ -149,6 +149,8 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
     params = EventParams() if params is None else params
     kind, decoded = F.col("kind"), F.col("h")
     trusted = kind != "source"
+    # Java reads a header's name that is no UTF-8 so; the runtime cannot read such a record, and knows it by its place.
+    unreadable = _is_true(F.array_join("headers.key", "").contains("\ufffd"))
     read = (
         records.withColumn("kind", _kind(params.namespace))
         .filter(kind.isNotNull())
@@ -178,7 +180,7 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         "partition",
         "offset",
         F.col("timestamp").alias("stored_at"),
-        F.coalesce(F.when(_text("UNIQ_KEY") != "", _text("UNIQ_KEY")), F.col("at")).alias("msg_id"),
+        F.coalesce(F.when(~unreadable & (_text("UNIQ_KEY") != ""), _text("UNIQ_KEY")), F.col("at")).alias("msg_id"),
         F.when(trusted, _text("ORIGIN_MESSAGE_ID")).alias("origin_id"),
         F.when(trusted, _text("CONSUMER_GROUP")).alias("grp"),
         F.when(
@@ -204,8 +206,10 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         F.col("at").alias("coordinates"),
         F.coalesce(F.array_size("names") - F.array_size(F.array_distinct("names")), F.lit(0)).alias("dup_headers"),
         F.coalesce(F.array_size("headers") - F.array_size("names"), F.lit(0)).alias("unknown_headers"),
-        F.when(trusted & (kind != "parked"), _fault()).alias("decode_error"),
-        undecodable.alias("undecodable"),
+        F.when(trusted & (kind != "parked"), F.when(unreadable, "bad-header-key").otherwise(_fault())).alias(
+            "decode_error"
+        ),
+        (undecodable | unreadable).alias("undecodable"),
         F.coalesce(F.octet_length("value"), F.lit(0)).alias("value_bytes"),
         F.sha2("value", 256).alias("value_sha256"),
         F.when(kind == "dlq", digest()).alias("digest"),

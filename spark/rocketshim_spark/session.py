@@ -19,7 +19,8 @@ PySpark wheel carries itself (Hadoop, Scala, slf4j) are left out: two versions o
 errors that nobody can read.
 
 Spark takes `spark.jars` when its JVM starts and ignores it afterwards, so a process has one session; `create` gives
-the running one when its jars are what was asked for. Workers get `PYSPARK_PYTHON` of this interpreter when it is not
+the running one. Wherever they were to come from, `create` looks whether Spark has them: without, its own first error
+is a Java trace about a catalog. Workers get `PYSPARK_PYTHON` of this interpreter when it is not
 set (Spark would take `python3` from PATH, which need not have the same packages).
 """
 
@@ -54,6 +55,11 @@ _REQUIRED: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
 }
 _DELTA_LOG_TASKS: Final = "2"  # a log of some hundred entries is read by one task faster than by the 50 of the default
+_CLASSES: Final[Mapping[str, str]] = {
+    "org.apache.spark.sql.kafka010.KafkaSourceProvider": "spark-sql-kafka-0-10",
+    "org.apache.kafka.clients.consumer.Consumer": "kafka-clients",
+    "io.delta.sql.DeltaSparkSessionExtension": "delta-spark",
+}
 _ARTIFACT = re.compile(r"(.+?)-\d[\w.]*\.jar")
 
 
@@ -134,7 +140,8 @@ def create(settings: SessionSettings | None = None, *, environ: Mapping[str, str
         environ: where to look for `spark-submit`'s mark; None: this process's environment.
 
     Raises:
-        ConnectorMissingError: `cache` is asked for and nothing was fetched. Nothing was started.
+        ConnectorMissingError: `cache` is asked for and nothing was fetched, or the session has not got the jars. None
+            was started, or it was stopped again; one that was running before runs on.
         SessionError: `settings.conf` overrides a setting that results depend on. Nothing was started.
 
     Thread-safety: the session may be shared; call this from one thread.
@@ -147,7 +154,20 @@ def create(settings: SessionSettings | None = None, *, environ: Mapping[str, str
         builder = builder.master(settings.master)
     for name, value in conf.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    running = SparkSession.getActiveSession()
+    spark = builder.getOrCreate()
+    if settings.connector != "none":
+        missing = missing_jars(spark._jvm.org.apache.spark.util.Utils.classIsLoadable)  # type: ignore[union-attr]  # noqa: SLF001
+        if missing:
+            if running is None:
+                spark.stop()
+            raise ConnectorMissingError(f"this Spark has no {', no '.join(missing)} on its class path. {_WAY_OUT}")
+    return spark
+
+
+def missing_jars(is_loadable: Callable[[str], bool]) -> list[str]:
+    """The artifacts that a Spark lacks for these jobs, by whether it can load a class of each."""
+    return [artifact for name, artifact in _CLASSES.items() if not is_loadable(name)]
 
 
 def require(spark: SparkSession) -> None:

@@ -198,28 +198,26 @@ def test_any_headers_are_malformed_here_exactly_when_decode_refuses_them(
 class Fetched:
     """What `record` lays down, as the runtime's client gives it."""
 
-    def __init__(self, headers: list[Header]) -> None:
+    def __init__(self, headers: list[Header], key: bytes | None = b"k", value: bytes | None = b"v") -> None:
         self._headers = headers
+        self._key = key
+        self._value = value
 
-    def key(self) -> bytes:
-        return b"k"
+    def key(self) -> bytes | None:
+        return self._key
 
-    def value(self) -> bytes:
-        return b"v"
+    def value(self) -> bytes | None:
+        return self._value
 
     def headers(self) -> list[Header]:
         return self._headers
 
 
-@pytest.mark.parametrize(("key", "value"), [(None, None), (b"", b""), (b"12:", b"-"), (b"\xff\x00", b"x" * 100_000)])
-def test_a_digest_tells_absent_from_empty_as_the_redrive_log_does(
-    spark: SparkSession, key: bytes | None, value: bytes | None
-) -> None:
-    row = (key, value, "rmq.dlq.g", 0, 0, NOON, 1, None)
-    fetched = Fetched([])
-    fetched.key, fetched.value = lambda: key, lambda: value  # type: ignore[method-assign, assignment, return-value]
-    (event,) = transform(frame(spark, [row])).collect()
-    assert event.digest == record_digest(fetched)  # type: ignore[arg-type]
+def test_a_digest_tells_absent_from_empty_as_the_redrive_log_does(spark: SparkSession) -> None:
+    pairs = [(None, None), (b"", b""), (b"12:", b"-"), (b"\xff\x00", b"x" * 100_000)]
+    rows = [(key, value, "rmq.dlq.g", 0, offset, NOON, 1, None) for offset, (key, value) in enumerate(pairs)]
+    found = transform(frame(spark, rows)).orderBy("offset").collect()
+    assert [row.digest for row in found] == [record_digest(Fetched([], *pair)) for pair in pairs]
 
 
 marks = st.builds(
@@ -269,24 +267,29 @@ def test_marks_are_read_as_the_redrive_log_folds_them(
     assert settled(frame(spark, stored), "other").count() == 0
 
 
-@pytest.mark.parametrize(
-    ("headers", "reason"),
-    [
+def test_a_fault_has_the_name_that_the_runtime_gives_it(events: Callable[..., list[Row]]) -> None:
+    lists: list[tuple[list[Header], str]] = [
         ([("TAGS", b"a"), ("TAGS", b"a")], "duplicate-header:TAGS"),
         ([("KEYS", None)], "null-header:KEYS"),
         ([("RECONSUME_TIMES", b"-1")], "bad-number:RECONSUME_TIMES"),
         ([("a\x00b", b"")], "bad-header-key"),
         ([("SHIM", b"2")], "unknown-version"),
         ([("DELAY_MS", b"1"), ("DELIVER_AT_MS", b"1")], "two-due-times"),
-    ],
-)
-def test_a_fault_has_the_name_that_the_runtime_gives_it(
-    events: Callable[..., list[Row]], headers: list[Header], reason: str
-) -> None:
-    with pytest.raises(MalformedRecordError) as refused:
-        decode(headers, trusted=True)
-    (event,) = events(record("rmq.dlq.g", headers))
-    assert event.decode_error == refused.value.reason == reason
+    ]
+    found = events(*(record("rmq.dlq.g", headers, offset=offset) for offset, (headers, _) in enumerate(lists)))
+    for event, (headers, reason) in zip(found, lists, strict=True):
+        with pytest.raises(MalformedRecordError) as refused:
+            decode(headers, trusted=True)
+        assert event.decode_error == refused.value.reason == reason
+
+
+def test_a_header_name_that_is_no_utf8_is_what_the_runtime_makes_of_it(events: Callable[..., list[Row]]) -> None:
+    headers: list[Header] = [("UNIQ_KEY", b"m"), ("ab\ufffd", b"")]  # as Java reads it; Python cannot at all
+    found = events(record("orders", headers, offset=7), record("rmq.dlq.g", headers))
+    assert [(row.msg_id, row.decode_error, row.undecodable) for row in found] == [
+        ("orders/0/7", None, True),
+        ("rmq.dlq.g/0/0", "bad-header-key", True),
+    ]
 
 
 def test_a_session_that_would_fail_on_a_repeated_header_is_refused(spark: SparkSession) -> None:

@@ -1,5 +1,7 @@
 """Which settings a session gets, and what is said when the jars are not there."""
 
+import os
+import sys
 from pathlib import Path
 
 import pyspark
@@ -34,6 +36,11 @@ def test_spark_submit_and_its_like_are_trusted_to_bring_the_jars() -> None:
     assert conf["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension"
 
 
+def test_what_spark_cannot_load_is_named_by_its_artifact() -> None:
+    assert session.missing_jars(lambda _: True) == []
+    assert session.missing_jars(lambda name: "delta" in name) == ["spark-sql-kafka-0-10", "kafka-clients"]
+
+
 def test_packages_are_left_to_spark() -> None:
     conf = session._conf(SessionSettings(connector="packages"), {})
     assert conf["spark.jars.packages"].split(",") == session.connector_coordinates()
@@ -54,3 +61,19 @@ def test_jars_that_pyspark_carries_are_left_out() -> None:
 def test_the_running_session_has_what_jobs_rest_on(spark: SparkSession) -> None:
     session.require(spark)
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.mapKeyDedupPolicy") == "LAST_WIN"
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "needed"),
+    [("spark.sql.mapKeyDedupPolicy", "EXCEPTION", "LAST_WIN"), ("spark.sql.session.timeZone", "CET", "UTC")],
+)
+def test_a_session_of_somebody_elses_is_refused_with_what_it_lacks(
+    spark: SparkSession, setting: str, value: str, needed: str
+) -> None:
+    theirs = spark.newSession()
+    theirs.conf.set(setting, value)
+    with pytest.raises(SessionError, match=f"{setting}={value}, and these jobs need {needed}.*spark.conf.set"):
+        session.require(theirs)

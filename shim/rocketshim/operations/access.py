@@ -97,7 +97,7 @@ def grants(
         case Role.OPERATOR:
             return (*_operator(names, groups), *_users(topics, "READ", "DESCRIBE_CONFIGS", why="trace, doctor"))
         case Role.SPARK:
-            return (*_everything_read(names), *_users(topics, "READ", why="analyse"))
+            return (*_everything_read(names, groups), *_users(topics, "READ", why="analyse"))
 
 
 def _consumer(names: TopicNames, groups: Iterable[str], *, orderly: bool) -> Iterator[Grant]:
@@ -139,9 +139,12 @@ def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     )
 
 
-def _everything_read(names: TopicNames) -> Iterator[Grant]:
+def _everything_read(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(names.schedule, "READ", why="analyse")
     yield _topic(f"{names.prefix}rmq.", "READ", why="analyse", prefixed=True)
+    yield _topic(f"{names.prefix}rmq.dlq.", "DESCRIBE_CONFIGS", why="retention: dlq-trend", prefixed=True)
+    for group in (names.worker_group, *groups):
+        yield _group(group, "DESCRIBE", why="positions: without them nobody knows what was handled")
 
 
 def _users(topics: Iterable[str], *operations: str, why: str) -> Iterator[Grant]:

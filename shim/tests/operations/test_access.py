@@ -40,7 +40,11 @@ def test_no_grant_covers_another_groups_or_namespaces_topics_for_writing(role: R
 
 @pytest.mark.parametrize("role", [Role.SPARK])
 def test_who_only_looks_never_writes(role: Role) -> None:
-    assert {operation for grant in of(role) for operation in grant.operations} == {"READ"}
+    assert {operation for grant in of(role) for operation in grant.operations} == {
+        "READ",
+        "DESCRIBE",
+        "DESCRIBE_CONFIGS",
+    }
 
 
 @pytest.mark.parametrize(("groups", "topics"), [([], ["orders"]), (["g"], [])])

@@ -1,0 +1,65 @@
+"""What Spark would run for each job: nothing of ours is in the executors, no row ever meets Python."""
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from rocketshim.filters import SqlFilter
+from rocketshim_spark import events
+from rocketshim_spark.filters import header_property, selects
+from rocketshim_spark.frames import small_frame
+from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
+
+from .histories import GAPS, NAMES, NOW_MS, ms
+
+COMMITTED = {"g": {("orders", 0): 1}, NAMES.worker_group: {(NAMES.schedule, 0): 1}}
+
+
+def records(spark: SparkSession) -> DataFrame:
+    return spark.range(10).selectExpr(
+        "CAST(NULL AS BINARY) AS key", "CAST(id AS BINARY) AS value",
+        "element_at(array('orders', 'SCHEDULE_TOPIC_XXXX', 'rmq.dlq.g', 'rmq.redrive'), INT(id % 4) + 1) AS topic",
+        "0 AS partition", "id AS offset", "timestamp_millis(id) AS timestamp", "1 AS timestampType",
+        "array(named_struct('key', 'CONSUMER_GROUP', 'value', CAST('g' AS BINARY))) AS headers",
+    )  # fmt: skip
+
+
+def plans(spark: SparkSession) -> dict[str, DataFrame]:
+    read = records(spark)
+    told, settled = events.transform(read), events.settled(read)
+    lives = lineage.transform(told, lineage.LineageParams(committed=COMMITTED))
+    waited = delays.outcomes(told, delays.DelayParams(now=ms(NOW_MS), worker=COMMITTED[NAMES.worker_group]))
+    gaps = small_frame(spark, [], GAPS)
+    letters, trend = dlq_trend.letters(told, settled), dlq_trend.TrendParams(now=ms(NOW_MS))
+    topics = small_frame(spark, [("rmq.dlq.g", "id")], "topic string, topic_id string")
+    params = replay.PlanParams(plan_id="p", max_messages=5)
+    planned = replay.with_targets(replay.plan(told, topics, params, settled=settled), params)
+    return {
+        "events": told,
+        "settled": settled,
+        "lineage": lives,
+        "failures": failures.transform(told, failures.FailureParams(since=ms(0))),
+        "delay outcomes": waited,
+        "delays": delays.transform(waited),
+        "audit": audit.transform(lives, gaps),
+        "residuals": audit.residuals(lives, gaps),
+        "malformed": audit.malformed(told),
+        "keys": keys.transform(lives),
+        "letters": letters,
+        "trend": dlq_trend.transform(letters),
+        "open letters": dlq_trend.open_letters(letters, trend),
+        "plan": planned,
+        "check": replay.check(planned, read, settled),
+        "chosen": read.filter(selects(SqlFilter("a > 1"), lambda name: header_property(F.col("headers"), name))),
+    }
+
+
+def runs_python(frame: DataFrame) -> bool:
+    plan = frame._jdf.queryExecution().toString()
+    assert "== Physical Plan ==" in plan
+    return "Python" in plan or "Pandas" in plan
+
+
+def test_no_row_of_any_job_meets_python(spark: SparkSession) -> None:
+    shout = F.udf(lambda text: text.upper())
+    assert runs_python(records(spark).select(shout("topic")))  # else this test would see nothing
+    assert [name for name, frame in plans(spark).items() if runs_python(frame)] == []
