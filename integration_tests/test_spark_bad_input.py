@@ -11,7 +11,9 @@ from pyspark.sql import SparkSession
 from rocketshim.local import Broker
 from rocketshim_spark import events
 from rocketshim_spark.cli import main
+from rocketshim_spark.jobs import audit, delays, lineage, replay
 from rocketshim_spark.land import land, read_records
+from rocketshim_spark.running import open_lake
 from rocketshim_topics import TopicNames, decode
 from rocketshim_topics.errors import MalformedRecordError
 
@@ -54,16 +56,19 @@ def test_values_of_10_mb_odd_headers_and_odd_clocks_are_landed_and_read(
     assert [row.bytes for row in stored] == [BIG, None, 0, 1, 5, 5, 3]
     assert [(each.key, None if each.value is None else bytes(each.value)) for each in stored[0].headers] == odd
     assert stored[6].headers[1].key == "ab\ufffd\ufffd"  # what Java makes of it; the runtime cannot read it at all
-    rows = events.transform(records).orderBy("offset").collect()
+    told = events.transform(records).cache()
+    rows = told.orderBy("offset").collect()
     assert [row.kind for row in rows] == ["source"] * 7
     assert [row.undecodable for row in rows] == [True, False, False, True, False, False, True]
     assert (rows[0].tag, rows[0].dup_headers, rows[0].unknown_headers) == ("\ufffd\ufffd", 1, 3)
     assert [row.value_bytes for row in rows] == [BIG, 0, 0, 1, 5, 5, 3]
     assert [row.msg_id for row in rows] == ["one" if at in {4, 5} else f"{name}/0/{at}" for at in range(7)]
     assert {row.decode_error for row in rows} == {None}
-    assert main(["audit", "--lake", lake]) == 0
-    (account,) = spark.read.format("delta").load(f"{lake}/reports/audit").collect()
-    assert (account.sent, account.open, account.copies) == (6, 6, 1)
+    lives = lineage.transform(told).collect()
+    assert {life.msg_id: (life.state, life.copies) for life in lives} == {
+        row.msg_id: ("open", int(row.msg_id == "one")) for row in rows
+    }
+    told.unpersist()
 
 
 def confirmed(error: KafkaError | None, _: object) -> None:
@@ -104,7 +109,9 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
         write(broker.bootstrap, name, [(b"CONSUMER_GROUP", b"pay"), (b"ab\xff\xfe", b"1")], b"bad")
     lake, at = str(tmp_path), ("--lake", str(tmp_path), "--namespace", namespace)
     assert land(spark, broker.bootstrap, ours, lake).rows == 3 * (len(lists) + 1)
-    rows = events.transform(read_records(spark, lake), events.EventParams(namespace=namespace)).collect()
+    view = open_lake(spark, lake, namespace=namespace)
+    told = view.events.cache()
+    rows = told.collect()
     expected = [*map(fault, lists), "bad-header-key"]
     found = {(row.topic, row.offset): row.decode_error for row in rows}
     for offset, reason in enumerate(expected):
@@ -117,12 +124,19 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
     assert "&lt;script&gt;" in page
     assert "<script" not in page
     assert "\x1b" not in page
-    count = sum(error is not None for error in found.values())
-    assert main(["audit", *at]) == 2
-    assert f"{count} malformed" in printed()
-    assert main(["delays", *at]) == 0
-    assert main(["replay", "plan", "--plan", "p", *at]) == 0
-    assert f"{len(expected)} dead letters:" in printed()
+    unread = audit.malformed(told).collect()
+    assert sum(row.records for row in unread) == sum(error is not None for error in found.values())
+    lives = lineage.transform(told, lineage.LineageParams(namespace=namespace))
+    missing = audit.residuals(lives, view.gaps)
+    assert sum(row.sent for row in audit.transform(lives, missing).collect()) == lives.count()
+    assert delays.outcomes(told, delays.DelayParams(now=view.now)).collect() == []  # none says where it was to go
+    params = replay.PlanParams(plan_id="p", namespace=namespace)
+    planned = replay.with_targets(replay.plan(told, view.topics(), params), params).collect()
+    assert len(planned) == len(expected)
+    for letter in planned:
+        if expected[letter.offset] is not None:
+            assert (letter.action, letter.reason) == ("skip", f"malformed:{expected[letter.offset]}")
+    told.unpersist()
 
 
 def fault(headers: list[Header] | None) -> str | None:

@@ -162,9 +162,14 @@ def test_the_brokers_say_when_they_delete_letters(day: Day, admin: AdminClient, 
     assert printed().startswith("dlq-trend: 4 dead letters are left; 1 groups lose some within 24 hours")
 
 
-def test_a_folder_that_nothing_was_landed_in_is_an_error(day: Day, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_nothing_was_landed_in_and_a_version_that_is_not_there_are_errors(
+    day: Day, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["audit", "--lake", f"{day.lake}-not"]) == 1
-    assert "run `rocketshim spark land" in capsys.readouterr().err
+    assert main(["audit", "--lake", f"{day.lake}-not", "--version", "0"]) == 1
+    assert capsys.readouterr().err.count("run `rocketshim spark land") == 2
+    assert day.ask("audit", "--version", "99") == 1
+    assert "has no version 99: its newest is " in capsys.readouterr().err
 
 
 def test_replay_and_dlq_apply_send_each_letter_once_between_them(

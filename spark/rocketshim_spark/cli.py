@@ -197,7 +197,7 @@ def audit(
 
         lives = publish(view, "lineage", view.lives())
         missing = publish(view, "residuals", job.residuals(lives, view.gaps))
-        account = publish(view, "audit", job.transform(lives, view.gaps))
+        account = publish(view, "audit", job.transform(lives, missing))
         report = job.report(account, missing, view.gaps, job.malformed(view.events))
         say(view, report)
     end(fine=report.fine)
@@ -267,9 +267,10 @@ def dlq_trend(
         params = job.TrendParams(
             now=view.now, retention_of=kept, retention_ms=retention_ms, warn_hours=warn_ms / 3_600_000
         )
-        found = publish(view, "dlq_letters", job.letters(view.events, view.settled))
+        found = job.letters(view.events, view.settled).cache()
         days = publish(view, "dlq_trend", job.transform(found))
         report = job.report(days, publish(view, "dlq_open", job.open_letters(found, params)), params)
+        found.unpersist()
         say(view, report)
     end(fine=report.fine)
 

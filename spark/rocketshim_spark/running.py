@@ -17,6 +17,7 @@ import typer
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketshim_spark import events
+from rocketshim_spark.errors import LakeError
 from rocketshim_spark.jobs import lineage
 from rocketshim_spark.land import (
     Place,
@@ -99,10 +100,13 @@ def open_lake(
         out: the folder of results; None: `reports` in the lake.
 
     Raises:
-        LakeError: nothing was landed there.
+        LakeError: nothing was landed there, or it has no such version.
     """
     lake = lake.rstrip("/")
-    at = latest_version(spark, lake) if version is None else version
+    newest = latest_version(spark, lake)
+    if newest is not None and version is not None and version > newest:
+        raise LakeError(f"{lake} has no version {version}: its newest is {newest}")
+    at = version if newest is not None and version is not None else newest
     records = read_records(spark, lake, at)
     return OpenLake(
         spark=spark,

@@ -177,14 +177,14 @@ def outcomes(
 
 def _passed(left: Sequence[tuple[Stored, Sequence[Stored]]]) -> set[str]:
     """Of schedule records and what was made of them: which of those delivered once have let a later one go first."""
+    ways = defaultdict(list)
+    for waited, made in left:
+        ways[_place(waited), _place(made[0])].append((waited.offset(), made[0].offset(), len(made), waited.where))
     return {
-        waited.where
-        for waited, (first, *repeats) in left
-        for other, made in left
-        if not repeats
-        and (_place(other), _place(made[0])) == (_place(waited), _place(first))
-        and other.offset() > waited.offset()
-        and made[0].offset() < first.offset()
+        where
+        for same in ways.values()
+        for at, first, times, where in same
+        if times == 1 and any(other > at and earlier < first for other, earlier, *_ in same)
     }
 
 

@@ -28,7 +28,7 @@ def plans(spark: SparkSession) -> dict[str, DataFrame]:
     told, settled = events.transform(read), events.settled(read)
     lives = lineage.transform(told, lineage.LineageParams(committed=COMMITTED))
     waited = delays.outcomes(told, delays.DelayParams(now=ms(NOW_MS), worker=COMMITTED[NAMES.worker_group]))
-    gaps = small_frame(spark, [], GAPS)
+    missing = audit.residuals(lives, small_frame(spark, [], GAPS))
     letters, trend = dlq_trend.letters(told, settled), dlq_trend.TrendParams(now=ms(NOW_MS))
     topics = small_frame(spark, [("rmq.dlq.g", "id")], "topic string, topic_id string")
     params = replay.PlanParams(plan_id="p", max_messages=5)
@@ -40,8 +40,8 @@ def plans(spark: SparkSession) -> dict[str, DataFrame]:
         "failures": failures.transform(told, failures.FailureParams(since=ms(0))),
         "delay outcomes": waited,
         "delays": delays.transform(waited),
-        "audit": audit.transform(lives, gaps),
-        "residuals": audit.residuals(lives, gaps),
+        "residuals": missing,
+        "audit": audit.transform(lives, missing),
         "malformed": audit.malformed(told),
         "keys": keys.transform(lives),
         "letters": letters,

@@ -87,22 +87,20 @@ def residuals(lives: DataFrame, gaps: DataFrame) -> DataFrame:
     )
 
 
-def transform(lives: DataFrame, gaps: DataFrame) -> DataFrame:
+def transform(lives: DataFrame, missing: DataFrame) -> DataFrame:
     """The account of each topic and group.
 
     Args:
         lives: as `lineage.transform` makes them.
-        gaps: as `land.read_gaps` gives them.
+        missing: as `residuals` makes it of these lives.
 
     Returns:
         topic, grp, sent, one column for each state, copies (repeats), residual (not explained), expired (explained).
 
     Thread-safety: a pure function of the frames.
     """
-    missing = residuals(lives, gaps).select("grp", "msg_id", "explained").toDF("of_grp", "of_id", "explained")
-    joined = lives.join(
-        missing, lives["grp"].eqNullSafe(missing["of_grp"]) & (F.col("msg_id") == F.col("of_id")), "left"
-    )
+    listed = missing.select("grp", "msg_id", "explained").toDF("of_grp", "of_id", "explained")
+    joined = lives.join(listed, F.col("grp").eqNullSafe(F.col("of_grp")) & (F.col("msg_id") == F.col("of_id")), "left")
     return joined.groupBy("topic", "grp").agg(
         F.count_distinct("msg_id").alias("sent"),
         *(F.count_if(F.col("state") == state).alias(state) for state in STATES),
