@@ -56,9 +56,10 @@ def uri_lake(tmp_path: Path) -> str:
 @pytest.fixture
 def hadoop_lake(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
     """A lake in a file system that Spark reaches through Hadoop alone, as it reaches HDFS and object stores."""
-    mount = "fs.viewfs.mounttable.lake.link./shim"
+    table = f"t{uuid.uuid4().hex}"  # Hadoop keeps what it has opened
+    mount = f"fs.viewfs.mounttable.{table}.link./shim"
     spark.conf.set(mount, tmp_path.as_uri())
-    yield "viewfs://lake/shim/lake"
+    yield f"viewfs://{table}/shim/lake"
     spark.conf.unset(mount)
 
 

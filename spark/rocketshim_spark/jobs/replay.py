@@ -451,10 +451,10 @@ def landed_letters(planned: DataFrame, records: DataFrame) -> DataFrame:
     """
     place = ["topic", "partition", "offset"]
     todo = planned.filter("action = 'send'").select(*place)
-    found = todo.join(records, place)
-    missing = todo.count() - found.count()
+    missing = todo.join(records, place, "left_anti").count()
     if missing:
         raise LakeError(f"{missing} planned letters are not in the lake: was it landed anew since the plan was made?")
+    found = todo.join(records, place)
     return found.select(*found.columns, F.unix_millis("timestamp").alias("stored_ms")).orderBy(*place)
 
 
