@@ -87,7 +87,7 @@ def namespace(admin: AdminClient) -> Iterator[str]:
 def interpreted(spark: "SparkSession") -> Iterator[None]:
     """Spark without compiled code, a third cheaper for a handful of rows.
 
-    Compiled is what the unit tests of the jobs run, and the example with real flights.
+    Compiled is what the unit tests of the jobs run, and the year of flights among the long tests.
     """
     settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     for name, value in settings.items():

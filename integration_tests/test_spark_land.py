@@ -188,6 +188,7 @@ def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_onc
     command = ["land", name, "--lake", lake, "--bootstrap", broker.bootstrap, "--master", "local[2]"]
     with subprocess.Popen(
         [sys.executable, "-m", "rocketshim", "spark", *command],
+        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
         start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 300.0
