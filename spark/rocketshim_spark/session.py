@@ -157,17 +157,12 @@ def create(settings: SessionSettings | None = None, *, environ: Mapping[str, str
     running = SparkSession.getActiveSession()
     spark = builder.getOrCreate()
     if settings.connector != "none":
-        missing = missing_jars(spark._jvm.org.apache.spark.util.Utils.classIsLoadable)  # type: ignore[union-attr]  # noqa: SLF001
+        missing = _missing(spark._jvm.org.apache.spark.util.Utils.classIsLoadable)  # type: ignore[union-attr]  # noqa: SLF001
         if missing:
             if running is None:
                 spark.stop()
             raise ConnectorMissingError(f"this Spark has no {', no '.join(missing)} on its class path. {_WAY_OUT}")
     return spark
-
-
-def missing_jars(is_loadable: Callable[[str], bool]) -> list[str]:
-    """The artifacts that a Spark lacks for these jobs, by whether it can load a class of each."""
-    return [artifact for name, artifact in _CLASSES.items() if not is_loadable(name)]
 
 
 def require(spark: SparkSession) -> None:
@@ -211,6 +206,11 @@ def _conf(settings: SessionSettings, environ: Mapping[str, str]) -> dict[str, st
             )
         conf["spark.jars"] = ",".join(jar.as_posix() for jar in jars)
     return {**conf, **settings.conf}
+
+
+def _missing(is_loadable: Callable[[str], bool]) -> list[str]:
+    """The artifacts that a Spark lacks for these jobs, by whether it can load a class of each."""
+    return [artifact for name, artifact in _CLASSES.items() if not is_loadable(name)]
 
 
 def _not_shipped(jars: list[Path]) -> list[Path]:

@@ -37,8 +37,8 @@ def test_spark_submit_and_its_like_are_trusted_to_bring_the_jars() -> None:
 
 
 def test_what_spark_cannot_load_is_named_by_its_artifact() -> None:
-    assert session.missing_jars(lambda _: True) == []
-    assert session.missing_jars(lambda name: "delta" in name) == ["spark-sql-kafka-0-10", "kafka-clients"]
+    assert session._missing(lambda _: True) == []
+    assert session._missing(lambda name: "delta" in name) == ["spark-sql-kafka-0-10", "kafka-clients"]
 
 
 def test_packages_are_left_to_spark() -> None:
