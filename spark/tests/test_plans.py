@@ -16,7 +16,7 @@ COMMITTED = {"g": {("orders", 0): 1}, NAMES.worker_group: {(NAMES.schedule, 0): 
 
 def records(spark: SparkSession) -> DataFrame:
     return spark.range(10).selectExpr(
-        "CAST(NULL AS BINARY) AS key", "CAST(id AS BINARY) AS value",
+        "CAST(NULL AS BINARY) AS key", "CAST(CAST(id AS STRING) AS BINARY) AS value",
         "element_at(array('orders', 'SCHEDULE_TOPIC_XXXX', 'rmq.dlq.g', 'rmq.redrive'), INT(id % 4) + 1) AS topic",
         "0 AS partition", "id AS offset", "timestamp_millis(id) AS timestamp", "1 AS timestampType",
         "array(named_struct('key', 'CONSUMER_GROUP', 'value', CAST('g' AS BINARY))) AS headers",
