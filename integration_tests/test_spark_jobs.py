@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from pyspark.sql import SparkSession
 
 from rocketshim import ConsumeFromWhere, DeadLetter, DelayWorker, Producer, PushConsumer, WorkerSettings
@@ -152,7 +152,8 @@ def test_delays_were_kept_and_none_came_early(day: Day, printed: Printed) -> Non
 
 def test_the_brokers_say_when_they_delete_letters(day: Day, admin: AdminClient, printed: Printed) -> None:
     hour = ConfigEntry("retention.ms", "3600000", incremental_operation=AlterConfigOpType.SET)
-    (changed,) = admin.incremental_alter_configs([ConfigResource("topic", day.letters, [hour])]).values()
+    resource = ConfigResource(ResourceType.TOPIC, day.letters, incremental_configs=[hour])
+    (changed,) = admin.incremental_alter_configs([resource]).values()
     changed.result(GUARD_S)
     cluster = Cluster(day.bootstrap)
     waiting.wait_until(

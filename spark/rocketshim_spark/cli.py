@@ -161,7 +161,7 @@ def delays(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """How late delayed messages came. Exit code 2 if one was early, forgotten, parked, or is stuck."""
+    """How late delayed messages came. Exit code 2 if one was early, overtaken, forgotten, parked, or is stuck."""
     from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` does without
 
     grace_ms, skew_ms = parse_duration_ms(grace), parse_duration_ms(skew)

@@ -24,6 +24,7 @@ def records(spark: SparkSession) -> DataFrame:
 
 
 def plans(spark: SparkSession) -> dict[str, DataFrame]:
+    """The last frame of each job; what it is made from is in its plan."""
     read = records(spark)
     told, settled = events.transform(read), events.settled(read)
     lives = lineage.transform(told, lineage.LineageParams(committed=COMMITTED))
@@ -34,21 +35,14 @@ def plans(spark: SparkSession) -> dict[str, DataFrame]:
     params = replay.PlanParams(plan_id="p", max_messages=5)
     planned = replay.with_targets(replay.plan(told, topics, params, settled=settled), params)
     return {
-        "events": told,
-        "settled": settled,
-        "lineage": lives,
         "failures": failures.transform(told, failures.FailureParams(since=ms(0))),
-        "delay outcomes": waited,
         "delays": delays.transform(waited),
-        "residuals": missing,
         "audit": audit.transform(lives, missing),
         "malformed": audit.malformed(told),
         "keys": keys.transform(lives),
-        "letters": letters,
         "trend": dlq_trend.transform(letters),
         "open letters": dlq_trend.open_letters(letters, trend),
-        "plan": planned,
-        "check": replay.check(planned, read, settled),
+        "check of a plan": replay.check(planned, read, settled),
         "chosen": read.filter(selects(SqlFilter("a > 1"), lambda name: header_property(F.col("headers"), name))),
     }
 
