@@ -174,8 +174,10 @@ header_values = st.one_of(
 header_lists = st.lists(st.tuples(header_names, header_values), max_size=6)
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(header_lists, min_size=150, max_size=200))
+@settings(
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(st.lists(header_lists, min_size=60, max_size=200))
 def test_any_headers_are_malformed_here_exactly_when_decode_refuses_them(
     spark: SparkSession, lists: list[list[Header]]
 ) -> None:
@@ -234,7 +236,9 @@ begins = st.builds(BeginRecord, source=st.just("rmq.dlq.a"), plan=st.just("p1"),
 strange = st.sampled_from([None, b"", b"[", b"{}", b'{"v": 2, "kind": "mark"}', b'{"v": 1, "kind": "mark"}', b"\xff"])
 
 
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(st.lists(st.one_of(marks, begins, strange), max_size=8), min_size=20, max_size=60))
 def test_marks_are_read_as_the_redrive_log_folds_them(
     spark: SparkSession, logs: list[list[MarkRecord | BeginRecord | bytes | None]]

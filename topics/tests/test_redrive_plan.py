@@ -125,7 +125,9 @@ def test_an_id_names_the_letter_and_its_plan(store: Any) -> None:
     assert (envelope.reconsume_times, envelope.uniq_key, envelope.hop_id) == (0, "m7", "rmq.dlq.g/0/7")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture is a pure function
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)  # the fixture is a pure function
 @given(
     offsets=st.lists(st.integers(0, 30), unique=True, max_size=8),
     counts=st.lists(st.integers(0, 5), min_size=8, max_size=8),
