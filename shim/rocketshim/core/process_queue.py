@@ -262,10 +262,8 @@ class ProcessQueue(Generic[MessageT]):
             self._finish(chunk, done, chunk.size_bytes - sum(map(len, held)))
             to_send = [message for message in held if message.offset() not in sent_before]
         self._owe(chunk, to_send)
-        chunk.messages, chunk.todo = (
-            (),
-            iter(()),
-        )  # a hop that cannot be stored holds its own message, and not what surrounds it
+        chunk.messages = ()  # a hop that cannot be stored holds its own message, and not what surrounds it
+        chunk.todo = iter(())
         return to_send
 
     def report_part(
