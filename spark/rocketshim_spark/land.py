@@ -67,6 +67,8 @@ __all__ = [
 ]
 
 _STATS: Final = "topic,partition,offset,timestamp"
+_TASKS_PER_CORE: Final = 3
+_LEAST_PER_TASK: Final = 100_000  # opening a consumer for less costs more than it saves
 _GAPS_SCHEMA: Final = (
     "found_at timestamp, topic string, topic_id string, partition int, gap_from bigint, gap_to bigint, reason string"
 )
@@ -151,7 +153,9 @@ def land(
         config: settings of the librdkafka client that the driver asks with; None: none.
         groups: consumer groups whose committed positions are noted; None: every group of the cluster that has committed
             any on these topics.
-        max_records_per_task: most offsets that one task reads; None: one task per partition.
+        max_records_per_task: most offsets that one task reads. A partition that holds more than its share of what is
+            new is read in pieces in any case, of 100,000 offsets or more, so that no core waits for it. None: one task
+            per partition.
 
     Returns:
         what was done.
@@ -195,7 +199,9 @@ def land(
         subscribe=",".join(wanted), startingOffsets=offsets_json(starts), failOnDataLoss=str(not holes).lower()
     )
     if max_records_per_task is not None:
-        options["maxRecordsPerPartition"] = str(max_records_per_task)
+        new_count = sum(max(0, each.end - starts[each.topic, each.partition]) for each in before)
+        share = -(-new_count // (_TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
+        options["maxRecordsPerPartition"] = str(min(max_records_per_task, max(_LEAST_PER_TASK, share)))
     rows = _stream(spark, options, lake)
     if holes:
         # Spark was told to pass over holes: what retention took since the look before must not stay unsaid.
