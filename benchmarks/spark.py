@@ -3,9 +3,11 @@
 Records of 200 B (half of which a compressor can take away) with the six headers that a sender writes, eight partitions.
 
 * `parquet`: `land` against a plain batch read of the same rows written as Parquet with zstd.
-* `lineage`: `land` and one row per message as a Delta table, against one confluent-kafka consumer, `consume(1000)`,
-  that builds the same rows in memory and writes nothing. Printed is the *marginal* rate, (large - small) records over
-  the difference of the times: what is paid once counts on neither side.
+* `lineage`: `land` and one row per message as a Delta table, against one confluent-kafka process, `consume(1000)`, that
+  writes the same table as Parquet: every column, every row (`--check` compares them, and ends). It knows sent
+  records only, lands nothing, and does without Python's cyclic garbage collection. Printed is the
+  *marginal* rate, (large - small) records over the difference of the times: what is paid once counts on neither side.
+  Needs `pip install pyarrow`.
 * `again`: 100,000 new records into the large lake against 100,000 into an empty one.
 * `skew`: all records in one of the eight partitions against even ones.
 
@@ -15,6 +17,7 @@ second. `--data` keeps broker and topics, so that a later run need not produce t
 """
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -28,6 +31,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,7 @@ from rocketshim_topics import Message, TopicNames, hops
 
 PARTITIONS = 8
 MORE = 100_000
+DELIVERED = 2  # as `rocketshim_spark.jobs.lineage` counts the steps
 ROWS = ("parquet", "lineage", "again", "skew")
 Side = dict[str, float]
 
@@ -118,7 +123,8 @@ def by_spark(what: str, bootstrap: str, topic: str, folder: str, heap: str) -> S
     return {"lives": lives, "landed_s": landed_s, "seconds": seconds, "mib": peak[0]}
 
 
-def by_python(bootstrap: str, topic: str) -> Side:
+def by_python(bootstrap: str, topic: str, folder: str) -> Side:
+    gc.disable()  # what millions of rows cost it is no part of the comparison
     with peak_mib() as peak:
         consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False,
@@ -131,24 +137,63 @@ def by_python(bootstrap: str, topic: str) -> Side:
         while left > 0:
             for message in consumer.consume(1_000, 0.2):
                 headers: dict[str, Any] = dict(message.headers() or ())
-                place = f"{message.topic()}/{message.partition()}/{message.offset()}"
-                attempt = int(headers.get("RECONSUME_TIMES", 0))
-                entry = (attempt, message.timestamp()[1], place, headers.get("FAIL_CLASS"))
-                found[headers["UNIQ_KEY"].decode()].append((entry, int(headers["BORN_TIMESTAMP"]), headers.get("TAGS")))
+                place, at = f"{topic}/{message.partition()}/{message.offset()}", message.timestamp()[1]
+                entry = (0, 0, DELIVERED, at, place, "source", None, False)
+                born, tag, uid = headers.get("BORN_TIMESTAMP"), headers.get("TAGS"), headers.get("UNIQ_KEY")
+                record = (entry, int(born) if born else at, tag and tag.decode(errors="replace"), message.key())
+                found[uid.decode(errors="replace") if uid else place].append(record)
                 left -= 1
-        lives = [life(uid, topic, records) for uid, records in found.items()]
+        read_s = time.monotonic() - began
+        lives = (life(uid, topic, records) for uid, records in found.items())
+        write(lives, Path(folder))
         seconds = time.monotonic() - began
         consumer.close()
-    return {"lives": len(lives), "landed_s": 0, "seconds": seconds, "mib": peak[0]}
+    return {"lives": len(found), "landed_s": read_s, "seconds": seconds, "mib": peak[0]}
 
 
 def life(uid: str, topic: str, records: list[Any]) -> tuple[Any, ...]:
-    """A row of the table: state and counts from the history in order."""
-    history = sorted(entry for entry, _, _ in records)
-    newest, born = history[-1], min(born for _, born, _ in records)
-    copies = len(history) - len({entry[0] for entry in history})
-    state = "open" if newest[3] is None else "retrying"
-    return uid, state, topic, records[0][2], history[0][2], born, newest[0], len(history), copies, history, newest[1]
+    """A row of the table, in the order of its columns: no group has committed anything, and so each is open."""
+    if len(records) > 1:
+        records.sort()
+    first, _, tag, key = records[0]
+    history = [record[0] for record in records]
+    newest, born = history[-1], min(record[1] for record in records)
+    return (
+        None, uid, "open", False, topic, tag, key, first[4], born, newest[1], len(history), len(history) - 1, True,
+        False, history, newest[6], newest[3], None,
+    )  # fmt: skip
+
+
+def write(lives: Iterator[tuple[Any, ...]], folder: Path) -> None:
+    import pyarrow as pa  # noqa: PLC0415 the other side does without
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    text, number, at = pa.string(), pa.int32(), pa.timestamp("ms", "UTC")
+    entry = [("replay", number), ("attempt", number), ("step", number), ("at", at), ("coordinates", text),
+             ("kind", text), ("reason", text), ("reached", pa.bool_())]  # fmt: skip
+    schema = pa.schema(
+        [("grp", text), ("msg_id", text), ("state", text), ("inferred", pa.bool_()), ("topic", text), ("tag", text),
+         ("key", pa.binary()), ("origin", text), ("first_sent", at), ("attempts", number), ("deliveries", number),
+         ("copies", number), ("rooted", pa.bool_()), ("broken", pa.bool_()), ("history", pa.list_(pa.struct(entry))),
+         ("last_reason", text), ("last_at", at), ("took_ms", pa.int64())]
+    )  # fmt: skip
+    folder.mkdir()
+    with pq.ParquetWriter(folder / "lineage.parquet", schema, compression="snappy") as file:
+        while rows := list(islice(lives, 100_000)):
+            columns = zip(*rows, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            file.write_table(pa.table(arrays, schema=schema))
+
+
+def differing(ours: str, theirs: str) -> Side:
+    from rocketshim_spark.session import SessionSettings, create  # noqa: PLC0415
+
+    spark = create(SessionSettings(master="local[2]"))
+    first, second = spark.read.format("delta").load(ours), spark.read.parquet(theirs)
+    assert first.columns == second.columns
+    count = first.exceptAll(second).count() + second.exceptAll(first).count()
+    spark.stop()
+    return {"differing": count}
 
 
 def side(*words: str) -> Side:
@@ -170,8 +215,8 @@ class Bench:
     def __init__(self, bootstrap: str, folder: Path, given: argparse.Namespace) -> None:
         self.bootstrap, self.folder, self.given = bootstrap, folder, given
 
-    def spark(self, what: str, topic: str, *, into: str = "") -> Side:
-        """One run of Spark; into a folder that is kept, or into one that is removed."""
+    def run(self, what: str, topic: str, *, into: str = "") -> Side:
+        """One run of a side; into a folder that is kept, or into one that is removed."""
         folder = self.folder / (into or uuid.uuid4().hex)
         found = side(what, self.bootstrap, topic, str(folder), self.given.heap)
         if not into:
@@ -181,7 +226,7 @@ class Bench:
     def parquet(self) -> None:
         topic, ratios = filled(self.bootstrap, "even", self.given.large), []
         for _ in range(self.given.rounds):
-            plain, landed = self.spark("parquet", topic), self.spark("land", topic)
+            plain, landed = self.run("parquet", topic), self.run("land", topic)
             ratios.append(landed["seconds"] / plain["seconds"])
             print(
                 f"plain Parquet {plain['seconds']:.1f} s ({plain['mib']:,.0f} MiB), "
@@ -195,29 +240,38 @@ class Bench:
         topics = [filled(self.bootstrap, "even", count) for count in sizes]
         rates: dict[str, list[float]] = {"spark": [], "python": []}
         for _ in range(self.given.rounds):
-            both = {
-                "spark": [self.spark("lineage", topic) for topic in topics],
-                "python": [side("python", self.bootstrap, topic) for topic in topics],
-            }
-            for name, (first, second) in both.items():
-                assert [first["lives"], second["lives"]] == [*sizes]
-                rates[name].append((sizes[1] - sizes[0]) / (second["seconds"] - first["seconds"]))
-                print(
-                    f"{name}: {first['seconds']:.1f} s, {second['seconds']:.1f} s (landed {second['landed_s']:.1f}), "
-                    f"marginal {rates[name][-1]:,.0f}/s, peak {first['mib']:,.0f}, {second['mib']:,.0f} MiB",
-                    flush=True,
-                )
+            for name, found in rates.items():
+                runs = [self.told(name, topic) for topic in topics]
+                assert [each["lives"] for each in runs] == [*sizes]
+                found.append((sizes[1] - sizes[0]) / (runs[1]["seconds"] - runs[0]["seconds"]))
+                print(f"{name}: marginal {found[-1]:,.0f}/s", flush=True)
         ratios = [ours / theirs for ours, theirs in zip(rates["spark"], rates["python"], strict=True)]
         print(f"marginal rate of land + lineage against Python: {shown(ratios)}", flush=True)
 
+    def told(self, name: str, topic: str) -> Side:
+        found = self.run("lineage" if name == "spark" else name, topic)
+        print(
+            f"{name}: {found['lives']:,} lives in {found['seconds']:.1f} s, all read after {found['landed_s']:.1f} s, "
+            f"peak {found['mib']:,.0f} MiB",
+            flush=True,
+        )
+        return found
+
+    def check(self) -> None:
+        topic = filled(self.bootstrap, "even", self.given.small)
+        self.run("lineage", topic, into="ours")
+        self.run("python", topic, into="theirs")
+        found = side("differing", str(self.folder / "ours/reports/lineage"), str(self.folder / "theirs"))
+        print(f"{self.given.small:,} messages: {found['differing']:,.0f} rows differ", flush=True)
+
     def again(self) -> None:
         more, grown = filled(self.bootstrap, "more", MORE), filled(self.bootstrap, "grown", self.given.large)
-        self.spark("land", grown, into="grown")
+        self.run("land", grown, into="grown")
         ratios = []
         for number in range(self.given.rounds):
-            alone = self.spark("land", more)
+            alone = self.run("land", more)
             fill(self.bootstrap, grown, MORE, start=self.given.large + number * MORE)
-            again = self.spark("land", grown, into="grown")
+            again = self.run("land", grown, into="grown")
             ratios.append(again["seconds"] / alone["seconds"])
             print(f"alone {alone['seconds']:.1f} s, into the large lake {again['seconds']:.1f} s", flush=True)
         print(f"{MORE:,} more into a lake of {self.given.large:,}, against alone: {shown(ratios)}", flush=True)
@@ -227,7 +281,7 @@ class Bench:
         for what in ("land", "lineage"):
             ratios = []
             for _ in range(self.given.rounds):
-                first, second = self.spark(what, even), self.spark(what, skewed)
+                first, second = self.run(what, even), self.run(what, skewed)
                 ratios.append(second["seconds"] / first["seconds"])
                 print(f"{what}: even {first['seconds']:.1f} s, skewed {second['seconds']:.1f} s", flush=True)
             print(f"{what} of {self.given.large:,} in one partition, against even: {shown(ratios)}", flush=True)
@@ -251,6 +305,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--heap", default="1536m", help="of Spark's JVM")
     parser.add_argument("--data", type=Path, help="folder in which the broker and its topics are kept")
+    parser.add_argument("--check", action="store_true", help="compare the tables of both sides of `lineage`, and end")
     parser.add_argument("--fill", action="store_true", help="produce the topics and end; for --data")
     given = parser.parse_args()
     if unknown := set(given.rows) - set(ROWS):
@@ -262,13 +317,14 @@ def main() -> None:
                 print(f"{filled(bootstrap, name, count)} is there", flush=True)
             return
         bench = Bench(bootstrap, Path(folder), given)
-        for row in given.rows or ROWS:
+        for row in ["check"] if given.check else given.rows or ROWS:
             getattr(bench, row)()
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--side"]:
         what, *words = sys.argv[2:]
-        print(json.dumps(by_python(*words) if what == "python" else by_spark(what, *words)))
+        sides = {"python": lambda: by_python(*words[:3]), "differing": lambda: differing(*words)}
+        print(json.dumps(sides.get(what, lambda: by_spark(what, *words))()))
     else:
         main()
