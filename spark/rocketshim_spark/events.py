@@ -147,20 +147,20 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
     """
     require(records.sparkSession)
     params = EventParams() if params is None else params
-    kind, decoded = F.col("kind"), F.col("h")
+    kind = F.col("kind")
     trusted = kind != "source"
     # Java reads a header's name that is no UTF-8 so; the runtime cannot read such a record, and knows it by its place.
     unreadable = _is_true(F.array_join("headers.key", "").contains("\ufffd"))
     read = (
         records.withColumn("kind", _kind(params.namespace))
         .filter(kind.isNotNull())
-        .withColumn("ours", F.filter("headers", lambda header: header["key"].isin(*HEADER_ORDER)))
-        .withColumn("names", F.transform("ours", lambda header: header["key"]))
-        # Of a header that is there twice the first one counts; the policy LAST_WIN makes that the last one reversed.
-        .withColumn("h", F.map_from_entries(F.reverse("ours")))
+        .withColumn("names", _names(_ours()))
+        # Looked at for faults: nothing for most records. Spark interprets these functions, header by header.
+        .withColumn("judged", F.when(trusted & (kind != "parked"), _ours()))
+        .withColumn("judged_names", _names(F.col("judged")))
         .withColumn("at", F.concat_ws("/", "topic", F.col("partition").cast("string"), F.col("offset").cast("string")))
     )
-    probe = (kind == "schedule") & (F.size("headers") == 1) & decoded["CLOCK"].isNotNull()
+    probe = (kind == "schedule") & (F.size("headers") == 1) & _value("CLOCK").isNotNull()
     read = read.filter(~_is_true(probe))
     hop = _text("HOP_ID")
     marked = _is_true(hop.rlike(_COORDINATES))
@@ -172,7 +172,7 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         _number("DELIVER_AT_MS"),
         F.try_add(stored_ms, F.coalesce(_number("DELAY_MS"), _queue_delay_ms(queue, levels))),
     )
-    texts = [decoded[name].cast("string") for name in HEADER_ORDER if name not in _NUMBERS]
+    texts = [_value(name).cast("string") for name in HEADER_ORDER if name not in _NUMBERS]
     undecodable = functools.reduce(operator.or_, [_is_true(~F.is_valid_utf8(text)) for text in texts])
     return read.select(
         F.when(replayed, "replay").otherwise(kind).alias("kind"),
@@ -277,8 +277,8 @@ def _measured(part: Column) -> Column:
 
 def _replays(trusted: Column) -> Column:
     """How often it was redriven, by the rules of `rocketshim_topics.hops.replays`."""
-    carried = F.filter("headers", lambda header: header["key"] == F.lit("USER.REPLAY_COUNT"))
-    text = F.try_element_at(carried, F.lit(-1))["value"].cast("string")
+    carried = F.array_position(F.reverse(F.col("headers.key")), "USER.REPLAY_COUNT").cast("int") - 1
+    text = F.get(F.reverse(F.col("headers.value")), carried).cast("string")
     user = F.when(trusted & text.rlike(r"\A[0-9]{1,10}\z"), F.least(text.try_cast("bigint"), F.lit(_INT_MAX)))
     return F.greatest(_number("REPLAY_COUNT"), user)
 
@@ -295,27 +295,48 @@ def _is_true(condition: Column) -> Column:
 
 def _kind(namespace: str) -> Column:
     names = TopicNames(namespace)
-    foreign = F.col("topic").rlike(
+    topic = F.col("topic")
+    foreign = (topic.contains("rmq.") | topic.contains("SCHEDULE_TOPIC_XXXX")) & topic.rlike(
         r"\A(?:[A-Za-z0-9_-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)\z"
-    )
+    )  # the expression is dear, and asked of few
     return (
-        F.when(F.col("topic") == names.schedule, "schedule")
-        .when(F.col("topic") == names.parked, "parked")
-        .when(F.col("topic").startswith(f"{names.prefix}rmq.retry."), "retry")
-        .when(F.col("topic").startswith(f"{names.prefix}rmq.dlq."), "dlq")
+        F.when(topic == names.schedule, "schedule")
+        .when(topic == names.parked, "parked")
+        .when(topic.startswith(f"{names.prefix}rmq.retry."), "retry")
+        .when(topic.startswith(f"{names.prefix}rmq.dlq."), "dlq")
         .when(~foreign, "source")
     )
 
 
+def _ours() -> Column:
+    return F.filter("headers", lambda header: header["key"].isin(*HEADER_ORDER))
+
+
+def _names(headers: Column) -> Column:
+    return F.transform(headers, lambda header: header["key"])
+
+
+def _value(name: str | Column) -> Column:
+    """A header's value; the first one's, where it is there twice. As a look into arrays, since Spark compiles these."""
+    return F.get("headers.value", F.array_position("headers.key", name).cast("int") - 1)
+
+
 def _text(name: str) -> Column:
-    return F.make_valid_utf8(F.col("h")[name].cast("string"))
+    return F.make_valid_utf8(_value(name).cast("string"))
 
 
 def _number(name: str) -> Column:
     """The number in a header, or null if it is not 1 to 19 ASCII digits in range."""
-    text = F.col("h")[name].cast("string")
-    number = F.when(text.rlike(_DIGITS), text.try_cast("bigint"))
-    return F.when(number <= _NUMBERS[name], number)
+    text = _value(name).cast("string")
+    number = text.try_cast("bigint")
+    return F.when(text.rlike(_DIGITS) & (number <= _NUMBERS[name]), number)
+
+
+def _is_bad_number(name: Column) -> Column:
+    text = _value(name).cast("string")
+    most = F.when(name.isin(*(each for each, limit in _NUMBERS.items() if limit == _INT_MAX)), F.lit(_INT_MAX))
+    is_good = text.rlike(_DIGITS) & (text.try_cast("bigint") <= F.coalesce(most, F.lit(_LONG_MAX)))
+    return text.isNotNull() & ~_is_true(is_good)
 
 
 def _time(epoch_ms: Column) -> Column:
@@ -329,16 +350,17 @@ def _queue_delay_ms(queue: Column, levels: DelayLevels) -> Column:
 
 def _fault() -> Column:
     """Why a record on one of the shim's topics is malformed; null: it is not. One reason, where there are several."""
-    repeated = F.filter("names", lambda name: F.size(F.array_remove("names", name)) < F.size("names") - 1)
-    valueless = F.filter("ours", lambda header: header["value"].isNull())
+    names = F.col("judged_names")
+    repeated = F.filter(names, lambda name: F.size(F.array_remove(names, name)) < F.size(names) - 1)
+    valueless = F.filter("judged", lambda header: header["value"].isNull())
     fault = F.when(
         F.exists("headers", lambda header: ~header["key"].isin(*HEADER_ORDER) & header["key"].rlike(_CONTROL)),
         "bad-header-key",
     )
     fault = fault.when(F.size(repeated) > 0, F.concat(F.lit("duplicate-header:"), F.get(repeated, F.lit(0))))
     fault = fault.when(F.size(valueless) > 0, F.concat(F.lit("null-header:"), F.get(valueless, F.lit(0))["key"]))
-    for name in _NUMBERS:
-        fault = fault.when(F.col("h")[name].isNotNull() & _number(name).isNull(), f"bad-number:{name}")
+    bad = F.filter(F.array(*map(F.lit, _NUMBERS)), _is_bad_number)
+    fault = fault.when(F.size(bad) > 0, F.concat(F.lit("bad-number:"), F.get(bad, F.lit(0))))
     return (
         fault.when(_number("SHIM") != 1, "unknown-version")
         .when(_number("DELAY_MS").isNotNull() & _number("DELIVER_AT_MS").isNotNull(), "two-due-times")
