@@ -1,5 +1,7 @@
 """What Spark would run for each job: nothing of ours is in the executors, no row ever meets Python."""
 
+import random
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -9,7 +11,7 @@ from rocketshim_spark.filters import header_property, selects
 from rocketshim_spark.frames import small_frame
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
 
-from .histories import GAPS, NAMES, NOW_MS, ms
+from .histories import GAPS, NAMES, NOW_MS, World, frame, ms
 
 COMMITTED = {"g": {("orders", 0): 1}, NAMES.worker_group: {(NAMES.schedule, 0): 1}}
 
@@ -57,3 +59,15 @@ def test_no_row_of_any_job_meets_python(spark: SparkSession) -> None:
     shout = F.udf(lambda text: text.upper())
     assert runs_python(records(spark).select(shout("topic")))  # else this test would see nothing
     assert [name for name, frame in plans(spark).items() if runs_python(frame)] == []
+
+
+def test_lineage_reads_once_shuffles_once_and_gathers_in_one_pass(spark: SparkSession) -> None:
+    world = World(random.Random(0))  # noqa: S311 nothing secret
+    world.history("h", ["retried"])
+    world.commit()
+    told = events.transform(frame(spark, world.log.stored))
+    lives = lineage.transform(told, lineage.LineageParams(committed=world.committed))
+    plan = lives._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("Scan ExistingRDD") == 1
+    assert plan.count("Exchange hashpartitioning") == 1
+    assert plan.count("Aggregate(") == plan.count("SortAggregate(") == 1
