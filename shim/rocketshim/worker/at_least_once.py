@@ -120,7 +120,7 @@ class AtLeastOnce:
         clock: to wait by.
         alarm: told an event and its facts.
         max_in_flight: most records in hand.
-        max_in_flight_bytes: most bytes of values in hand; a run more is possible.
+        max_in_flight_bytes: most bytes of records in hand; a run more is possible.
         patience_ns: how long a target may take before its records are re-appended.
         point: called with the name of a point of the protocol as it is passed; for fault tests.
 

@@ -16,8 +16,9 @@ Invariants:
 
 * A position moves by confirmed hops only. A hop that is not stored holds its partition's commit; it is made again.
 * A target that does not take a record does not hold its queue.
-* Callbacks of the Kafka clients only hand over, and no rebalance callback raises. The latter may commit and wait for
-  reports, both bounded.
+* Callbacks of the Kafka clients only hand over, and no rebalance callback raises. The latter may commit, wait for
+  reports and end a transaction, all bounded.
+* A queue with much to do, or much to do for each record, holds up no other: queues take turns.
 * The worker's wall clock decides nothing.
 """
 
@@ -26,12 +27,13 @@ import socket
 import threading
 import time
 import uuid
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
@@ -157,6 +159,7 @@ class DelayWorker:
         self._commit_ns = 0
         self._fatal: Exception | None = None
         self._mean_bytes = 0  # of a record of the last fetch
+        self._served = -1  # the partition that something left last
         self._consumer: ConsumerClient | None = None
         self._delivery: Delivery | None = None
 
@@ -377,11 +380,12 @@ class DelayWorker:
     # --- relaying ----------------------------------------------------------------------------------------------------
 
     def _relay_due(self, delivery: Delivery) -> None:
-        progress = True
+        """Place what is due, as much as there is room and time for; the next turn goes on behind the last queue."""
         until_ns = self._clock.monotonic_ns() + _TURN_NS
-        while progress and self._clock.monotonic_ns() < until_ns:
+        progress = True
+        while progress:
             progress = False
-            for held in list(self._assignment.held.values()):
+            for held in self._in_turn():
                 now_ns = self._clock.monotonic_ns()
                 room = delivery.room(now_ns)
                 if room <= 0 or now_ns >= until_ns:
@@ -392,9 +396,16 @@ class DelayWorker:
                 due = held.queue.take(now_ns, min(room, self.settings.drain_count), self.settings.prefetch_bytes)
                 if due is not None:
                     progress = True
+                    self._served = held.number
                     delivery.relay(held, due, now_ns)
             if progress:
                 delivery.settle(self._clock.monotonic_ns())
+
+    def _in_turn(self) -> list[HeldQueue]:
+        """The queues held, from the one behind the last that was served."""
+        queues = sorted(self._assignment.held.values(), key=attrgetter("number"))
+        first = bisect_right(queues, self._served, key=attrgetter("number"))
+        return queues[first:] + queues[:first]
 
     # --- what it shows of itself -------------------------------------------------------------------------------------
 

@@ -746,3 +746,24 @@ def test_a_second_start_changes_nothing(sim: Any) -> None:
     worker.start()
     assert worker._consumer is consumer
     assert isinstance(TopicPartition("t", 0), TopicPartition)
+
+
+def test_queues_with_much_to_do_hold_up_no_other(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = sim.worker(max_in_flight_count=1_000, drain_count=1_000)
+    sim.run(worker, 100)
+    for partition in range(4, 10):
+        for number in range(4_000):
+            sim.schedule(value=b"%d" % number, partition=partition)
+    sim.schedule(value=b"other", partition=20)
+    sim.until(worker, lambda: sum(held.queue.waiting_count for held in worker._assignment.held.values()) == 24_001)
+    delivery, served = worker._delivery, []
+    relay = delivery.relay
+
+    def noted(held: Any, due: Any, now_ns: int) -> None:
+        served.append(held.number)
+        relay(held, due, now_ns)
+
+    monkeypatch.setattr(delivery, "relay", noted)
+    sim.until(worker, lambda: len(sim.delivered()) == 24_001)
+    a_round = served[served.index(20) + 1 :][:6]
+    assert sorted(a_round) == list(range(4, 10)), "each is served once before one is served again"
