@@ -128,7 +128,7 @@ class WorkerSettings(ConnectionSettings):
         max_delay_ms: a record that is due later than this from now is parked, in ms. Default 40 days.
         prefetch_count: records held per partition that wait; a twentieth while the next is due in more than 2 s.
             Default 5,000.
-        prefetch_bytes: bytes of records held per partition that wait, and most that leave it in one go. Default 4 MiB.
+        prefetch_bytes: bytes of records held per partition that wait, and most that leave it in one go. Default 8 MiB.
         drain_count: most records taken from one partition in one go. Default 1,000.
         max_in_flight_count: most records sent and not confirmed. Default 20,000.
         max_in_flight_bytes: most bytes of records sent and not confirmed. Default 64 MiB.
@@ -151,7 +151,7 @@ class WorkerSettings(ConnectionSettings):
     commit_interval_ms: int = Field(default=200, ge=1)
     max_delay_ms: int = Field(default=40 * _DAY_MS, ge=1)
     prefetch_count: int = Field(default=5_000, ge=1)
-    prefetch_bytes: int = Field(default=4 * _MIB, ge=1)
+    prefetch_bytes: int = Field(default=8 * _MIB, ge=1)
     drain_count: int = Field(default=1_000, ge=1)
     max_in_flight_count: int = Field(default=20_000, ge=1)
     max_in_flight_bytes: int = Field(default=64 * _MIB, ge=1)
