@@ -442,6 +442,11 @@ class OrderlyQueue(Generic[MessageT]):
             for _ in messages:
                 undone.popleft()
             return
+        if self._key_of is not None and finished and messages:
+            offsets = [message.offset() or 0 for message in messages]
+            if undone[0] not in offsets and counts.keys().isdisjoint(offsets):  # the usual thing while a key waits
+                finished.update(offsets)
+                return
         for message in messages:
             offset = message.offset() or 0
             if counts:
