@@ -4,8 +4,8 @@ Records of 200 B (half of which a compressor can take away) with the six headers
 
 * `parquet`: `land` against a plain batch read of the same rows written as Parquet with zstd.
 * `lineage`: `land` and one row per message as a Delta table, against one confluent-kafka process, `consume(1000)`, that
-  writes the same table as Parquet: every column, every row (`--check` compares them, and ends). It knows sent
-  records only, lands nothing, and does without Python's cyclic garbage collection. Printed is the
+  writes the same table as Parquet: every column, every row (`--check` compares them, and ends). It knows sent records
+  only and lands nothing; it runs as Python comes, and once more without cyclic garbage collection. Printed is the
   *marginal* rate, (large - small) records over the difference of the times: what is paid once counts on neither side.
   Needs `pip install pyarrow`.
 * `again`: 100,000 new records into the large lake against 100,000 into an empty one.
@@ -123,8 +123,9 @@ def by_spark(what: str, bootstrap: str, topic: str, folder: str, heap: str) -> S
     return {"lives": lives, "landed_s": landed_s, "seconds": seconds, "mib": peak[0]}
 
 
-def by_python(bootstrap: str, topic: str, folder: str) -> Side:
-    gc.disable()  # what millions of rows cost it is no part of the comparison
+def by_python(bootstrap: str, topic: str, folder: str, *, collects: bool) -> Side:
+    if not collects:
+        gc.disable()
     with peak_mib() as peak:
         consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False,
@@ -238,15 +239,16 @@ class Bench:
     def lineage(self) -> None:
         sizes = (self.given.small, self.given.large)
         topics = [filled(self.bootstrap, "even", count) for count in sizes]
-        rates: dict[str, list[float]] = {"spark": [], "python": []}
+        rates: dict[str, list[float]] = {"spark": [], "python": [], "python-without-gc": []}
         for _ in range(self.given.rounds):
             for name, found in rates.items():
                 runs = [self.told(name, topic) for topic in topics]
                 assert [each["lives"] for each in runs] == [*sizes]
                 found.append((sizes[1] - sizes[0]) / (runs[1]["seconds"] - runs[0]["seconds"]))
                 print(f"{name}: marginal {found[-1]:,.0f}/s", flush=True)
-        ratios = [ours / theirs for ours, theirs in zip(rates["spark"], rates["python"], strict=True)]
-        print(f"marginal rate of land + lineage against Python: {shown(ratios)}", flush=True)
+        for rival in ("python", "python-without-gc"):
+            ratios = [ours / theirs for ours, theirs in zip(rates["spark"], rates[rival], strict=True)]
+            print(f"marginal rate of land + lineage against {rival}: {shown(ratios)}", flush=True)
 
     def told(self, name: str, topic: str) -> Side:
         found = self.run("lineage" if name == "spark" else name, topic)
@@ -324,7 +326,11 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--side"]:
         what, *words = sys.argv[2:]
-        sides = {"python": lambda: by_python(*words[:3]), "differing": lambda: differing(*words)}
+        sides = {
+            "python": lambda: by_python(*words[:3], collects=True),
+            "python-without-gc": lambda: by_python(*words[:3], collects=False),
+            "differing": lambda: differing(*words),
+        }
         print(json.dumps(sides.get(what, lambda: by_spark(what, *words))()))
     else:
         main()
