@@ -6,6 +6,7 @@ Only a client without strings of its own can write one, so the records are made 
 import ctypes
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,19 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings
+from rocketshim import (
+    ConsumeFromWhere,
+    DelayWorker,
+    LitePullConsumer,
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    WorkerSettings,
+)
 from rocketshim.cli import main
+from rocketshim.consumer.hooks import ConsumeMessageContext
 from rocketshim.dropin import Consumer
 from rocketshim.errors import MalformedRecordError
 from rocketshim.local import Broker
@@ -105,6 +117,17 @@ def stage(
     return Stage(broker.bootstrap, namespace, names, topic(), capsys)
 
 
+class Watching:
+    """A hook that looks at headers before the listener does."""
+
+    def consume_message_before(self, context: ConsumeMessageContext) -> None:
+        for message in context.messages:
+            assert message.properties is not None
+
+    def consume_message_after(self, context: ConsumeMessageContext) -> None:
+        self.consume_message_before(context)
+
+
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize(("tags", "wraps"), [(None, False), (None, True), ("a", False)])
 def test_a_consumer_parks_the_message_and_goes_on(
@@ -121,12 +144,13 @@ def test_a_consumer_parks_the_message_and_goes_on(
     def listener(message: Any) -> None:
         try:
             tag = message.tag
-        except SystemError as error:
+        except MalformedRecordError as error:
             raise (ValueError("no tag") if wraps else error) from error
         if tag == "a" and message.body == b"good":
             handled.set()
 
     consumer.register_message_listener(stage.topic, listener, tags=tags, orderly=orderly)
+    consumer.register_consume_message_hook(Watching())
     consumer.start()
     try:
         assert handled.wait(GUARD_S)
@@ -156,6 +180,43 @@ def test_a_drop_in_consumer_parks_the_message_that_is_sent_back(
                 look(message)
         consumer.reconsume_later(message, "why")
     assert stage.parked() == ["bad-header-key"]
+
+
+def test_pull_consumers_say_so_and_go_on(stage: Stage, group: Callable[..., str]) -> None:
+    stage.warm_up(lambda: Message(stage.topic, b"before", tag="a"))
+    stage.write(stage.topic, b"TAGS", b"a")
+    stage.send(Message(stage.topic, b"good", tag="a"))
+    queue = MessageQueue(stage.topic, queue_id=0)
+    with PullConsumer(stage.bootstrap, group=group("pull"), namespace=stage.namespace) as puller:
+        before = puller.pull(queue, "a", 0, 1_024)
+        assert (len(before.messages), before.next_begin_offset) == (WARM, WARM)
+        for _ in range(2):
+            with pytest.raises(MalformedRecordError, match=f"{stage.topic}/0/{WARM}"):
+                puller.pull(queue, "a", WARM)
+        assert [message.body for message in puller.pull(queue, "a", WARM + 1).messages] == [b"good"]
+        assert [message.body for message in puller.pull(queue, None, WARM).messages] == [b"bad", b"good"]
+    for expression, expected in (("a", [b"good"]), (None, [b"bad", b"good"])):
+        with LitePullConsumer(
+            stage.bootstrap,
+            group=group("lite"),
+            namespace=stage.namespace,
+            consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        ) as lite:
+            lite.subscribe(stage.topic, expression)
+            said: list[str] = []
+            got: list[Any] = []
+            end = time.monotonic() + GUARD_S
+            while len(got) < WARM + len(expected) or len(said) < 2 - len(expected):
+                assert time.monotonic() < end
+                try:
+                    got += lite.poll(200)
+                except MalformedRecordError as error:
+                    said.append(str(error))
+            assert [f"{stage.topic}/0/{WARM}" in text for text in said] == [True] * (2 - len(expected))
+            assert [message.body for message in got[WARM:]] == expected
+            for _ in range(2 * (len(expected) - 1)):
+                with pytest.raises(MalformedRecordError):
+                    assert got[WARM].tag
 
 
 def test_a_worker_parks_it_and_delivers_what_lies_behind(stage: Stage) -> None:
