@@ -4,6 +4,7 @@ The broker is started once per session by the order of choice of `rocketshim.loc
 started the tests fail; they are never skipped, since a suite that tests nothing must not look green.
 """
 
+import gc
 import signal
 import time
 import uuid
@@ -30,6 +31,13 @@ def interruptible() -> None:
     """Programs of the tests obey Ctrl-C, also when a script runs the tests in its background (`&` ignores SIGINT)."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> Iterator[None]:
+    """Kafka clients that lie in cycles end with the file that made them: each has threads, and calls its broker on."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
