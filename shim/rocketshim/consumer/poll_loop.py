@@ -60,6 +60,7 @@ _STRIDE: Final = 64
 _SERVE_MS: Final = 500
 _SHOW_MS: Final = 1_000
 _MAX_IN_FLIGHT: Final = 10_000
+_LAST_WORD_S: Final = 1.0
 _IDLE_S: Final = 0.1
 _BUSY_S: Final = 0.005
 _GATHER_S: Final = 0.001  # results are accounts, nobody waits for them: a turn for each would cost more than they
@@ -319,11 +320,30 @@ class PollLoop:
                 break
 
     def _leave(self, consumer: ConsumerClient | None) -> None:
-        if consumer is not None:
-            try:
-                consumer.close()
-            except (KafkaException, RuntimeError) as error:
-                self.error = self.error or error
+        """Close the client; where the brokers are silent it is left behind, in a thread of its own.
+
+        librdkafka's close waits for a commit that nobody answers, for as long as the session time-out (our measurement:
+        43 s with its default of 45).
+        """
+        if consumer is None:
+            return
+        if not self.commits.outstanding:
+            self._close_client(consumer)
+            return
+        thread = threading.Thread(target=self._close_client, args=(consumer,), name="rocketshim-leaving", daemon=True)
+        thread.start()
+        thread.join(_LAST_WORD_S)
+        if thread.is_alive():
+            self.error = self.error or ConsumerError(
+                f"the consumer of group {self._settings.group!r} has ended, but no broker answered its last commit: "
+                "what was finished since the commit before may be delivered again"
+            )
+
+    def _close_client(self, consumer: ConsumerClient) -> None:
+        try:
+            consumer.close()
+        except (KafkaException, RuntimeError) as error:
+            self.error = self.error or error
 
     # --- what orderly consumption does its own way -------------------------------------------------------------------
 
