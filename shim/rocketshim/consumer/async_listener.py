@@ -81,7 +81,7 @@ class AsyncRunner(ChunkRunner):
     ) -> Subscription | None:
         try:
             topic = view.topic
-        except (MalformedRecordError, SystemError) as error:
+        except MalformedRecordError as error:
             outcomes.append(self._malformed(message, error))
             return None
         subscription = self._subscription_of(topic)

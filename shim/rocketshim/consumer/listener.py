@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from rocketshim.clients import BAD_HEADER_KEY
 from rocketshim.consumer.outcome import (
     DEAD_LETTER_LEVEL,
     NOT_ASKED,
@@ -291,7 +290,7 @@ class ChunkRunner:
             view = MessageView(message, trusted=True)
             try:
                 topic = view.topic
-            except (MalformedRecordError, SystemError) as error:
+            except MalformedRecordError as error:
                 outcomes.append(self._malformed(message, error))
                 continue
             subscription = self._subscription_of(topic)
@@ -309,9 +308,9 @@ class ChunkRunner:
     def _unheard(self, chunk: Chunk[Any], topic: str) -> list[Outcome]:
         return [self._no_listener(message, topic) for message in chunk.todo]
 
-    def _malformed(self, message: Any, error: MalformedRecordError | SystemError) -> Outcome:
+    def _malformed(self, message: Any, error: MalformedRecordError) -> Outcome:
         """A message of the retry topic that breaks the wire format, or whose headers cannot be read: to be parked."""
-        return Outcome(message, self._failure(error), malformed=getattr(error, "reason", BAD_HEADER_KEY))
+        return Outcome(message, self._failure(error), malformed=error.reason)
 
     def _no_listener(self, message: Any, topic: str) -> Outcome:
         failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())

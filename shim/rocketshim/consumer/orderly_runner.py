@@ -159,9 +159,9 @@ class OrderlyRunner:
             view = self._view(message, task, trusted=True)
             try:
                 topic = view.topic
-            except (MalformedRecordError, SystemError) as error:
+            except MalformedRecordError as error:
                 spare_unreadable(message)  # as in `_ask_filter`
-                task.malformed = getattr(error, "reason", BAD_HEADER_KEY)
+                task.malformed = error.reason
                 task.failure = self._failure(error)
                 answers.append(self._failed(task, 1, dead_letter=True))
                 break

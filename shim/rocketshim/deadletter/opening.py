@@ -66,9 +66,9 @@ class Opener:
                 return Letter(message, message, decode(headers, trusted=True))
             except MalformedRecordError as error:
                 return Letter(message, message, Envelope(), error.reason)
-        found = read_foreign(headers)
         if headers == UNREADABLE:
             return Letter(message, message, Envelope(), BAD_HEADER_KEY, "unknown")
+        found = read_foreign(headers)
         if found is None:
             return Letter(message, message, decode(headers, trusted=False), dialect="unknown")
         name, envelope = found.dialect.name, found.envelope
@@ -77,9 +77,10 @@ class Opener:
         first = self._fetch(envelope.retry_topic or "", *found.source)
         if first is None:
             return Letter(message, message, envelope, None if message.value() is not None else "source-gone", name)
-        if read_headers(first) == UNREADABLE:
+        headers = read_headers(first)
+        if headers == UNREADABLE:
             return Letter(message, message, envelope, BAD_HEADER_KEY, name)
-        kept = decode(read_headers(first), trusted=False)
+        kept = decode(headers, trusted=False)
         envelope.user, envelope.tags, envelope.keys = kept.user, kept.tags, kept.keys
         envelope.uniq_key = kept.uniq_key or envelope.uniq_key
         envelope.born_timestamp_ms = kept.born_timestamp_ms
