@@ -287,9 +287,8 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         assert self.queue.pending_count == len(self.pending)
         owed = [offset for _, offset in self.owed]
         in_work = [offset for work in self.works if not work.reported for offset in (*work.begun, *work.todo)]
-        reported = {offset for work in self.works if work.reported for offset in work.begun}
         in_flight = [offset for offset in in_work if offset not in self.done]
-        in_flight += [offset for offset in owed if offset in reported]
+        in_flight += [offset for offset in owed if offset not in in_work]  # reported, with its chunk or before it
         assert sorted([*self.pending, *in_flight, *self.done, *(self.withheld or ())]) == list(self.put)
         held = [message.offset() for chunk in self.queue.in_flight for message in chunk.messages]
         assert sorted(offset for offset in held if offset is not None) == sorted(in_work)
