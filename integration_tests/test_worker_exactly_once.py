@@ -40,6 +40,7 @@ from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
+from . import waiting
 from .worker_stage import recovery_s
 
 LEVELS = "1s 2s 3s"
@@ -413,8 +414,9 @@ def test_a_target_that_is_denied_holds_up_nobody_and_gets_its_messages_once_it_i
     try:
         # rights take effect a moment later
         asked = [stage.names.schedule, stage.target, denied, parked]
-        while denied_topics(worker_admin, asked, lambda *_, **__: None) != {denied, parked}:
-            time.sleep(0.1)  # the test's own time-out is the limit
+        waiting.wait_until(
+            lambda: denied_topics(worker_admin, asked, lambda *_, **__: None) == {denied, parked}, within_s=DEADLINE_S
+        )
         stage.cli_worker(*mode, *client, "--allow", stage.target, "--allow", denied)
         with Producer(
             stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS, client=cluster.client_config()
@@ -424,9 +426,8 @@ def test_a_target_that_is_denied_holds_up_nobody_and_gets_its_messages_once_it_i
             producer.send(Message("not.allowed", b"forbidden", delay_level=17), timeout_s=DEADLINE_S)
             stage.send(producer, 0, 60)
         assert set(stage.read_until(60)) == set(once(60))
-        for event in ("worker.re-appended", "worker.hop-not-stored"):
-            while event not in (tmp_path / "worker-0.log").read_text():
-                time.sleep(0.1)  # the test's own time-out is the limit
+        log, events = tmp_path / "worker-0.log", ("worker.re-appended", "worker.hop-not-stored")
+        waiting.wait_until(lambda: all(event in log.read_text() for event in events), within_s=DEADLINE_S)
         for deny in denials:
             of_denied = AclBindingFilter(
                 deny.restype, deny.name, deny.resource_pattern_type, None, None, deny.operation, deny.permission_type
