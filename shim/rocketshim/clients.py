@@ -24,7 +24,6 @@ from rocketshim.errors import ConfigError
 from rocketshim_topics.wire import read_headers
 
 __all__ = [
-    "BAD_HEADER_KEY",
     "UNREADABLE",
     "AdminFactory",
     "Clients",
@@ -204,10 +203,6 @@ def _checked(make: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, A
             raise ConfigError(f"Kafka's client does not take these settings: {error.args[0].str()}") from error
 
     return made
-
-
-BAD_HEADER_KEY: Final = "bad-header-key"
-"""Why a record with such headers is parked, as in the wire format."""
 
 
 def is_unreadable(record: Any) -> bool:

@@ -49,7 +49,7 @@ from rocketshim_spark.frames import small_frame
 from rocketshim_spark.session import require
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
-from rocketshim_topics.wire import HEADER_ORDER
+from rocketshim_topics.wire import BAD_HEADER_KEY, HEADER_ORDER
 
 __all__ = [
     "FINGERPRINT_PATTERN",
@@ -206,7 +206,7 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         F.col("at").alias("coordinates"),
         F.coalesce(F.array_size("names") - F.array_size(F.array_distinct("names")), F.lit(0)).alias("dup_headers"),
         F.coalesce(F.array_size("headers") - F.array_size("names"), F.lit(0)).alias("unknown_headers"),
-        F.when(trusted & (kind != "parked"), F.when(unreadable, "bad-header-key").otherwise(_fault())).alias(
+        F.when(trusted & (kind != "parked"), F.when(unreadable, BAD_HEADER_KEY).otherwise(_fault())).alias(
             "decode_error"
         ),
         (undecodable | unreadable).alias("undecodable"),
@@ -355,7 +355,7 @@ def _fault() -> Column:
     valueless = F.filter("judged", lambda header: header["value"].isNull())
     fault = F.when(
         F.exists("headers", lambda header: ~header["key"].isin(*HEADER_ORDER) & header["key"].rlike(_CONTROL)),
-        "bad-header-key",
+        BAD_HEADER_KEY,
     )
     fault = fault.when(F.size(repeated) > 0, F.concat(F.lit("duplicate-header:"), F.get(repeated, F.lit(0))))
     fault = fault.when(F.size(valueless) > 0, F.concat(F.lit("null-header:"), F.get(valueless, F.lit(0))["key"]))

@@ -439,7 +439,8 @@ class _Unreadable:
         self.topic, self.partition, self.offset = record.topic, record.partition, record.offset
         self.key, self.value, self.timestamp = record.key, record.value, record.timestamp
         self.headers_error = MalformedRecordError(
-            "bad-header-key", f"the headers of {coordinates(record)} cannot be read: a name is no UTF-8; its body can"
+            wire.BAD_HEADER_KEY,
+            f"the headers of {coordinates(record)} cannot be read: a name is no UTF-8; its body can",
         )
 
     def headers(self) -> Any:

@@ -160,6 +160,9 @@ class Record(Protocol):
         """Timestamp type (0 not available, 1 create time, 2 append time) and epoch ms."""
 
 
+BAD_HEADER_KEY: Final = "bad-header-key"
+"""Why a record is malformed that has a header whose name has control characters, or is no UTF-8."""
+
 read_headers: Final[Callable[[Any], Any]] = methodcaller("headers")
 """The headers of a record: a list of (name, bytes or None), or None. Use this, never `record.headers()`.
 
@@ -269,7 +272,7 @@ def _decode_ours(headers: Iterable[Header]) -> Envelope:
         known = _BY_NAME.get(name)
         if known is None:
             if not name.isprintable() and _CONTROL.search(name) is not None:
-                raise MalformedRecordError("bad-header-key", f"header {name!r:.80} has control characters in its name")
+                raise MalformedRecordError(BAD_HEADER_KEY, f"header {name!r:.80} has control characters in its name")
             user.append(header)
             continue
         attribute, largest = known

@@ -33,7 +33,7 @@ from typing import Any, Final, Self, Unpack
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
-from rocketshim.clients import BAD_HEADER_KEY, Clients, ConsumerClient, confluent_clients
+from rocketshim.clients import Clients, ConsumerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.listener import matching
@@ -49,7 +49,7 @@ from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.kafka_codes import DENIED
 from rocketshim_topics.message import first_views
 from rocketshim_topics.message_queue import MessageQueue
-from rocketshim_topics.wire import coordinates
+from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates
 
 __all__ = ["LitePullConsumer", "as_selector", "unreadable_headers"]
 

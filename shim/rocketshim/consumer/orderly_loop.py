@@ -30,7 +30,7 @@ from rocketshim.consumer.assignment import held_back
 from rocketshim.consumer.dispatch import Dispatch, Pool, Result
 from rocketshim.consumer.orderly_place import OrderlyPlace, OrderlyTask
 from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, Outcome
-from rocketshim.consumer.pauses import PauseReason, Place
+from rocketshim.consumer.pauses import PauseReason, Place, shown_places
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.state import ConsumerQueueState
 from rocketshim.core.consume_orderly import DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
@@ -292,7 +292,7 @@ class OrderlyLoop(PollLoop):
         why = self._start_these(consumer, places, timeout_s)
         self._turns.tried(places, failed=why is not None, began_ms=began_ms, now_ms=self._now_ms())
         if why is not None:
-            _LOG.warning("consumer.start-unknown", extra={"error": why, "partitions": _shown(places)})
+            _LOG.warning("consumer.start-unknown", extra={"error": why, "partitions": shown_places(places)})
 
     def _start_these(self, consumer: ConsumerClient, places: list[Place], timeout_s: float) -> str | None:
         """Look up, commit, read; why that was not possible, or None. A lock that is lost meanwhile begins nothing."""
@@ -320,7 +320,7 @@ class OrderlyLoop(PollLoop):
         self._read(consumer, list(offsets))
         self._share_limits()
         if offsets:
-            _LOG.info("consumer.locked", extra={"partitions": _shown(offsets)})
+            _LOG.info("consumer.locked", extra={"partitions": shown_places(offsets)})
         return None
 
     def _read(self, consumer: ConsumerClient, places: list[Place]) -> None:
@@ -383,7 +383,7 @@ class OrderlyLoop(PollLoop):
             consumer.seek(TopicPartition(*place, ending.offset))
         except KafkaException as error:
             ending.at_ms = now_ms + _SEEK_AGAIN_MS
-            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": _shown([place])})
+            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": shown_places([place])})
             return False
         self._begin(place, ending.offset)
         self._read(consumer, [place])
@@ -512,7 +512,7 @@ class OrderlyLoop(PollLoop):
             self._want()
         self._next_comparison_ms = self._now_ms()
         self.assigned.set()
-        _LOG.info("consumer.assigned", extra={"partitions": _shown(places)})
+        _LOG.info("consumer.assigned", extra={"partitions": shown_places(places)})
 
     def _depart(self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[Place]) -> None:
         self._give_up(places)
@@ -572,10 +572,6 @@ class OrderlyLoop(PollLoop):
                     else f"{task.failure.exception_class}: {task.failure.text}"[:300],
                 },
             )
-
-
-def _shown(places: Iterable[Place]) -> list[str]:
-    return [f"{topic}/{number}" for topic, number in places]
 
 
 def _key_of(message: Any) -> Any:

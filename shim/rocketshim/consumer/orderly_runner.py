@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
-from rocketshim.clients import BAD_HEADER_KEY, spare_unreadable
+from rocketshim.clients import spare_unreadable
 from rocketshim.consumer.listener import Subscription, WithoutContext
 from rocketshim.consumer.orderly_context import ConsumeOrderlyContext, TriedMessageView
 from rocketshim.consumer.orderly_place import OrderlyTask
@@ -26,7 +26,7 @@ from rocketshim.group.lease import Lease
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message import FirstView
 from rocketshim_topics.message_queue import MessageQueue
-from rocketshim_topics.wire import read_headers
+from rocketshim_topics.wire import BAD_HEADER_KEY, read_headers
 
 __all__ = ["OrderlyRunner"]
 

@@ -28,7 +28,7 @@ from typing import Any, Final, assert_never
 from confluent_kafka import KafkaException
 
 from rocketshim.clients import ConsumerClient
-from rocketshim.consumer.pauses import Place
+from rocketshim.consumer.pauses import Place, shown_places
 from rocketshim.consumer.sharing import partitions_of
 from rocketshim.core.allocate import AllocateMessageQueueStrategy, share_of
 from rocketshim.core.queue_lock_actions import StopReason
@@ -160,7 +160,7 @@ class LeasedShare:
         share = self._share.wanted(consumer, self._wished or (), now_ms)
         if share is not None and share != self._wished:
             self._want(share)
-            _LOG.info("consumer.share", extra={"queues": [f"{topic}/{number}" for topic, number in sorted(share)]})
+            _LOG.info("consumer.share", extra={"queues": shown_places(sorted(share))})
         if self._wished is None:
             return None
         given = {place for place in self._leases if place in self._wished}

@@ -13,10 +13,15 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.clients import ConsumerClient
 
-__all__ = ["PauseReason", "Pauses", "Place"]
+__all__ = ["PauseReason", "Pauses", "Place", "shown_places"]
 
 Place = tuple[str, int]
 """Physical topic and partition."""
+
+
+def shown_places(places: Iterable[Place]) -> list[str]:
+    """Places as logs have them."""
+    return [f"{topic}/{number}" for topic, number in places]
 
 
 class PauseReason(Flag):

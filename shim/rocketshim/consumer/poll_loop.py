@@ -35,7 +35,7 @@ from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.outcome import Outcome
-from rocketshim.consumer.pauses import PauseReason, Pauses, Place
+from rocketshim.consumer.pauses import PauseReason, Pauses, Place, shown_places
 from rocketshim.consumer.send_back import FailedSink, SendBackCounts
 from rocketshim.consumer.sharing import Sharing
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
@@ -741,7 +741,7 @@ class PollLoop:
         self._share_limits()
         self._next_comparison_ms = self._now_ms()
         self.assigned.set()
-        _LOG.info("consumer.assigned", extra={"partitions": [f"{topic}/{number}" for topic, number in places]})
+        _LOG.info("consumer.assigned", extra={"partitions": shown_places(places)})
 
     def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         places = [(item.topic, item.partition) for item in partitions]
@@ -757,7 +757,7 @@ class PollLoop:
 
     def _on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         places = [(item.topic, item.partition) for item in partitions]
-        _LOG.warning("consumer.lost", extra={"partitions": [f"{topic}/{number}" for topic, number in places]})
+        _LOG.warning("consumer.lost", extra={"partitions": shown_places(places)})
         self._depart(consumer, partitions, places)
 
     def _depart(self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[Place]) -> None:

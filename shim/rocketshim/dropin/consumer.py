@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
-from rocketshim.clients import BAD_HEADER_KEY, is_unreadable
+from rocketshim.clients import is_unreadable
 from rocketshim.dropin.settings import ConsumerDropinSettings, take
 from rocketshim.errors import FeatureNotEnabledError, MalformedRecordError
 from rocketshim_topics.message import MessageView, Origin
-from rocketshim_topics.wire import coordinates
+from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from rocketshim.clients import BAD_HEADER_KEY, spare_unreadable
+from rocketshim.clients import spare_unreadable
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.outcome import shown
 from rocketshim.core.failed_hop import failed_hop
@@ -29,7 +29,7 @@ from rocketshim.kafka_errors import send_error
 from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, dead_letter_by_reference, parked
 from rocketshim_topics.kafka_codes import TOO_LARGE
-from rocketshim_topics.wire import coordinates
+from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates
 
 __all__ = ["HopStore", "SendBack"]
 

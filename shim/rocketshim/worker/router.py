@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, murmur2
 
-from rocketshim.clients import BAD_HEADER_KEY
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.quick import QuickHeaders
@@ -29,7 +28,7 @@ from rocketshim.worker.targets import TargetPolicy
 from rocketshim_topics.hops import OutgoingRecord, bare_parked
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import Header, read_headers
+from rocketshim_topics.wire import BAD_HEADER_KEY, Header, read_headers
 
 __all__ = ["Kind", "Placement", "PlainGroup", "Router", "Verdict"]
 
