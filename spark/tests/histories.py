@@ -119,6 +119,7 @@ class World:
         self.truth = Truth()
         self.names: list[str] = []
         self.later: list[Iterator[None]] = []
+        self.lost: list[tuple[str, str, str]] = []
         self.committed: dict[str, dict[Place, int]] = {}
 
     def history(self, name: str, fates: Sequence[str]) -> None:
@@ -144,9 +145,9 @@ class World:
                 continue
             failure = hops.Failure("Timeout", "no 1", at + 5)
             self.truth.failures[group, "Timeout"] += 1
-            if fate == "dead":  # retried in place: nothing but the letter is seen of it
+            if fate == "dead":  # retried in place, while others were sent: nothing but the letter is seen of it
                 letter = hops.dead_letter(first, NAMES, group=group, trusted=False, failure=failure, reconsume_times=3)
-                self.log.add(letter, at + 6)
+                self.log.add(letter, at + 25)
                 self.truth.states[group, uid] = "dead"
                 continue
             self.truth.overtaken[group] += 1
@@ -184,6 +185,8 @@ class World:
         for steps in self.later:
             for _ in steps:
                 pass
+        with_gaps = {topic for topic, *_ in self.log.gaps}
+        self.truth.residual |= {(group, uid, "lost", topic in with_gaps) for group, uid, topic in self.lost}
 
     def spoil(self, names: Sequence[str]) -> None:
         """Lose, repeat and garble records of these histories, each with some chance: what then is true nobody knows."""
@@ -233,7 +236,7 @@ class World:
                 truth.never.add(waited.where)
                 for pair in both:
                     truth.states[pair] = "lost"
-                    truth.residual.add((*pair, "lost", False))
+                    self.lost.append((*pair, topic))
                 return
             first = self.relay(waited, landed=landed)
         else:

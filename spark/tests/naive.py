@@ -69,6 +69,9 @@ class Life:
     broken: bool
     origin: str | None
     failed: bool
+    sent_back: bool
+    attempts: int
+    topic: str | None
     began_at: int | None
     last_at: int
 
@@ -122,6 +125,9 @@ def life(group: str | None, history: list[Read], committed: Mapping[str, Mapping
         origin=(None if first.kind == "source" else first.says.origin_message_id)
         or (deliveries[0].stored.where if deliveries else None),
         failed=any(each.step[1] > 0 for each in history),
+        sent_back=any(each.step[1] > 0 and each.step[2] != DEAD for each in history),
+        attempts=attempt,
+        topic=first.source_topic,
         began_at=deliveries[0].stored.at_ms
         if deliveries
         else min(each.says.born_timestamp_ms or each.stored.at_ms for each in history),
@@ -137,7 +143,7 @@ def residuals(
     places = {f"{topic}/{partition}/{offset}" for topic, partition, offset in gaps}
     for (group, uid), each in found.items():
         if each.state == "lost":
-            missing.add((group, uid, "lost", False))
+            missing.add((group, uid, "lost", each.attempts == 0 and each.topic in {topic for topic, *_ in gaps}))
         elif not each.rooted:
             missing.add((group, uid, "no-source-record", each.origin in places))
         elif each.broken:
@@ -230,7 +236,7 @@ def overtaken(
                 run = run + 1 if each.failed else 0
                 consecutive = max(consecutive, run)
                 later = [other for other in in_order[number + 1 :] if other.state == "acknowledged"]
-                count += each.failed and any((other.began_at or 0) < each.last_at for other in later)
+                count += each.sent_back and any((other.began_at or 0) < each.last_at for other in later)
         failed, dead = sum(each.failed for each in messages), sum(each.state == "dead" for each in messages)
         judged[place] = (len(messages), failed, dead, consecutive, count)
     return judged

@@ -15,7 +15,8 @@ something is missing, listed one by one with the reason:
 ====================  ==============================================================================================
 
 A residual is *explained* if retention took records before they were landed (`gaps`): a `no-source-record` whose first
-delivery lies in a gap, a `missing-attempt` if a gap is noted on any of the shim's topics. Explained ones are counted as
+delivery lies in a gap, a `missing-attempt` if a gap is noted on any of the shim's topics, a `lost` if one is noted on a
+topic to which it was to go (its own for the first delivery, else a retry topic). Explained ones are counted as
 `expired`. A gap is a finding too: nobody knows what was in it but its offsets, which are the most that can be missing.
 
 A record of the shim's topics that breaks the wire format (`malformed`) is part of no life, so it may be what is missing
@@ -69,11 +70,21 @@ def residuals(lives: DataFrame, gaps: DataFrame) -> DataFrame:
         & F.col("at_offset").between(F.col("low"), F.col("high") - 1)
     )
     of_ours = F.col("topic").rlike(r"(SCHEDULE_TOPIC_XXXX|rmq\.(retry|dlq)\.)")
-    some = F.broadcast(gaps.agg((F.count_if(of_ours) > 0).alias("ours_expired")))
-    # The gaps of a partition do not overlap, so a message is in one of them at most.
-    joined = found.join(holes, within, "left").crossJoin(some)
-    explained = F.when(F.col("reason") == "no-source-record", F.col("low").isNotNull()).when(
-        F.col("reason") == "missing-attempt", F.col("ours_expired")
+    some = F.broadcast(
+        gaps.agg(
+            (F.count_if(of_ours) > 0).alias("ours_expired"),
+            (F.count_if(F.col("topic").contains("rmq.retry.")) > 0).alias("retries_expired"),
+            F.collect_set("topic").alias("with_gaps"),
+        )
+    )
+    target_expired = F.when(F.col("attempts") > 0, F.col("retries_expired")).otherwise(
+        F.array_contains("with_gaps", F.col("topic"))
+    )
+    joined = found.join(holes, within, "left").dropDuplicates(["grp", "msg_id"]).crossJoin(some)
+    explained = (
+        F.when(F.col("reason") == "no-source-record", F.col("low").isNotNull())
+        .when(F.col("reason") == "missing-attempt", F.col("ours_expired"))
+        .otherwise(target_expired)
     )
     return joined.select(
         "topic",

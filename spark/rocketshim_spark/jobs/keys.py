@@ -9,7 +9,8 @@ record: what an orderly listener would have waited.
 
 `overtaken`: messages of the key that were still being retried when a later one of the same partition had been
 delivered and, by the committed position, handled. That is how concurrent groups work; in a group that relies on order
-it is a violation, and a finding where the group is named in `orderly`. What was handled is inferred.
+it is a violation, and a finding where the group is named in `orderly`. What was handled is inferred. A dead letter
+without any retry before it let nothing pass: an orderly listener tries in place, and the queue waits.
 
 A key is *poison* if at least `min_failures` of its messages failed, and at least half of all.
 """
@@ -68,6 +69,7 @@ def transform(lives: DataFrame, params: KeyParams | None = None) -> DataFrame:
         F.get(place, F.lit(2)).try_cast("bigint").alias("at"),
         F.coalesce(F.get(first, F.lit(0))["at"], F.col("first_sent")).alias("began_at"),
         F.exists("history", lambda each: each["attempt"] > 0).alias("failed"),
+        F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < 3)).alias("sent_back"),
     )
     in_order = Window.partitionBy(*of_key, "of_partition").orderBy("at")
     handled_at = F.when(F.col("state") == "acknowledged", F.col("began_at"))
@@ -77,7 +79,7 @@ def transform(lives: DataFrame, params: KeyParams | None = None) -> DataFrame:
     run = F.row_number().over(in_order) - F.row_number().over(
         Window.partitionBy(*of_key, "of_partition", "failed").orderBy("at")
     )
-    told = told.withColumns({"overtaken": F.col("failed") & (later < F.col("last_at")), "run": run})
+    told = told.withColumns({"overtaken": F.col("sent_back") & (later < F.col("last_at")), "run": run})
     runs = told.groupBy(*of_key, "of_partition", "failed", "run").agg(
         F.count("*").alias("messages"),
         F.count_if(F.col("state") == "dead").alias("dead"),
