@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-__all__ = ["Report", "Table", "as_html", "as_text"]
+__all__ = ["Report", "Table", "as_html", "as_text", "printable"]
 
 _WIDTH: Final = 720
 _BAR: Final = 18
@@ -103,7 +103,7 @@ def _bars(bars: Sequence[tuple[str, float]]) -> str:
         top = index * (_BAR + 6)
         length = max(0.0, value) / highest * (_WIDTH - 320)
         drawn.append(
-            f'<text x="0" y="{top + 13}">{escape(name[:40])}</text>'
+            f'<text x="0" y="{top + 13}">{escape(printable(name[:40]))}</text>'
             f'<rect x="240" y="{top}" width="{length:.1f}" height="{_BAR}"/>'
             f'<text x="{246 + length:.1f}" y="{top + 13}">{escape(_shown(value))}</text>'
         )
@@ -121,11 +121,13 @@ def _shown(value: Any) -> str:
         return "-"
     if isinstance(value, dt.datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
-    if isinstance(value, bytes | bytearray):
-        return bytes(value).decode("utf-8", "replace")
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return f"{value:.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
     if isinstance(value, list | tuple):
         return ", ".join(_shown(each) for each in value)
-    # One line, whatever a record says: no terminal control sequence of a stranger's may run.
-    return "".join(char if char.isprintable() else " " for char in str(value))
+    return printable(bytes(value).decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value))
+
+
+def printable(text: str) -> str:
+    """The text as one line, whatever a record says: no terminal control sequence of a stranger's may run."""
+    return "".join(char if char.isprintable() else " " for char in text)

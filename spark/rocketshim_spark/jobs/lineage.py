@@ -39,7 +39,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
 from rocketshim_spark.frames import small_frame
-from rocketshim_spark.report import Report, Table
+from rocketshim_spark.report import Report, Table, printable
 from rocketshim_topics import TopicNames
 
 __all__ = ["STATES", "LineageParams", "biography", "report", "story", "transform"]
@@ -170,7 +170,7 @@ def story(life: Any) -> str:
         run = f" of replay {each.replay}" if each.replay else ""
         why = f": {each.reason}" if each.reason else ""
         lines.append(f"  {each['at']}  {each.kind:8}  attempt {each.attempt}{run}  {each.coordinates}{why}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _where_it_is() -> Column:

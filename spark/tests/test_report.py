@@ -1,0 +1,72 @@
+"""What a report says on a console and on its page: nothing of a stranger's is more than text there."""
+
+import datetime as dt
+
+import pytest
+from pyspark.sql import Row
+
+from rocketshim_spark.jobs.lineage import story
+from rocketshim_spark.report import Report, Table, as_html, as_text
+
+NASTY = "<script>alert(1)</script>&\"'\x1b]0;owned\x07\x9b2J\n\u202e"
+
+
+def nasty(kind: type[bytes] | type[str]) -> Report:
+    told = NASTY.encode() if kind is bytes else NASTY
+    return Report(
+        job="keys",
+        verdict="1 keys: 1 poison",
+        fine=False,
+        tables=(Table("worst", ("key", "samples"), [(told, [told])]),),
+        bars=((NASTY, 3.0), ("none", 0.0)),
+        notes=("inferred",),
+    )
+
+
+@pytest.mark.parametrize("kind", [bytes, str])
+def test_what_a_record_says_is_text_and_no_control_sequence_and_no_markup(kind: type[bytes] | type[str]) -> None:
+    text, page = as_text(nasty(kind)), as_html(nasty(kind), about="lake")
+    for shown in (text, page):
+        assert not set(shown) & {"\x1b", "\x07", "\x9b", "\u202e"}
+    assert len(text.splitlines()) == 6
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") == 3  # at the bar, and in both cells
+
+
+def test_a_life_is_told_in_as_many_lines_as_it_has_records() -> None:
+    entry = Row(replay=1, attempt=2, step=2, at="t", coordinates="a/0/1", kind="retry", reason=NASTY, reached=True)
+    life = Row(
+        msg_id=NASTY, grp="g", state="acknowledged", inferred=True, topic=NASTY, attempts=2, first_sent="t",
+        history=[entry],
+    )  # fmt: skip
+    lines = story(life).split("\n")
+    assert len(lines) == 2
+    assert all(char.isprintable() for line in lines for char in line)
+
+
+def test_the_first_line_is_the_verdict_and_columns_are_as_wide_as_what_is_in_them() -> None:
+    when = dt.datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 as Spark gives it
+    table = Table("by hour", ("hour", "n", "share"), [(when, 1_234_567, 0.123456), (None, 1, 8_759.6)])
+    lines = as_text(Report("failures", "2 failures", fine=True, tables=(table,))).split("\n")
+    assert lines == [
+        "failures: 2 failures",
+        "",
+        "by hour",
+        "hour                 n        share",
+        "2026-01-02 03:04:05  1234567  0.123",
+        "-                    1        8760",
+    ]
+
+
+def test_the_page_is_whole_without_any_row_and_says_whether_it_is_fine() -> None:
+    page = as_html(Report("audit", "residual 0", fine=True), about="lake")
+    assert '<span class="fine">residual 0</span>' in page
+    assert page.startswith("<!doctype html>")
+    assert page.endswith("</html>\n")
+    assert "<svg" not in page
+    assert '<span class="finding">' in as_html(Report("audit", "residual 1", fine=False), about="lake")
+
+
+def test_bars_are_in_proportion_and_never_negative() -> None:
+    page = as_html(Report("delays", "late", fine=True, bars=(("a", 10.0), ("b", 5.0), ("c", -3.0))), about="")
+    assert [part.split('"')[0] for part in page.split('width="')[2:]] == ["400.0", "200.0", "0.0"]
