@@ -173,6 +173,38 @@ def test_a_folder_that_nothing_was_landed_in_and_a_version_that_is_not_there_are
     assert "has no version 99: its newest is " in capsys.readouterr().err
 
 
+def test_what_was_mistyped_is_an_error_and_not_fine(day: Day, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        assert main([*words, "--lake", day.lake]) == 1
+        return capsys.readouterr().err
+
+    for job in ("audit", "failures"):  # in the wrong namespace nothing ever failed
+        assert f"but {day.namespace}." in said(job)
+    here = ("--namespace", day.namespace)
+    for words in (
+        ("failures", "--group", "typo"),
+        ("keys", "--orderly", "typo"),
+        ("replay", "plan", "--plan", "p", "--group", "typo"),
+    ):
+        message = said(*words, *here)
+        assert "nothing is known of a group typo" in message
+        assert f"groups with positions: {day.group}\n" in message
+    assert "nothing lies between" in said("failures", "--since", "2026-01-02", "--until", "2026-01-01T23:00", *here)
+
+
+def test_positions_of_one_group_are_noted_with_the_workers(
+    day: Day, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake, at = str(tmp_path), ("--bootstrap", day.bootstrap, "--namespace", day.namespace)
+    assert main(["land", day.topic, "--group", day.group, "--lake", lake, *at]) == 0
+    assert "is --namespace right?" not in capsys.readouterr().err
+    view = open_lake(spark, lake, namespace=day.namespace)
+    assert set(view.snapshot.committed) == {day.group, TopicNames(day.namespace).worker_group}
+    assert view.caveats == ()
+    assert main(["land", day.topic, "--lake", f"{lake}/sources", "--bootstrap", day.bootstrap]) == 0
+    assert "no topic of the shim's in namespace '' is there" in capsys.readouterr().err
+
+
 def test_replay_and_dlq_apply_send_each_letter_once_between_them(
     day: Day, spark: SparkSession, printed: Printed, tmp_path: Path
 ) -> None:

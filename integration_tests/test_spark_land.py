@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketshim.local import Broker
+from rocketshim_spark import land as landing
 from rocketshim_spark import sources
 from rocketshim_spark.errors import LakeError, TopicRecreatedError
 from rocketshim_spark.land import Gap, land, positions, read_gaps, read_records
+from rocketshim_spark.running import open_lake
 from rocketshim_spark.session import connector_jars
 from rocketshim_topics.errors import TopicMissingError
 
@@ -108,9 +111,15 @@ def test_an_open_transaction_is_for_a_later_read_and_an_aborted_one_for_none(
     cluster = sources.Cluster(broker.bootstrap)
     frame = sources.read_batch(spark, broker.bootstrap, cluster.bounds([name]))
     assert [bytes(row.value) for row in frame.collect()] == [b"committed"]
-    assert land(spark, broker.bootstrap, [name], lake).rows == 1
+    first = land(spark, broker.bootstrap, [name], lake)
+    (stable,) = (each.end for each in cluster.bounds([name]))
+    assert (first.rows, first.held) == (1, {(name, 0): stable})
+    (caveat,) = open_lake(spark, lake).caveats
+    assert caveat.startswith(f"{name}/0 ended in an open transaction at {stable}: what was delivered behind it")
     producer.commit_transaction(120)
-    assert land(spark, broker.bootstrap, [name], lake).rows == 1
+    second = land(spark, broker.bootstrap, [name], lake)
+    assert (second.rows, second.held) == (1, {})
+    assert open_lake(spark, lake).caveats == ()
     assert [bytes(row.value) for row in read_records(spark, lake).orderBy("offset").collect()] == [
         b"committed",
         b"open",
@@ -177,6 +186,43 @@ def test_what_retention_took_is_a_gap_told_once(
     ]
     offsets = [offset for _, _, offset in coordinates(read_records(spark, lake))]
     assert offsets == [*range(4, 10), *range(15, 20)]
+    assert [row.gap_to for row in read_gaps(spark, lake, first.version).collect()] == [4]  # an earlier report's
+    assert read_gaps(spark, lake, second.version).count() == 2
+
+
+def test_what_retention_takes_in_the_midst_of_a_landing_is_a_gap_too(
+    spark: SparkSession,
+    broker: Broker,
+    topic: Callable[..., str],
+    produce: Callable[..., None],
+    lake: str,
+) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    name = topic()
+    produce(name, 10)
+    assert land(spark, broker.bootstrap, [name], lake).rows == 10
+    produce(name, 30)
+    delete_before(admin, name, 0, 15)  # so Spark is told to pass over holes
+    stream = landing._stream
+
+    def overtaken(*arguments: object) -> int:
+        delete_before(admin, name, 0, 20)
+        rows = stream(*arguments)  # type: ignore[arg-type]
+        # What a later task of the same partition would have missed, had retention been faster than it.
+        DeltaTable.forPath(spark, f"{lake}/records").delete("offset BETWEEN 25 AND 26")
+        delete_before(admin, name, 0, 30)
+        return rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(landing, "_stream", overtaken)
+        found = land(spark, broker.bootstrap, [name], lake).gaps
+    assert [(gap.gap_from, gap.gap_to, gap.reason) for gap in found] == [
+        (10, 15, "expired"),
+        (15, 20, "expired-while-landing"),
+        (25, 27, "expired-while-landing"),
+    ]
+    assert land(spark, broker.bootstrap, [name], lake).gaps == ()
+    assert read_gaps(spark, lake).count() == 3
 
 
 def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_once(
@@ -212,14 +258,23 @@ def test_rows_whose_batch_was_never_noted_are_neither_landed_again_nor_called_a_
     produce(name, 10)
     assert land(spark, broker.bootstrap, [name], lake).rows == 10
     commits = Path(lake, "checkpoint", "commits")
-    for file in (commits / "0", commits / ".0.crc"):
-        file.unlink()
+
+    def forget(batch: int) -> None:
+        for file in (commits / f"{batch}", commits / f".{batch}.crc"):
+            file.unlink()
+
+    forget(0)
     assert positions(spark, lake) == {}
     delete_before(admin, name, 0, 7)
     produce(name, 5)
     assert land(spark, broker.bootstrap, [name], lake).gaps == ()
     assert coordinates(read_records(spark, lake)) == [(name, 0, offset) for offset in range(15)]
     assert read_gaps(spark, lake).count() == 0
+    forget(0)
+    forget(1)
+    produce(name, 5)
+    delete_before(admin, name, 0, 18)  # three that were never landed, told once, however often it is killed there
+    assert [(gap.gap_from, gap.gap_to) for gap in land(spark, broker.bootstrap, [name], lake).gaps] == [(15, 18)]
 
 
 def test_a_topic_that_was_made_anew_is_refused_with_the_way_out(

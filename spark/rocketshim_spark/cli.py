@@ -59,7 +59,7 @@ def land(
     bootstrap: Bootstrap,
     namespace: Namespace = "",
     group: Annotated[
-        list[str] | None, typer.Option("--group", help="Note the positions of this group only; repeatable.")
+        list[str] | None, typer.Option("--group", help="Note positions of this group and the worker only; repeatable.")
     ] = None,
     kafka_property: SparkClient = None,
     client_property: DriverClient = None,
@@ -69,13 +69,18 @@ def land(
 ) -> None:
     """Land what is new, each record once. Exit code 2 if retention was faster and records are missing."""
     with session(master, connector, driver_memory) as spark:
-        from rocketshim_spark.events import event_topics  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.events import event_topics, kind_of  # noqa: PLC0415 Spark is there now
         from rocketshim_spark.land import land as land_now  # noqa: PLC0415
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
+        from rocketshim_topics import TopicNames  # noqa: PLC0415
 
         kafka, config = properties(kafka_property), properties(client_property)
         chosen = event_topics(Cluster(bootstrap, config).topics(), topics, namespace)
-        done = land_now(spark, bootstrap, chosen, lake, kafka=kafka, config=config, groups=group)
+        # Without the worker's positions nobody could tell what it has passed, and so nothing that is lost.
+        groups = [*group, TopicNames(namespace).worker_group] if group else None
+        done = land_now(spark, bootstrap, chosen, lake, kafka=kafka, config=config, groups=groups)
+    if all(kind_of(topic, namespace) == "source" for topic in chosen):
+        note(f"note: no topic of the shim's in namespace {namespace!r} is there: is --namespace right?")
     version = "no table yet" if done.version is None else f"version {done.version}"
     typer.echo(f"landed {done.rows} new records of {len(chosen)} topics into {lake} ({version})")
     for gap in done.gaps:
@@ -83,6 +88,8 @@ def land(
             f"gap: {gap.topic}/{gap.partition} offsets {gap.gap_from} to {gap.gap_to - 1} were deleted by retention "
             f"before they were landed ({gap.reason})"
         )
+    for (topic, partition), offset in sorted(done.held.items()):
+        note(f"note: {topic}/{partition} ends in an open transaction: from offset {offset} on is for a later landing")
     if done.gaps:
         raise typer.Exit(FINDING)
 
@@ -106,10 +113,13 @@ def failures(
 ) -> None:
     """What failed and why, since when, what is new. Exit code 2 if something died or failed in a new way."""
     times = {"since": _time(since), "until": _time(until), "new_since": _time(new_since)}
+    if times["since"] and times["until"] and times["since"] >= times["until"]:
+        raise ConfigError(f"--until {until} is not later than --since {since}: nothing lies between")
     with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark.jobs import failures as job  # noqa: PLC0415 Spark is there now
         from rocketshim_spark.running import publish, say  # noqa: PLC0415
 
+        view.check_groups([group] if group else [])
         found = job.transform(view.events, job.FailureParams.model_validate({**times, "group": group}))
         report = job.report(publish(view, "failures", found))
         say(view, report)
@@ -223,6 +233,7 @@ def keys(
         from rocketshim_spark.jobs import keys as job  # noqa: PLC0415 Spark is there now
         from rocketshim_spark.running import publish, say  # noqa: PLC0415
 
+        view.check_groups(orderly or ())
         params = job.KeyParams(min_failures=min_failures, orderly=tuple(orderly or ()))
         report = job.report(publish(view, "keys", job.transform(view.lives(), params)))
         say(view, report)

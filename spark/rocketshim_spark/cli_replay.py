@@ -83,6 +83,7 @@ def plan(
             )
         except ValidationError as error:
             raise ConfigError(f"--plan {plan_name!r}: {error.errors()[0]['msg']}") from error
+        view.check_groups([group] if group else [])
         chosen = None
         if where is not None:
             condition = selects(SqlFilter(where), lambda name: header_property(F.col("headers"), name))

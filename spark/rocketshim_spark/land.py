@@ -37,13 +37,16 @@ reads one partition, so each file holds one topic, and a job that asks for retri
 
 import datetime as dt
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from confluent_kafka import IsolationLevel
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
+from pyspark.sql.window import Window
 
 from rocketshim_spark.errors import LakeError, TopicRecreatedError
 from rocketshim_spark.frames import small_frame
@@ -68,6 +71,7 @@ __all__ = [
 
 _STATS: Final = "topic,partition,offset,timestamp"
 _TASKS_PER_CORE: Final = 3
+_SETTLE_S: Final = 5.0  # most transactions are shorter
 _LEAST_PER_TASK: Final = 100_000  # opening a consumer for less costs more than it saves
 _GAPS_SCHEMA: Final = (
     "found_at timestamp, topic string, topic_id string, partition int, gap_from bigint, gap_to bigint, reason string"
@@ -111,11 +115,13 @@ class Landing:
         gaps: what was found missing now; gaps that an earlier landing noted are not repeated.
         version: version of the table `records` afterwards: the snapshot that jobs of one report read. None: the table
             does not exist, since there has never been a record.
+        held: where an open transaction held back records that are for a later landing, and from which offset on.
     """
 
     rows: int
     gaps: tuple[Gap, ...]
     version: int | None
+    held: Mapping[Place, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +131,13 @@ class Snapshot:
     Attributes:
         taken_at: when, aware; None: no landing has noted anything.
         committed: of each group its committed positions, (topic, partition) to the next offset.
+        held: where an open transaction held back records, and from which offset on. What was delivered behind it is
+            not among the records.
     """
 
     taken_at: dt.datetime | None
     committed: Mapping[str, Mapping[Place, int]]
+    held: Mapping[Place, int] = field(default_factory=dict)
 
 
 def land(
@@ -178,10 +187,12 @@ def land(
     cluster = Cluster(bootstrap, config)
     before = _checked(cluster, wanted, known)
     taken_at, committed = dt.datetime.now(dt.UTC), _committed(cluster, wanted, groups)
+    held = _settled(cluster, [(each.topic, each.partition) for each in before])
     landed = positions(spark, lake)
     noted = _noted(spark, lake)
-    found = (_not_landed(spark, lake, gap) for gap in find_gaps(before, landed, noted))
-    gaps = [gap for gap in found if gap is not None]
+    gaps = find_gaps(before, landed, noted)
+    if gaps:
+        gaps = find_gaps(before, {**landed, **_behind_rows(spark, lake, gaps)}, noted)
     now = dt.datetime.now(dt.UTC)
     ids = {each.topic: each.topic_id for each in before}
     new_ids = [(topic, topic_id, now) for topic, topic_id in ids.items() if topic not in known]
@@ -205,9 +216,7 @@ def land(
     rows = _stream(spark, options, lake)
     if holes:
         # Spark was told to pass over holes: what retention took since the look before must not stay unsaid.
-        noted = _noted(spark, lake)
         late = _taken_meanwhile(spark, lake, cluster.bounds(wanted), starts)
-        late = [gap for gap in late if not _covered(gap, noted)]
         _write_gaps(spark, lake, late, dt.datetime.now(dt.UTC))
         gaps += late
     version = latest_version(spark, lake)
@@ -217,14 +226,15 @@ def land(
             for group, places in committed.items()
             for (topic, partition), offset in places.items()
         ]
-        # One row without a group says that the look was taken, also where no group has committed anything.
+        # Without a group: that the look was taken, also where nothing is committed, and what open transactions held.
+        looks = [(None, None, None), *((topic, partition, offset) for (topic, partition), offset in held.items())]
         _append(
             spark,
             f"{lake}/positions",
-            [(taken_at, version, None, None, None, None), *known_positions],
+            [*((taken_at, version, None, *look) for look in looks), *known_positions],
             _POSITIONS_SCHEMA,
         )
-    return Landing(rows, tuple(gaps), version)
+    return Landing(rows, tuple(gaps), version, held)
 
 
 def find_gaps(
@@ -273,7 +283,8 @@ def positions(spark: SparkSession, lake: str) -> dict[Place, int]:
 def latest_version(spark: SparkSession, lake: str) -> int | None:
     """The version that the table `records` has now; None: there is no such table."""
     try:
-        history = spark.sql(f"DESCRIBE HISTORY delta.`{lake.rstrip('/')}/records` LIMIT 1")
+        table = f"{lake.rstrip('/')}/records".replace("`", "``")
+        history = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1")
         return int(history.collect()[0].version)
     except AnalysisException as error:
         if _is_absent(error):
@@ -299,14 +310,27 @@ def read_records(spark: SparkSession, lake: str, version: int | None = None) -> 
     return spark.read.format("delta").option("versionAsOf", version).load(f"{lake}/records")
 
 
-def read_gaps(spark: SparkSession, lake: str) -> DataFrame:
-    """All gaps that were ever noted, with the time at which they were found; empty when there are none."""
-    return _table(spark, f"{lake.rstrip('/')}/gaps", _GAPS_SCHEMA)
+def read_gaps(spark: SparkSession, lake: str, version: int | None = None) -> DataFrame:
+    """The gaps that were noted, with the time at which they were found; empty when there are none.
+
+    Args:
+        spark: a session with Delta's jars.
+        lake: the folder.
+        version: of `records`: without the gaps that a landing of a later version found. None: all.
+    """
+    lake = lake.rstrip("/")
+    # Two landings at a time, of which one fails, may both have noted one.
+    found = _table(spark, f"{lake}/gaps", _GAPS_SCHEMA).dropDuplicates(["topic", "partition", "gap_from", "gap_to"])
+    if version is None:
+        return found
+    later = _table(spark, f"{lake}/positions", _POSITIONS_SCHEMA).filter(F.col("version") > version)
+    next_look = F.broadcast(later.agg(F.min("taken_at").alias("next_look")))
+    return found.crossJoin(next_look).filter("next_look IS NULL OR found_at < next_look").drop("next_look")
 
 
 def read_topics(spark: SparkSession, lake: str) -> DataFrame:
-    """The topics that were landed, each with its Kafka id; empty when there are none."""
-    return _table(spark, f"{lake.rstrip('/')}/topics", _TOPICS_SCHEMA)
+    """The topics that were landed, each once, with its Kafka id; empty when there are none."""
+    return _table(spark, f"{lake.rstrip('/')}/topics", _TOPICS_SCHEMA).dropDuplicates(["topic"])
 
 
 def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) -> Snapshot:
@@ -325,13 +349,15 @@ def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) ->
     rows = found.join(F.broadcast(newest), F.col("taken_at") == F.col("newest")).select(
         F.unix_micros("taken_at").alias("taken_us"), "grp", "topic", "partition", "committed"
     )
-    taken_us, committed = None, dict[str, dict[Place, int]]()
+    taken_us, held, committed = None, dict[Place, int](), dict[str, dict[Place, int]]()
     for row in rows.collect():
         taken_us = row.taken_us
         if row.grp is not None:
             committed.setdefault(row.grp, {})[(row.topic, row.partition)] = row.committed
+        elif row.topic is not None:
+            held[row.topic, row.partition] = row.committed
     taken_at = None if taken_us is None else _EPOCH + dt.timedelta(microseconds=taken_us)
-    return Snapshot(taken_at, committed)
+    return Snapshot(taken_at, committed, held)
 
 
 def find_table(spark: SparkSession, path: str) -> DataFrame | None:
@@ -411,38 +437,61 @@ def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
     return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
 
 
-def _not_landed(spark: SparkSession, lake: str, gap: Gap) -> Gap | None:
-    """What of a gap is not in the table: after a crash between table and checkpoint, no position tells of its rows."""
-    version = latest_version(spark, lake)
-    if version is None:
-        return gap
-    within = F.col("offset").between(gap.gap_from, gap.gap_to - 1)
-    place = (F.col("topic") == gap.topic) & (F.col("partition") == gap.partition) & within
-    last = read_records(spark, lake, version).filter(place).agg(F.max("offset")).collect()[0][0]
-    if last is None:
-        return gap
-    return replace(gap, gap_from=last + 1, reason="expired") if last + 1 < gap.gap_to else None
+def _behind_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dict[Place, int]:
+    """The offset behind the last row in each gap: after a crash between table and checkpoint, no position tells it."""
+    if latest_version(spark, lake) is None:
+        return {}
+    records, behind = read_records(spark, lake), {}
+    for gap in gaps:
+        within = F.col("offset").between(gap.gap_from, gap.gap_to - 1)
+        last = records.filter(_of(gap.topic, gap.partition) & within).agg(F.max("offset")).collect()[0][0]
+        if last is not None:
+            behind[gap.topic, gap.partition] = int(last) + 1
+    return behind
 
 
 def _taken_meanwhile(
     spark: SparkSession, lake: str, after: Iterable[PartitionBounds], starts: Mapping[Place, int]
 ) -> list[Gap]:
-    """Where retention passed the offset that this landing began with: from there to the first record that it got."""
+    """What is not there of the offsets that this landing was to read and retention has passed since.
+
+    Tasks read pieces of a partition one after the other, so a hole may be in the midst of what was landed.
+    """
     gaps = []
+    landed = positions(spark, lake)
     for each in after:
-        start = starts.get((each.topic, each.partition))
-        if start is None or each.earliest <= start:
+        place = (each.topic, each.partition)
+        start, end = starts.get(place, each.earliest), min(each.earliest, landed.get(place, each.earliest))
+        if start >= end:
             continue
-        place = (F.col("topic") == each.topic) & (F.col("partition") == each.partition) & (F.col("offset") >= start)
-        first = read_records(spark, lake).filter(place).agg(F.min("offset")).collect()[0][0]
-        end = each.earliest if first is None else min(each.earliest, first)
-        if end > start:
-            gaps.append(Gap(each.topic, each.topic_id, each.partition, start, end, "expired-while-landing"))
+        rows = read_records(spark, lake).filter(_of(*place) & F.col("offset").between(start, end - 1)).select("offset")
+        before = F.lag("offset", 1, start - 1).over(Window.partitionBy(F.lit(0)).orderBy("offset"))
+        ends = rows.union(spark.range(end, end + 1)).select((before + 1).alias("low"), F.col("offset").alias("high"))
+        gaps += [
+            Gap(each.topic, each.topic_id, each.partition, row.low, row.high, "expired-while-landing")
+            for row in ends.filter("low < high").orderBy("low").collect()
+        ]
     return gaps
 
 
-def _covered(gap: Gap, noted: Mapping[Place, Sequence[tuple[int, int]]]) -> bool:
-    return any(low <= gap.gap_from and gap.gap_to <= high for low, high in noted.get((gap.topic, gap.partition), ()))
+def _of(topic: str, partition: int) -> Column:
+    return (F.col("topic") == topic) & (F.col("partition") == partition)
+
+
+def _settled(cluster: Cluster, places: Sequence[Place]) -> dict[Place, int]:
+    """Wait until all that was written by now can be read; what open transactions hold back after that, from where on.
+
+    A consumer that has committed past a message has written its next hop before, but may have written it behind an open
+    transaction of somebody else's: it would be taken for lost.
+    """
+    written = cluster.ends(places, IsolationLevel.READ_UNCOMMITTED)
+    deadline = time.monotonic() + _SETTLE_S
+    while True:
+        stable = cluster.ends(places, IsolationLevel.READ_COMMITTED)
+        held = {place: stable[place] for place in places if stable[place] < written[place]}
+        if not held or time.monotonic() > deadline:
+            return held
+        time.sleep(_SETTLE_S / 50)
 
 
 def _noted(spark: SparkSession, lake: str) -> dict[Place, list[tuple[int, int]]]:

@@ -8,13 +8,13 @@ directory. The page is written anew and renamed, never half.
 
 import datetime as dt
 import os
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
 from rocketshim_spark import events
 from rocketshim_spark.errors import LakeError
@@ -31,6 +31,7 @@ from rocketshim_spark.land import (
 )
 from rocketshim_spark.report import Report, as_html, as_text
 from rocketshim_topics import TopicNames
+from rocketshim_topics.errors import ConfigError
 
 __all__ = ["OpenLake", "local_folder", "open_lake", "publish", "published", "say"]
 
@@ -70,6 +71,27 @@ class OpenLake:
         """The moment of the landing; without any note of one, this moment."""
         return self.snapshot.taken_at or dt.datetime.now(dt.UTC)
 
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What is not known here, and what it costs; in words for a report."""
+        told = [
+            f"{topic}/{partition} ended in an open transaction at {offset}: what was delivered behind it is not landed "
+            "yet, and may be called lost or never delivered"
+            for (topic, partition), offset in sorted(self.snapshot.held.items())
+        ]
+        schedule = TopicNames(self.namespace).schedule
+        if not self.worker and not self.topics().filter(F.col("topic") == schedule).isEmpty():
+            told.append("no position of the worker is known: what it has lost is called retrying, scheduled or stuck")
+        return tuple(told)
+
+    def check_groups(self, groups: Iterable[str]) -> None:
+        """Raise `ConfigError` for a group of which nothing is known, neither a position nor a failure."""
+        known = set(self.snapshot.committed)
+        for group in groups:
+            if group not in known and self.events.filter(F.col("grp") == group).isEmpty():
+                shown = ", ".join(sorted(known - {TopicNames(self.namespace).worker_group})) or "none"
+                raise ConfigError(f"nothing is known of a group {group} in {self.path}; groups with positions: {shown}")
+
     def topics(self) -> DataFrame:
         """The topics that were landed, each with its Kafka id."""
         return read_topics(self.spark, self.path)
@@ -101,6 +123,7 @@ def open_lake(
 
     Raises:
         LakeError: nothing was landed there, or it has no such version.
+        ConfigError: of this namespace nothing was landed there, of another one topics were.
     """
     lake = lake.rstrip("/")
     newest = latest_version(spark, lake)
@@ -108,6 +131,7 @@ def open_lake(
         raise LakeError(f"{lake} has no version {version}: its newest is {newest}")
     at = version if newest is not None and version is not None else newest
     records = read_records(spark, lake, at)
+    _check_namespace([row.topic for row in read_topics(spark, lake).collect()], lake, namespace)
     return OpenLake(
         spark=spark,
         path=lake,
@@ -117,9 +141,20 @@ def open_lake(
         records=records,
         events=events.transform(records, events.EventParams(namespace=namespace, delay_levels=delay_levels)),
         settled=events.settled(records, namespace),
-        gaps=read_gaps(spark, lake),
+        gaps=read_gaps(spark, lake, at),
         snapshot=read_snapshot(spark, lake, at),
     )
+
+
+def _check_namespace(topics: Sequence[str], lake: str, namespace: str) -> None:
+    """Refuse another namespace than was landed: in it nothing ever failed, and all would look fine."""
+    names = TopicNames(namespace)
+    ours = [topic for topic in topics if names.is_ours(topic)]
+    if ours and all(events.kind_of(topic, namespace) is None and topic != names.redrive_log for topic in ours):
+        raise ConfigError(
+            f"no topic of the shim's in namespace {namespace!r} was landed in {lake}, but {ours[0]}: "
+            "say whose they are with --namespace"
+        )
 
 
 def publish(lake: OpenLake, name: str, result: DataFrame) -> DataFrame:
@@ -135,15 +170,16 @@ def published(lake: OpenLake, name: str) -> DataFrame | None:
 
 
 def say(lake: OpenLake, report: Report) -> None:
-    """Print the verdict and write the page."""
+    """Print the verdict and write the page, with what is not known of this lake."""
+    report = replace(report, notes=(*report.notes, *lake.caveats))
     typer.echo(as_text(report))
     target = local_folder(lake.out) or Path()
     target.mkdir(parents=True, exist_ok=True)
     page = target / f"{report.job}.html"
     about = f"{lake.path}, version {lake.version}, positions of {lake.snapshot.taken_at or 'no landing'}"
-    with tempfile.NamedTemporaryFile("w", dir=target, suffix=".html", delete=False, encoding="utf-8") as file:
-        file.write(as_html(report, about=about))
-    os.replace(file.name, page)  # noqa: PTH105 pathlib's replace is the same; this one takes the name as it is
+    unfinished = target / f".{report.job}.{os.getpid()}.html"  # others may read it, as they may the tables
+    unfinished.write_text(as_html(report, about=about), encoding="utf-8")
+    unfinished.replace(page)
     typer.echo(f"page: {page}", err=True)
 
 

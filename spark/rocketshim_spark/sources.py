@@ -138,8 +138,8 @@ class Cluster:
                 raise self._named(error, topic) from error
             topic_id = str(description.topic_id)
             resolved += [
-                PartitionBounds(topic, number, topic_id, earliest[number], earliest[number], ends[number])
-                for number in sorted(ends)
+                PartitionBounds(topic, number, topic_id, earliest[topic, number], earliest[topic, number], end)
+                for (_, number), end in sorted(ends.items())
             ]
         return resolved
 
@@ -172,13 +172,28 @@ class Cluster:
             consumer.close()
         return {(each.topic, each.partition): each.offset for each in found}
 
-    def _offsets(self, places: Sequence[TopicPartition], spec: OffsetSpec) -> dict[int, int]:
+    def ends(self, places: Iterable[tuple[str, int]], isolation: IsolationLevel) -> dict[tuple[str, int], int]:
+        """The end of each partition now: `READ_COMMITTED` behind the last stable offset, else behind the last of all.
+
+        Raises:
+            TopicMissingError, BrokerUnavailableError, NotAuthorizedError: as `bounds`.
+        """
+        asked = [TopicPartition(topic, partition) for topic, partition in places]
+        try:
+            return self._offsets(asked, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
+        except KafkaException as error:
+            raise self._named(error, "the ends of topics") from error
+
+    def _offsets(
+        self,
+        places: Sequence[TopicPartition],
+        spec: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[tuple[str, int], int]:
         answers = self._admin.list_offsets(
-            dict.fromkeys(places, spec),
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=_TIMEOUT_S,
+            dict.fromkeys(places, spec), isolation_level=isolation, request_timeout=_TIMEOUT_S
         )
-        return {place.partition: answer.result(_TIMEOUT_S).offset for place, answer in answers.items()}
+        return {(place.topic, place.partition): answer.result(_TIMEOUT_S).offset for place, answer in answers.items()}
 
     def _named(self, error: KafkaException, what: str) -> ClusterError:
         cause: KafkaError = error.args[0]
