@@ -45,6 +45,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ORIGIN: Final = re.compile(r"([a-zA-Z0-9._-]{1,249})/([0-9]{1,10})/([0-9]{1,19})")
 _LONG_MAX: Final = 2**63 - 1
 _INT_MAX: Final = 2**31 - 1
+_EPOCH_SECONDS: Final = range(1_000_000_000, 100_000_000_000)  # from 2001 on; as milliseconds: January 1970 to 1973
 _TAGS: Final = "TAGS"
 
 
@@ -62,7 +63,7 @@ class Message:
         delay_level: deliver after the delay of this level of the table; above the highest: the highest; 0 or less: at
             once.
         deliver_at: deliver at this time on the broker's clock: epoch milliseconds, or a datetime with a time zone. In
-            the past: as soon as possible.
+            the past: as soon as possible; a number that can only be seconds (before 1973 as milliseconds) is refused.
         properties: user properties, at most 64 and, with tag and keys, 16 KiB; names of 1 to 128 bytes without control
             characters that the wire format does not reserve.
         max_reconsume_times: limit of failed attempts for this one message; the lower of it and the group's counts.
@@ -203,9 +204,14 @@ def _epoch_ms(moment: object) -> int:
         if moment.tzinfo is None:
             raise MessageError("deliver_at has no time zone: give an aware datetime, or epoch milliseconds")
         seconds = int(moment.replace(microsecond=0).timestamp())
-        moment = seconds * 1_000 + -(-moment.microsecond // 1_000)
+        at_ms = seconds * 1_000 + -(-moment.microsecond // 1_000)
+        _check_int("deliver_at", at_ms, 0, _LONG_MAX)
+        return at_ms
     _check_int("deliver_at", moment, 0, _LONG_MAX)
-    return int(moment)  # type: ignore[call-overload, no-any-return]  # checked in the line before
+    at_ms = int(moment)  # type: ignore[call-overload]  # checked in the line before
+    if at_ms in _EPOCH_SECONDS:
+        raise MessageError(f"deliver_at is {at_ms}, a time in seconds: give milliseconds, {at_ms}000, or a datetime")
+    return at_ms
 
 
 def _checked_properties(properties: object) -> tuple[Header, ...]:

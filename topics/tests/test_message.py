@@ -104,6 +104,13 @@ def test_bad_deliver_at_is_refused(moment: Any) -> None:
         Message("orders", b"", deliver_at=moment)
 
 
+@pytest.mark.parametrize("seconds", [1_000_000_000, 1_795_335_000, 99_999_999_999])
+def test_a_time_in_seconds_is_refused_and_not_delivered_at_once(seconds: int) -> None:
+    with pytest.raises(MessageError, match=f"deliver_at is {seconds}, a time in seconds: .* {seconds}000"):
+        Message("orders", b"", deliver_at=seconds)
+    assert Message("orders", b"", deliver_at=datetime.fromtimestamp(seconds / 1_000, UTC)).deliver_at_ms == seconds
+
+
 @pytest.mark.parametrize("level", [True, 1.0, "3", 2**31])
 def test_delay_level_is_a_whole_number(level: Any) -> None:
     with pytest.raises(MessageError, match="delay_level"):
