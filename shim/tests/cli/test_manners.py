@@ -20,6 +20,7 @@ from rocketshim.cli.app import COMMANDS, build, main
 from rocketshim.cli.letters import console
 
 EVERYTHING = "_ROCKETSHIM_COMPLETE"
+ROOT = Path(__file__).parents[3]
 
 
 def tree(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -59,6 +60,43 @@ def test_each_help_ends_with_an_example_that_its_options_allow(words: str) -> No
         called = max((each for each in TREE if " ".join(typed).startswith(each)), key=len)
         known = {name for each in TREE[called].params for name in (*each.opts, *each.secondary_opts)}
         assert {word.partition("=")[0] for word in typed if word.startswith("-")} <= known
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = re.compile(r"^ *```\w*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+PROMPT = re.compile(r"\s*(\d:\d\d )?(\$ |ExecStart=\S+/)?(?=rocketshim )")
+
+
+def typed_in(page: Path) -> list[str]:
+    """The commands of a page that a reader would type, as they stand in its blocks."""
+    blocks = FENCED.findall(page.read_text(encoding="utf-8"))
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line[found.end() :] for line in lines if (found := PROMPT.match(line))]
+
+
+def parsed(command: Any, words: list[str], parent: Any = None) -> None:
+    """Read a command line as it would be when it is run; nothing is run."""
+    context = command.make_context(command.name, list(words), parent=parent)
+    if getattr(command, "commands", {}):
+        _, below, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        parsed(below, rest, context)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_command_of_the_documentation_can_be_typed(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROCKETSHIM_BOOTSTRAP", "localhost:9092")
+    for file in ("plan.json", "gone.json"):
+        Path(file).touch()
+    for line in typed_in(page):
+        words = shlex.split(line.replace("@/etc/rocketshim/client.properties", "client.id=shop"), comments=True)[1:]
+        parsed(TREE["rocketshim"], [word for word in words if word != "…"])
+
+
+def test_the_commands_of_the_documentation_are_found() -> None:
+    assert len([line for page in PAGES for line in typed_in(page)]) > 30
 
 
 @pytest.mark.parametrize("words", LEAVES)
