@@ -204,14 +204,11 @@ def _epoch_ms(moment: object) -> int:
         if moment.tzinfo is None:
             raise MessageError("deliver_at has no time zone: give an aware datetime, or epoch milliseconds")
         seconds = int(moment.replace(microsecond=0).timestamp())
-        at_ms = seconds * 1_000 + -(-moment.microsecond // 1_000)
-        _check_int("deliver_at", at_ms, 0, _LONG_MAX)
-        return at_ms
+        moment = seconds * 1_000 + -(-moment.microsecond // 1_000)
+    elif isinstance(moment, int) and moment in _EPOCH_SECONDS:
+        raise MessageError(f"deliver_at is {moment}, a time in seconds: give milliseconds, {moment}000, or a datetime")
     _check_int("deliver_at", moment, 0, _LONG_MAX)
-    at_ms = int(moment)  # type: ignore[call-overload]  # checked in the line before
-    if at_ms in _EPOCH_SECONDS:
-        raise MessageError(f"deliver_at is {at_ms}, a time in seconds: give milliseconds, {at_ms}000, or a datetime")
-    return at_ms
+    return int(moment)  # type: ignore[call-overload, no-any-return]  # checked in the line before
 
 
 def _checked_properties(properties: object) -> tuple[Header, ...]:
