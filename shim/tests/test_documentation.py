@@ -1,0 +1,142 @@
+"""The programs in README.md and docs/ run as they stand, on a Kafka in memory.
+
+Only the address becomes that of the cluster in memory, and `...`, where the reader's own code would be, a call. What a
+page takes for granted (`charge`, `running`) stands in the test. docs/testing.md is run by its own test, the drop-in's
+programs by integration tests.
+"""
+
+import asyncio
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.names import TopicNames
+
+ROOT = Path(__file__).parents[2]
+BODIES = [b"order-1", b"order-2"]
+
+
+def programs(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [
+        re.sub(r"^( +)\.\.\.$", r"\1tell(message.body)", block, flags=re.MULTILINE).replace(
+            '"localhost:9092"', "ADDRESS, clients=CLIENTS, clock=CLOCK"
+        )
+        for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    ]
+
+
+class Place:
+    """A cluster in memory with two paid orders in it, and the names that a program of a page sees."""
+
+    def __init__(self) -> None:
+        clock = VirtualClock()
+        self.kafka = InMemoryKafka(clock)
+        self.names = TopicNames("")
+        layout = Layout(self.names, DelayLevels.default())
+        groups = [spec for group in ("payments", "billing") for spec in layout.for_group(group, with_log=True)]
+        self.kafka.create_topics([*layout.shared(), *groups])
+        self.kafka.create_topic("orders", 1)
+        for body in BODIES:
+            self.kafka.append("orders", body, headers=[("TAGS", b"paid"), ("price", b"20"), ("region", b"EU")])
+        self.told: list[Any] = []
+        self.address = {"clients": self.kafka.clients(), "clock": clock}
+        self.scope: dict[str, Any] = {
+            "__name__": "documentation",
+            "ADDRESS": "in-memory:9092",
+            "CLIENTS": self.kafka.clients(),
+            "CLOCK": clock,
+            "tell": self.tell,
+            "asyncio": asyncio,
+            "PushConsumer": PushConsumer,
+        }
+
+    def run(self, program: str, **names: Any) -> None:
+        self.scope.update(names)
+        exec(compile(program, "documentation", "exec"), self.scope)  # noqa: S102 - our own pages
+
+    def consumer(self, group: str) -> PushConsumer:
+        return PushConsumer(
+            "in-memory:9092", group=group, consume_from_where=ConsumeFromWhere.FIRST_OFFSET, **self.address
+        )
+
+    def tell(self, body: bytes, **_more: Any) -> None:
+        """What the reader's own code would be. It ends the program once both orders were handled."""
+        self.told.append(body)
+        if len(self.told) == len(BODIES):
+            self.scope["consumer"].stop()
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def test_the_fifteen_lines(place: Place) -> None:
+    (program,) = programs("README.md")
+    place.run(program, charge=place.tell, busy=lambda: False, hopeless=lambda: False)
+    assert place.told == BODIES
+    (waiting,) = place.kafka.records(place.names.schedule)
+    assert dict(waiting.headers())["REAL_TOPIC"] == b"orders"
+
+
+def test_consuming(place: Place) -> None:
+    first, *_ = programs("docs/consumer.md")
+    place.run(first)
+    assert place.told == BODIES
+
+
+def test_consuming_in_an_event_loop(place: Place) -> None:
+    async def charge(body: bytes) -> None:
+        place.tell(body)
+
+    program = programs("docs/consumer.md")[1].replace('group="payments"', 'group="payments", **START')
+    place.run(program, charge=charge, START={"consume_from_where": ConsumeFromWhere.FIRST_OFFSET})
+    assert sorted(place.told) == BODIES
+
+
+def test_hooks(place: Place) -> None:
+    spans: list[Any] = []
+    consumer = place.consumer("payments")
+    consumer.listener("orders")(lambda message: place.tell(message.body))
+    program = programs("docs/consumer.md")[2]
+    place.run(program, consumer=consumer, start_span=lambda _: SimpleNamespace(end=lambda *said: spans.append(said)))
+    consumer.run()
+    assert [said for said, _ in spans] == ["SUCCESS", "SUCCESS"]
+
+
+def test_an_allocation_strategy_and_broadcasting(place: Place) -> None:
+    *_, strategy, broadcasting = programs("docs/consumer.md")
+    place.run(strategy)
+    place.run(broadcasting)
+
+
+def test_in_order(place: Place) -> None:
+    sending, consuming = programs("docs/orderly.md")
+    place.run(sending)
+    assert [record.value() for record in place.kafka.records("orders")] == [*BODIES, b"paid", b"shipped"]
+    place.run(consuming, ledger=SimpleNamespace(write=place.tell))
+    assert place.told[:2] == BODIES
+
+
+def test_pulling(place: Place) -> None:
+    polling, reading = programs("docs/pull.md")
+    polling = polling.replace("while running:", "while len(told) < 2:").replace('"reports"', '"reports", **START')
+    place.run(
+        polling, tell=place.told.append, told=place.told, START={"consume_from_where": ConsumeFromWhere.FIRST_OFFSET}
+    )
+    assert place.told == BODIES
+    place.told.clear()
+    place.run(reading)
+    assert place.told == BODIES
+
+
+@pytest.mark.parametrize("line", programs("docs/filters.md")[0].splitlines())
+def test_each_filter(place: Place, line: str) -> None:
+    place.run(f"{line}\ndef handle(message): tell(message.body)", consumer=place.consumer("payments"))
