@@ -131,7 +131,7 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
     assert sum(row.sent for row in audit.transform(lives, missing).collect()) == lives.count()
     assert delays.outcomes(told, delays.DelayParams(now=view.now)).collect() == []  # none says where it was to go
     params = replay.PlanParams(plan_id="p", namespace=namespace)
-    planned = replay.with_targets(replay.plan(told, view.topics(), params), params).collect()
+    planned = replay.plan(told, view.topics(), replay.named_targets(told, params), params).collect()
     assert len(planned) == len(expected)
     for letter in planned:
         if expected[letter.offset] is not None:

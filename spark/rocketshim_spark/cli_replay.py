@@ -89,8 +89,9 @@ def plan(
             condition = selects(SqlFilter(where), lambda name: header_property(F.col("headers"), name))
             place = F.concat_ws("/", "topic", "partition", "offset").alias("coordinates")
             chosen = view.records.filter(condition).select(place)
-        planned = job.plan(view.events, view.topics(), params, chosen=chosen, settled=view.settled)
-        written = publish(view, f"replay-{plan_name}", job.with_targets(planned, params))
+        named = job.named_targets(view.events, params)
+        planned = job.plan(view.events, view.topics(), named, params, chosen=chosen, settled=view.settled)
+        written = publish(view, f"replay-{plan_name}", planned)
         say(view, job.plan_report(written))
 
 

@@ -86,16 +86,17 @@ def test_dead_letters_are_planned_once_each_and_a_second_plan_is_the_same(
 ) -> None:
     topics = spark.range(1).selectExpr("'rmq.dlq.pay-a' AS topic", "'topic-id' AS topic_id")
     params = replay.PlanParams(plan_id="monday")
-    planned = replay.with_targets(replay.plan(told, topics, params), params).cache()
+    named = replay.named_targets(told, params)
+    planned = replay.plan(told, topics, named, params).cache()
     rows = planned.collect()
     dead = [pair for pair, state in world.truth.states.items() if state == "dead"]
     assert sorted((row.grp, row.msg_id) for row in rows) == sorted(dead)
     assert {(row.action, row.target == NAMES.retry(row.grp)) for row in rows} == {("send", True)}
     assert len({row.replay_id for row in rows}) == len(rows)
-    again = {row.replay_id for row in replay.plan(told, topics, params).collect()}
+    again = {row.replay_id for row in replay.plan(told, topics, named, params).collect()}
     assert again == {row.replay_id for row in rows}
     few = replay.PlanParams(plan_id="tuesday", group="pay-a", max_messages=2)
-    some = replay.plan(told, topics, few).collect()
+    some = replay.plan(told, topics, replay.named_targets(told, few), few).collect()
     assert {row.grp for row in some} == {"pay-a"}
     assert sum(row.action == "send" for row in some) == 2
     assert {row.reason for row in some if row.action == "skip"} <= {"beyond-max"}
@@ -103,7 +104,7 @@ def test_dead_letters_are_planned_once_each_and_a_second_plan_is_the_same(
     marked = planned.orderBy("replay_id").limit(2).selectExpr(
         "topic", "partition", "offset", "digest", "'discarded' AS state", "'p' AS settled_by", "stored_at AS settled_at"
     )  # fmt: skip
-    rest = replay.plan(told, topics, params, settled=marked).collect()
+    rest = replay.plan(told, topics, named, params, settled=marked).collect()
     assert Counter((row.action, row.reason) for row in rest) == {
         ("send", None): len(rows) - 2,
         ("skip", "discarded-by:p"): 2,
@@ -118,7 +119,7 @@ def test_dead_letters_are_planned_once_each_and_a_second_plan_is_the_same(
     assert f"{len(rows) - 1} missing" in replay.verify_report(checked).verdict
     assert not replay.verify_report(checked).fine
     other = marked.withColumn("digest", F.lit("0" * 16))  # a topic that was made anew has other letters there
-    assert {row.action for row in replay.plan(told, topics, params, settled=other).collect()} == {"send"}
+    assert {row.action for row in replay.plan(told, topics, named, params, settled=other).collect()} == {"send"}
 
 
 def test_the_trend_counts_what_came_what_went_and_the_hours_left(told: DataFrame, world: World) -> None:

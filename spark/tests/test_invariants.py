@@ -166,7 +166,7 @@ def replayed(spark: SparkSession, world: World, told: "events.DataFrame", letter
     """Planned = sent + skipped; of what is sent, each loss, repeat and change is found."""
     topics = told.select("topic").distinct().withColumn("topic_id", F.lit("id"))
     params = replay.PlanParams(plan_id="monday")
-    planned = replay.with_targets(replay.plan(told, topics, params), params).cache()
+    planned = replay.plan(told, topics, replay.named_targets(told, params), params).cache()
     rows = planned.collect()
     read = {f"{row.topic}/{row.partition}/{row.offset}": row for row in rows}
     assert {

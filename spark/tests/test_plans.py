@@ -35,7 +35,7 @@ def plans(spark: SparkSession) -> dict[str, DataFrame]:
     letters, trend = dlq_trend.letters(told, settled), dlq_trend.TrendParams(now=ms(NOW_MS))
     topics = small_frame(spark, [("rmq.dlq.g", "id")], "topic string, topic_id string")
     params = replay.PlanParams(plan_id="p", max_messages=5)
-    planned = replay.with_targets(replay.plan(told, topics, params, settled=settled), params)
+    planned = replay.plan(told, topics, replay.named_targets(told, params), params, settled=settled)
     return {
         "failures": failures.transform(told, failures.FailureParams(since=ms(0))),
         "delays": delays.transform(waited),

@@ -78,7 +78,10 @@ DEFAULT_MAX_DELAY_MS: Final = 40 * 86_400_000
 _FIRST_RETRY_LEVEL: Final = 3
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
-_REFERENCE: Final = re.compile(r"\[by reference: sha256=([0-9a-f]{64}|-) size_bytes=([0-9]{1,19}|-)\] ?")
+BY_REFERENCE: Final = r"\[by reference: sha256=([0-9a-f]{64}|-) size_bytes=([0-9]{1,19}|-)\] ?"
+"""What `FAIL_TEXT` of a dead letter by reference begins with: SHA-256 and size of the value, `-` where it was None."""
+
+_REFERENCE: Final = re.compile(BY_REFERENCE)
 _KEPT_BY_REFERENCE_BYTES: Final = 16_384
 _MAX_KEPT_ID_BYTES: Final = 512
 

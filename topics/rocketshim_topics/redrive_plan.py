@@ -330,7 +330,7 @@ _Attempt = tuple[str | int | None, ...]
 
 def _attempt(envelope: Envelope) -> _Attempt | None:
     """What letters have in common that are one failed attempt of one delivery; None: their headers do not say."""
-    if envelope.uniq_key is None or envelope.origin_message_id is None:
+    if not envelope.uniq_key or envelope.origin_message_id is None:
         return None
     return (
         envelope.uniq_key,

@@ -20,10 +20,11 @@ Why a letter is skipped (`reason`; the names are those of `rocketshim_topics.red
 `redriven-by:<id>`, `discarded-by:<id>`   the redrive log, as it was landed, says so
 `replayed-already`                        there is a record that was made from it; the log says nothing
 `malformed:<reason>`                      it breaks the wire format
-`repeat-of:<partition>/<offset>`          the same attempt of the same delivery, dead twice: one is enough
 `replayed-too-often`                      it was redriven `max_replays` times: it would only come back
 `by-reference`                            it has no value, only a reference to one
-`no-target`, `bad-target-name`            it does not say where it belongs
+`missing-header:<name>`, `bad-name:…`     it does not say where it belongs
+`repeat-of:<partition>/<offset>`          the same attempt of the same delivery, dead twice: one is enough, and if one
+                                          was sent or discarded before, chosen or not, it is that one
 `beyond-max`                              more than `max_messages`
 ========================================  ============================================================================
 
@@ -56,11 +57,11 @@ __all__ = [
     "Sent",
     "check",
     "landed_letters",
+    "named_targets",
     "plan",
     "plan_report",
     "send",
     "verify_report",
-    "with_targets",
 ]
 
 _LISTED: Final = 50
@@ -88,9 +89,31 @@ class PlanParams(BaseModel):
     max_messages: int | None = Field(default=None, ge=1)
 
 
+def named_targets(events: DataFrame, params: PlanParams) -> DataFrame:
+    """Where dead letters belong: the physical topic of each name that they give; made by the one codec, on the driver.
+
+    Args:
+        events: as `rocketshim_spark.events.transform` makes them; they are read, the headers of the dead letters only.
+        params: what is asked for.
+
+    Returns:
+        named, target (null: no legal name).
+    """
+    names = TopicNames(params.namespace)
+    found = _letters(events, params).select(_named_by(params)).distinct().filter(F.col(_named_by(params)).isNotNull())
+    rows: list[tuple[str, str | None]] = []
+    for (value,) in found.collect():
+        try:
+            rows.append((value, names.physical(value) if params.to_source else names.retry(value)))
+        except ConfigError:
+            rows.append((value, None))
+    return small_frame(events.sparkSession, rows, "named string, target string")
+
+
 def plan(
     events: DataFrame,
     topics: DataFrame,
+    named: DataFrame,
     params: PlanParams,
     *,
     chosen: DataFrame | None = None,
@@ -101,6 +124,7 @@ def plan(
     Args:
         events: as `rocketshim_spark.events.transform` makes them.
         topics: as `land.read_topics` gives them: their ids are part of the replay ids.
+        named: as `named_targets` makes it of these events.
         params: what is asked for.
         chosen: a frame with the `coordinates` of those that are wanted; None: all.
         settled: as `rocketshim_spark.events.settled` makes it; None: nothing is known of the redrive log.
@@ -108,48 +132,58 @@ def plan(
     Returns:
         redrive (id of the plan in the redrive log; of each topic another), replay_id, action (`send`, `skip`), reason
         (of a skip), topic, partition, offset, digest, grp, origin_topic, msg_id, key, tag, fail_class, fingerprint,
-        replay_count (with this one), value_bytes, value_sha256, stored_at, to_source.
+        replay_count (with this one), value_bytes, value_sha256, stored_at, to_source, target (null: of a skip).
 
     Thread-safety: a pure function of the frames.
     """
-    letters = events.filter(F.col("kind") == "dlq")
-    if params.group is not None:
-        letters = letters.filter(F.col("grp") == params.group)
-    if chosen is not None:
-        letters = letters.join(chosen.select("coordinates"), "coordinates", "left_semi")
+    letters = _letters(events, params).withColumn("chosen", F.lit(chosen is None))
+    if chosen is not None:  # what was not chosen may still be what another one repeats
+        wanted = chosen.select(F.col("coordinates").alias("wanted")).distinct()
+        letters = letters.join(wanted, F.col("coordinates") == F.col("wanted"), "left")
+        letters = letters.withColumn("chosen", F.col("wanted").isNotNull())
     replayed = events.filter(F.col("kind") == "replay").select(F.col("hop_id").alias("of")).distinct()
     ids = F.broadcast(topics.select("topic", "topic_id"))
     if settled is None:
         settled = none_settled(events.sparkSession)
     marks = settled.select("topic", "partition", "offset", "digest", "state", "settled_by")
+    name = _named_by(params)
     joined = (
         letters.join(replayed, F.col("coordinates") == F.col("of"), "left")
         .join(ids, "topic", "left")
         .join(marks, ["topic", "partition", "offset", "digest"], "left")
+        .join(F.broadcast(named), F.col(name) == F.col("named"), "left")
     )
-    first_delivery = F.coalesce("origin_id", "coordinates")
-    is_sound = F.col("decode_error").isNull()
-    once = Window.partitionBy("topic", "grp", "msg_id", first_delivery, "attempt", "replay_id", is_sound)
-    first = F.first(F.concat_ws("/", "partition", "offset")).over(once.orderBy("partition", "offset"))
     count = F.coalesce("replay_count", F.lit(0))
+    header = "RETRY_TOPIC" if params.to_source else "CONSUMER_GROUP"
+    # A name that is no text looks like a legal one here, and would be refused when its letter is sent.
+    no_text = F.col("undecodable") & F.col(name).contains("\ufffd")
     reason = (
         F.when(F.col("state").isNotNull(), F.concat("state", F.lit("-by:"), "settled_by"))
         .when(F.col("decode_error").isNotNull(), F.concat(F.lit("malformed:"), F.col("decode_error")))
         .when(F.col("of").isNotNull(), "replayed-already")
-        .when(F.col("first") != F.concat_ws("/", "partition", "offset"), F.concat(F.lit("repeat-of:"), "first"))
         .when(count >= params.max_replays, "replayed-too-often")
-        .when(F.col("value_sha256").isNull() & F.col("fail_text").startswith("[by reference: "), "by-reference")
-        .when(F.col("origin_topic" if params.to_source else "grp").isNull(), "no-target")
+        .when(F.col("value_sha256").isNull() & F.col("fail_text").rlike(rf"\A(?:{hops.BY_REFERENCE})"), "by-reference")
+        .when(F.col(name).isNull(), f"missing-header:{header}")
+        .when(F.col("target").isNull() | no_text, f"bad-name:{header}")
     )
-    joined = joined.withColumn("first", first).withColumn("reason", reason)
+    place = F.concat_ws("/", "partition", "offset")
+    joined = joined.withColumns({"reason": reason, "place": place})
+    # Of one attempt that is dead more than once: what was settled before, else the first that can be sent.
+    rank = F.when(F.col("state").isNotNull() | F.col("of").isNotNull(), 0)
+    rank = rank.when(F.col("chosen") & F.col("reason").isNull(), 1).otherwise(2)
+    once = ("topic", "grp", "msg_id", F.coalesce("origin_id", "coordinates"), "attempt", "replay_id")
+    same = Window.partitionBy(*once, F.col("decode_error").isNull()).orderBy(rank, "partition", "offset")
+    joined = joined.withColumn("first", F.first("place").over(same)).filter("chosen")
+    repeats = F.col("reason").isNull() & (F.col("first") != F.col("place"))
+    joined = joined.withColumn(
+        "reason", F.when(repeats, F.concat(F.lit("repeat-of:"), "first")).otherwise(F.col("reason"))
+    )
+    if params.max_messages is not None:
+        so_far = Window.partitionBy(F.col("reason").isNull()).orderBy("topic", "partition", "offset")
+        beyond = F.col("reason").isNull() & (F.row_number().over(so_far) > params.max_messages)
+        joined = joined.withColumn("reason", F.when(beyond, "beyond-max").otherwise(F.col("reason")))
     # The topic's id: a topic that is made anew has other letters at the same places.
     redrive = F.substring(F.sha2(F.concat_ws("|", F.lit(params.plan_id), "topic_id", "topic"), 256), 1, 20)
-    if params.max_messages is not None:
-        place = Window.partitionBy(F.col("reason").isNull()).orderBy("topic", "partition", "offset")
-        beyond = F.row_number().over(place) > params.max_messages
-        joined = joined.withColumn(
-            "reason", F.when(F.col("reason").isNull() & beyond, "beyond-max").otherwise(F.col("reason"))
-        )
     return joined.select(
         redrive.alias("redrive"),
         F.concat_ws(".", redrive, "partition", "offset").alias("replay_id"),
@@ -160,30 +194,18 @@ def plan(
         F.try_add(count, F.lit(1)).alias("replay_count"),
         *("value_bytes", "value_sha256", "stored_at"),
         F.lit(params.to_source).alias("to_source"),
+        F.when(F.col("reason").isNull(), F.col("target")).alias("target"),
     )
 
 
-def with_targets(planned: DataFrame, params: PlanParams) -> DataFrame:
-    """The plan with the physical topic of each letter's `target`; names are made by the one codec, on the driver."""
-    names = TopicNames(params.namespace)
-    field = "origin_topic" if params.to_source else "grp"
-    sent = planned.filter("action = 'send'").select(field).distinct().collect()
-    rows: list[tuple[str, str | None]] = []
-    for (value,) in sent:
-        try:
-            rows.append((value, names.physical(value) if params.to_source else names.retry(value)))
-        except ConfigError:
-            rows.append((value, None))
-    named = F.broadcast(small_frame(planned.sparkSession, rows, "named string, target string"))
-    joined = planned.join(named, F.col(field) == F.col("named"), "left").drop("named")
-    nowhere = (F.col("action") == "send") & F.col("target").isNull()
-    return joined.withColumns(
-        {
-            "reason": F.when(nowhere, "bad-target-name").otherwise(F.col("reason")),
-            "action": F.when(nowhere, "skip").otherwise(F.col("action")),
-            "target": F.when(F.col("action") == "send", F.col("target")),
-        }
-    )
+def _letters(events: DataFrame, params: PlanParams) -> DataFrame:
+    letters = events.filter(F.col("kind") == "dlq")
+    return letters if params.group is None else letters.filter(F.col("grp") == params.group)
+
+
+def _named_by(params: PlanParams) -> str:
+    """The column of the logical name that says where a letter belongs."""
+    return "origin_topic" if params.to_source else "grp"
 
 
 def plan_report(planned: DataFrame) -> Report:
@@ -276,7 +298,7 @@ def send(
 
     Args:
         bootstrap: addresses of the brokers.
-        planned: as `with_targets` makes it.
+        planned: as `plan` makes it.
         landed: as `landed_letters` gives them.
         namespace: of the shim's topics; its redrive log has to be there.
         config: further librdkafka settings; None: none.
@@ -376,7 +398,7 @@ def check(planned: DataFrame, found: DataFrame, settled: DataFrame | None = None
     """The plan's letters that were to be sent, against what lies on the targets.
 
     Args:
-        planned: as `with_targets` makes it.
+        planned: as `plan` makes it.
         found: the records of the targets from the noted ends on, in Spark's Kafka columns.
         settled: as `rocketshim_spark.events.settled` makes it; None: nothing is known of the redrive log.
 
@@ -443,7 +465,7 @@ def landed_letters(planned: DataFrame, records: DataFrame) -> DataFrame:
     """The landed records of the letters that are to be sent, in the order of their partitions.
 
     Args:
-        planned: as `with_targets` makes it.
+        planned: as `plan` makes it.
         records: the landed records.
 
     Raises:

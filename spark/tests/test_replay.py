@@ -1,0 +1,160 @@
+"""What `replay plan` says of dead letters is what `dlq plan` says: neither sends what the other one has sent."""
+
+import random
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from rocketshim.deadletter.opening import Opener
+from rocketshim_spark import events
+from rocketshim_spark.jobs import replay
+from rocketshim_topics import OutgoingRecord, TopicNames
+from rocketshim_topics.redrive_log import MarkRecord, RedriveLog, encode_redrive_record, record_digest
+from rocketshim_topics.redrive_plan import Planner, RedriveRules
+from rocketshim_topics.wire import Header
+
+from .histories import NOW_MS, Stored, frame
+
+NAMES = TopicNames()
+PLANS = {"redriven": "p-sent", "discarded": "p-dropped"}
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A dead letter, whether it was asked for, and what the redrive log says of its place."""
+
+    headers: tuple[Header, ...]
+    value: bytes | None = b"v"
+    is_chosen: bool = True
+    state: str | None = None
+    is_another: bool = False
+
+    def stored(self, topic: str, at: int) -> Stored:
+        return Stored(OutgoingRecord(topic, at % 2, b"k", self.value, list(self.headers)), at % 2, at // 2, NOW_MS)
+
+
+class Anything(Container[str]):
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+def by_dlq_plan(topic: str, letters: list[Letter], rules: RedriveRules, log: RedriveLog) -> dict[str, str]:
+    """Of each place: where it would be sent, or why not."""
+    planner, opener = Planner(topic, rules, log, Anything()), Opener(NAMES, topic)
+    stored = sorted((each.stored(topic, at) for at, each in enumerate(letters)), key=lambda one: one.where)
+    chosen = {each.stored(topic, at).where for at, each in enumerate(letters) if each.is_chosen}
+    for record in stored:
+        letter = opener.open(record)
+        if record.where in chosen:
+            planner.add(record, letter.envelope, malformed=letter.malformed)
+        else:
+            planner.pass_over(record, letter.envelope)
+    made = planner.plan(cluster_id="c", created_ms=1, choice={})
+    sent = {f"{topic}/{each.partition}/{each.offset}": each.target for each in made.letters}
+    return {**sent, **{f"{topic}/{each.partition}/{each.offset}": each.reason for each in made.held_back}}
+
+
+def by_replay_plan(
+    spark: SparkSession, stored: list[Stored], chosen: list[str], params: replay.PlanParams
+) -> dict[str, str]:
+    told = events.transform(frame(spark, stored)).cache()
+    marks = events.settled(frame(spark, stored))
+    topics = told.select("topic").distinct().withColumn("topic_id", F.lit("id"))
+    wanted = spark.createDataFrame([(each,) for each in chosen], "coordinates string")
+    named = replay.named_targets(told, params)
+    rows = replay.plan(told, topics, named, params, chosen=wanted, settled=marks).collect()
+    told.unpersist()
+    assert all((row.action == "send") == (row.reason is None) == (row.target is not None) for row in rows)
+    return {f"{row.topic}/{row.partition}/{row.offset}": row.reason or row.target for row in rows}
+
+
+def marks_of(topic: str, letters: list[Letter]) -> list[MarkRecord]:
+    return [
+        MarkRecord(
+            source=topic, plan=PLANS[letter.state], session="s", state=letter.state,  # type: ignore[arg-type]
+            letters=((at % 2, at // 2, "0" * 16 if letter.is_another else record_digest(letter.stored(topic, at))),),
+        )
+        for at, letter in enumerate(letters) if letter.state is not None
+    ]  # fmt: skip
+
+
+def assert_same(spark: SparkSession, worlds: list[list[Letter]], *, to_source: bool, max_replays: int) -> None:
+    """Many topics of dead letters in one frame; each is planned for itself by `dlq plan`."""
+    rules = RedriveRules(to_source=to_source, max_replays=max_replays)
+    expected: dict[str, str] = {}
+    stored: list[Stored] = []
+    chosen: list[str] = []
+    for number, letters in enumerate(worlds):
+        topic = NAMES.dead_letter(f"g{number}")
+        marks = marks_of(topic, letters)
+        expected |= by_dlq_plan(topic, letters, rules, RedriveLog(marks))
+        for at, letter in enumerate(letters):
+            stored.append(letter.stored(topic, at))
+            chosen += [stored[-1].where] * letter.is_chosen
+        for mark in marks:
+            out = OutgoingRecord(NAMES.redrive_log, 0, None, encode_redrive_record(mark), [])
+            stored.append(Stored(out, 0, len(stored), NOW_MS))
+    params = replay.PlanParams(plan_id="p", to_source=to_source, max_replays=max_replays)
+    found = by_replay_plan(spark, stored, chosen, params)
+    assert {(where, said) for where, said in expected.items()} ^ set(found.items()) == set()
+
+
+FIELDS: dict[str, list[bytes | None]] = {
+    "SHIM": [b"1", b"1", b"1", b"2", None],
+    "UNIQ_KEY": [b"m", b"m", b"m", b"other", b"", None],
+    "ORIGIN_MESSAGE_ID": [b"orders/0/1", b"orders/0/1", b"orders/0/2", b"", None],
+    "CONSUMER_GROUP": [b"g", b"g", b"g", b"a.b", b"\xff", b"", None],
+    "RECONSUME_TIMES": [b"17", b"17", b"3", b"x", None],
+    "RETRY_TOPIC": [b"orders", b"orders", b"a/b", b"%RETRY%g", b"\xff", None],
+    "REPLAY_ID": [None, None, b"r"],
+    "REPLAY_COUNT": [None, None, b"1", b"3"],
+    "USER.REPLAY_COUNT": [None, None, b"2"],
+    "FAIL_CLASS": [b"Timeout", None],
+    "FAIL_TEXT": [b"no answer", b"[by reference: sha256=- size_bytes=-] late", b"[by reference: none]"],
+}
+
+
+def usual(**other: bytes | None) -> tuple[Header, ...]:
+    fields: dict[str, bytes | None] = {name: values[0] for name, values in FIELDS.items()}
+    fields |= other
+    return tuple((name, value) for name, value in fields.items() if value is not None)
+
+
+def some_letter(chance: random.Random) -> Letter:
+    """The same attempt of the same delivery, but for a few headers of which each may be another, or odd."""
+    odd = chance.sample(list(FIELDS), chance.randrange(3))
+    return Letter(
+        usual(**{name: chance.choice(FIELDS[name]) for name in odd}),
+        chance.choice([b"v", b"v", b"", None]),
+        is_chosen=chance.random() < 0.8,
+        state=chance.choice([None, None, None, *PLANS]),
+        is_another=chance.random() < 0.2,
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_both_plans_say_the_same_of_each_letter(spark: SparkSession, seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311 nothing secret
+    worlds = [[some_letter(chance) for _ in range(chance.randint(1, 6))] for _ in range(200)]
+    assert_same(spark, worlds, to_source=seed % 2 == 1, max_replays=1 + seed % 3)
+
+
+@pytest.mark.parametrize("to_source", [False, True])
+def test_what_repeats_a_settled_letter_is_not_sent_whichever_came_first_and_whether_or_not_it_was_chosen(
+    spark: SparkSession, to_source: bool
+) -> None:
+    open_one = Letter(usual())
+    by_hand: list[Any] = [
+        [open_one, Letter(usual(), state="redriven")],
+        [Letter(usual(), state="discarded"), open_one],
+        [open_one, Letter(usual(), state="discarded", is_chosen=False)],
+        [open_one, open_one, Letter(usual(), state="redriven", is_another=True)],
+        [Letter(usual(), is_chosen=False), open_one],
+        [Letter(usual(REPLAY_COUNT=b"3")), open_one],
+        [Letter(usual(RETRY_TOPIC=b"a/b")), open_one],
+    ]
+    assert_same(spark, by_hand, to_source=to_source, max_replays=3)
