@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
+from rocketshim.cli import main as rocketshim
 from rocketshim.local import Broker
 from rocketshim_spark import events
 from rocketshim_spark.cli import main
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 GUARD_S = 120.0
 BIG = 10 * 1024 * 1024
 FUTURE_MS = 32_503_680_000_000  # the year 3000
+ODD_NAMES = (b"ab\xff\xfe", "ab\ufffd".encode(), b"a\x00b", b"a\x00\xff")
 Header = tuple[str, bytes | None]
 
 
@@ -106,13 +108,14 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
             producer.produce(name, b"v", headers=headers, on_delivery=confirmed)
     assert producer.flush(GUARD_S) == 0
     for name in ours:
-        write(broker.bootstrap, name, [(b"CONSUMER_GROUP", b"pay"), (b"ab\xff\xfe", b"1")], b"bad")
+        for odd in ODD_NAMES:
+            write(broker.bootstrap, name, [(b"CONSUMER_GROUP", b"pay"), (odd, b"1")], b"bad")
     lake, at = str(tmp_path), ("--lake", str(tmp_path), "--namespace", namespace)
-    assert land(spark, broker.bootstrap, ours, lake).rows == 3 * (len(lists) + 1)
+    assert land(spark, broker.bootstrap, ours, lake).rows == 3 * (len(lists) + len(ODD_NAMES))
     view = open_lake(spark, lake, namespace=namespace)
     told = view.events.cache()
     rows = told.collect()
-    expected = [*map(fault, lists), "bad-header-key"]
+    expected = [*map(fault, lists), *["bad-header-key"] * len(ODD_NAMES)]
     found = {(row.topic, row.offset): row.decode_error for row in rows}
     for offset, reason in enumerate(expected):
         assert found[ours[0], offset] == (reason or "missing-header:REAL_TOPIC")
@@ -137,6 +140,20 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
         if expected[letter.offset] is not None:
             assert (letter.action, letter.reason) == ("skip", f"malformed:{expected[letter.offset]}")
     told.unpersist()
+
+    # However the runtime reads a letter, what it has done with it is known here.
+    written, cluster = str(tmp_path / "plan.json"), ("--bootstrap", broker.bootstrap)
+    assert rocketshim(["dlq", "discard", "--group", "pay", "--namespace", namespace, *cluster, "--out", written]) == 0
+    assert rocketshim(["dlq", "apply", written, *cluster]) == 0
+    assert f"discarded: {len(expected)}" in printed()
+    assert land(spark, broker.bootstrap, [*ours, names.redrive_log], lake).rows > 0
+    view = open_lake(spark, lake, namespace=namespace)
+    planned = replay.plan(
+        view.events, view.topics(), replay.named_targets(view.events, params), params, settled=view.settled
+    )
+    assert {row.reason.partition(":")[0] for row in planned.collect()} == {"discarded-by"}
+    assert main(["dlq-trend", *at]) == 0
+    assert printed().startswith("dlq-trend: 0 dead letters are left")
 
 
 def fault(headers: list[Header] | None) -> str | None:

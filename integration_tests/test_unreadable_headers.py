@@ -39,7 +39,7 @@ from . import waiting
 
 GUARD_S = 90
 WARM = 100
-_END, _TOPIC, _VALUE, _COPY, _HEADER, _PARTITION = 0, 1, 4, 7, 9, 3  # rd_kafka_vtype_t
+_END, _TOPIC, _VALUE, _COPY, _HEADERS, _PARTITION = 0, 1, 4, 7, 10, 3  # rd_kafka_vtype_t
 
 
 def write(bootstrap: str, topic: str, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
@@ -47,6 +47,7 @@ def write(bootstrap: str, topic: str, headers: list[tuple[bytes, bytes]], body: 
     libraries = Path(confluent_kafka.__file__).parent.parent / "confluent_kafka.libs"
     library = ctypes.CDLL(str(next(libraries.glob("librdkafka*.so*"))))
     library.rd_kafka_conf_new.restype = library.rd_kafka_new.restype = ctypes.c_void_p
+    library.rd_kafka_headers_new.restype = ctypes.c_void_p
     said = ctypes.create_string_buffer(512)
     conf = ctypes.c_void_p(library.rd_kafka_conf_new())
     assert library.rd_kafka_conf_set(conf, b"bootstrap.servers", bootstrap.encode(), said, 512) == 0, said.value
@@ -60,13 +61,11 @@ def write(bootstrap: str, topic: str, headers: list[tuple[bytes, bytes]], body: 
         ctypes.c_int(_COPY),
         ctypes.c_int(2),
     ]
-    for name, value in headers:
-        arguments += [
-            ctypes.c_int(_HEADER),
-            ctypes.c_char_p(name),
-            ctypes.c_char_p(value),
-            ctypes.c_ssize_t(len(value)),
-        ]
+    named = ctypes.c_void_p(library.rd_kafka_headers_new(len(headers)))
+    for name, value in headers:  # with their lengths: a NUL does not end them
+        sizes = ctypes.c_ssize_t(len(name)), ctypes.c_ssize_t(len(value))
+        assert library.rd_kafka_header_add(named, name, sizes[0], value, sizes[1]) == 0
+    arguments += [ctypes.c_int(_HEADERS), named]
     assert library.rd_kafka_producev(producer, *arguments, ctypes.c_int(_END)) == 0
     assert library.rd_kafka_flush(producer, 30_000) == 0
     library.rd_kafka_destroy(producer)

@@ -16,15 +16,14 @@ Names, argument forms, return values and errors are confluent_kafka's (2.15 and 
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.errors import ConfigError
-from rocketshim_topics.wire import read_headers
+from rocketshim_topics.wire import UNREADABLE, read_headers
 
 __all__ = [
-    "UNREADABLE",
     "AdminFactory",
     "Clients",
     "Complaints",
@@ -224,10 +223,6 @@ def spare_unreadable(record: Any) -> bool:
         return False
     record.set_headers(None)
     return True
-
-
-UNREADABLE: Final = [("\x01", b"a header's name is no UTF-8")]
-"""What a record has in place of headers that cannot be read; malformed where the wire format counts."""
 
 
 def readable(record: Any) -> Any:

@@ -27,10 +27,13 @@ born_at             when it was first sent; without the header, the record's own
 dup_headers         headers of the table that are there again
 unknown_headers     headers that are not of the table: the user's own
 decode_error        why the record is malformed
-undecodable         a text header, or the name of any header, is not UTF-8 (shown with U+FFFD)
+undecodable         a text header is not UTF-8 (shown with U+FFFD), or a header's name may not be
 value_bytes, …      size and SHA-256 of the value; the value itself stays behind
 digest              dlq: what marks of the redrive log know the record by
+digest_unread       dlq, where a header's name may not be UTF-8: what they know it by if it is not
 ==================  ==================================================================================================
+
+A header's name with U+FFFD may be one that the runtime cannot read, and is taken for that: docs/spark.md says why.
 
 Not rows: the worker's clock probes, the group logs and the redrive log, which are no messages. What the redrive log
 says about dead letters is a view of its own (`settled`).
@@ -49,15 +52,15 @@ from rocketshim_spark.frames import small_frame
 from rocketshim_spark.session import require
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
-from rocketshim_topics.wire import BAD_HEADER_KEY, HEADER_ORDER
+from rocketshim_topics.wire import BAD_HEADER_KEY, HEADER_ORDER, UNREADABLE
 
 __all__ = [
     "FINGERPRINT_PATTERN",
     "EventParams",
-    "digest",
     "event_topics",
     "fingerprint",
     "kind_of",
+    "marked",
     "none_settled",
     "settled",
     "transform",
@@ -149,7 +152,6 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
     params = EventParams() if params is None else params
     kind = F.col("kind")
     trusted = kind != "source"
-    # Java reads a header's name that is no UTF-8 so; the runtime cannot read such a record, and knows it by its place.
     unreadable = _is_true(F.array_join("headers.key", "").contains("\ufffd"))
     read = (
         records.withColumn("kind", _kind(params.namespace))
@@ -212,7 +214,8 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         (undecodable | unreadable).alias("undecodable"),
         F.coalesce(F.octet_length("value"), F.lit(0)).alias("value_bytes"),
         F.sha2("value", 256).alias("value_sha256"),
-        F.when(kind == "dlq", digest()).alias("digest"),
+        F.when(kind == "dlq", _digest(_header_digested())).alias("digest"),
+        F.when((kind == "dlq") & unreadable, _digest(_unreadable_digested())).alias("digest_unread"),
     )
 
 
@@ -256,18 +259,48 @@ def none_settled(spark: SparkSession) -> DataFrame:
     return small_frame(spark, [], _SETTLED)
 
 
-def digest() -> Column:
+def marked(letters: DataFrame, settled: DataFrame) -> DataFrame:
+    """Dead letters with what became of them.
+
+    Args:
+        letters: events of kind `dlq`.
+        settled: as `settled` makes it.
+
+    Returns:
+        the letters, each with state, settled_by, settled_at; null: nothing yet, or of another record at this place.
+
+    Thread-safety: a pure function of the frames.
+    """
+    told = ("state", "settled_by", "settled_at")
+    marks = settled.select(
+        "topic", "partition", "offset", F.col("digest").alias("meant"), F.struct(*told).alias("mark")
+    )
+    joined = letters.join(marks, ["topic", "partition", "offset"], "left")
+    is_meant = (F.col("meant") == F.col("digest")) | (F.col("meant") == F.col("digest_unread"))
+    return joined.withColumns({name: F.when(is_meant, F.col(f"mark.{name}")) for name in told}).drop("meant", "mark")
+
+
+def _digest(headers: Column) -> Column:
     """The digest of a record, as `rocketshim_topics.redrive_log.record_digest` makes it; from key, value, headers."""
+    whole = F.concat(_measured(F.col("key")), _measured(F.col("value")), headers)
+    return F.substring(F.sha2(whole, 256), 1, 16)
+
+
+def _header_digested() -> Column:
     named = F.transform(
         F.coalesce("headers", F.array()),
-        lambda each: F.concat(_measured(each["key"].cast("binary")), _measured(each["value"])),
+        lambda each: F.concat(_measured(_until_nul(each["key"]).cast("binary")), _measured(each["value"])),
     )
-    whole = F.concat(
-        _measured(F.col("key")),
-        _measured(F.col("value")),
-        F.aggregate(named, F.lit(b""), lambda so_far, part: F.concat(so_far, part)),  # noqa: PLW0108 Spark wants its names
-    )
-    return F.substring(F.sha2(whole, 256), 1, 16)
+    return F.aggregate(named, F.lit(b""), lambda so_far, part: F.concat(so_far, part))  # noqa: PLW0108 Spark wants its names
+
+
+def _unreadable_digested() -> Column:
+    parts = [part for name, value in UNREADABLE for part in (name.encode(), value or b"")]
+    return F.lit(b"".join(b"%d:%b" % (len(part), part) for part in parts))
+
+
+def _until_nul(name: Column) -> Column:
+    return F.substring_index(name, "\0", 1)
 
 
 def _measured(part: Column) -> Column:

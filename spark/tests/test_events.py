@@ -13,12 +13,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from rocketshim.deadletter.statistics import fingerprint
 from rocketshim_spark.errors import SessionError
-from rocketshim_spark.events import EventParams, event_topics, kind_of, settled, transform
+from rocketshim_spark.events import EventParams, event_topics, kind_of, marked, settled, transform
 from rocketshim_topics import Envelope, TopicNames, decode, encode
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import replays
 from rocketshim_topics.redrive_log import BeginRecord, MarkRecord, RedriveLog, encode_redrive_record, record_digest
-from rocketshim_topics.wire import HEADER_ORDER
+from rocketshim_topics.wire import HEADER_ORDER, UNREADABLE
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 NOON_MS = int(NOON.timestamp() * 1_000)
@@ -294,6 +294,30 @@ def test_a_header_name_that_is_no_utf8_is_what_the_runtime_makes_of_it(events: C
         ("orders/0/7", None, True),
         ("rmq.dlq.g/0/0", "bad-header-key", True),
     ]
+
+
+def test_marks_know_a_letter_by_what_the_runtime_reads_of_its_header_names(spark: SparkSession) -> None:
+    lists: list[list[Header]] = [
+        [("ab\ufffd", b"1")],  # Java's reading of a name that is no UTF-8, or of one that holds the character
+        [("a\x00b", b"1"), ("TAGS\x00", None)],
+        [("a", b"1")],
+    ]
+    rows = [record("rmq.dlq.g", headers, offset=offset) for offset, headers in enumerate(lists)]
+    letters = transform(frame(spark, rows)).cache()
+    found = letters.orderBy("offset").collect()
+    until_nul: list[Header] = [("a", b"1"), ("TAGS", None)]
+    read = [record_digest(Fetched(headers)) for headers in (lists[0], until_nul, lists[2])]
+    assert [row.digest for row in found] == read
+    unread = record_digest(Fetched(UNREADABLE))
+    assert [row.digest_unread for row in found] == [unread, None, None]
+    for by_digest, expected in ((read, ["p", "p", "p"]), ([unread] * 3, ["p", None, None])):
+        places = tuple((0, offset, digest) for offset, digest in enumerate(by_digest))
+        mark = MarkRecord(source="rmq.dlq.g", plan="p", session="s", state="discarded", letters=places)
+        log = frame(spark, [record("rmq.redrive", None, value=encode_redrive_record(mark))])
+        known = marked(letters, settled(log)).orderBy("offset").collect()
+        assert [row.settled_by for row in known] == expected
+        assert [row.state for row in known] == [each and "discarded" for each in expected]
+    letters.unpersist()
 
 
 def test_a_session_that_would_fail_on_a_repeated_header_is_refused(spark: SparkSession) -> None:

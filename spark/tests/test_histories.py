@@ -163,6 +163,25 @@ def test_a_message_that_is_there_fifty_thousand_times_is_one_life_and_holds_up_n
     assert (life.state, life.copies) == ("open", 49_999)
 
 
+def test_messages_whose_header_names_spark_cannot_tell_are_never_called_lost(spark: SparkSession) -> None:
+    """Names with U+FFFD: what the shim made of such messages is malformed here, and counted as that."""
+    made = World(random.Random(3))  # noqa: S311 nothing secret
+    made.history("odd", FATES * 3)
+    made.commit()
+    for record in made.log.stored:
+        record.out.headers.append(("ab\ufffd", b"1"))
+    seen = events.transform(frame(spark, made.log.stored)).cache()
+    found = lineage.transform(seen, lineage.LineageParams(committed=made.committed))
+    missing = audit.residuals(found, gaps_of(spark, made)).cache()
+    assert missing.collect() == []
+    unread = audit.malformed(seen).cache()
+    rows = unread.collect()
+    assert {row.reason for row in rows} == {"bad-header-key"}
+    assert sum(row.records for row in rows) == sum(record.topic() != "orders-odd" for record in made.log.stored)
+    assert not audit.report(audit.transform(found, missing), missing, gaps_of(spark, made), unread).fine
+    seen.unpersist()
+
+
 def test_failures_say_what_is_new_since_when_and_where_to_look(told: DataFrame, world: World) -> None:
     def found(**params: object) -> list[Row]:
         return failures.transform(told, failures.FailureParams.model_validate(params)).collect()

@@ -163,6 +163,9 @@ class Record(Protocol):
 BAD_HEADER_KEY: Final = "bad-header-key"
 """Why a record is malformed that has a header whose name has control characters, or is no UTF-8."""
 
+UNREADABLE: Final[list[Header]] = [("\x01", b"a header's name is no UTF-8")]
+"""What stands in place of headers that cannot be read, also in digests: malformed where the wire format counts."""
+
 read_headers: Final[Callable[[Any], Any]] = methodcaller("headers")
 """The headers of a record: a list of (name, bytes or None), or None. Use this, never `record.headers()`.
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rocketshim.clients import UNREADABLE
 from rocketshim.deadletter.opening import Letter
 from rocketshim_topics import Envelope, MalformedRecordError, decode, encode
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
-from rocketshim_topics.wire import RESERVED, own_name, read_headers
+from rocketshim_topics.wire import RESERVED, UNREADABLE, own_name, read_headers
 
 __all__ = ["Entry", "as_read", "time_text"]
 

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rocketshim.clients import UNREADABLE
 from rocketshim.deadletter.dialects import read_foreign
 from rocketshim.errors import MalformedRecordError
 from rocketshim_topics import Envelope, Record, TopicNames, decode
-from rocketshim_topics.wire import BAD_HEADER_KEY, read_headers
+from rocketshim_topics.wire import BAD_HEADER_KEY, UNREADABLE, read_headers
 
 __all__ = ["Letter", "Opener"]
 

@@ -3,7 +3,7 @@
 Nothing is committed and no group is joined. What is counted are records that were read, never offsets: transaction
 markers and compaction leave holes. The end of each partition is fixed when reading begins, so a listing of a busy topic
 ends; with `follow` it goes on until the caller stops. `read_committed`: aborted records are never shown. A record whose
-headers cannot be read has another in their place (`rocketshim.clients.UNREADABLE`).
+headers cannot be read has another in their place (`rocketshim_topics.wire.UNREADABLE`).
 """
 
 import time

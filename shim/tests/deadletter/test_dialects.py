@@ -15,12 +15,12 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.clients import UNREADABLE
 from rocketshim.deadletter.dialects import DIALECTS, Dialect, read_foreign
 from rocketshim.deadletter.entry import Entry
 from rocketshim.deadletter.opening import Opener
 from rocketshim_topics import TopicNames
 from rocketshim_topics.hops import redriven
+from rocketshim_topics.wire import UNREADABLE
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "dead_letters.json").read_text(encoding="utf-8"))
 NAMES = TopicNames()

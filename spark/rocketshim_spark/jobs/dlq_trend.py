@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
-from rocketshim_spark.events import none_settled
+from rocketshim_spark.events import marked, none_settled
 from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
 
@@ -64,10 +64,8 @@ def letters(events: DataFrame, settled: DataFrame | None = None) -> DataFrame:
     )
     if settled is None:
         settled = none_settled(events.sparkSession)
-    joined = (
-        events.filter(F.col("kind") == "dlq")
-        .join(replays, F.col("coordinates") == F.col("of"), "left")
-        .join(settled, ["topic", "partition", "offset", "digest"], "left")
+    joined = marked(events.filter(F.col("kind") == "dlq"), settled).join(
+        replays, F.col("coordinates") == F.col("of"), "left"
     )
     once = ["grp", "topic", "msg_id", "attempt", "replay_id"]
     marked_at = F.when(F.col("state") == "redriven", F.col("settled_at"))

@@ -45,7 +45,7 @@ from pyspark.sql.window import Window
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim.deadletter.redriving import Redriver
 from rocketshim_spark.errors import LakeError
-from rocketshim_spark.events import none_settled
+from rocketshim_spark.events import marked, none_settled
 from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
 from rocketshim_topics import TopicNames, hops
@@ -145,12 +145,11 @@ def plan(
     ids = F.broadcast(topics.select("topic", "topic_id"))
     if settled is None:
         settled = none_settled(events.sparkSession)
-    marks = settled.select("topic", "partition", "offset", "digest", "state", "settled_by")
     name = _named_by(params)
     joined = (
-        letters.join(replayed, F.col("coordinates") == F.col("of"), "left")
+        marked(letters, settled)
+        .join(replayed, F.col("coordinates") == F.col("of"), "left")
         .join(ids, "topic", "left")
-        .join(marks, ["topic", "partition", "offset", "digest"], "left")
         .join(F.broadcast(named), F.col(name) == F.col("named"), "left")
     )
     count = F.coalesce("replay_count", F.lit(0))
