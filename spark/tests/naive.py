@@ -122,8 +122,7 @@ def life(group: str | None, history: list[Read], committed: Mapping[str, Mapping
         rooted=(0, 0) in runs,
         broken=any(each.step[1] > 0 and each.step[2] != DEAD for each in history)
         and any(number > 0 and (of, number - 1) not in runs for of, number in runs),
-        origin=(None if first.kind == "source" else first.says.origin_message_id)
-        or (deliveries[0].stored.where if deliveries else None),
+        origin=_origin(first) or _origin(history[-1]) or (deliveries[0].stored.where if deliveries else None),
         failed=any(each.step[1] > 0 for each in history),
         sent_back=any(each.step[1] > 0 and each.step[2] != DEAD for each in history),
         attempts=attempt,
@@ -133,6 +132,11 @@ def life(group: str | None, history: list[Read], committed: Mapping[str, Mapping
         else min(each.says.born_timestamp_ms or each.stored.at_ms for each in history),
         last_at=history[-1].stored.at_ms,
     )
+
+
+def _origin(each: Read) -> str | None:
+    """What it says of the first delivery."""
+    return None if each.kind == "source" else each.says.origin_message_id
 
 
 def residuals(

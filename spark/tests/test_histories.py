@@ -13,8 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim_spark import events
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
+from rocketshim_topics import Message, hops
 
-from .histories import FATES, FAULTS, NAMES, NOW_MS, World, frame, gaps_of, ms
+from .histories import FATES, FAULTS, LEVELS, NAMES, NOW_MS, START_MS, World, frame, gaps_of, ms
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,27 @@ def test_a_message_that_is_there_fifty_thousand_times_is_one_life_and_holds_up_n
     )  # fmt: skip
     (life,) = lineage.transform(events.transform(records)).select("state", "copies").collect()
     assert (life.state, life.copies) == ("open", 49_999)
+
+
+def test_a_message_whose_first_delivery_was_not_landed_keeps_its_place_in_the_order(spark: SparkSession) -> None:
+    made = World(random.Random(0))  # noqa: S311 nothing secret
+    made.ordered("o", ["handled", "handled"])  # three in all, at offsets 0 to 2 or some more
+    message, at = Message("orders-o", b"4", key="k", delay_level=2), START_MS + 1_000
+    waiting = hops.delayed_record(message, NAMES, LEVELS, uniq_key="late", born_ms=at, now_ms=at, lane=0)
+    first = made.relay(made.log.add(waiting, at), straight=True, landed=False)
+    failed = hops.retry(
+        first, NAMES, LEVELS, group="pay-o", trusted=False, failure=hops.Failure("Timeout", "no", at),
+        reconsume_times=1, level=None, delay_ms=None, lane=0,
+    )  # fmt: skip
+    again = made.relay(made.log.add(failed, first.at_ms + 1), straight=True)
+    assert again.where == f"{NAMES.retry('pay-o')}/0/0"  # before the others, were this a place in their topic
+    made.commit()
+    told = events.transform(frame(spark, made.log.stored))
+    found = lineage.transform(told, lineage.LineageParams(committed=made.committed)).cache()
+    assert lineage.biography(found.filter("grp = 'pay-o'"), "late")[0].origin == first.where
+    (judged,) = keys.transform(found, keys.KeyParams(orderly=("pay-o",))).filter("grp = 'pay-o'").collect()
+    assert (judged.messages, judged.failed, judged.overtaken, judged.violation) == (4, 1, 0, False)
+    found.unpersist()
 
 
 def test_messages_whose_header_names_spark_cannot_tell_are_never_called_lost(spark: SparkSession) -> None:

@@ -60,27 +60,27 @@ def transform(lives: DataFrame, params: KeyParams | None = None) -> DataFrame:
     place = F.split("origin", "/")
     first = F.filter("history", lambda each: each["step"] == 2)
     of_key = ["grp", "topic", "key"]
+    of_queue = [*of_key, "of_topic", "of_partition"]  # offsets of another topic say nothing about order
     told = lives.filter(F.col("key").isNotNull() & F.col("grp").isNotNull()).select(
         *of_key,
         "state",
         "attempts",
         "last_at",
+        F.get(place, F.lit(0)).alias("of_topic"),
         F.get(place, F.lit(1)).try_cast("int").alias("of_partition"),
         F.get(place, F.lit(2)).try_cast("bigint").alias("at"),
         F.coalesce(F.get(first, F.lit(0))["at"], F.col("first_sent")).alias("began_at"),
         F.exists("history", lambda each: each["attempt"] > 0).alias("failed"),
         F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < 3)).alias("sent_back"),
     )
-    in_order = Window.partitionBy(*of_key, "of_partition").orderBy("at")
+    in_order = Window.partitionBy(*of_queue).orderBy("at")
     handled_at = F.when(F.col("state") == "acknowledged", F.col("began_at"))
     # From the last back to the first: a frame that looks forward costs the square of a key's messages.
-    from_last = Window.partitionBy(*of_key, "of_partition").orderBy(F.desc("at"))
+    from_last = Window.partitionBy(*of_queue).orderBy(F.desc("at"))
     later = F.min(handled_at).over(from_last.rowsBetween(Window.unboundedPreceding, -1))
-    run = F.row_number().over(in_order) - F.row_number().over(
-        Window.partitionBy(*of_key, "of_partition", "failed").orderBy("at")
-    )
+    run = F.row_number().over(in_order) - F.row_number().over(Window.partitionBy(*of_queue, "failed").orderBy("at"))
     told = told.withColumns({"overtaken": F.col("sent_back") & (later < F.col("last_at")), "run": run})
-    runs = told.groupBy(*of_key, "of_partition", "failed", "run").agg(
+    runs = told.groupBy(*of_queue, "failed", "run").agg(
         F.count("*").alias("messages"),
         F.count_if(F.col("state") == "dead").alias("dead"),
         F.max("attempts").alias("attempts"),

@@ -254,7 +254,8 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
         F.col("first.source_topic").alias("topic"),
         F.col("first.tag").alias("tag"),
         F.col("first.key").alias("key"),
-        F.coalesce("first.origin_id", "delivered_at").alias("origin"),
+        # A delayed message whose first delivery was not landed: its later records say where that was.
+        F.coalesce("first.origin_id", F.element_at("records", -1)["origin_id"], "delivered_at").alias("origin"),
         "first_sent",
         attempt.alias("attempts"),
         "deliveries",
