@@ -13,7 +13,6 @@ Names, argument forms, return values and errors are confluent_kafka's (2.15 and 
 * errors are `confluent_kafka.KafkaException` with a `KafkaError` inside.
 """
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, overload
@@ -21,7 +20,6 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.errors import ConfigError
-from rocketshim_topics.wire import UNREADABLE, read_headers
 
 __all__ = [
     "AdminFactory",
@@ -36,10 +34,7 @@ __all__ = [
     "confluent_admin",
     "confluent_clients",
     "discard",
-    "is_unreadable",
-    "readable",
     "serve",
-    "spare_unreadable",
 ]
 
 
@@ -202,34 +197,6 @@ def _checked(make: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, A
             raise ConfigError(f"Kafka's client does not take these settings: {error.args[0].str()}") from error
 
     return made
-
-
-def is_unreadable(record: Any) -> bool:
-    """Whether a header of a record has a name that is no UTF-8. May be asked again.
-
-    confluent_kafka raises SystemError at the first look at them, and hands out pairs with a null pointer at the second:
-    to unpack one ends the process (our measurement, 2.16.1).
-    """
-    try:
-        headers = read_headers(record)
-        return bool(headers) and len(gc.get_referents(*headers)) != 2 * len(headers)  # a null pointer is none
-    except Exception:  # noqa: BLE001 - whatever it is, they cannot be read
-        return True
-
-
-def spare_unreadable(record: Any) -> bool:
-    """Take a record's headers away if `is_unreadable`; whether that was so."""
-    if not is_unreadable(record):
-        return False
-    record.set_headers(None)
-    return True
-
-
-def readable(record: Any) -> Any:
-    """A record that is only looked at, its headers fit to be: `UNREADABLE` in place of those that are not."""
-    if spare_unreadable(record):
-        record.set_headers(UNREADABLE)
-    return record
 
 
 def serve(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaError | None:

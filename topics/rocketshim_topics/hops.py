@@ -43,6 +43,7 @@ from rocketshim_topics.wire import (
     coordinates,
     decode,
     encode,
+    headers_shown,
     own_name,
     read_headers,
 )
@@ -330,10 +331,10 @@ def _append_relative_ms(record: Record, envelope: Envelope) -> int:
 def parked(record: Record, names: TopicNames, reason: str) -> OutgoingRecord:
     """The record for `rmq.parked`, made from whatever was read: it need not be decodable.
 
-    All headers are kept as they are, malformed ones and repeats too, but for those a record can have only once and
-    this hop replaces (`HOP_ID`, `PARK_REASON`, `PARK_FROM`). A header name that cannot be sent as it is (control
-    characters, lone surrogates) is spelled out as `wire.travel_name` does. Readers of parked records look at headers
-    one by one and do not `decode`.
+    All headers that can be read are kept as they are, malformed ones and repeats too, but for those a record can have
+    only once and this hop replaces (`HOP_ID`, `PARK_REASON`, `PARK_FROM`). A header name that cannot be sent as it is
+    (control characters, lone surrogates) is spelled out as `wire.travel_name` does. Readers of parked records look at
+    headers one by one and do not `decode`.
 
     Args:
         record: the record as fetched, of any topic.
@@ -343,7 +344,7 @@ def parked(record: Record, names: TopicNames, reason: str) -> OutgoingRecord:
     where = coordinates(record)
     raw = [
         (_sendable(name), value if value is None or isinstance(value, bytes) else str(value).encode())
-        for name, value in read_headers(record) or ()
+        for name, value in headers_shown(record)
         if name not in _REPLACED_BY_PARKING
     ]
     first = Envelope(

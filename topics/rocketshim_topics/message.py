@@ -3,8 +3,7 @@
 `Message` is checked when it is made, so that a bad one fails where it is written and nothing is half-sent.
 `MessageView` is a window on a record as it was fetched: making one stores two references and reads nothing, each
 attribute looks up what it needs. It has no setters; what a listener does to it never reaches the retry record, which
-is built from the record as fetched. Headers are looked at at most once where a name is no UTF-8: a second look would
-end the process (`wire.read_headers`).
+is built from the record as fetched.
 
 Which headers a view believes depends on where the record lies (`rocketshim_topics.wire`): pass `trusted=True` for
 records from the group's own retry topic (or another topic of the shim's), after `wire.decode` has accepted them. On a
@@ -294,15 +293,8 @@ class MessageView:
         try:
             return self._decoded
         except AttributeError:
-            self._decoded: Envelope = wire.decode(self._read_headers(), trusted=self._trusted)
+            self._decoded: Envelope = wire.decode(read_headers(self._record), trusted=self._trusted)
             return self._decoded
-
-    def _read_headers(self) -> Any:
-        try:
-            return read_headers(self._record)
-        except SystemError as error:
-            unreadable = self._record = _Unreadable(self._record)
-            raise unreadable.headers_error from error
 
     @property
     def record(self) -> Record:
@@ -338,7 +330,7 @@ class MessageView:
     @property
     def tag(self) -> str | None:
         """The message's one tag, None if it has none (of several the first counts)."""
-        for name, value in self._read_headers() or ():
+        for name, value in read_headers(self._record) or ():
             if name == _TAGS:
                 return None if value is None else value.decode("utf-8", "surrogateescape")
         return None
@@ -433,22 +425,6 @@ class MessageView:
     def __repr__(self) -> str:
         """Coordinates only: never the body."""
         return f"<MessageView {coordinates(self._record)}>"
-
-
-class _Unreadable:
-    """A record that has a header whose name is no UTF-8, kept from a second look at its headers."""
-
-    def __init__(self, record: Record) -> None:
-        self.topic, self.partition, self.offset = record.topic, record.partition, record.offset
-        self.key, self.value, self.timestamp = record.key, record.value, record.timestamp
-        self.headers_error = MalformedRecordError(
-            wire.BAD_HEADER_KEY,
-            f"the headers of {coordinates(record)} cannot be read: a name is no UTF-8; its body can",
-        )
-
-    def headers(self) -> Any:
-        """Nobody can tell."""
-        raise self.headers_error
 
 
 class FirstView(MessageView):

@@ -24,8 +24,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from rocketshim_topics.errors import RocketshimError
-from rocketshim_topics.wire import Record, read_headers
+from rocketshim_topics.errors import MalformedRecordError, RocketshimError
+from rocketshim_topics.wire import UNREADABLE, Record, read_headers
 
 __all__ = [
     "REDRIVE_LOG_VERSION",
@@ -127,7 +127,11 @@ def record_digest(record: Record) -> str:
     """16 hex digits of SHA-256 over key, value and headers: to tell that a record is still the same one."""
     digest = hashlib.sha256()
     parts = [record.key(), record.value()]
-    for name, value in read_headers(record) or ():
+    try:
+        headers = read_headers(record) or ()
+    except MalformedRecordError:
+        headers = UNREADABLE
+    for name, value in headers:
         parts += [name.encode("utf-8", "surrogateescape"), value]
     for part in parts:
         digest.update(b"-" if part is None else b"%d:" % len(part))

@@ -19,6 +19,7 @@ from rocketshim_topics.redrive_log import (
     encode_redrive_record,
     record_digest,
 )
+from rocketshim_topics.wire import UNREADABLE
 
 names = st.sampled_from(["dlq-a", "dlq-b"])
 plans = st.sampled_from(["p1", "p2"])
@@ -106,3 +107,10 @@ def test_two_records_have_one_digest_only_if_they_are_the_same(one: Any, other: 
 
 def test_the_digest_is_pinned(foreign: Callable[..., Any]) -> None:
     assert record_digest(foreign([("h", None), ("h", b"")])) == "739ba8955a760d1d"
+
+
+def test_headers_that_cannot_be_read_are_digested_as_one_that_stands_for_them(
+    foreign: Callable[..., Any], unreadable: Callable[[Any], Any]
+) -> None:
+    record = unreadable(foreign())
+    assert record_digest(record) == record_digest(record) == record_digest(foreign(UNREADABLE))

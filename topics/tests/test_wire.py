@@ -1,6 +1,8 @@
 """Headers are read and written by the table; nobody is believed who should not be."""
 
+from collections.abc import Callable
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,11 @@ from rocketshim_topics.wire import (
     RESERVED,
     SCHEDULING,
     Header,
+    headers_shown,
+    mark_unreadable,
     own_name,
+    read_again,
+    read_headers,
     strip_reserved,
     travel_name,
 )
@@ -256,3 +262,56 @@ def test_scheduling_headers_are_the_five_that_the_worker_takes_off() -> None:
     assert {"REAL_TOPIC", "REAL_QID", "DELAY", "DELAY_MS", "DELIVER_AT_MS"} == SCHEDULING
     assert SCHEDULING < RESERVED
     assert TEXTS | NUMBERS == RESERVED
+
+
+# --- reading the headers of a record ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("look", [read_headers, read_again])
+def test_headers_that_cannot_be_read_are_named_at_every_look(
+    unreadable: Callable[[Any], Any], foreign: Callable[..., Any], look: Callable[[Any], Any]
+) -> None:
+    record = unreadable(foreign())
+    for again in (look, read_headers, read_again):
+        with pytest.raises(MalformedRecordError, match="orders/2/7") as caught:
+            again(record)
+        assert caught.value.reason == "bad-header-key"
+    assert headers_shown(record) == ()
+
+
+@pytest.mark.parametrize("ask", [iter, len, bool, dict, lambda headers: headers[0], lambda headers: "a" in headers])
+def test_whoever_looks_at_them_in_his_own_way_is_told_the_same(
+    unreadable: Callable[[Any], Any], foreign: Callable[..., Any], ask: Callable[[Any], Any]
+) -> None:
+    record = unreadable(foreign())
+    assert mark_unreadable(record).reason == "bad-header-key"
+    with pytest.raises(MalformedRecordError, match="no UTF-8"):
+        ask(record.headers())
+
+
+def test_a_record_that_others_have_looked_at_first_is_read_with_care(
+    unreadable: Callable[[Any], Any], foreign: Callable[..., Any]
+) -> None:
+    record = unreadable(foreign())
+    with pytest.raises(SystemError):
+        record.headers()
+    for look in (read_again, read_headers):
+        with pytest.raises(MalformedRecordError, match="no UTF-8"):
+            look(record)
+
+
+@pytest.mark.parametrize("headers", [None, [], [("a", b"1"), ("a", None)]])
+@pytest.mark.parametrize("look", [read_headers, read_again, headers_shown])
+def test_headers_that_can_be_read_are_handed_out_as_they_are(headers: Any, look: Callable[[Any], Any]) -> None:
+    record = SimpleNamespace(headers=lambda: headers)
+    assert list(look(record) or []) == (headers or [])
+
+
+def test_an_error_of_a_record_s_own_is_no_matter_of_headers() -> None:
+    class Wrong:
+        def headers(self) -> Any:
+            raise KeyError("mine")
+
+    for _ in range(2):
+        with pytest.raises(KeyError, match="mine"):
+            read_headers(Wrong())

@@ -15,7 +15,7 @@ from rocketshim.deadletter.entry import as_read, time_text
 from rocketshim.errors import ConfigError
 from rocketshim.worker.delayed import DelayedReader, WaitingRecord, waiting_record
 from rocketshim_topics import DelayLevels, TopicNames
-from rocketshim_topics.wire import read_headers
+from rocketshim_topics.wire import headers_shown
 
 app = typer.Typer(
     help="Delayed and retried messages that wait: read without touching the worker.",
@@ -52,7 +52,7 @@ def ls(
     with reader:
         for message in reader.records(follow=follow):
             entry = waiting_record(message, levels)
-            if (topic is not None and entry.target != topic) or not selects(read_headers(message)):
+            if (topic is not None and entry.target != topic) or not selects(headers_shown(message)):
                 continue
             if follow:
                 say(json.dumps(asdict(entry)) if as_json else _line(entry))
@@ -116,7 +116,7 @@ def show(
     for name, value in asdict(waiting_record(message, levels)).items():
         say(f"{name:16} {value}")
     typer.echo(f"{'key':16} {message.key()!r}")
-    for name, value in read_headers(message) or ():
+    for name, value in headers_shown(message):
         say(f"  {name:20} {value!r}")
     typer.echo(f"{'body':16} {message.value()!r:.2000}")
 

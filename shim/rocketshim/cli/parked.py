@@ -23,7 +23,7 @@ from rocketshim.worker.parked import parked_record, redriven_parked
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.redrive_plan import PlannedLetter
-from rocketshim_topics.wire import read_headers
+from rocketshim_topics.wire import headers_shown
 
 app = typer.Typer(
     help="Parked records: malformed, forbidden, or refused by their target.",
@@ -130,7 +130,7 @@ def show(
     for name, value in asdict(parked_record(message)).items():
         say(f"{name:12} {value}")
     typer.echo(f"{'key':12} {message.key()!r}")
-    for name, value in read_headers(message) or ():
+    for name, value in headers_shown(message):
         say(f"  {name:20} {value!r}")
     typer.echo(f"{'body':12} {message.value()!r:.2000}")
 

@@ -64,7 +64,8 @@ class OrderlyPlace:
         told: the progress that the group's log was told last.
         is_fresh: nothing was put yet.
         next_put: offset after the last message that was put.
-        unreadable: set by the listener thread: offsets of messages whose headers nobody can read, and were taken away.
+        suspect_until: set by the listener thread: up to this offset messages come again of which one failed that has
+            headers nobody can read; -1: there is none.
 
     Thread-safety: none; the poll thread's.
     """
@@ -90,7 +91,7 @@ class OrderlyPlace:
         self.told: Progress | None = None
         self.is_fresh = True
         self.next_put = 0
-        self.unreadable: set[int] = set()
+        self.suspect_until = -1
         self._queue = queue
         self._now_ms = now_ms
         self._perform = perform

@@ -15,7 +15,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
-from rocketshim.clients import spare_unreadable
 from rocketshim.consumer.listener import Subscription, WithoutContext
 from rocketshim.consumer.orderly_context import ConsumeOrderlyContext, TriedMessageView
 from rocketshim.consumer.orderly_place import OrderlyTask
@@ -26,7 +25,7 @@ from rocketshim.group.lease import Lease
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message import FirstView
 from rocketshim_topics.message_queue import MessageQueue
-from rocketshim_topics.wire import BAD_HEADER_KEY, read_headers
+from rocketshim_topics.wire import read_again, read_headers
 
 __all__ = ["OrderlyRunner"]
 
@@ -160,7 +159,6 @@ class OrderlyRunner:
             try:
                 topic = view.topic
             except MalformedRecordError as error:
-                spare_unreadable(message)  # as in `_ask_filter`
                 task.malformed = error.reason
                 task.failure = self._failure(error)
                 answers.append(self._failed(task, 1, dead_letter=True))
@@ -190,26 +188,22 @@ class OrderlyRunner:
     def _ask_filter(self, task: OrderlyTask, subscription: Subscription) -> tuple[int, int]:
         """Bring what the filter skips to the front; how many those are, and up to where the run can go."""
         messages = task.messages
-        matches, selects, unreadable = subscription.matches, subscription.selects, task.queue.unreadable
-        if matches is None and selects is None and not unreadable:
+        matches, selects, suspect_until = subscription.matches, subscription.selects, task.queue.suspect_until
+        if matches is None and selects is None and suspect_until < 0:
             return 0, len(messages)
         skipped: list[Any] = []
         matched: list[Any] = []
         read = 0
         for message in messages:
-            if unreadable and message.offset() in unreadable:  # found before, behind messages that had to come first
-                task.failure, task.malformed = self._failure(SystemError(BAD_HEADER_KEY)), BAD_HEADER_KEY
-                break
             try:
+                if message.offset() <= suspect_until:  # a batch ends before one that cannot be read: it is parked alone
+                    read_headers(message)
                 if selects is not None:
                     wanted = bool(selects(self._view(message, task)))
                 else:
                     wanted = matches is None or matches(read_headers(message))
             except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
-                task.failure = self._failure(error)
-                if spare_unreadable(message):  # else a second look would end the process
-                    unreadable.add(message.offset())
-                    task.malformed = BAD_HEADER_KEY
+                task.failure, task.malformed = self._failure(error), _malformed(message)
                 break
             (matched if wanted else skipped).append(message)
             read += 1
@@ -237,7 +231,7 @@ class OrderlyRunner:
             text = "the listener asked for it" if asked else f"the listener returned {shown(returned, repr):.200}"
             task.failure = Failure("Suspended" if asked else "ReturnedNoStatus", text, self._clock.wall_ms())
         answer = BatchAnswer(len(messages), status, context.auto_commit is not False, _suspend_ms(context))
-        if answer.stops and self._spare(task, messages):
+        if answer.stops and self._is_unreadable(task, messages):
             answer = replace(answer, status=_SUSPEND, dead_letter=True)
         return answer
 
@@ -254,21 +248,23 @@ class OrderlyRunner:
                 suspend_ms = delay_ms
             elif level is not None:
                 suspend_ms = self._levels.delay_ms(self._levels.clamp(level))
-        dead_letter = self._spare(task, messages) or isinstance(error, DeadLetter)
+        dead_letter = self._is_unreadable(task, messages) or isinstance(error, DeadLetter)
         auto_commit = getattr(context, "auto_commit", True) is not False
         return BatchAnswer(len(messages), _SUSPEND, auto_commit, suspend_ms, dead_letter=dead_letter)
 
-    def _spare(self, task: OrderlyTask, messages: list[Any]) -> bool:
-        """Take unreadable headers away before these come again: a second look would end the process.
+    def _is_unreadable(self, task: OrderlyTask, messages: list[Any]) -> bool:
+        """Whether this is one message alone whose headers cannot be read, which is to be parked.
 
-        Whether they are those of one message alone, which then is to be parked. A batch is split at its next attempt.
+        A batch with such a message is split at its next attempt.
         """
-        unreadable = {message.offset() for message in messages if spare_unreadable(message)}
-        task.queue.unreadable |= unreadable
-        if not unreadable or len(messages) > 1:
+        found = next(((message, reason) for message in reversed(messages) if (reason := _malformed(message))), None)
+        if found is None:
             return False
-        task.failure = task.failure or self._failure(SystemError(BAD_HEADER_KEY))
-        task.malformed = BAD_HEADER_KEY
+        last, reason = found
+        task.queue.suspect_until = max(task.queue.suspect_until, last.offset())
+        if len(messages) > 1:
+            return False
+        task.malformed = reason
         return True
 
     def _failed(self, task: OrderlyTask, count: int, *, dead_letter: bool = False) -> BatchAnswer:
@@ -282,6 +278,15 @@ class OrderlyRunner:
 
     def _failure(self, error: BaseException) -> Failure:
         return Failure(shown(type(error).__qualname__), shown(error), self._clock.wall_ms())
+
+
+def _malformed(message: Any) -> str | None:
+    """Why the headers of a message that user code has had cannot be read; None: they can."""
+    try:
+        read_again(message)
+    except MalformedRecordError as error:
+        return error.reason
+    return None
 
 
 def _suspend_ms(context: ConsumeOrderlyContext) -> int:

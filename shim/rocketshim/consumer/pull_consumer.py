@@ -38,7 +38,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
-from rocketshim_topics import MessageView, TopicNames
+from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import read_headers
@@ -94,7 +94,6 @@ class _Shelf:
 
     __slots__ = (
         "bounds", "end_at", "illegal", "messages", "next_offset", "paused", "place", "queue", "size_bytes",
-        "unreadable",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue, place: Place, offset: int, bounds: tuple[int, int]) -> None:
@@ -107,7 +106,6 @@ class _Shelf:
         self.end_at: int | None = None  # the log ended here when the client last said so
         self.paused = False
         self.illegal = False  # retention has overtaken it
-        self.unreadable: int | None = None  # offset of a message whose headers nobody can read
 
     @property
     def is_full(self) -> bool:
@@ -452,12 +450,9 @@ class PullConsumer:
         message, chosen = shelf.messages[0], selector.filter
         if isinstance(chosen, TagFilter) and chosen.matches_all:
             return True
-        if message.offset() == shelf.unreadable:  # a second look would end the process
-            return None
         try:
             return chosen.matches_headers(read_headers(message))
-        except SystemError:
-            shelf.unreadable = message.offset()
+        except MalformedRecordError:
             return None
 
     def _is_at_end(self, shelf: _Shelf) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.clients import ProducerClient, spare_unreadable
+from rocketshim.clients import ProducerClient
 from rocketshim.consumer.outcome import Outcome, shown
 from rocketshim.core.failed_hop import LaneTurns, failed_hop
 from rocketshim.core.process_queue import Chunk
@@ -34,7 +34,7 @@ from rocketshim.errors import RocketshimError
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, bare_parked, dead_letter_by_reference, parked
 from rocketshim_topics.kafka_codes import TOO_LARGE
-from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates, decode, read_headers
+from rocketshim_topics.wire import coordinates, decode, read_again, read_headers
 
 __all__ = ["FailedSink", "SendBack", "SendBackCounts"]
 
@@ -172,9 +172,8 @@ class SendBack:
         hop = _Hop(chunk, message, outcome.failure, self._reports)
         hop.trusted = message.topic() == self._retry_topic
         try:
-            if spare_unreadable(message):
-                self._park(hop, BAD_HEADER_KEY)
-            elif outcome.malformed is not None:
+            read_again(message)
+            if outcome.malformed is not None:
                 self._park(hop, outcome.malformed)
             else:
                 self._plan(hop, outcome)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from rocketshim.deadletter.opening import Letter
 from rocketshim_topics import Envelope, MalformedRecordError, decode, encode
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
-from rocketshim_topics.wire import RESERVED, UNREADABLE, own_name, read_headers
+from rocketshim_topics.wire import RESERVED, headers_shown, own_name, read_headers
 
 __all__ = ["Entry", "as_read", "time_text"]
 
@@ -61,13 +61,13 @@ class Entry:
     @classmethod
     def of(cls, message: Any, *, trusted: bool = True) -> "Entry":
         """The entry of a Kafka message; `trusted`: it lies in a topic of the shim's own."""
-        headers = tuple(read_headers(message) or ())
         malformed = None
         try:
-            envelope = decode(headers, trusted=trusted)
+            envelope = decode(read_headers(message), trusted=trusted)
         except MalformedRecordError as error:
             envelope, malformed = Envelope(), error.reason
         at = (message.topic(), message.partition(), message.offset())
+        headers = tuple(headers_shown(message))
         return cls(*at, message.timestamp()[1], message.key(), message.value(), headers, envelope, malformed)
 
     @classmethod
@@ -89,7 +89,7 @@ class Entry:
             stored_ms=message.timestamp()[1],
             key=record.key(),
             value=record.value(),
-            headers=tuple(read_headers(message) or ()),
+            headers=tuple(headers_shown(message)),
             envelope=letter.envelope,
             malformed=letter.malformed,
             state=state,
@@ -121,7 +121,7 @@ class Entry:
     def user_headers(self) -> list[tuple[str, bytes | None]]:
         """The user's own headers under their own names."""
         if self.malformed is not None:
-            return [each for each in self.headers if each[0] not in RESERVED and each not in UNREADABLE]
+            return [each for each in self.headers if each[0] not in RESERVED]
         return [(own_name(name), value) for name, value in self.envelope.user]
 
     def as_json(self, *, body: bool = True) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class Entry:
 
 def as_read(message: Any) -> dict[str, Any]:
     """Key, headers and value of a Kafka message for programs; bytes as `Entry.as_json` has them."""
-    headers = [[name, _json_bytes(value)] for name, value in read_headers(message) or ()]
+    headers = [[name, _json_bytes(value)] for name, value in headers_shown(message)]
     return {"key": _json_bytes(message.key()), "headers": headers, "value": _json_bytes(message.value())}
 
 

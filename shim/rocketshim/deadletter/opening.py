@@ -14,7 +14,7 @@ from typing import Any
 from rocketshim.deadletter.dialects import read_foreign
 from rocketshim.errors import MalformedRecordError
 from rocketshim_topics import Envelope, Record, TopicNames, decode
-from rocketshim_topics.wire import BAD_HEADER_KEY, UNREADABLE, read_headers
+from rocketshim_topics.wire import read_headers
 
 __all__ = ["Letter", "Opener"]
 
@@ -59,14 +59,12 @@ class Opener:
 
     def open(self, message: Record) -> Letter:
         """What a record of the topic says."""
-        headers = read_headers(message)
-        if self.is_ours:
-            try:
+        try:
+            headers = read_headers(message)
+            if self.is_ours:
                 return Letter(message, message, decode(headers, trusted=True))
-            except MalformedRecordError as error:
-                return Letter(message, message, Envelope(), error.reason)
-        if headers == UNREADABLE:
-            return Letter(message, message, Envelope(), BAD_HEADER_KEY, "unknown")
+        except MalformedRecordError as error:
+            return Letter(message, message, Envelope(), error.reason, None if self.is_ours else "unknown")
         found = read_foreign(headers)
         if found is None:
             return Letter(message, message, decode(headers, trusted=False), dialect="unknown")
@@ -76,10 +74,10 @@ class Opener:
         first = self._fetch(envelope.retry_topic or "", *found.source)
         if first is None:
             return Letter(message, message, envelope, None if message.value() is not None else "source-gone", name)
-        headers = read_headers(first)
-        if headers == UNREADABLE:
-            return Letter(message, message, envelope, BAD_HEADER_KEY, name)
-        kept = decode(headers, trusted=False)
+        try:
+            kept = decode(read_headers(first), trusted=False)
+        except MalformedRecordError as error:
+            return Letter(message, message, envelope, error.reason, name)
         envelope.user, envelope.tags, envelope.keys = kept.user, kept.tags, kept.keys
         envelope.uniq_key = kept.uniq_key or envelope.uniq_key
         envelope.born_timestamp_ms = kept.born_timestamp_ms

@@ -2,8 +2,7 @@
 
 Nothing is committed and no group is joined. What is counted are records that were read, never offsets: transaction
 markers and compaction leave holes. The end of each partition is fixed when reading begins, so a listing of a busy topic
-ends; with `follow` it goes on until the caller stops. `read_committed`: aborted records are never shown. A record whose
-headers cannot be read has another in their place (`rocketshim_topics.wire.UNREADABLE`).
+ends; with `follow` it goes on until the caller stops. `read_committed`: aborted records are never shown.
 """
 
 import time
@@ -15,7 +14,7 @@ from typing import Any, Final, Self
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import merge
-from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients, readable
+from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
 
 __all__ = ["TopicReader"]
@@ -215,7 +214,7 @@ class TopicReader:
                     continue
                 end = ends.get(place)
                 if follow or (end is not None and message.offset() < end):
-                    yield readable(message)
+                    yield message
                 if not follow and end is not None and message.offset() + 1 >= end:
                     del ends[place]
 

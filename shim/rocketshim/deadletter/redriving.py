@@ -66,7 +66,7 @@ from rocketshim_topics.redrive_log import (
     record_digest,
 )
 from rocketshim_topics.redrive_plan import PlannedLetter
-from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, read_headers
+from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, headers_shown
 
 __all__ = ["Redriver", "read_log", "whoami"]
 
@@ -374,7 +374,7 @@ class Redriver:
         message = next(self._coming)
         if message is None:
             return False
-        headers = dict(read_headers(message) or ())
+        headers = dict(headers_shown(message))
         replay = headers.get(REPLAY_ID) or headers.get(USER_PREFIX + REPLAY_ID) or b""
         plan, *place = replay.decode("utf-8", "replace").rsplit(".", 2)
         if plan == self._plan and len(place) == 2 and all(number.isdecimal() for number in place):

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
-from rocketshim.clients import is_unreadable
 from rocketshim.dropin.settings import ConsumerDropinSettings, take
-from rocketshim.errors import FeatureNotEnabledError, MalformedRecordError
+from rocketshim.errors import FeatureNotEnabledError
 from rocketshim_topics.message import MessageView, Origin
-from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates
+from rocketshim_topics.wire import read_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,12 +196,7 @@ def viewed(message: Message, *, trusted: bool) -> MessageView:
         ValueError: it is no message.
         MalformedRecordError: a header's name is no UTF-8, which the client cannot read.
     """
-    if is_unreadable(checked(message)):
-        raise MalformedRecordError(
-            BAD_HEADER_KEY,
-            f"a header of {coordinates(message)} has a name that is no UTF-8, and the client cannot read them: do not "
-            "look at headers(), which may end the process; send the message back, and it is parked",
-        )
+    read_again(checked(message))
     return MessageView(message, trusted)
 
 

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from rocketshim.clients import spare_unreadable
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.outcome import shown
 from rocketshim.core.failed_hop import failed_hop
@@ -29,7 +28,7 @@ from rocketshim.kafka_errors import send_error
 from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, dead_letter_by_reference, parked
 from rocketshim_topics.kafka_codes import TOO_LARGE
-from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates
+from rocketshim_topics.wire import coordinates, read_again
 
 __all__ = ["HopStore", "SendBack"]
 
@@ -231,11 +230,9 @@ class SendBack:
                     f"the message's {what} was replaced by {type(content).__name__}; only a message as it was fetched "
                     "can be sent back: keep what you decode beside it, not in it"
                 )
-        if spare_unreadable(message):
-            self._park(message, BAD_HEADER_KEY)
-            return
         view = MessageView(message, message.topic() == self._retry_topic)
         try:
+            read_again(message)
             before = view.reconsume_times
             out = self._hop(view, failure, before, level, delay_ms)
         except MalformedRecordError as error:

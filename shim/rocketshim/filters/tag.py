@@ -16,12 +16,12 @@ the outcome is the same.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from rocketshim.errors import FilterSyntaxError
 from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.java_text import TRIMMED_CHARACTERS
+from rocketshim_topics.wire import UNREADABLE_ERRORS, mark_unreadable, reader_of
 
 __all__ = ["TAG_HEADER", "TagFilter"]
 
@@ -108,7 +108,7 @@ class TagFilter:
             try:
                 if type(record) is not kind:
                     kind = type(record)
-                    read = partial(kind.headers)  # checked like `read_headers`, for half of what that adds
+                    read = reader_of(kind)
                 for name, value in read(record) or ():
                     if name == "TAGS":
                         selected = value in encoded
@@ -119,7 +119,9 @@ class TagFilter:
                     yield record
                 else:
                     record.set_headers(None)
-            except Exception as error:  # noqa: BLE001 - the client's: header names that are no UTF-8, and what may come
+            except UNREADABLE_ERRORS:
+                unreadable(record, mark_unreadable(record))
+            except Exception as error:  # noqa: BLE001 - of a record that is marked, and what may come
                 unreadable(record, error)
 
     def digest(self) -> str:

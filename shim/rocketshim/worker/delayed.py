@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import merge
-from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients, readable
+from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients
 from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, TopicMissingError
 from rocketshim.positions import committed_positions
 from rocketshim.worker.relay import is_probe
@@ -214,7 +214,7 @@ class DelayedReader:
                         end = ends.pop(number)
                         if message.offset() >= end:
                             continue
-                    if not is_probe(readable(message)):
+                    if not is_probe(message):
                         yield message
         finally:
             self._consumer.unassign()

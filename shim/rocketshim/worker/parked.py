@@ -16,7 +16,7 @@ from rocketshim_topics import wire
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import Header, Record, coordinates, read_headers
+from rocketshim_topics.wire import Header, Record, coordinates, headers_shown
 
 __all__ = ["ParkedRecord", "parked_record", "redriven_parked"]
 
@@ -70,14 +70,14 @@ def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
     """
     if not _text(record, wire.REAL_TOPIC):
         raise MessageError(f"{coordinates(record)} does not say where it was to go; send its message anew instead")
-    kept: list[Header] = [header for header in read_headers(record) or () if header[0] not in _DROPPED]
+    kept: list[Header] = [header for header in headers_shown(record) if header[0] not in _DROPPED]
     headers = [(wire.DELIVER_AT_MS, b"0"), (wire.HOP_ID, coordinates(record).encode()), *kept]
     finest = DelayLevels.MAX_LEVELS + len(DelayLevels.FINE_MS) - 1
     return OutgoingRecord(names.schedule, finest, record.key(), record.value(), headers)
 
 
 def _text(record: Any, name: str) -> str | None:
-    for header, value in read_headers(record) or ():
+    for header, value in headers_shown(record):
         if header == name and value is not None:
             return str(value.decode("utf-8", "replace"))
     return None

@@ -24,7 +24,7 @@ from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, hopped, parked, retried_target
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import CLOCK, Envelope, Record, decode, read_headers
+from rocketshim_topics.wire import CLOCK, Envelope, Record, decode, headers_shown, read_headers
 
 __all__ = ["Deliver", "Hop", "Park", "Planner", "Skip", "Step", "is_probe", "queue_append_ms"]
 
@@ -67,15 +67,11 @@ _DEFAULT_MAX_DELAY_MS: Final = 40 * 86_400_000
 
 
 def is_probe(record: Record) -> bool:
-    """Whether a record of the schedule topic is the worker's own probe of a leader's clock: the header and no more.
-
-    Raises:
-        SystemError: as `read_headers`.
-    """
+    """Whether a record of the schedule topic is the worker's own probe of a leader's clock: the header and no more."""
     if record.value() is not None or record.key() is not None:
         return False
-    headers = read_headers(record)
-    return bool(headers) and len(headers) == 1 and headers[0][0] == CLOCK
+    headers = headers_shown(record)
+    return len(headers) == 1 and headers[0][0] == CLOCK
 
 
 def queue_append_ms(append_ms: int, queue_delay_ms: int, clock_ms: int, seen_ns: int, now_ns: int) -> int:

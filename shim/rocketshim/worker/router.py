@@ -25,10 +25,11 @@ from rocketshim.worker.quick import QuickHeaders
 from rocketshim.worker.relay import Deliver, Hop, Park, Planner, Skip
 from rocketshim.worker.target_table import NO_TARGET, Target, TargetTable
 from rocketshim.worker.targets import TargetPolicy
+from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, bare_parked
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import BAD_HEADER_KEY, Header, read_headers
+from rocketshim_topics.wire import Header, read_headers
 
 __all__ = ["Kind", "Placement", "PlainGroup", "Router", "Verdict"]
 
@@ -250,8 +251,7 @@ class Router:
                 break
             try:
                 found = cut(read_headers(record), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
-            except SystemError:
-                self.unreadable(record)
+            except MalformedRecordError:
                 break
             if found is None:
                 break
@@ -292,11 +292,7 @@ class Router:
             seen_ns: monotonic instant of first sight.
             now_ns: monotonic now.
         """
-        try:
-            step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
-        except SystemError:
-            self.unreadable(record)
-            step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
+        step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
         blame = self._blamed.get((record.partition(), record.offset())) if self._blamed else None
         match step:
             case Skip():
@@ -422,11 +418,6 @@ class Router:
         """A target has refused or has not answered, for a reason that is not one record's."""
         if target.failed(now_ns, reason):
             self._alarm("worker.target-avoided", topic=target.topic, error=reason)
-
-    def unreadable(self, record: Any) -> None:
-        """A header's name is no UTF-8; a second look at them would end the process, so they are taken away."""
-        record.set_headers(None)
-        self.blame(record, BAD_HEADER_KEY)
 
     def blame(self, record: Any, reason: str) -> None:
         """This record is to be parked, for this reason, whatever else is right about it."""

@@ -59,7 +59,7 @@ from rocketshim.worker.targets import TargetPolicy
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import read_headers
+from rocketshim_topics.wire import headers_shown
 
 __all__ = ["DelayWorker", "WorkerCounts"]
 
@@ -320,7 +320,7 @@ class DelayWorker:
             self._without_append_time(held, run)
         # a probe has no value; and a message without a value is false, so its length is asked for
         if 0 in map(len, run):
-            probes = {message.offset() for message in run if len(message) == 0 and self._is_probe(message)}
+            probes = {message.offset() for message in run if len(message) == 0 and is_probe(message)}
             if probes:
                 run = [message for message in run if message.offset() not in probes]
                 held.skipped_to = max(probes) + 1
@@ -350,19 +350,8 @@ class DelayWorker:
 
     def _beyond_value(self, message: Any) -> int:
         """Bytes of key and headers of a record."""
-        try:
-            headers = read_headers(message) or ()
-        except SystemError:
-            self._router.unreadable(message)
-            headers = ()
-        return len(message.key() or b"") + sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in headers)
-
-    def _is_probe(self, message: Any) -> bool:
-        try:
-            return is_probe(message)
-        except SystemError:
-            self._router.unreadable(message)
-            return False
+        headers = sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in headers_shown(message))
+        return len(message.key() or b"") + headers
 
     def _client_error(self, message: Any) -> None:
         error: KafkaError = message.error()

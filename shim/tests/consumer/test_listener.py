@@ -250,30 +250,16 @@ def test_retried_messages_are_filtered_again_only_if_that_is_asked_for(again: An
     assert seen == called
 
 
-class Unreadable:
-    """A record with a header whose name is no UTF-8."""
-
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-
-    def __len__(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return self._offset
-
-    def headers(self) -> None:
-        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a header's name")
-
-
 @pytest.mark.parametrize("batch_count", [1, 2])
 @pytest.mark.parametrize("sieve", [None, TagFilter("a").sieve])
-def test_a_record_that_the_filter_cannot_read_fails_and_no_other(sieve: Any, batch_count: int) -> None:
+def test_a_record_that_the_filter_cannot_read_fails_and_no_other(
+    unreadable: Callable[[Any], Any], sieve: Any, batch_count: int
+) -> None:
     queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
     tagged = [
         Message("orders", 0, offset, value=b"", headers=[("TAGS", b"ab"[offset % 2 :][:1])]) for offset in range(6)
     ]
-    queue.put([*tagged[:3], Unreadable(3), *tagged[4:]])
+    queue.put([*tagged[:3], unreadable(tagged[3]), *tagged[4:]])
     chunk = queue.take(6)
     assert chunk is not None
     seen: list[int] = []
@@ -287,7 +273,7 @@ def test_a_record_that_the_filter_cannot_read_fails_and_no_other(sieve: Any, bat
     assert seen == [0, 2, 4]
     assert outcomes is not None
     failed = [(each.message.offset(), each.failure.exception_class, each.asked_level) for each in outcomes]
-    assert failed == [(3, "UnicodeDecodeError", 0)], "what a listener asked for does not count for another message"
+    assert failed == [(3, "MalformedRecordError", 0)], "what a listener asked for does not count for another message"
 
 
 @pytest.mark.parametrize("batch_count", [1, 2])

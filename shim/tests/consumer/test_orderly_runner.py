@@ -12,7 +12,7 @@ from rocketshim.consumer.orderly_runner import OrderlyRunner
 from rocketshim.consumer.outcome import RetryLater
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, OrderlyRun
 from rocketshim.testing import VirtualClock
-from rocketshim_topics import DelayLevels
+from rocketshim_topics import DelayLevels, MalformedRecordError
 
 from .conftest import Record
 
@@ -23,30 +23,14 @@ ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
 class Readable(Record):
     """Without headers."""
 
+    def topic(self) -> str:
+        return "orders"
+
+    def partition(self) -> int:
+        return 0
+
     def headers(self) -> Any:
         return None
-
-
-class Torn:
-    """A pair with a null pointer in it."""
-
-    def __len__(self) -> int:
-        return 2
-
-
-class Unreadable(Record):
-    """The name of a header is no UTF-8: only the first look at it raises."""
-
-    looks = 0
-
-    def headers(self) -> Any:
-        self.looks += 1
-        if self.looks == 1:
-            raise SystemError("returned a result with an exception set")
-        return [Torn()] if self.looks == 2 else None
-
-    def set_headers(self, headers: Any) -> None:
-        assert headers is None
 
 
 class Deaf:
@@ -76,7 +60,7 @@ class Place(SimpleNamespace):
     """As much of an `OrderlyPlace` as a listener thread sees."""
 
     def __init__(self) -> None:
-        super().__init__(topic="orders", partition=0, epoch=1, lease=None, unreadable=set())
+        super().__init__(topic="orders", partition=0, epoch=1, lease=None, suspect_until=-1)
 
 
 def run(
@@ -150,29 +134,33 @@ def test_a_selector_whose_answer_cannot_be_told_fails_its_message() -> None:
 
 
 @pytest.mark.parametrize("answer", [SUSPEND, "nothing", ROLLBACK])
-def test_unreadable_headers_that_a_listener_has_swallowed_are_never_looked_at_again(answer: Any) -> None:
+def test_unreadable_headers_that_a_listener_has_swallowed_are_never_looked_at_again(
+    unreadable: Callable[[Any], Any], answer: Any
+) -> None:
     def swallow(message: Any, context: Any) -> Any:
         context.auto_commit = False
-        with pytest.raises(SystemError):
+        with pytest.raises(MalformedRecordError):
             _ = message.tag
         return answer
 
-    answers, task = run(swallow, Unreadable(0))
+    answers, task = run(swallow, unreadable(Readable(0)))
     assert answers == [BatchAnswer(1, SUSPEND, auto_commit=False, dead_letter=True)]
     assert task.malformed == "bad-header-key"
 
 
-def test_of_a_batch_with_unreadable_headers_the_next_attempt_takes_that_message_alone() -> None:
+def test_of_a_batch_with_unreadable_headers_the_next_attempt_takes_that_message_alone(
+    unreadable: Callable[[Any], Any],
+) -> None:
     def swallow(messages: Any) -> Any:
         for message in messages:
             try:
                 _ = message.tag
-            except SystemError:
+            except MalformedRecordError:
                 return SUSPEND
         return None
 
     place = Place()
-    messages = [Readable(0), Unreadable(1), Readable(2)]
+    messages = [Readable(0), unreadable(Readable(1)), Readable(2)]
     answers, task = run(swallow, *messages, batch_count=3, place=place)
     assert answers == [BatchAnswer(3, SUSPEND)]
     assert task.malformed is None

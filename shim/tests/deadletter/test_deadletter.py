@@ -9,7 +9,7 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.clients import Clients, readable
+from rocketshim.clients import Clients
 from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.deadletter.opening import Opener
 from rocketshim.deadletter.reading import TopicReader
@@ -54,30 +54,11 @@ def test_a_malformed_record_is_shown_with_its_reason_and_does_not_fail() -> None
     assert made.user_headers == [("mine", b"1")]
 
 
-class Unreadable:
-    """As confluent_kafka's message is whose headers cannot be read: until it is given others."""
-
-    def __init__(self) -> None:
-        self._record = record("dlq", 0, [])
-        self._headers: object = self
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._record, name)
-
-    def headers(self) -> object:
-        if self._headers is self:
-            self._headers = [()]  # what stands for pairs that end the process
-            raise SystemError("returned a result with an exception set")
-        return self._headers
-
-    def set_headers(self, headers: object) -> None:
-        self._headers = headers
-
-
 @pytest.mark.parametrize("topic", ["rmq.dlq.g", "orders-dlt"])
-def test_a_record_whose_headers_cannot_be_read_is_shown_as_such_and_cannot_be_sent(topic: str) -> None:
-    message: Any = Unreadable()
-    readable(message)
+def test_a_record_whose_headers_cannot_be_read_is_shown_as_such_and_cannot_be_sent(
+    unreadable: Callable[[Any], Any], topic: str
+) -> None:
+    message = unreadable(record("dlq", 0, []))
     letter = Opener(TopicNames(), topic).open(message)
     assert letter.malformed == "bad-header-key"
     shown = Entry.opened(letter)
@@ -91,9 +72,10 @@ def test_a_record_whose_headers_cannot_be_read_is_shown_as_such_and_cannot_be_se
         redriven_parked(message, TopicNames())
 
 
-def test_a_letter_by_reference_to_a_record_that_cannot_be_read_cannot_be_sent() -> None:
-    first: Any = Unreadable()
-    readable(first)
+def test_a_letter_by_reference_to_a_record_that_cannot_be_read_cannot_be_sent(
+    unreadable: Callable[[Any], Any],
+) -> None:
+    first = unreadable(record("o", 0, []))
     headers: Headers = [("__dlq.errors.topic", b"o"), ("__dlq.errors.partition", b"0"), ("__dlq.errors.offset", b"0")]
     opener = Opener(TopicNames(), "dlq", fetch=lambda *_: first)
     assert opener.open(record("dlq", 1, headers)).malformed == "bad-header-key"

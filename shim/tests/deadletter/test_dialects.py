@@ -20,7 +20,6 @@ from rocketshim.deadletter.entry import Entry
 from rocketshim.deadletter.opening import Opener
 from rocketshim_topics import TopicNames
 from rocketshim_topics.hops import redriven
-from rocketshim_topics.wire import UNREADABLE
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "dead_letters.json").read_text(encoding="utf-8"))
 NAMES = TopicNames()
@@ -308,10 +307,3 @@ def test_a_share_groups_letter_whose_source_is_gone(value: bytes | None, malform
     letter = Opener(NAMES, "dlq.payers", fetch=lambda *_: None).open(message)
     assert letter.malformed == malformed
     assert letter.record.value() == value
-
-
-def test_a_letter_whose_headers_cannot_be_read_is_malformed_and_never_sent_without_them() -> None:
-    message = Record(topic="orders-dlt", partition=0, offset=5, value=b"v", headers=UNREADABLE, timestamp=(1, 9))
-    assert Opener(NAMES, "orders-dlt").open(message).malformed == "bad-header-key"
-    letter = Record(topic="dlq.payers", partition=0, offset=5, value=None, headers=SHARED, timestamp=(1, 9))
-    assert Opener(NAMES, "dlq.payers", fetch=lambda *_: message).open(letter).malformed == "bad-header-key"
