@@ -18,9 +18,10 @@ from math import inf
 from typing import Final, Literal
 
 from rocketshim.errors import ConfigError
+from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.redrive_plan import PlannedLetter
 
-__all__ = ["DEFAULT_STOP_RATIO", "MOST_IN_TRANSACTION", "RedriveProgress"]
+__all__ = ["DEFAULT_STOP_RATIO", "MOST_IN_TRANSACTION", "RedriveProgress", "TooLarge"]
 
 DEFAULT_STOP_RATIO: Final = 0.1
 MOST_IN_TRANSACTION: Final = 500
@@ -72,6 +73,7 @@ class RedriveProgress:
         self._failed: set[Place] = set()
         self._dead_again: set[Place] = set()
         self._not_before_ms = 0
+        self._before_taken_ms = 0
         self._has_begun = False
         self.failures: Counter[str] = Counter()
 
@@ -157,6 +159,7 @@ class RedriveProgress:
         if any(place not in self._letters or place in self._taken or self._is_gone(place) for place in taken):
             raise ValueError("a letter was taken that does not wait")
         self._taken |= taken
+        self._before_taken_ms = self._not_before_ms
         if self._rate_per_s is not None:
             self._not_before_ms = max(self._not_before_ms, now_ms) + round(1_000 * len(taken) / self._rate_per_s)
 
@@ -166,8 +169,9 @@ class RedriveProgress:
         self._taken = {}
 
     def aborted(self) -> None:
-        """The transaction was aborted, and that is known: what was taken waits."""
+        """The transaction was aborted, and that is known: what was taken waits, and its share of time is free again."""
         self._taken = {}
+        self._not_before_ms = self._before_taken_ms
 
     def fail(self, letter: PlannedLetter, reason: str) -> None:
         """A letter that waits cannot be sent now.
@@ -192,3 +196,42 @@ class RedriveProgress:
 
     def _is_gone(self, place: Place) -> bool:
         return place in self._sent or place in self._settled or place in self._failed
+
+
+class TooLarge:
+    """Which records a topic will refuse for their size, from those it has refused. Pure.
+
+    A broker compares the size of a batch with the topic's limit, so of records that go one a batch, uncompressed, each
+    that is as large as a refused one would be refused.
+
+    Thread-safety: none; belongs to one thread.
+
+    Source: Kafka's `UnifiedLog#analyzeAndValidateRecords`, its record format 2.
+    """
+
+    def __init__(self) -> None:
+        self._refused_bytes: dict[str, int] = {}
+
+    def refused(self, record: OutgoingRecord) -> None:
+        """The topic has refused this record for its size."""
+        size_bytes = _stored_bytes(record)
+        self._refused_bytes[record.topic] = min(size_bytes, self._refused_bytes.get(record.topic, size_bytes))
+
+    def has_refused(self, record: OutgoingRecord) -> bool:
+        """Whether the topic has refused one that was not larger."""
+        refused_bytes = self._refused_bytes.get(record.topic)
+        return refused_bytes is not None and _stored_bytes(record) >= refused_bytes
+
+
+def _stored_bytes(record: OutgoingRecord) -> int:
+    """What a record takes in record format 2 if it is alone in its batch, but for what is the same for all."""
+    fields = [record.key, record.value]
+    for name, value in record.headers:
+        fields += [name.encode(), value]
+    lengths = [len(field or b"") for field in fields]
+    return _length_bytes(len(record.headers)) + sum(lengths) + sum(map(_length_bytes, lengths))
+
+
+def _length_bytes(length: int) -> int:
+    """What a length takes: seven bits a byte, one bit for the sign."""
+    return max(1, -(-(2 * length).bit_length() // 7))

@@ -12,8 +12,10 @@ so both are there or neither. The rest follows from Kafka's fencing:
   somebody else has begun meanwhile, they go on, and we stop and say who.
 
 A letter that the target refuses for itself (too large, say) fails, and the rest of its transaction is sent without it;
-since a broker refuses whole batches, records go one a batch from the first refusal on. Records that are gone or are
-not the ones the plan saw fail, too.
+since a broker refuses whole batches, records go one a batch from the first refusal on. A refusal ends its transaction,
+and an abort is certain: it goes on with the same producer, first with one letter a transaction, then with twice as many
+each time. What is larger than a letter that was too large for the same topic is not asked about again
+(`core.redrive.TooLarge`). Records that are gone or are not the ones the plan saw fail, too.
 
 Order per key is that of the source partition: one producer, in offset order, and a transaction is never sent again
 after a later one. So that it holds also when a letter that fails is sent later, once what stood in its way is mended,
@@ -44,7 +46,7 @@ from rocketshim.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.clients import Clients, ProducerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.redrive import RedriveProgress
+from rocketshim.core.redrive import RedriveProgress, TooLarge
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import (
     MalformedRecordError,
@@ -78,6 +80,7 @@ _MOST_TROUBLES: Final = 5
 _MOST_BYTES: Final = 8 * 1024 * 1024
 _POLL_S: Final = 0.1
 _LOOK_MS: Final = 200
+_TOO_LARGE: Final = "refused:MSG_SIZE_TOO_LARGE"
 _REFUSED: Final = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -193,7 +196,8 @@ class Redriver:
         self._producer: ProducerClient | None = None
         self._has_open = False
         self._is_careful = False
-        self._refused: dict[tuple[int, int], tuple[PlannedLetter, OutgoingRecord, KafkaError]] = {}
+        self._refused: dict[tuple[int, int], KafkaError] = {}
+        self._too_large: TooLarge | None = None if _compresses(self._config) else TooLarge()
         self._held_up: dict[tuple[int, bytes | None], int] = {}
 
     def run(self) -> None:
@@ -218,7 +222,7 @@ class Redriver:
                     return self._run_session()
                 except _RefusedError:
                     self._throw_away()
-                    self._take_refused()
+                    self._is_careful = True
                 except KafkaException as error:
                     if error.args[0].code() in DENIED:
                         raise NotAuthorizedError(self._denied(error.args[0].str())) from error
@@ -407,10 +411,20 @@ class Redriver:
         except MessageError:
             self._fail_for_its_key(letter, "unsendable", key)
         else:
-            if made is None or self._held_up.get((letter.partition, made.key), letter.offset) >= letter.offset:
-                return (made,)
-            self._fail(letter, "behind-failed")
+            return None if self._fails_unasked(letter, made) else (made,)
         return None
+
+    def _fails_unasked(self, letter: PlannedLetter, made: OutgoingRecord | None) -> bool:
+        """Whether a letter waits for one of its key that failed, or is known to be too large; then it fails."""
+        if made is None:
+            return False
+        if self._held_up.get((letter.partition, made.key), letter.offset) < letter.offset:
+            self._fail(letter, "behind-failed")
+            return True
+        if self._too_large is not None and self._too_large.has_refused(made):
+            self._fail_for_its_key(letter, _TOO_LARGE, made.key)
+            return True
+        return False
 
     def _fail_for_its_key(self, letter: PlannedLetter, reason: str, key: Any) -> None:
         """Fail a letter, and what comes behind it with the same key; None: it has none, and no order."""
@@ -424,9 +438,18 @@ class Redriver:
         self._report()
 
     def _transact(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
-        """Send letters and their mark in one transaction."""
-        if not batch:
-            return
+        """Send letters and their mark in one transaction; where some are refused, those between them in several."""
+        size = len(batch)
+        while batch and self._progress.stopped_by != "failures":
+            if self._attempt(producer, batch[:size]):
+                batch, size = batch[size:], 2 * size
+            elif self._is_careful:
+                batch, size = [each for each in batch if not self._has_failed(*each)], 1
+            else:
+                raise _RefusedError
+
+    def _attempt(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> bool:
+        """Send letters and their mark in one transaction; False: some were refused, and nothing is stored."""
         self._progress.take([letter for letter, _ in batch], self._now_ms())
         self._refused = {}
         self._open(producer)
@@ -439,19 +462,26 @@ class Redriver:
                 raise
         self._await_reports(producer)
         if self._refused:
-            raise _RefusedError
+            self._abort(producer)
+            self._progress.aborted()
+            return False
         self._commit(producer)
         self._point("committed")
         self._progress.committed()
         self._report()
+        return True
 
-    def _take_refused(self) -> None:
-        """Nothing of the last transaction is stored. Refused records fail once they are known to be the culprits."""
-        self._progress.aborted()
-        if self._is_careful:
-            for letter, out, error in self._refused.values():
-                self._fail_for_its_key(letter, f"refused:{error.name()}", out.key)
-        self._is_careful = True
+    def _has_failed(self, letter: PlannedLetter, made: OutgoingRecord | None) -> bool:
+        """Whether a letter of a transaction in which records were refused, one a batch, has failed by that."""
+        if self._fails_unasked(letter, made):
+            return True
+        error = self._refused.get((letter.partition, letter.offset))
+        if made is None or error is None:
+            return False
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and self._too_large is not None:
+            self._too_large.refused(made)
+        self._fail_for_its_key(letter, f"refused:{error.name()}", made.key)
+        return True
 
     def _await_reports(self, producer: ProducerClient) -> None:
         """Until every report is in, or one says that a record is refused: then the others may never come."""
@@ -478,7 +508,7 @@ class Redriver:
 
         def stored(error: KafkaError | None, _message: Any) -> None:
             if error is not None and error.code() in _REFUSED:
-                self._refused[place] = letter, out, error
+                self._refused[place] = error
 
         partition = -1 if out.partition is None else out.partition
         while True:
@@ -489,7 +519,7 @@ class Redriver:
             except KafkaException as error:
                 if error.args[0].code() not in _REFUSED:
                     raise
-                self._refused[place] = letter, out, error.args[0]
+                self._refused[place] = error.args[0]
                 return
             else:
                 return
@@ -500,6 +530,13 @@ class Redriver:
 
     def _commit(self, producer: ProducerClient) -> None:
         producer.commit_transaction(_API_S)
+        self._has_open = False
+
+    def _abort(self, producer: ProducerClient) -> None:
+        """Abort, which waits in vain for reports of what was purged: so those are served before."""
+        producer.purge()
+        producer.flush(_API_S)
+        producer.abort_transaction(_API_S)
         self._has_open = False
 
     def _throw_away(self) -> None:
@@ -518,3 +555,8 @@ class Redriver:
 
 class _RefusedError(Exception):
     """A record was refused, and perhaps others with it for being in one batch: begin again, with one record a batch."""
+
+
+def _compresses(config: Mapping[str, Any]) -> bool:
+    """Whether records may be stored smaller than they are."""
+    return any(str(config.get(name, "none")) != "none" for name in ("compression.type", "compression.codec"))

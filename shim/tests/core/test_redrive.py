@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rocketshim.core.redrive import MOST_IN_TRANSACTION, RedriveProgress
+from rocketshim.core.redrive import MOST_IN_TRANSACTION, RedriveProgress, TooLarge
 from rocketshim.errors import ConfigError
+from rocketshim_topics import OutgoingRecord
 from rocketshim_topics.redrive_plan import PlannedLetter
 
 
@@ -137,6 +138,66 @@ def test_letters_of_an_earlier_run_that_die_now_stop_nothing() -> None:
     assert (progress.stopped_by, progress.dead_again) == (None, 3)
     progress.died_again(*everything[53][:2])
     assert progress.stopped_by == "failures"
+
+
+def varint(number: int) -> bytes:
+    """A number as Kafka writes it: zigzag, seven bits a byte."""
+    rest, out = (number << 1) ^ (number >> 63), b""
+    while rest > 127:
+        out, rest = out + bytes([rest & 127 | 128]), rest >> 7
+    return out + bytes([rest])
+
+
+def stored(record: OutgoingRecord) -> bytes:
+    """A record in Kafka's record format 2, alone in its batch."""
+
+    def sized(content: bytes | None) -> bytes:
+        return varint(-1) if content is None else varint(len(content)) + content
+
+    body = b"\0" + varint(0) + varint(0) + sized(record.key) + sized(record.value) + varint(len(record.headers))
+    body += b"".join(sized(name.encode()) + sized(value) for name, value in record.headers)
+    return varint(len(body)) + body
+
+
+CONTENTS = st.none() | st.integers(0, 300).map(bytes) | st.integers(8_150, 8_250).map(bytes)
+RECORDS = st.builds(
+    OutgoingRecord,
+    topic=st.sampled_from(["one", "two"]),
+    partition=st.none(),
+    key=CONTENTS,
+    value=CONTENTS,
+    headers=st.lists(st.tuples(st.text("aé😀", max_size=20), CONTENTS), max_size=5),
+)
+
+
+@given(limit_bytes=st.integers(10, 20_000), records=st.lists(RECORDS, max_size=20))
+def test_what_is_said_to_be_too_large_would_have_been_refused(limit_bytes: int, records: list[OutgoingRecord]) -> None:
+    too_large = TooLarge()
+    for record in records:
+        is_refused = record.topic == "one" and len(stored(record)) > limit_bytes
+        assert is_refused or not too_large.has_refused(record)
+        if is_refused:
+            too_large.refused(record)
+
+
+def test_what_is_as_large_as_a_refused_record_is_not_asked_about() -> None:
+    too_large = TooLarge()
+    too_large.refused(OutgoingRecord("one", None, b"k", b"x" * 1_000, []))
+    assert too_large.has_refused(OutgoingRecord("one", None, b"j", b"y" * 1_000, []))
+    assert not too_large.has_refused(OutgoingRecord("one", None, b"k", b"x" * 999, []))
+    assert not too_large.has_refused(OutgoingRecord("two", None, b"k", b"x" * 1_000, []))
+
+
+def test_an_aborted_transaction_costs_none_of_the_rate() -> None:
+    everything = letters(20)
+    progress = RedriveProgress(everything, rate_per_s=10)
+    progress.resume(nothing)
+    progress.take(everything[:10], 0)
+    progress.aborted()
+    assert progress.wait_ms(0) == 0
+    progress.take(everything[:10], 0)
+    progress.committed()
+    assert progress.wait_ms(0) == 1_000
 
 
 def test_a_letter_that_does_not_wait_cannot_be_taken() -> None:
