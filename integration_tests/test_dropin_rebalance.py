@@ -225,6 +225,30 @@ def test_what_retention_has_left_of_the_retry_topic_is_read_whatever_the_reset_s
     assert got(consumer).value() == b"left"
 
 
+@pytest.mark.parametrize(("reset", "comes"), [("earliest", b"left"), ("latest", b"new")])
+def test_retention_that_overtakes_a_member_while_it_reads_the_retry_topic_is_the_clients_to_handle(
+    stage: Stage, admin: AdminClient, reset: str, comes: bytes
+) -> None:
+    """A limit that the documentation tells: the client resets by itself, and says so to nobody but its log."""
+    consumer = stage.consumer(**{"auto.offset.reset": reset})
+    consumer._ensure_topics()  # type: ignore[attr-defined]
+    stage.send(b"handled", topic=stage.retry)
+    consumer.subscribe([stage.topic])
+    assert got(consumer).value() == b"handled"
+    consumer.pause(consumer.assignment())
+    stage.send(b"deleted", b"left", topic=stage.retry)
+    (deleted,) = admin.delete_records([TopicPartition(stage.retry, 0, 2)]).values()
+    deleted.result(GUARD_S)
+    consumer.resume(consumer.assignment())
+    deadline = time.monotonic() + GUARD_S
+    message = None
+    while message is None:
+        assert time.monotonic() < deadline
+        message = consumer.poll(0.2)
+        stage.send(b"new", topic=stage.retry)  # until one comes behind where the client has gone
+    assert message.value() == comes
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, protocol: str

@@ -1,5 +1,6 @@
 """The drop-in consumer with retry switched on, on a real broker."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -292,6 +293,64 @@ def test_a_revoke_callback_may_wait_for_a_thread_that_sends_back(stage: Stage, h
     assert sum(stage.counts(stage.names.schedule).values()) == 1
     (answer,) = reader.committed([TopicPartition(stage.topic, 0)], timeout=GUARD_S)
     assert answer.offset == message.offset() + 1
+
+
+class WaitsForASendBack:
+    """A callback that waits for a thread that sends a message back."""
+
+    def __init__(self) -> None:
+        self.consumer: Consumer | None = None
+        self.message: Message | None = None
+        self.in_time: list[bool] = []
+        self.errors: list[Exception] = []
+
+    def __call__(self, *_: object) -> None:
+        if self.message is None or self.in_time:
+            return
+        assert self.consumer is not None
+        assert self.consumer._rocketshim.polling, "in a poll that does not wait"
+        thread = threading.Thread(target=self.work, args=(self.consumer, self.message), daemon=True)
+        thread.start()
+        thread.join(GUARD_S / 2)
+        self.in_time.append(not thread.is_alive())
+
+    def work(self, consumer: Consumer, message: Message) -> None:
+        try:
+            consumer.reconsume_later(message)
+        except SendTimeoutError as error:
+            self.errors.append(error)
+
+    def meet(self, stage: Stage, **config: Any) -> None:
+        """Be called while the consumer polls without waiting, as with a backlog."""
+        stage.send(b"a")
+        self.consumer = consumer = AtOnce({**stage.config(), **config})
+        stage.made.append(consumer)
+        consumer.subscribe([stage.topic])
+        message = got(consumer)
+        consumer.waits = False
+        consumer.commit(message=message)
+        self.message = message
+        until(lambda: consumer.poll(0) or self.in_time)
+        assert self.in_time == [True]
+
+
+@pytest.mark.parametrize("name", ["stats_cb", "on_commit"])
+def test_any_callback_may_wait_for_a_thread_that_sends_back(stage: Stage, name: str) -> None:
+    callback = WaitsForASendBack()
+    callback.meet(stage, **{name: callback, "statistics.interval.ms": 50})
+    assert callback.errors == []
+    assert sum(stage.counts(stage.names.schedule).values()) == 1
+
+
+def test_a_thread_that_a_log_handler_waits_for_is_told_that_it_cannot_send_back(stage: Stage) -> None:
+    handler = WaitsForASendBack()
+    logger = logging.getLogger(stage.group)
+    logger.setLevel(logging.DEBUG)
+    logger.addFilter(lambda _: handler() is not None)
+    handler.meet(stage, **{"logger": logger, "debug": "fetch", "rocketshim.hop.timeout.ms": 1_000})
+    (error,) = handler.errors
+    assert "logger" in str(error)
+    assert sum(stage.counts(stage.names.schedule).values()) == 0
 
 
 @pytest.mark.parametrize("how", ["poll", "close"])

@@ -7,6 +7,7 @@ overrides `poll` and calls `super().poll()` reaches ours.
 """
 
 import functools
+import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -43,7 +44,7 @@ class Consumer(confluent_kafka.Consumer):
     Thread-safety: as the original; the methods added here may be called from any thread.
     """
 
-    __slots__ = ("_rocketshim",)
+    __slots__ = ("__weakref__", "_rocketshim")
     _rocketshim: "State"
 
     if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Consumer(confluent_kafka.Consumer):
             super().__init__(config)
             self._rocketshim = state
             self.__class__ = _layered(type(self))
+            state.consumer = weakref.ref(self)
 
     def reconsume_later(
         self,

@@ -21,15 +21,17 @@ partition's offset down.
 be it for ever. So a send-back from another thread must not ask the client where it is while the poll thread waits in
 it; it takes the positions that were noted just before the wait (`State.positions`), which are exact, since a call
 that waits has returned nothing yet. Nor may it while a `poll` that does not wait is under way, whose rebalance callback
-may wait for that very thread: it tries again until the `poll` is over or the callback's positions are noted.
+may wait for that very thread: it tries again until the `poll` is over or the callback's positions are noted, as before
+each callback. The one that we cannot see is a handler of the client's `logger`: a thread for which it waits gives up
+after the hop timeout.
 
 Not handled: a message that is sent back by one thread in the moment in which another loses its partition may be
-delivered twice, as at any loss of a partition. A callback that is not of a rebalance (`error_cb`, `stats_cb`,
-`on_commit`) and waits for a thread that sends back may wait for ever.
+delivered twice, as at any loss of a partition.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from threading import get_ident
 from time import monotonic, sleep
@@ -52,7 +54,7 @@ from confluent_kafka.admin import AdminClient
 from rocketshim.dropin.consumer import Consumer, checked, viewed
 from rocketshim.dropin.ledger import Place
 from rocketshim.dropin.state import Rebalance, place_of
-from rocketshim.errors import NotSupportedError
+from rocketshim.errors import NotSupportedError, SendTimeoutError
 from rocketshim_topics import provision
 from rocketshim_topics.durations import parse_duration_ms
 from rocketshim_topics.message import MessageView
@@ -127,14 +129,23 @@ class ReadingConsumer(Consumer):
         state = self._rocketshim
         if get_ident() == state.poller:  # also from its callbacks, in which it may be in the client already
             return self._position_now(place)
+        deadline = monotonic() + state.settings.hop_timeout_ms / 1_000
         while True:
             with state.entering:
                 state.asking = True  # before looking at `polling`, as `poll` sets that before looking at this
                 try:
-                    if state.waiting or not state.polling:
+                    if state.waiting:
+                        return state.positions.get(place, TopicPartition(*place, OFFSET_INVALID))
+                    if not state.polling:
                         return self._position_now(place)
                 finally:
                     state.asking = False
+            if monotonic() > deadline:
+                raise SendTimeoutError(
+                    f"a poll has been in a handler of the client's logger for {state.settings.hop_timeout_ms} ms, and "
+                    "until it returns nothing can be sent back from another thread; nothing was sent. A log handler "
+                    "must not wait for a thread that sends back"
+                )
             sleep(0.0005)  # a poll that does not wait is under way; in a callback of it positions are noted
 
     def _position_now(self, place: Place) -> TopicPartition:
@@ -554,15 +565,27 @@ class ReadingConsumer(Consumer):
         if callback is None:
             return
         state = self._rocketshim
-        self._note()
-        waiting, state.waiting = state.waiting, True
         state.rebalance = rebalance
         try:
-            callback(self, partitions)
+            with self._in_callback():
+                callback(self, partitions)
         except BaseException as error:  # noqa: BLE001 - user code; raised by the call that it happened in
             state.raise_later(error)
         finally:
             state.rebalance = None
+
+    @contextmanager
+    def _in_callback(self) -> Iterator[None]:
+        """A callback of the user's in a call of the client's, in which other threads may send back."""
+        state = self._rocketshim
+        if get_ident() != state.poller:  # a thread of the client's own, as for `oauth_cb`
+            yield
+            return
+        self._note()
+        waiting, state.waiting = state.waiting, True
+        try:
+            yield
+        finally:
             state.waiting = waiting
 
     def _finish(self, act: Callable[..., None], *arguments: list[TopicPartition]) -> None:

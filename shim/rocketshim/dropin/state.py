@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Message, TopicPartition
 
@@ -15,10 +15,14 @@ from rocketshim.errors import ConfigError
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
 
+if TYPE_CHECKING:
+    from rocketshim.dropin.reading import ReadingConsumer
+
 __all__ = ["Rebalance", "State", "place_of", "prepare"]
 
 _ISOLATION: Final = "isolation.level"
 _STORE: Final = "enable.auto.offset.store"
+_CALLBACKS: Final = ("error_cb", "stats_cb", "throttle_cb", "oauth_cb", "on_commit")
 
 
 @dataclass(slots=True)
@@ -51,8 +55,8 @@ class State:
         dirty: something was returned since offsets were last stored.
         settle_at: monotonic time at which offsets are stored next while messages keep coming, in seconds.
         positions: how far each partition was handed out when offsets were last stored: exact while `waiting`.
-        waiting: the poll thread is in a call of the client's that may wait, or in a callback of a rebalance, so nobody
-            else may call the client; for good once `close` was called.
+        waiting: the poll thread is in a call of the client's that may wait, or in a callback, so nobody else may call
+            the client; for good once `close` was called.
         polling: the poll thread is in a call of the client's that does not wait.
         asking: another thread looks whether it may call the client, or is in it; spares `poll` the lock.
         poller: the thread that polled last.
@@ -69,6 +73,7 @@ class State:
         put_by: messages that the client gave out in a call that raised.
         owed: partitions of the retry topic that are assigned, and paused until it is known where they begin.
         raised: errors of callbacks, to be raised by the call they happened in.
+        consumer: gives the consumer this belongs to; None: it is being made, or is gone.
     """
 
     settings: ConsumerDropinSettings
@@ -103,6 +108,7 @@ class State:
     put_by: deque[Message] = field(default_factory=deque)
     owed: set[Place] = field(default_factory=set)
     raised: deque[BaseException] = field(default_factory=deque)
+    consumer: "Callable[[], ReadingConsumer | None]" = lambda: None
 
     def hides(self, topic: str) -> bool:
         """Whether a topic is not the user's: the group's retry topic, or one of the shim's that a pattern matched."""
@@ -111,6 +117,18 @@ class State:
     def layout(self) -> Layout:
         """How the shim's topics have to be."""
         return Layout(self.names, self.settings.delay_levels)
+
+    def during(self, callback: Callable[..., Any]) -> Callable[..., Any]:
+        """A callback of the user's that is not of a rebalance, in which another thread may send back."""
+
+        def called(*args: Any) -> Any:
+            consumer = self.consumer()
+            if consumer is None:
+                return callback(*args)
+            with consumer._in_callback():  # noqa: SLF001 - the shell of this state
+                return callback(*args)
+
+        return called
 
     def raise_later(self, error: BaseException) -> None:
         """Keep an error of a callback, which must not escape into the client: it would drop the message at hand."""
@@ -181,4 +199,7 @@ def prepare(
         send_back=send_back,
     )
     state.settle_attention()
+    for name in _CALLBACKS:
+        if callable(config.get(name)):
+            config[name] = state.during(config[name])
     return state, config
