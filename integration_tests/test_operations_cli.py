@@ -173,6 +173,65 @@ def test_a_group_that_is_not_known_is_said_to_be_so(place: Place, capsys: pytest
     assert "there is no topic nowhere" in capsys.readouterr().err
 
 
+def test_no_command_shows_a_none_where_there_is_nothing(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a group that has never done anything, and of records without key, value, headers and target."""
+    names, group = place.names, place.group
+    layout = Layout(names, DelayLevels.default())
+    provision.ensure_topics(place.admin, [layout.redrive_log(), layout.group_log(group)])
+    verbs: list[list[str]] = [
+        ["group", "members", group], ["group", "locks", group], ["group", "release", group, "orders/0"],
+        ["group", "subscriptions", group], ["dlq", "stats", "--group", group], ["dlq", "ls", "--group", group],
+        ["dlq", "plan", "--group", group], ["dlq", "discard", "--group", group], ["dlq", "export", "--group", group],
+        ["dlq", "show", "0/0", "--group", group], ["retry", "ls", "--group", group], ["delayed", "ls"],
+        ["delayed", "stats"], ["delayed", "show", "2/0"], ["parked", "ls"], ["parked", "show", "0/0"],
+        ["parked", "redrive", "0/0"], ["trace", f"{place.source}/0/0"], ["doctor"], ["init", "--dry-run"],
+    ]  # fmt: skip
+
+    def shown(words: list[str]) -> str:
+        main([*words, *place.there])
+        out, err = capsys.readouterr()
+        return f"{out}{err}"
+
+    for words in verbs:
+        told = shown(words)
+        assert "None" not in told, words
+        assert told or words[1] == "export", words
+    assert "the log holds no record" in shown(["group", "members", group])
+    main(["group", "lag", group, "--bootstrap", place.bootstrap])
+    assert "None" not in capsys.readouterr().err
+
+    producer = KafkaProducer({"bootstrap.servers": place.bootstrap})
+    for topic, partition in ((names.schedule, 2), (names.parked, 0), (names.dead_letter(group), 0), (place.source, 0)):
+        producer.produce(topic, None, partition=partition)
+    assert producer.flush(60) == 0
+    for words in verbs:
+        told = shown(words).replace("@None", "")
+        assert "None" not in told, (words, told)
+
+
+def test_where_no_broker_answers_each_command_ends_and_says_so(tmp_path: Path) -> None:
+    nowhere = "127.0.0.1:1"
+    verbs = [
+        "init", "doctor", "send orders x --timeout 1", "delayed ls", "delayed stats", "delayed show 0/0", "parked ls",
+        "parked show 0/0", "parked redrive 0/0", "dlq stats --group g", "dlq ls --group g", "dlq show 0/0 --group g",
+        "dlq plan --group g", "dlq discard --group g", "dlq export --group g", "retry ls --group g", "trace x",
+        "trace orders/0/1", "group lag g", "group members g", "group locks g", "group subscriptions g",
+        "group release g orders/0", "worker --allow orders",
+    ]  # fmt: skip
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "rocketshim", *verb.split(), "--bootstrap", nowhere],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        )
+        for verb in verbs
+    ]  # fmt: skip
+    for verb, process in zip(verbs, running, strict=True):
+        out, err = process.communicate(timeout=120)
+        assert (process.returncode, out) == (1, ""), (verb, err)
+        assert f"{nowhere}/bootstrap: Connect to" in err, (verb, err)
+        assert "Traceback" not in err, verb
+
+
 INTERRUPTED = """
 import os, signal, sys
 from rocketshim.cli import main

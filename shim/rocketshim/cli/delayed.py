@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Follow, Limit, Tags, Where, console, say, say_limit, selecting
+from rocketshim.cli.letters import Follow, Limit, Tags, Where, say, say_limit, selecting, show_raw, show_table
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import as_read, time_text
 from rocketshim.errors import ConfigError
@@ -77,7 +77,7 @@ def ls(
             "" if entry.reconsume_times is None else str(entry.reconsume_times),
             entry.trouble or "",
         )
-    console().print(table)
+    show_table(table)
 
 
 def _line(entry: WaitingRecord) -> str:
@@ -113,12 +113,7 @@ def show(
     if as_json:
         typer.echo(json.dumps({**asdict(waiting_record(message, levels)), **as_read(message)}, indent=1))
         return
-    for name, value in asdict(waiting_record(message, levels)).items():
-        say(f"{name:16} {value}")
-    typer.echo(f"{'key':16} {message.key()!r}")
-    for name, value in headers_shown(message):
-        say(f"  {name:20} {value!r}")
-    typer.echo(f"{'body':16} {message.value()!r:.2000}")
+    show_raw(asdict(waiting_record(message, levels)), message)
 
 
 @app.command(epilog="Example: rocketshim delayed stats --json")
@@ -155,7 +150,7 @@ def stats(
     if as_json:
         typer.echo(json.dumps([asdict(summary) for summary in summaries], indent=1))
     else:
-        console().print(table)
+        show_table(table)
     if late_ms > 60_000:
         typer.echo(f"the oldest should have left {late_ms / 1_000:.0f} s ago: does a worker run?", err=True)
         raise typer.Exit(FINDING)

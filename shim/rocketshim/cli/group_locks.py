@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import console
+from rocketshim.cli.letters import show_table
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.clients import Complaints, confluent_clients
@@ -45,6 +45,11 @@ def _age_s(standing: GroupLogStanding) -> int | None:
         if standing.last_append_ms is None
         else max(0, time.time_ns() // 1_000_000 - standing.last_append_ms) // 1_000
     )
+
+
+def _say_age(standing: GroupLogStanding) -> None:
+    age_s = _age_s(standing)
+    typer.echo("the log holds no record" if age_s is None else f"last record of the log: {age_s} s ago")
 
 
 def locks(
@@ -85,8 +90,8 @@ def locks(
             "" if row["next_offset"] is None else str(row["next_offset"]),
             ", ".join(f"{offset}: {count} times" for offset, count in row["reconsume_counts"][:3]),
         )
-    console().print(table)
-    typer.echo(f"last record of the log: {_age_s(standing)} s ago")
+    show_table(table)
+    _say_age(standing)
 
 
 def members(
@@ -111,8 +116,8 @@ def members(
     for row in rows:
         how = str(row["strategy"] or "Kafka's group protocol")
         table.add_row(str(row["client_id"]), str(row["queues"]), how, f"{int(str(row['gone_in_ms'])) / 1_000:.0f} s")
-    console().print(table)
-    typer.echo(f"last record of the log: {_age_s(standing)} s ago")
+    show_table(table)
+    _say_age(standing)
 
 
 def release(

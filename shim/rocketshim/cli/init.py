@@ -10,6 +10,8 @@ from rocketshim.errors import BrokerUnavailableError, ConfigError
 
 app = typer.Typer()
 
+_LOOK_S = 10.0
+
 
 @app.command(epilog="Example: rocketshim init --bootstrap localhost:9092 --topic orders --group payments")
 def init(
@@ -77,7 +79,7 @@ def init(
     required = {"bootstrap.servers": bootstrap}
     admin = confluent_admin(merge(client_settings(client), defaults=complaints.settings, required=required))
     try:
-        planned = provision.plan(admin, specs, grow=lanes is not None, mend=mend)
+        planned = provision.plan(admin, specs, grow=lanes is not None, mend=mend, timeout_s=_LOOK_S)
     except BrokerUnavailableError as error:
         raise BrokerUnavailableError(f"{error}{complaints.said(admin)}") from error
     for line in planned.lines():

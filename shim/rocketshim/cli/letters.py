@@ -4,7 +4,7 @@ import difflib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +19,7 @@ from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.filters import SqlFilter, TagFilter
 from rocketshim_topics import TopicNames, parse_duration_ms
 from rocketshim_topics.redrive_log import RedriveLog
+from rocketshim_topics.wire import headers_shown
 
 OfGroup = Annotated[
     str | None, typer.Option("--group", help="The consumer group whose dead letters, or that gets those of --topic.")
@@ -61,6 +62,27 @@ def plain(text: str) -> str:
 def say(line: str, *, err: bool = False) -> None:
     """A line with something that others wrote."""
     typer.echo(plain(line), err=err)
+
+
+def show_raw(facts: Mapping[str, Any], message: Any) -> None:
+    """A record as it lies: what was made of it (None is left out, `…_ms` are instants), its key, headers and body."""
+    for name, value in facts.items():
+        if value is not None:
+            is_time = name.endswith("_ms")
+            say(f"{name.removesuffix('_ms'):16} {time_text(value) if is_time else value}")
+    if message.key() is not None:
+        typer.echo(f"{'key':16} {message.key()!r}")
+    for name, value in headers_shown(message):
+        say(f"  {name:20} {'(no value)' if value is None else repr(value)}")
+    typer.echo(f"{'body':16} {'(no value)' if message.value() is None else repr(message.value())[:2000]}")
+
+
+def show_table(table: Table) -> None:
+    """A table, or that there is nothing."""
+    if table.row_count:
+        console().print(table)
+    else:
+        typer.echo("none")
 
 
 def say_limit(limit: int) -> None:
@@ -218,12 +240,10 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
     state = ["state"] if with_state else []
     for column in ("partition/offset", "stored (UTC)", *state, "failures", "cause", "text", "topic", "id"):
         table.add_column(column, overflow="fold", no_wrap=column in {"partition/offset", "stored (UTC)", "id"})
-    shown = 0
     for entry in entries:
-        if shown == limit:
+        if table.row_count == limit:
             say_limit(limit)
             break
-        shown += 1
         table.add_row(
             f"{entry.partition}/{entry.offset}",
             time_text(entry.stored_ms)[:-4],
@@ -234,10 +254,7 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
             entry.envelope.retry_topic or "",
             entry.id,
         )
-    if shown == 0:
-        typer.echo("none")
-    else:
-        console().print(table)
+    show_table(table)
 
 
 def show_one(entry: Entry, *, as_json: bool) -> None:

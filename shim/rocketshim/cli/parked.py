@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Everything, Follow, Limit, console, say, say_limit
+from rocketshim.cli.letters import Everything, Follow, Limit, say, say_limit, show_raw, show_table
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.redrive import ensure_log
 from rocketshim.core.redrive import RedriveProgress
@@ -23,7 +23,6 @@ from rocketshim.worker.parked import parked_record, redriven_parked
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.redrive_plan import PlannedLetter
-from rocketshim_topics.wire import headers_shown
 
 app = typer.Typer(
     help="Parked records: malformed, forbidden, or refused by their target.",
@@ -85,7 +84,8 @@ def ls(
             if as_json:
                 typer.echo(json.dumps({**asdict(entry), "plan": plan}))
             elif follow:
-                say(f"{time_text(entry.at_ms)}  {entry.place}  {entry.reason}  {entry.target}  {entry.uniq_key}")
+                where, name = entry.target or "(no target)", entry.uniq_key or ""
+                say(f"{time_text(entry.at_ms)}  {entry.place}  {entry.reason}  {where}  {name}".rstrip())
             else:
                 table.add_row(
                     entry.place,
@@ -97,7 +97,7 @@ def ls(
                     "-" if entry.size_bytes is None else str(entry.size_bytes),
                 )
     if not as_json:
-        console().print(table)
+        show_table(table)
     if hidden:
         typer.echo(f"{hidden} more were sent again; --all shows them", err=True)
 
@@ -127,12 +127,7 @@ def show(
     if as_json:
         typer.echo(json.dumps({**asdict(parked_record(message)), **as_read(message)}, indent=1))
         return
-    for name, value in asdict(parked_record(message)).items():
-        say(f"{name:12} {value}")
-    typer.echo(f"{'key':12} {message.key()!r}")
-    for name, value in headers_shown(message):
-        say(f"  {name:20} {value!r}")
-    typer.echo(f"{'body':12} {message.value()!r:.2000}")
+    show_raw(asdict(parked_record(message)), message)
 
 
 @app.command(epilog="Example: rocketshim parked redrive --topic orders --reason target-refused --dry-run")

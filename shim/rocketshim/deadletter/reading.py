@@ -16,6 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 from rocketshim.client_config import merge
 from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
+from rocketshim_topics.kafka_codes import DENIED, MISSING
 
 __all__ = ["TopicReader"]
 
@@ -82,7 +83,22 @@ class TopicReader:
 
     def low_offset(self, topic: str, partition: int) -> int:
         """The earliest offset that retention has left."""
-        return self._bounds(topic, partition)[0]
+        return self.bounds(topic, partition)[0]
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """The earliest offset that retention has left, and where the partition ends.
+
+        Raises:
+            TopicMissingError: there is no such topic or partition.
+        """
+        try:
+            found = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_METADATA_S)
+        except KafkaException as error:
+            raise self.typed(error) from error
+        if found is None:
+            raise BrokerUnavailableError(f"no broker at {self._bootstrap} said where {topic}/{partition} ends")
+        low, high = found
+        return low, high
 
     def read(
         self,
@@ -113,7 +129,7 @@ class TopicReader:
         places = [(topic, partition) for topic in topics for partition in range(known[topic])]
         ends: dict[tuple[str, int], int] = {}
         for place in places:
-            low, high = self._bounds(*place)
+            low, high = self.bounds(*place)
             if follow or high > low:
                 ends[place] = high
         starts = [TopicPartition(*place, end) for place, end in ends.items()] if new_only else None
@@ -135,30 +151,35 @@ class TopicReader:
             wanted[partition].add(offset)
         spans = {}
         for partition, offsets in wanted.items():
-            low, high = self._bounds(topic, partition)
+            low, high = self.bounds(topic, partition)
             spans[topic, partition] = (max(low, min(offsets)), min(high, max(offsets) + 1))
         for message in self.read_spans(spans):
             if message.offset() in wanted[message.partition()]:
                 yield message
 
-    def read_spans(self, spans: Mapping[tuple[str, int], tuple[int, int]]) -> Generator[Any]:
-        """Every record between two offsets of each `(topic, partition)`: from the first up to, without, the second."""
-        places = {place: span for place, span in spans.items() if span[0] < span[1]}
+    def read_spans(self, spans: Mapping[tuple[str, int], tuple[int, int]], *, follow: bool = False) -> Generator[Any]:
+        """Every record between two offsets of each `(topic, partition)`: from the first up to, without, the second.
+
+        Args:
+            spans: the offsets by place.
+            follow: go on with what comes, for ever; None is yielded while nothing does.
+        """
+        places = {place: span for place, span in spans.items() if follow or span[0] < span[1]}
         reading = self._begin([TopicPartition(*place, start) for place, (start, _) in places.items()])
         try:
-            yield from self._until({place: end for place, (_, end) in places.items()}, follow=False)
+            yield from self._until({place: end for place, (_, end) in places.items()}, follow=follow)
         finally:
             self._end(reading)
 
     def first_time_ms(self, topic: str, partition: int, offset: int) -> int | None:
         """The time of the first record at or after an offset, epoch ms; None: there is none."""
-        low, high = self._bounds(topic, partition)
+        low, high = self.bounds(topic, partition)
         first = next(self.read_spans({(topic, partition): (max(low, offset), high)}), None)
         return None if first is None else first.timestamp()[1]
 
     def fetch(self, topic: str, partition: int, offset: int) -> Any | None:
         """The record at a coordinate, or None where there is none (any more)."""
-        low, high = self._bounds(topic, partition)
+        low, high = self.bounds(topic, partition)
         if not low <= offset < high:
             return None
         reading = self._begin([TopicPartition(topic, partition, offset)])
@@ -232,7 +253,7 @@ class TopicReader:
         try:
             return self._consumer.list_topics(timeout=_METADATA_S)
         except KafkaException as error:
-            raise self._away(error) from error
+            raise self.typed(error) from error
 
     def _starts(self, places: list[tuple[str, int]], since_ms: int | None) -> list[TopicPartition]:
         if since_ms is None or not places:
@@ -241,23 +262,14 @@ class TopicReader:
         try:
             return self._consumer.offsets_for_times(asked, timeout=_METADATA_S)
         except KafkaException as error:
-            raise self._away(error) from error
+            raise self.typed(error) from error
 
-    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        try:
-            found = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_METADATA_S)
-        except KafkaException as error:
-            raise self._away(error) from error
-        if found is None:
-            raise BrokerUnavailableError(f"no broker at {self._bootstrap} said where {topic}/{partition} ends")
-        low, high = found
-        return low, high
-
-    def _away(self, error: KafkaException) -> RocketshimError:
+    def typed(self, error: KafkaException) -> RocketshimError:
+        """What an error of the client's means, said of this cluster."""
         cause: KafkaError = error.args[0]
-        if cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        if cause.code() in DENIED:
             return NotAuthorizedError(f"the principal may not do this ({cause.str()}); see: rocketshim acls")
-        if cause.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION}:  # noqa: SLF001
+        if cause.code() in MISSING:
             return TopicMissingError(f"there is no such topic or partition ({cause.str()})")
         said = self._complaints.said(self._consumer)
         return BrokerUnavailableError(f"no broker at {self._bootstrap} answered ({cause.name()}: {cause.str()}){said}")

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.client_config import merge
-from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients
-from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, TopicMissingError
+from rocketshim.clients import Clients, confluent_clients
+from rocketshim.deadletter.reading import TopicReader
+from rocketshim.errors import MalformedRecordError, TopicMissingError
 from rocketshim.positions import committed_positions
 from rocketshim.worker.relay import is_probe
 from rocketshim_topics.hops import due_ms
@@ -24,7 +25,6 @@ from rocketshim_topics.wire import decode, read_headers
 __all__ = ["DelayedReader", "QueueSummary", "WaitingRecord", "waiting_record"]
 
 _TIMEOUT_S: Final = 10.0
-_POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ class DelayedReader:
         clients: where the consumer comes from; None: confluent_kafka.
 
     Raises:
-        BrokerUnavailableError: from the methods; no broker answered.
+        BrokerUnavailableError: from the methods; no broker answered, or a partition stayed silent.
+        NotAuthorizedError: from the methods; no right to read the topic, or to describe the worker's group.
         TopicMissingError: from the methods; there is no schedule topic.
 
     Thread-safety: none; one owner thread. A context manager.
@@ -117,23 +118,15 @@ class DelayedReader:
         client: Mapping[str, Any] | None = None,
         clients: Clients | None = None,
     ) -> None:
-        self._bootstrap = bootstrap
         self._topic = names.schedule
         self._levels = levels
-        required = {
-            "bootstrap.servers": bootstrap,
-            "group.id": names.worker_group,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-        }
-        self._complaints = Complaints()
-        defaults = {**self._complaints.settings, "client.id": "rocketshim-read", "fetch.wait.max.ms": 50}
-        self._consumer: ConsumerClient = (clients or confluent_clients()).consumer(
-            merge(client or {}, defaults=defaults, required=required)
+        self._clients = clients or confluent_clients()
+        self._position_config = merge(
+            client or {},
+            defaults={"log_level": 2, "client.id": "rocketshim-read"},
+            required={"bootstrap.servers": bootstrap, "group.id": names.worker_group, "enable.auto.commit": False},
         )
+        self._reader = TopicReader(bootstrap, client=client, clients=clients)
 
     def summaries(self) -> list[QueueSummary]:
         """Each queue that something waits in, by partition. Reads all that waits."""
@@ -155,18 +148,22 @@ class DelayedReader:
         Args:
             follow: go on with what comes, for ever.
         """
-        spans = self._spans(everywhere=follow)
-        yield from self._read(spans, follow=follow)
+        for message in self._reader.read_spans(self._spans(everywhere=follow), follow=follow):
+            if message is not None and not is_probe(message):
+                yield message
 
     def fetch(self, partition: int, offset: int) -> Any | None:
-        """The record at a place, waiting or not; None: there is none (any more)."""
-        for message in self._read({partition: (offset, offset + 1)}):
-            return message if message.offset() == offset else None
-        return None
+        """The record at a place, waiting or not; None: there is none (any more).
+
+        Raises:
+            TopicMissingError: the schedule topic has no such partition.
+        """
+        message = self._reader.fetch(self._topic, partition, offset)
+        return None if message is None or is_probe(message) else message
 
     def close(self) -> None:
         """End."""
-        self._consumer.close()
+        self._reader.close()
 
     def __enter__(self) -> Self:
         return self
@@ -174,47 +171,28 @@ class DelayedReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _spans(self, *, everywhere: bool = False) -> dict[int, tuple[int, int]]:
+    def _spans(self, *, everywhere: bool = False) -> dict[tuple[str, int], tuple[int, int]]:
         """Position and end of each partition that is not read to its end; `everywhere`: of the others, too."""
-        try:
-            topic = self._consumer.list_topics(timeout=_TIMEOUT_S).topics.get(self._topic)
-            if topic is None or not topic.partitions:
-                raise TopicMissingError(f"the topic {self._topic} is not there; create it with: rocketshim init")
-            places = [TopicPartition(self._topic, number) for number in topic.partitions]
-            spans = {}
-            for item in committed_positions(self._consumer, places, _TIMEOUT_S):
-                low, high = self._consumer.get_watermark_offsets(
-                    TopicPartition(self._topic, item.partition), timeout=_TIMEOUT_S
-                )
-                start = max(low, item.offset)
-                if everywhere or start < high:
-                    spans[item.partition] = (start, high)
-        except KafkaException as error:
-            raise BrokerUnavailableError(
-                f"no answer from {self._bootstrap} ({error.args[0].name()}): is the bootstrap address right?"
-                f"{self._complaints.said(self._consumer)}"
-            ) from error
+        count = self._reader.topics().get(self._topic)
+        if not count:
+            raise TopicMissingError(
+                f"the topic {self._topic} is not there, or may not be seen; create it with: rocketshim init"
+            )
+        spans = {}
+        for item in self._positions(count):
+            low, high = self._reader.bounds(self._topic, item.partition)
+            start = max(low, item.offset)
+            if everywhere or start < high:
+                spans[self._topic, item.partition] = (start, high)
         return spans
 
-    def _read(self, spans: Mapping[int, tuple[int, int]], *, follow: bool = False) -> Iterator[Any]:
-        ends = {number: end for number, (_, end) in spans.items()}
-        self._consumer.assign([TopicPartition(self._topic, number, start) for number, (start, _) in spans.items()])
+    def _positions(self, count: int) -> list[TopicPartition]:
+        """What the worker has committed of each of so many partitions."""
+        consumer = self._clients.consumer(self._position_config)
         try:
-            while ends:
-                for message in self._consumer.consume(1_000, _POLL_S):
-                    number = message.partition()
-                    if message.error() is not None:
-                        at_end = message.error().code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
-                        if at_end and not follow:
-                            ends.pop(number, None)
-                        continue
-                    if number not in ends:
-                        continue
-                    if not follow and message.offset() + 1 >= ends[number]:
-                        end = ends.pop(number)
-                        if message.offset() >= end:
-                            continue
-                    if not is_probe(message):
-                        yield message
+            places = [TopicPartition(self._topic, number) for number in range(count)]
+            return committed_positions(consumer, places, _TIMEOUT_S)
+        except KafkaException as error:
+            raise self._reader.typed(error) from error
         finally:
-            self._consumer.unassign()
+            consumer.close()
