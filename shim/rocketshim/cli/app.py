@@ -96,7 +96,8 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     """
     app = typer.Typer(
         name="rocketshim",
-        help="RocketMQ's consumption semantics on plain Apache Kafka: delay, retry, dead letters, order, filters.",
+        help="RocketMQ's consumption semantics on plain Apache Kafka: delay, retry, dead letters, order, filters. "
+        "Exit codes: 0 fine, 1 it could not be done, 2 a finding, 130 Ctrl-C.",
         epilog="Example: rocketshim broker run --brokers 3",
         no_args_is_help=True,
         pretty_exceptions_enable=False,

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Follow, Limit, Tags, Where, say, say_limit, selecting, show_raw, show_table
+from rocketshim.cli.letters import Follow, Limit, Tags, Where, counting, say, say_limit, selecting, show_raw, show_table
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import as_read, time_text
 from rocketshim.errors import ConfigError
@@ -131,7 +131,7 @@ def stats(
     """
     reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     with reader:
-        summaries = reader.summaries()
+        summaries = reader.summaries(counting)
     now_ms = time.time_ns() // 1_000_000
     late_ms = 0
     table = Table("partition", "queue", "waiting", "next leaves", "next is due", "next goes to")

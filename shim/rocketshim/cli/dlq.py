@@ -21,6 +21,7 @@ from rocketshim.cli.letters import (
     Where,
     chosen,
     console,
+    counting,
     find,
     letters_topic,
     show_list,
@@ -63,7 +64,7 @@ def stats(
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
         opener = Opener(names, letters_topic(reader, names, group, topic))
-        counts = by_cause(chosen(reader, opener, choice, log=log))
+        counts = by_cause(counting(chosen(reader, opener, choice, log=log)))
     if as_json:
         rows = [
             {

@@ -4,8 +4,8 @@ import difflib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -44,6 +44,8 @@ Follow = Annotated[bool, typer.Option("--follow", help="Go on with what comes, u
 
 
 _PIPED_WIDTH = 200
+_COUNT_EVERY = 10_000
+_T = TypeVar("_T")
 
 
 def console() -> Console:
@@ -83,6 +85,24 @@ def show_table(table: Table) -> None:
         console().print(table)
     else:
         typer.echo("none")
+
+
+def counting(records: Iterable[_T], out: Console | None = None) -> Iterator[_T]:
+    """The same records, for who reads them all; on a terminal it says on standard error how many it has read so far.
+
+    Args:
+        records: whatever is read.
+        out: where it says so; None: standard error.
+    """
+    out = out or Console(stderr=True)
+    if not out.is_terminal:
+        yield from records
+        return
+    with out.status("reading") as status:
+        for number, record in enumerate(records, start=1):
+            if number % _COUNT_EVERY == 0:
+                status.update(f"read {number:,} records")
+            yield record
 
 
 def say_limit(limit: int) -> None:
@@ -215,7 +235,7 @@ def judged_letters(
 ) -> Iterator[tuple[Letter, bool]]:
     """The letters of a topic that are wanted or were settled before, and whether each is wanted."""
     since_ms = None if log.has_marks(opener.topic) else choice.since_ms
-    for message in reader.read([opener.topic], since_ms=since_ms):
+    for message in counting(reader.read([opener.topic], since_ms=since_ms)):
         is_marked = log.is_marked(opener.topic, message.partition(), message.offset())
         if not is_marked and choice.since_ms is not None and message.timestamp()[1] < choice.since_ms:
             continue

@@ -134,7 +134,7 @@ def show(
 def redrive(
     *,
     places: Annotated[
-        list[str] | None, typer.Argument(metavar="[PARTITION/OFFSET]…", help="These; or choose by an option.")
+        list[str] | None, typer.Argument(metavar="PARTITION/OFFSET", help="These; or choose by an option.")
     ] = None,
     bootstrap: Bootstrap,
     client: Client = None,

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import console, say
+from rocketshim.cli.letters import console, counting, say
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.deadletter.reading import TopicReader
@@ -103,7 +103,7 @@ def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:
 
 def _entries(reader: TopicReader, names: TopicNames, wanted: str, sources: set[str]) -> list[Entry]:
     """Every record with this id: first in the shim's topics, then in the topics those records name."""
-    found = [entry for entry in map(Entry.of, reader.read(_ours(reader, names))) if entry.id == wanted]
+    found = [entry for entry in map(Entry.of, counting(reader.read(_ours(reader, names)))) if entry.id == wanted]
     for entry in found:
         envelope = entry.envelope
         for name in (envelope.retry_topic, envelope.real_topic):
@@ -114,7 +114,7 @@ def _entries(reader: TopicReader, names: TopicNames, wanted: str, sources: set[s
         sources.add(parts[0])
     known = reader.topics()
     for name in sorted(source for source in sources if known.get(source)):
-        for message in reader.read([name]):
+        for message in counting(reader.read([name])):
             entry = Entry.of(message, trusted=False)
             if entry.id == wanted:
                 found.append(entry)

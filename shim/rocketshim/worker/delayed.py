@@ -5,7 +5,7 @@ being delivered at this moment may still be shown. Probes are left out.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -128,11 +128,15 @@ class DelayedReader:
         )
         self._reader = TopicReader(bootstrap, client=client, clients=clients)
 
-    def summaries(self) -> list[QueueSummary]:
-        """Each queue that something waits in, by partition. Reads all that waits."""
+    def summaries(self, watch: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[QueueSummary]:
+        """Each queue that something waits in, by partition. Reads all that waits.
+
+        Args:
+            watch: what the records are handed through as they are read.
+        """
         counts: Counter[int] = Counter()
         heads: dict[int, WaitingRecord] = {}
-        for message in self.records():
+        for message in watch(self.records()):
             number = message.partition()
             counts[number] += 1
             if number not in heads:

@@ -1,14 +1,17 @@
 """Listings take the expressions that consumers subscribe with."""
 
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import Message as Record
+from rich.console import Console
 from rich.table import Table
 
-from rocketshim.cli import main, trace
-from rocketshim.cli.letters import Choice, console, plain, say, selecting, show_list
+from rocketshim.cli import letters, main, trace
+from rocketshim.cli.letters import Choice, console, counting, plain, say, selecting, show_list, show_raw
 from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim_topics import Envelope, TopicNames
@@ -118,3 +121,23 @@ def test_what_is_no_text_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
     file.write_bytes(b"\xff\xfe\x00plan")
     assert main(["dlq", "apply", str(file), "--bootstrap", "127.0.0.1:1"]) == 1
     assert "error: this is no redrive plan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_who_waits_at_a_terminal_sees_how_much_was_read(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    monkeypatch.setattr(letters, "_COUNT_EVERY", 10)
+    out = Console(file=StringIO(), force_terminal=is_terminal, width=80)
+    assert list(counting(range(25), out)) == list(range(25))
+    said = out.file.getvalue()  # type: ignore[attr-defined]
+    assert ("read 20 records" in said) is is_terminal
+
+
+def test_a_record_is_shown_without_what_it_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    bare = Record(topic="t", key=None, value=None, headers=[("mine", None)])
+    show_raw({"place": "0/1", "target": None, "at_ms": 1_000}, bare)
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["place", "0/1"], ["at", "1970-01-01 00:00:01.000"], ["mine", "(no value)"], ["body", "(no value)"],
+    ]  # fmt: skip
+    show_raw({}, Record(topic="t", key=b"", value=b"", headers=[]))
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["key", "b''"], ["body", "b''"]]
