@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import TopicNames
-from rocketshim.dropin import Consumer, reading
+from rocketshim.dropin import Consumer
 from rocketshim.errors import StaleMessageError
 from rocketshim.local import Broker
 
@@ -259,9 +259,12 @@ def test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it(
     stage.commit(TopicPartition(stage.retry, 0, 1))
     consumer.subscribe([stage.topic])
     state = consumer._rocketshim
+
+    def unanswered(*_: object, **__: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
     with monkeypatch.context() as patched:
-        patched.setattr(reading, "_COMMITTED_TIMEOUT_S", 0.0)
-        patched.setattr(reading, "_OWED_TIMEOUT_S", 0.0)
+        patched.setattr(Consumer, "committed", unanswered, raising=False)
         until(lambda: state.owed, consumer)
         stage.send(b"a")
         assert got(consumer).value() == b"a"

@@ -305,11 +305,12 @@ class WaitsForASendBack:
         self.errors: list[Exception] = []
 
     def __call__(self, *_: object) -> None:
-        if self.message is None or self.in_time:
+        message, self.message = self.message, None  # once: the inner producer calls it too, from a thread of its own
+        if message is None:
             return
         assert self.consumer is not None
         assert self.consumer._rocketshim.polling, "in a poll that does not wait"
-        thread = threading.Thread(target=self.work, args=(self.consumer, self.message), daemon=True)
+        thread = threading.Thread(target=self.work, args=(self.consumer, message), daemon=True)
         thread.start()
         thread.join(GUARD_S / 2)
         self.in_time.append(not thread.is_alive())
