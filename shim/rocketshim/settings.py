@@ -4,7 +4,9 @@ Durations end in `_ms`, sizes in `_bytes`, counts in nothing or `_count`. Names 
 RocketMQ has the setting. Every object can be printed: secrets in `client` are hidden.
 """
 
-from collections.abc import Iterator
+import difflib
+import re
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -53,11 +55,27 @@ class Settings(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            found = "; ".join(
-                f"{'.'.join(map(str, item['loc'])) or 'settings'}={_shown(item)}: {item['msg']}"
-                for item in error.errors(include_url=False)
-            )
+            found = "; ".join(_said(item, cls.model_fields) for item in error.errors(include_url=False))
             raise ConfigError(f"{cls.__name__}: {found}") from error
+
+
+def _said(item: Any, known: Iterable[str]) -> str:
+    """One error of pydantic's in words of ours: the setting, its value, the rule."""
+    name = ".".join(map(str, item["loc"]))
+    match item["type"]:
+        case "missing":
+            return f"{name} has to be given"
+        case "extra_forbidden":
+            in_snake_case = re.sub(r"(?<=[a-z0-9])[A-Z]", lambda upper: f"_{upper[0].lower()}", name)
+            meant = difflib.get_close_matches(in_snake_case, known, 1)
+            return f"{name}={_shown(item)}: there is no such setting{f'; did you mean {meant[0]}?' if meant else ''}"
+        case "string_too_short" if not item["input"]:
+            return f"{name} is empty; it has to be given"
+        case "value_error":
+            why = str(item["ctx"]["error"])
+            return f"{name}={_shown(item)}: {why}" if name else why
+        case _:
+            return f"{name}={_shown(item)}: {item['msg']}"
 
 
 def _shown(item: Any) -> str:
@@ -324,7 +342,13 @@ class PushConsumerSettings(ConnectionSettings):
         check_group(self.group)
         _ = self.lock_settings  # refuses times that do not fit
         if self.consume_thread_max < self.consume_thread_min:
-            raise ValueError(f"consume_thread_max={self.consume_thread_max} is below {self.consume_thread_min=}")
+            raise ValueError(
+                f"consume_thread_max={self.consume_thread_max} is below consume_thread_min={self.consume_thread_min}"
+            )
+        strategy: object = self.allocate_message_queue_strategy
+        if isinstance(strategy, type):
+            name = strategy.__name__
+            raise ValueError(f"allocate_message_queue_strategy={name} is a class: give an object, {name}()")  # noqa: TRY004 - pydantic's
         if self.allocate_message_queue_strategy is not None and self.message_model is MessageModel.BROADCASTING:
             raise ValueError("allocate_message_queue_strategy: in BROADCASTING every member reads every queue")
         for name in ("pull_threshold_for_topic", "pull_threshold_size_for_topic_bytes"):

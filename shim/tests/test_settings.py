@@ -4,8 +4,9 @@ from typing import get_type_hints
 
 import pytest
 
+from rocketshim.core.allocate import AllocateMessageQueueAveragely
 from rocketshim.errors import ConfigError
-from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
+from rocketshim.settings import PushConsumerOptions, PushConsumerSettings, WorkerSettings
 
 
 def test_the_options_of_a_push_consumer_are_its_settings() -> None:
@@ -41,6 +42,33 @@ def test_each_setting_of_a_push_consumer_is_described() -> None:
 def test_settings_out_of_range_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         PushConsumerSettings.make(**{"bootstrap": "localhost:9092", "group": "g", **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"maxReconsumeTimes": 3}, "maxReconsumeTimes=3: there is no such setting; did you mean max_reconsume_times?"),
+        ({"consume_thread_nums": 3}, "did you mean consume_thread_min?"),
+        ({"quux": 3}, "quux=3: there is no such setting$"),
+        ({"group": ""}, "PushConsumerSettings: group is empty; it has to be given$"),
+        ({"consume_thread_max": 10}, "PushConsumerSettings: consume_thread_max=10 is below consume_thread_min=20$"),
+        ({"consume_thread_min": 0}, "consume_thread_min=0: Input should be greater than or equal to 1"),
+        ({"delay_levels": "1s,5s"}, "delay_levels=1s,5s: entry 1"),
+        (
+            {"allocate_message_queue_strategy": AllocateMessageQueueAveragely},
+            r"is a class: give an object, AllocateMessageQueueAveragely\(\)",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said_with_value_rule_and_way_out(values: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        PushConsumerSettings.make(**{"bootstrap": "localhost:9092", "group": "g", **values})
+
+
+def test_a_setting_that_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"WorkerSettings: allow has to be given$"):
+        WorkerSettings.make(bootstrap="localhost:9092")
 
 
 def test_defaults_are_those_of_rocketmq() -> None:

@@ -7,6 +7,8 @@ text. The field is kept because the text is hashed, and because the machine-room
 
 from dataclasses import dataclass
 
+from rocketshim_topics.errors import ConfigError
+
 __all__ = ["BROKER_NAME", "MessageQueue"]
 
 BROKER_NAME = "kafka"
@@ -24,6 +26,9 @@ class MessageQueue:
         broker_name: always `kafka`, unless a test of RocketMQ's arithmetic says otherwise.
         queue_id: number of the partition, 0 or more.
 
+    Raises:
+        ConfigError: a broker name that is no text.
+
     Thread-safety: immutable.
 
     Source: `org.apache.rocketmq.common.message.MessageQueue`.
@@ -32,6 +37,14 @@ class MessageQueue:
     topic: str
     broker_name: str = BROKER_NAME
     queue_id: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a queue id in the place of the broker's name: it would mean queue 0."""
+        if not isinstance(self.broker_name, str):
+            raise ConfigError(
+                f"MessageQueue({self.topic!r}, {self.broker_name!r}): the second is the broker's name; write "
+                f"MessageQueue({self.topic!r}, queue_id={self.broker_name!r})"
+            )
 
     def __str__(self) -> str:
         """RocketMQ's text. It is hashed by the consistent-hash strategy: no character of it may change."""

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from rocketshim_topics.errors import ConfigError
 from rocketshim_topics.message_queue import MessageQueue
 
 
@@ -32,3 +33,8 @@ def test_it_is_a_frozen_slotted_key() -> None:
         queue.queue_id = 2  # type: ignore[misc]
     assert not hasattr(queue, "__dict__")
     assert {queue: 1}[MessageQueue("orders", "kafka", 1)] == 1
+
+
+def test_a_queue_id_in_the_place_of_the_brokers_name_is_refused_and_does_not_mean_queue_0() -> None:
+    with pytest.raises(ConfigError, match=r"write MessageQueue\('orders', queue_id=3\)"):
+        MessageQueue("orders", 3)  # type: ignore[arg-type]

@@ -60,7 +60,8 @@ class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it asks for someth
             raise ConfigError(f"RetryLater(level={level}): levels begin at 1; raise DeadLetter to give a message up")
         self.delay_ms = None if delay is None else parse_duration_ms(delay)
         self.level = level
-        super().__init__("retry later" if delay is None and level is None else f"retry after {delay or level}")
+        when = "later" if level is None else f"at level {level}"
+        super().__init__(f"retry {when}" if delay is None else f"retry after {delay}")
 
 
 class DeadLetter(Exception):  # noqa: N818 - as above

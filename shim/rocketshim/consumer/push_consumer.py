@@ -161,6 +161,8 @@ class PushConsumer:
             ConfigError: a topic that has a listener, a name that is none, two filters, or a consumer that has started.
             FilterSyntaxError: the expression does not compile.
         """
+        if not isinstance(topic, str):  # `@consumer.listener` without a topic would listen to nothing, silently
+            raise ConfigError(f"listener({topic!r:.80}): give the topic: @consumer.listener('orders')")
 
         def register(function: FunctionT) -> FunctionT:
             self.register_message_listener(topic, function, tags=tags, sql=sql, selector=selector, orderly=orderly)

@@ -32,7 +32,7 @@ from rocketshim.errors import BrokerUnavailableError, ClosedError, SendTimeoutEr
 from rocketshim.kafka_errors import send_error
 from rocketshim.producer.selectors import MessageQueueSelector, SelectMessageQueueByHash
 from rocketshim.settings import ProducerSettings
-from rocketshim_topics import DelayLevels, Message, MessageTooLargeError, TopicNames
+from rocketshim_topics import DelayLevels, Message, MessageError, MessageTooLargeError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, delayed_record, record_size_bytes
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES
@@ -251,6 +251,8 @@ class Producer:
     def _send(
         self, message: Message, selector: MessageQueueSelector | None, arg: Any, deadline: float
     ) -> "Future[SendResult]":
+        if not isinstance(message, Message):
+            raise MessageError(f"{message!r:.80} is sent: give a Message(topic, body, …)")
         producer = self._open()
         out, uniq_key = self._record(message, selector, arg)
         future: Future[SendResult] = Future()

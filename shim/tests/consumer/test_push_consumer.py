@@ -64,6 +64,11 @@ def test_a_function_that_cannot_be_called_with_a_message_is_refused(live: InMemo
         consumer_of(live).register_message_listener("orders", lambda: None)
 
 
+def test_a_decorator_without_a_topic_is_refused_where_it_stands(live: InMemoryKafka) -> None:
+    with pytest.raises(ConfigError, match=r"give the topic: @consumer\.listener"):
+        consumer_of(live).listener(print)  # type: ignore[arg-type]
+
+
 def test_without_a_listener_it_does_not_start(live: InMemoryKafka) -> None:
     with pytest.raises(ConfigError, match="listener"):
         consumer_of(live).start()

@@ -68,6 +68,12 @@ def test_a_tombstone_and_an_empty_body_stay_what_they_are(
     assert (record.value() is None) is (body is None)
 
 
+def test_what_is_no_message_is_refused(kafka: InMemoryKafka, producer: Producer) -> None:
+    with pytest.raises(MessageError, match="'orders' is sent: give a Message"):
+        producer.send("orders")  # type: ignore[arg-type]
+    assert kafka.records("orders") == []
+
+
 def test_ids_never_repeat(producer: Producer) -> None:
     results = producer.send_batch([Message("orders", b"x") for _ in range(200)])
     assert len({result.msg_id for result in results}) == 200
