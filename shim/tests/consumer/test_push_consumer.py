@@ -30,13 +30,8 @@ def live() -> InMemoryKafka:
 
 
 def consumer_of(kafka: InMemoryKafka, **values: Any) -> PushConsumer:
-    return PushConsumer(
-        "memory:1",
-        group="g",
-        clients=Clients(kafka.consumer, kafka.producer),
-        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
-        **values,
-    )
+    settings = {"consume_from_where": ConsumeFromWhere.FIRST_OFFSET, **values}
+    return PushConsumer("memory:1", group="g", clients=Clients(kafka.consumer, kafka.producer), **settings)
 
 
 def test_it_is_set_up_by_settings_or_by_arguments_not_both() -> None:
@@ -128,6 +123,35 @@ def test_what_is_handled_is_committed_when_stop_returns(live: InMemoryKafka) -> 
         assert done.wait(GUARD_S)
     assert seen == [b""] * 10
     assert live.committed("g")["orders", 0] == 10
+
+
+def test_a_group_that_retention_has_overtaken_gets_what_is_left_also_where_new_groups_begin_at_the_end(
+    live: InMemoryKafka,
+) -> None:
+    seen: list[bytes | None] = []
+
+    def consume(count: int) -> None:
+        consumer = consumer_of(live, consume_from_where=ConsumeFromWhere.LAST_OFFSET)
+        done = threading.Event()
+
+        @consumer.listener("orders")
+        def handle(message: Any) -> None:
+            seen.append(message.body)
+            if len(seen) == count:
+                done.set()
+
+        with consumer:
+            assert consumer.wait_assigned(GUARD_S)
+            if not seen:
+                live.append("orders", b"0")
+            assert done.wait(GUARD_S)
+
+    consume(1)
+    for number in range(1, 8):
+        live.append("orders", b"%d" % number)
+    live.truncate("orders", 0, before_offset=5)
+    consume(4)
+    assert sorted(seen) == [b"0", b"5", b"6", b"7"]
 
 
 def test_a_listener_may_stop_its_consumer(live: InMemoryKafka) -> None:

@@ -160,6 +160,15 @@ def test_a_position_that_retention_has_overtaken_means_earliest_and_an_alarm(sim
     assert second.counts.alarms["worker.position-out-of-range"] == 1
 
 
+def test_what_waits_is_never_early_under_another_level_table(sim: Any) -> None:
+    sent = {b"%d" % level: (sim.schedule(level=level, value=b"%d" % level), level) for level in (1, 2, 3, 4)}
+    worker = sim.worker(delay_levels="4s 1s")  # one longer, one shorter, two that it does not have
+    sim.until(worker, lambda: len(sim.delivered()) == len(sent), 30_000)
+    for record in sim.delivered():
+        first, level = sent[record.value()]
+        assert record.timestamp()[1] - first.timestamp()[1] >= LEVELS.delay_ms(level)
+
+
 def test_retention_that_overtakes_a_running_worker_means_earliest_and_an_alarm(sim: Any) -> None:
     worker = sim.worker(prefetch_count=2)
     sim.schedule(value=b"0", level=4)
