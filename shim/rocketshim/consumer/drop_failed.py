@@ -4,16 +4,12 @@ Source: `ConsumeMessageConcurrentlyService#processConsumeResult`, case BROADCAST
 """
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rocketshim.clients import ProducerClient
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.core.process_queue import Chunk
 from rocketshim_topics.wire import coordinates
-
-if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
 
 __all__ = ["DropFailed"]
 
@@ -28,7 +24,6 @@ class DropFailed:
 
     def __init__(self) -> None:
         self.counts = SendBackCounts()
-        self.broken: KafkaError | None = None
 
     @property
     def outstanding(self) -> int:
@@ -45,10 +40,10 @@ class DropFailed:
         del at_ms
         self._drop(chunk, message, "ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms")
 
-    def settle(self, now_ms: int) -> None:
+    def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
         """Nothing is on its way."""
 
-    def renew(self, producer: ProducerClient) -> None:
+    def close(self) -> None:
         """There is no producer."""
 
     def _drop(self, chunk: Chunk[Any], message: Any, name: str, text: str) -> None:

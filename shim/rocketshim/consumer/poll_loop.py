@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.clients import ConsumerClient, ProducerClient, discard, serve
+from rocketshim.clients import ConsumerClient
 from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
@@ -115,9 +115,9 @@ class PollLoop:
     """One thread's loop over one Kafka consumer.
 
     Args:
-        make_consumer, make_producer: called in the loop's own thread.
+        make_consumer: called in the loop's own thread.
         topics: physical topics to subscribe to.
-        make_send_back: makes the sender of failed messages over the producer.
+        make_send_back: makes the sender of failed messages, in the loop's own thread too.
         pool: runs the listeners.
         starts: where partitions begin and what their commits carry.
         settings: the figures.
@@ -133,9 +133,8 @@ class PollLoop:
         self,
         *,
         make_consumer: Callable[[], ConsumerClient],
-        make_producer: Callable[[], ProducerClient] | None,
         topics: list[str],
-        make_send_back: Callable[[ProducerClient | None], FailedSink],
+        make_send_back: Callable[[], FailedSink],
         pool: Pool,
         starts: Starts,
         settings: LoopSettings,
@@ -153,7 +152,6 @@ class PollLoop:
         self.state: ConsumerState | None = None  # made anew each second; read from any thread
         self.turn_ended_ms = 0
         self._make_consumer = make_consumer
-        self._make_producer = make_producer
         self._topics = topics
         self._make_send_back = make_send_back
         self._pool = pool
@@ -185,7 +183,6 @@ class PollLoop:
         self._next_pull_ms = 0
         self._next_poll_ms = 0
         self._consumer: ConsumerClient | None = None
-        self._producer: ProducerClient | None = None
         self._send_back: FailedSink | None = None
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -244,8 +241,7 @@ class PollLoop:
 
     def open(self) -> None:
         """Make the clients and subscribe; no network yet, but to ask for the topics that patterns stand for."""
-        self._producer = None if self._make_producer is None else self._make_producer()
-        self._send_back = self._make_send_back(self._producer)
+        self._send_back = self._make_send_back()
         self._consumer = self._make_consumer()
         if self._watch is not None:
             self._look_for_topics(self._consumer, self._watch, self._now_ms())
@@ -283,7 +279,7 @@ class PollLoop:
     def close(self) -> None:
         """Finish what is in work within the deadline, commit, leave the group. Safe twice."""
         deadline_ms = self._now_ms() if self._stop_by_ms is None else self._stop_by_ms
-        consumer, producer = self._consumer, self._producer
+        consumer = self._consumer
         self._closing = True
         try:
             if consumer is not None:
@@ -296,9 +292,9 @@ class PollLoop:
                 self._sharing.close()
             self._pool.stop(max(0, deadline_ms - self._now_ms()) / 1_000)
             self._leave(consumer)
-            self._consumer = self._producer = None
-            if producer is not None:
-                discard(producer, 1.0)
+            self._consumer = None
+            if self._send_back is not None:
+                self._send_back.close()
             while self._asked.qsize():
                 self._asked.get()()  # finds the consumer closed and says so
 
@@ -532,18 +528,9 @@ class PollLoop:
         self.dispatch.take_results(now_ms)
         self._settle(now_ms, timeout_s if reports_only else 0)
 
-    def _settle(self, now_ms: int, wait_s: float = 0) -> None:
-        send_back, producer = self._send_back, self._producer
-        if send_back is None or producer is None or self._make_producer is None or not send_back.outstanding:
-            return
-        send_back.broken = serve(producer, wait_s) or send_back.broken
-        send_back.settle(now_ms)
-        if send_back.broken:
-            _LOG.error("consumer.producer-renewed", extra={"error": str(send_back.broken)})
-            discard(producer, 1.0)
-            send_back.settle(now_ms)  # what was in flight with the broken one is made again
-            self._producer = self._make_producer()
-            send_back.renew(self._producer)
+    def _settle(self, now_ms: int, wait_s: float = 0.0) -> None:
+        if self._send_back is not None and self._send_back.outstanding:
+            self._send_back.settle(now_ms, wait_s)
 
     def _keep_house(self, now_ms: int) -> None:
         consumer = self._client()

@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
-from rocketshim.clients import Clients, ConsumerClient, ProducerClient, confluent_clients
+from rocketshim.clients import Clients, ConsumerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner, is_async
@@ -355,13 +355,13 @@ class PushConsumer:
             if not self._subscriptions:
                 raise ConfigError("nothing to consume: register a listener before start()")
             clients = self._clients or confluent_clients()
-            self._prepare(clients)
-            store = self._open_store(clients) if self._broadcasts else None
+            store: LocalOffsetStore | None = None
             try:
+                self._prepare(clients)
+                store = self._open_store(clients) if self._broadcasts else None
                 loop, pool = self._make_loop(clients, store)
             except BaseException:
-                if store is not None:
-                    store.close()  # so that start() may be called again
+                self._let_go(store)  # so that start() may be called again
                 raise
             thread = threading.Thread(target=self._run_loop, args=(loop, store), name=self._name("poll"), daemon=True)
             self._loop, self._pool, self._thread = loop, pool, thread
@@ -611,9 +611,9 @@ class PushConsumer:
                 cluster = probe.list_topics(timeout=10.0).cluster_id
         finally:
             probe.close()
-        admin = None if clients.admin is None else clients.admin(self._connection(required={}))
 
         def topic_id(topic: str) -> str:
+            admin = self._admin
             return "" if admin is None else TopicId(admin, topic).now() or ""
 
         client_id = settings.client_id or stable_client_id()
@@ -642,22 +642,20 @@ class PushConsumer:
             subscription=self._subscriptions.text(),
             store=store,
         )
+        log = self._connect_log(clients)
         pool = self._make_pool()
         arguments: dict[str, Any] = {
             "make_consumer": lambda: clients.consumer(self._consumer_config(loop)),
-            "make_producer": None if self._broadcasts else lambda: clients.producer(self._producer_config()),
             "topics": self._topics(),
-            "make_send_back": self._make_send_back,
+            "make_send_back": lambda: self._make_send_back(clients),
             "pool": pool,
             "starts": starts,
             "settings": self._loop_settings(),
             "clock": self._clock,
-            "sharing": None,
+            "sharing": self._sharing(log),
             "store": store,
             "watch": self._topic_watch(),
         }
-        log = self._connect_log(clients)
-        arguments["sharing"] = self._sharing(log)
         loop: PollLoop = self._make_orderly_loop(log, arguments) if self._orderly else PollLoop(**arguments)
         return loop, pool
 
@@ -710,9 +708,14 @@ class PushConsumer:
 
     def _run_loop(self, loop: PollLoop, store: LocalOffsetStore | None) -> None:
         loop.run()
+        self._let_go(store)
+        self._ended.set()
+
+    def _let_go(self, store: LocalOffsetStore | None) -> None:
+        """What the loop does not own: the file of positions, and the admin client, whose last reference this is."""
         if store is not None:
             store.close()
-        self._ended.set()
+        self._admin = None
 
     def _running(self) -> PollLoop:
         with self._lock:
@@ -804,12 +807,12 @@ class PushConsumer:
             return share
         return LeasedShare(share, log)
 
-    def _make_send_back(self, producer: ProducerClient | None) -> FailedSink:
+    def _make_send_back(self, clients: Clients) -> FailedSink:
         settings = self.settings
-        if producer is None:
+        if self._broadcasts:
             return DropFailed()
         return SendBack(
-            producer,
+            lambda: clients.producer(self._producer_config()),
             names=self.names,
             levels=settings.delay_levels,
             group=settings.group,

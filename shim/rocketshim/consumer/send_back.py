@@ -1,6 +1,7 @@
 """The next hop of a message that failed: retry record, dead letter, parked record; stored before it counts as done.
 
-Owned by the poll thread. `send` decides and produces; `settle` takes delivery reports in. A hop that is not stored
+Owned by the poll thread. `send` decides and produces; `settle` takes delivery reports in. The producer is the sender's
+own: one that is broken for good is replaced, and what was in flight with it is made again. A hop that is not stored
 for a passing reason is made again after a while (RocketMQ: 5 s, `submitConsumeRequestLater`), it holds its partition's
 commit and is counted and said; it does not count as a failed attempt. One that can never work, because the record with
 its headers is too large for the next topic, becomes a dead letter by reference. The retry record is made from the
@@ -16,7 +17,7 @@ from typing import Any, Final, Protocol, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.clients import ProducerClient
+from rocketshim.clients import ProducerClient, let_go, serve
 from rocketshim.consumer.outcome import Outcome, shown
 from rocketshim.core.failed_hop import LaneTurns, failed_hop
 from rocketshim.core.process_queue import Chunk
@@ -41,6 +42,7 @@ __all__ = ["FailedSink", "SendBack", "SendBackCounts"]
 _LOG = logging.getLogger("rocketshim.consumer")
 TIMED_OUT_LEVEL: Final = 3
 _FALLBACK: Final = LevelTableRetryPolicy()
+_LAST_REPORTS_S: Final = 1.0
 _LONG_MAX: Final = 2**63 - 1
 
 
@@ -72,7 +74,6 @@ class FailedSink(Protocol):
     """Who takes failed messages: `SendBack`, or `drop_failed.DropFailed`. Owned by the poll thread."""
 
     counts: SendBackCounts
-    broken: KafkaError | None
 
     @property
     def outstanding(self) -> int:
@@ -84,11 +85,11 @@ class FailedSink(Protocol):
     def send_timed_out(self, chunk: Chunk[Any], message: Any, at_ms: int) -> None:
         """Take a message whose listener call has lasted too long."""
 
-    def settle(self, now_ms: int) -> None:
-        """Take delivery reports in, make hops again whose pause is over."""
+    def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
+        """Take delivery reports in, make hops again whose pause is over; wait so long for the first report."""
 
-    def renew(self, producer: ProducerClient) -> None:
-        """Go on with another producer."""
+    def close(self) -> None:
+        """Give up what is not stored, and end. Safe twice."""
 
 
 class _Hop:
@@ -115,7 +116,7 @@ class SendBack:
     """Sends failed messages to their next hop.
 
     Args:
-        producer: made with idempotence and `acks=all`; its owner polls it.
+        make_producer: makes one with idempotence and `acks=all`; called at once, and where one is broken for good.
         names, levels, group: of the consumer.
         lanes: asks how many lanes the schedule topic has, 1 or more.
         policy: decides levels and delays the listener did not ask for.
@@ -129,7 +130,7 @@ class SendBack:
 
     def __init__(
         self,
-        producer: ProducerClient,
+        make_producer: Callable[[], ProducerClient],
         *,
         names: TopicNames,
         levels: DelayLevels,
@@ -140,8 +141,10 @@ class SendBack:
         back_off_ms: int,
     ) -> None:
         self.counts = SendBackCounts()
-        self.broken: KafkaError | None = None
-        self._producer = producer
+        self._make_producer = make_producer
+        self._producer = make_producer()
+        self._broken: KafkaError | None = None
+        self._is_closed = False
         self._names = names
         self._levels = levels
         self._group = group
@@ -155,11 +158,6 @@ class SendBack:
         self._outstanding = 0
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._turns = LaneTurns()
-
-    def renew(self, producer: ProducerClient) -> None:
-        """Go on with another producer; the old one's reports still count, and are to come before it is given up."""
-        self._producer = producer
-        self.broken = None
 
     @property
     def outstanding(self) -> int:
@@ -189,12 +187,37 @@ class SendBack:
         failure = Failure("ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms", at_ms)
         self.send(chunk, Outcome(message, failure, asked_level=TIMED_OUT_LEVEL))
 
-    def settle(self, now_ms: int) -> None:
+    def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
         """Take delivery reports in, make hops again whose pause is over.
 
         Args:
             now_ms: monotonic time in ms.
+            wait_s: longest wait for the first report, in seconds.
         """
+        self._broken = serve(self._producer, wait_s) or self._broken
+        self._take_reports(now_ms)
+        if self._broken is not None:
+            self._renew(self._broken, now_ms)
+        while self._again and self._again[0][0] <= now_ms:
+            hop = self._again.popleft()[1]
+            if not hop.chunk.queue.dropped:
+                self._produce(hop)
+
+    def close(self) -> None:
+        """Give up what is not stored, and end. Safe twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            let_go(self._producer, _LAST_REPORTS_S)
+
+    def _renew(self, error: KafkaError, now_ms: int) -> None:
+        """Go on with another producer; what was in flight with the broken one is made again."""
+        _LOG.error("consumer.producer-renewed", extra={"error": str(error)})
+        let_go(self._producer, _LAST_REPORTS_S)
+        self._producer = self._make_producer()
+        self._take_reports(now_ms)
+        self._broken = None
+
+    def _take_reports(self, now_ms: int) -> None:
         stored: defaultdict[Chunk[Any], list[Any]] = defaultdict(list)
         while self._reports:
             hop, error = self._reports.popleft()
@@ -208,10 +231,6 @@ class SendBack:
                 self._not_stored(hop, error, now_ms)
         for chunk, messages in stored.items():
             chunk.queue.stored(chunk, messages)
-        while self._again and self._again[0][0] <= now_ms:
-            hop = self._again.popleft()[1]
-            if not hop.chunk.queue.dropped:
-                self._produce(hop)
 
     def _plan(self, hop: _Hop, outcome: Outcome) -> None:
         envelope = decode(read_headers(hop.message), trusted=hop.trusted)
@@ -277,7 +296,7 @@ class SendBack:
     def _not_stored(self, hop: _Hop, error: KafkaError, now_ms: int) -> None:
         self.counts.not_stored += 1
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
-            self.broken = error
+            self._broken = error
         record = coordinates(hop.message)
         _LOG.warning("consumer.hop-not-stored", extra={"record": record, "hop": hop.count_as, "error": error.name()})
         if error.code() in TOO_LARGE and hop.out is not None and self._made_smaller(hop, hop.out):

@@ -43,7 +43,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.clients import Clients, ProducerClient, confluent_clients
+from rocketshim.clients import Clients, ProducerClient, confluent_clients, discard, let_go
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.redrive import RedriveProgress, TooLarge
@@ -233,9 +233,6 @@ class Redriver:
                             f"({error.args[0].name()}: {error.args[0].str()}); what was sent is marked: apply the plan "
                             "again for the rest"
                         ) from error
-                    # confluent_kafka never lets go of what `commit_transaction` raised (measured), nor then of the
-                    # producer in the frames that it passed.
-                    error.__traceback__ = None
                     self._throw_away()
                     self._wait(_AGAIN_S)
         finally:
@@ -544,13 +541,12 @@ class Redriver:
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        producer.purge()
-        with suppress(KafkaException):  # a fatal error comes out of it once, and has been seen
-            producer.flush(_API_S)  # an abort waits in vain for reports that nobody serves
+        discard(producer, _API_S)  # an abort waits in vain for reports that nobody serves
         if self._has_open:
             with suppress(KafkaException):  # not ours to abort any more, or the next init_transactions does it
                 producer.abort_transaction(_API_S)
             self._has_open = False
+        let_go(producer, _API_S)
 
 
 class _RefusedError(Exception):

@@ -53,6 +53,7 @@ class HopStore:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._producer: Producer | None = None
+        self._reporter: threading.Thread | None = None
         self._over = threading.Event()
         self._closed = False
         self._credentials: tuple[str, str] | None = None
@@ -133,9 +134,14 @@ class HopStore:
         with self._lock:
             self._closed = True
             producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.flush(self._timeout_s)
-        self._over.set()
+            reporter, self._reporter = self._reporter, None
+        try:
+            if producer is not None:
+                producer.flush(self._timeout_s)
+        finally:
+            self._over.set()
+            if reporter is not None:
+                reporter.join()
 
     def __del__(self) -> None:
         self._over.set()  # a consumer that was dropped unclosed leaves no thread behind
@@ -155,12 +161,13 @@ class HopStore:
                 self._producer = Producer(self._config)
                 if self._credentials is not None:
                     self._producer.set_sasl_credentials(*self._credentials)
-                threading.Thread(
+                self._reporter = threading.Thread(
                     target=_serve,
                     args=(self._producer, self._over, self._timeout_s),
                     name="rocketshim-dropin-reports",
                     daemon=True,
-                ).start()
+                )
+                self._reporter.start()
             return self._producer
 
 

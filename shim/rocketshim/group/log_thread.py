@@ -44,7 +44,7 @@ from typing import Any, Final, assert_never
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient, ProducerClient, discard, serve
+from rocketshim.clients import ConsumerClient, ProducerClient, let_go, serve
 from rocketshim.core.clock import Clock
 from rocketshim.core.group_log import Continuity, Folded, GroupLog
 from rocketshim.core.lease_rules import Owner
@@ -82,6 +82,7 @@ _ANY_TIME_MS: Final = -(2**63)
 _ANSWER_S: Final = 5.0
 _CHECK_S: Final = 0.5
 _LEAVE_S: Final = 2.0
+_FLUSH_S: Final = 1.0
 _ANSWER_AGAIN_S: Final = 0.02
 _GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
@@ -181,6 +182,7 @@ class GroupLogThread:
             if answer is not None:
                 answer()
             if self._thread is None:
+                self.close()
                 return True
             self._thread.join(_ANSWER_AGAIN_S)
             if not self._thread.is_alive():
@@ -272,13 +274,14 @@ class GroupLogThread:
             self._tick()
 
     def close(self) -> None:
-        """End every lease, flush what was appended, close the clients. Safe twice."""
+        """End every lease, flush what was appended, let the clients go. Safe twice."""
         for lease in self._leases.values():
             lease.until_ms = 0
         producer, consumer = self._producer, self._consumer
-        self._producer = self._consumer = None
+        self._producer = self._consumer = self._topic_id = None
         if producer is not None:
-            _try(partial(producer.flush, 1.0))
+            _try(partial(producer.flush, _FLUSH_S))
+            let_go(producer, 0.0)
         if consumer is not None:
             _try(consumer.close)
         while self._commands.qsize():
@@ -535,7 +538,7 @@ class GroupLogThread:
                 self._read_seq = seq  # nothing to be read back
         if broken is not None:
             _LOG.error("group.producer-renewed", extra={"topic": self._place.topic, "error": str(broken)})
-            discard(producer, 1.0)
+            let_go(producer, _FLUSH_S)
             self._producer = self._make_producer()
 
     def _client(self) -> ConsumerClient:

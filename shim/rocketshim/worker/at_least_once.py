@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory, discard, serve
+from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory, let_go, serve
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
@@ -35,6 +35,7 @@ __all__ = ["AtLeastOnce"]
 _BUSY_MS: Final = 20  # while hops are in flight: how long their reports may lie unread
 _RESEND_NS: Final = 1_000_000_000
 _PROOF_NS: Final = 1_000_000_000
+_LAST_REPORTS_S: Final = 1.0
 _UNORDERED: Final = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT_QUEUE})  # noqa: SLF001
 
 
@@ -491,7 +492,7 @@ class AtLeastOnce:
         """Abandon what is in flight and end."""
         for producer in (self._producer, self._one_by_one):
             if producer is not None:
-                discard(producer, 1.0)
+                let_go(producer, _LAST_REPORTS_S)
         self._producer = self._one_by_one = self._consumer = None
         self._inbox.clear()
         self._flying.clear()
@@ -507,7 +508,7 @@ class AtLeastOnce:
         self._alarm("worker.producer-recycled", error=str(error))
         for old in (self._producer, self._one_by_one):
             if old is not None:
-                discard(old, 1.0)
+                let_go(old, _LAST_REPORTS_S)
         self._one_by_one = None
         self._producer = self._make_producer(self._config)
         self._prober.use(self._producer)

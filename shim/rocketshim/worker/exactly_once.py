@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory, discard, serve
+from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory, discard, let_go, serve
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.errors import WorkerError
@@ -59,6 +59,7 @@ _FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOC
 _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 _SPOILS: Final = frozenset({KafkaError._STATE, KafkaError._FATAL})  # noqa: SLF001
 _LISTED_FAILURES: Final = 1_000
+_LAST_REPORTS_S: Final = 1.0
 _OVERDUE_S: Final = 6.0  # a call that has not returned so long after its time-out never will
 
 
@@ -453,7 +454,7 @@ class ExactlyOnce:
         """Throw the producer away; the next `settle` makes a new one."""
         old, self._producer = self._producer, None
         if old is not None:
-            discard(old, 0)
+            let_go(old, _LAST_REPORTS_S)
 
     def connection_lost(self) -> None:
         """Have a new producer before the next transaction, but not more than one a second.
@@ -476,7 +477,7 @@ class ExactlyOnce:
             error = serve(self._probes)
             if error is not None:
                 self._alarm("worker.producer-recycled", error=str(error))
-                discard(self._probes, 0)
+                let_go(self._probes, _LAST_REPORTS_S)
                 self._probes = self._make_producer(self._probe_config)
                 self._prober.use(self._probes)
         if self._is_stale and self._begun_ns is None and now_ns - self._renewed_ns >= _AGAIN_NS:
@@ -550,6 +551,6 @@ class ExactlyOnce:
                 self._alarm("worker.transaction-aborted", error=str(error), records=self._records)
         self._renew()
         if self._probes is not None:
-            discard(self._probes, 1.0)
+            let_go(self._probes, _LAST_REPORTS_S)
         self._probes = self._consumer = None
         self._reset()

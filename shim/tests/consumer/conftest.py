@@ -150,9 +150,9 @@ class Bench:
             self.producers.append(made)
             return made
 
-        def make_send_back(producer: Any) -> SendBack:
+        def make_send_back() -> SendBack:
             return SendBack(
-                producer,
+                make_producer,
                 names=self.names,
                 levels=self.levels,
                 group=GROUP,
@@ -164,7 +164,6 @@ class Bench:
 
         self.loop = PollLoop(
             make_consumer=make_consumer,
-            make_producer=make_producer,
             topics=[*topics, self.names.retry(GROUP)],
             make_send_back=make_send_back,
             pool=self.pool,

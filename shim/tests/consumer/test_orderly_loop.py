@@ -110,9 +110,9 @@ class Member:
             self.consumers.append(kafka.consumer({**config, "on_commit": self.loop.on_commit}))
             return self.consumers[-1]
 
-        def make_send_back(producer: Any) -> SendBack:
+        def make_send_back() -> SendBack:
             return SendBack(
-                producer,
+                lambda: kafka.producer({"enable.idempotence": True}),
                 names=NAMES,
                 levels=LEVELS,
                 group=GROUP,
@@ -126,7 +126,6 @@ class Member:
             log=self.log,
             orderly=OrderlySettings(NAMES.retry(GROUP), max_reconsume_times=limit, by_key=by_key),
             make_consumer=make_consumer,
-            make_producer=lambda: kafka.producer({"enable.idempotence": True}),
             topics=["orders", NAMES.retry(GROUP)],
             make_send_back=make_send_back,
             pool=self.pool,

@@ -37,9 +37,8 @@ class Mute(BaseException):
 
 def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any, SendBack, ProcessQueue[Any]]:
     """Send one message back; its schedule record, or None."""
-    producer = kafka.producer({"enable.idempotence": True})
     send_back = SendBack(
-        producer,
+        lambda: kafka.producer({"enable.idempotence": True}),
         names=TopicNames(),
         levels=LEVELS,
         group="g",
@@ -55,7 +54,6 @@ def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any,
     chunk.take_back()
     (message,) = queue.report(chunk, chunk.messages)
     send_back.send(chunk, Outcome(message, Failure("OSError", asked.pop("text", "no"), 5), **asked))
-    producer.poll(0)
     send_back.settle(0)
     records = kafka.records("SCHEDULE_TOPIC_XXXX")
     return (records[0] if records else None), send_back, queue

@@ -31,6 +31,9 @@ class Producer:
         del timeout
         return 0
 
+    def close(self) -> bool:
+        return True
+
     def __len__(self) -> int:
         return 0
 
