@@ -38,8 +38,8 @@ from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.listener import matching
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place
-from rocketshim.consumer.poll_loop import runs_of
 from rocketshim.consumer.queue_lookup import QueueLookup, cluster_errors
+from rocketshim.consumer.runs import runs_of
 from rocketshim.core.clock import Clock
 from rocketshim.core.pull_positions import PullPositions
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError

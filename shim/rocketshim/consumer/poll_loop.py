@@ -21,7 +21,7 @@ what is pending, fetch. Rules:
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -36,6 +36,7 @@ from rocketshim.consumer.dispatch import Dispatch, Pool
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place, shown_places
+from rocketshim.consumer.runs import runs_of
 from rocketshim.consumer.send_back import FailedSink, SendBackCounts
 from rocketshim.consumer.sharing import Sharing
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
@@ -54,9 +55,6 @@ TopicWatch = Callable[[Iterable[str]], list[str]]
 """Takes the names of all topics there are, gives those to read now."""
 
 _ERROR: Final = Message.error  # called in C, by `map`
-_TOPIC: Final = Message.topic
-_PARTITION: Final = Message.partition
-_STRIDE: Final = 64
 _SERVE_MS: Final = 500
 _SHOW_MS: Final = 1_000
 _MAX_IN_FLIGHT: Final = 10_000
@@ -87,28 +85,6 @@ class LoopSettings:
     fetch_count: int = 1_000
     pull_interval_ms: int = 0
     group: str = ""
-
-
-def runs_of(batch: list[Any]) -> Iterator[tuple[Place, list[Any]]]:
-    """The runs of one partition in what was fetched, in order; a partition may have several.
-
-    Fetched messages come in long runs, so 64 are compared at a time, in C: half the cost of a look at each.
-    """
-    topics: list[Any] = list(map(_TOPIC, batch))
-    numbers: list[Any] = list(map(_PARTITION, batch))
-    at, count = 0, len(batch)
-    while at < count:
-        topic, number = topics[at], numbers[at]
-        end = at
-        while end < count:
-            step = min(_STRIDE, count - end)
-            if numbers[end : end + step].count(number) != step or topics[end : end + step].count(topic) != step:
-                break
-            end += step
-        while end < count and numbers[end] == number and topics[end] == topic:
-            end += 1
-        yield (topic, number), batch[at:end] if end - at < count else batch
-        at = end
 
 
 class PollLoop:

@@ -1,0 +1,36 @@
+"""What was fetched at once, by partition."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from confluent_kafka import Message
+
+from rocketshim.consumer.pauses import Place
+
+__all__ = ["runs_of"]
+
+_TOPIC: Final = Message.topic  # called in C, by `map`
+_PARTITION: Final = Message.partition
+_STRIDE: Final = 64
+
+
+def runs_of(batch: list[Any]) -> Iterator[tuple[Place, list[Any]]]:
+    """The runs of one partition in what was fetched, in order; a partition may have several.
+
+    Fetched messages come in long runs, so 64 are compared at a time, in C: half the cost of a look at each.
+    """
+    topics: list[Any] = list(map(_TOPIC, batch))
+    numbers: list[Any] = list(map(_PARTITION, batch))
+    at, count = 0, len(batch)
+    while at < count:
+        topic, number = topics[at], numbers[at]
+        end = at
+        while end < count:
+            step = min(_STRIDE, count - end)
+            if numbers[end : end + step].count(number) != step or topics[end : end + step].count(topic) != step:
+                break
+            end += step
+        while end < count and numbers[end] == number and topics[end] == topic:
+            end += 1
+        yield (topic, number), batch[at:end] if end - at < count else batch
+        at = end
