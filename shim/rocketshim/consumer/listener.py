@@ -62,6 +62,8 @@ class Subscription:
         digest: of the filter, by which members that subscribe differently find each other.
         matches_retry: asked with the headers of a retried message; None: it is not filtered again.
         sieve: a faster form of `matches` over many records (`TagFilter.sieve`); None: there is none.
+        orderly: the listener gets a queue's messages one after the other.
+        awaits: the listener is an `async def` function.
     """
 
     topic: str
@@ -72,6 +74,8 @@ class Subscription:
     digest: str = ""
     matches_retry: HeaderFilter | None = None
     sieve: Sieve | None = None
+    orderly: bool = False
+    awaits: bool = False
 
 
 def adapt(function: Callable[..., Any]) -> Listener:

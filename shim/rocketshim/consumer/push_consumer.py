@@ -18,11 +18,11 @@ from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, PROT
 from rocketshim.clients import Clients, ConsumerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
-from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner, is_async
+from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner
 from rocketshim.consumer.client_ids import stable_client_id
 from rocketshim.consumer.drop_failed import DropFailed
 from rocketshim.consumer.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
-from rocketshim.consumer.listener import ChunkRunner, Listener, Subscription, adapt
+from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.local_offsets import LocalOffsetStore, offset_folder
 from rocketshim.consumer.orderly_loop import OrderlyCounts, OrderlyLoop, OrderlySettings
 from rocketshim.consumer.orderly_runner import OrderlyRunner
@@ -38,7 +38,6 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.message_model import MessageModel
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError, TopicMissingError
-from rocketshim.filters import CallableFilter, TagFilter, compile_filter
 from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.group.topic_id import TopicId
@@ -111,9 +110,7 @@ class PushConsumer:
         self._clients = clients
         self._clock: Clock = clock or SystemClock()
         self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - _HALF_HOUR_MS
-        self._subscriptions = Subscriptions(self.names)
-        self._orderly: bool | None = None  # as the first listener says
-        self._async: bool | None = None  # likewise
+        self._subscriptions = Subscriptions(self.names, filter_retries=settings.filter_support_retry)
         self._hooks = Hooks(settings.consume_timeout_ms)
         self._event_loop: asyncio.AbstractEventLoop | None = None  # of run_async
         self._admin: Any = None
@@ -189,10 +186,8 @@ class PushConsumer:
             raise ConfigError(
                 f"listeners are registered before start(); the one for {topic!r} comes too late: subscribe() takes it"
             )
-        awaits = is_async(listener)
-        made = self._made(topic, adapt(listener), awaits, tags=tags, sql=sql, selector=selector, orderly=orderly)
+        made = self._subscriptions.made(topic, listener, tags=tags, sql=sql, selector=selector, orderly=orderly)
         self._subscriptions.add(made)
-        self._orderly, self._async = orderly, awaits
 
     def subscribe(
         self,
@@ -226,55 +221,13 @@ class PushConsumer:
 
         Source: `DefaultMQPushConsumer#subscribe` of RocketMQ, whose one listener hears every topic.
         """
-        physical = topic if is_pattern(topic) else self.names.physical(topic)
-        known, awaits = self._subscriptions.own(physical), bool(self._async)
-        if listener is not None:
-            function, awaits = adapt(listener), is_async(listener)
-        elif known is not None:
-            function = known.listener
-        else:
-            raise ConfigError(f"subscribe({topic!r}) needs a listener: that topic has none yet")
-        orderly = bool(self._orderly)
-        made = self._made(topic, function, awaits, tags=tags, sql=sql, selector=selector, orderly=orderly)
+        made = self._subscriptions.made(topic, listener, tags=tags, sql=sql, selector=selector)
         if self._loop is None:
             self._subscriptions.put(made)
-            self._orderly, self._async = orderly, awaits
             return
         if not is_pattern(topic) and self._admin is not None:
-            self._look_up(self._admin, [physical])
+            self._look_up(self._admin, [made.topic])
         self._change(lambda: self._subscriptions.put(made))
-
-    def _made(
-        self,
-        topic: str,
-        function: Listener,
-        awaits: bool,
-        *,
-        tags: str | None,
-        sql: str | None,
-        selector: Any,
-        orderly: bool,
-    ) -> Subscription:
-        physical = topic if is_pattern(topic) else self.names.physical(topic)
-        if self.names.is_ours(physical):
-            raise ConfigError(f"{topic!r} is a topic of the shim's own: retries need no listener of their own")
-        if self._orderly not in {None, orderly}:
-            raise ConfigError(
-                f"{topic!r}: the listeners of one consumer are all orderly or all concurrent; make a second consumer, "
-                "in a group of its own"
-            )
-        if awaits and orderly:
-            raise ConfigError(f"{topic!r}: an orderly listener is a plain function, since its calls never overlap")
-        if self._async not in {None, awaits}:
-            raise ConfigError(f"{topic!r}: the listeners of one consumer are all `async def` or all plain functions")
-        chosen = compile_filter(tags, sql, selector)
-        if isinstance(chosen, CallableFilter):
-            return Subscription(physical, function, None, chosen.matches, str(chosen), chosen.digest())
-        everything = isinstance(chosen, TagFilter) and chosen.matches_all
-        matches = None if everything else chosen.matches_headers
-        sieve = chosen.sieve if isinstance(chosen, TagFilter) else None
-        again = chosen.matches_headers if self.settings.filter_support_retry and sql is not None else None
-        return Subscription(physical, function, matches, None, str(chosen), chosen.digest(), again, sieve)
 
     def unsubscribe(self, topic: str) -> None:
         """Listen to a topic, or a pattern, no longer; also while running. Safe twice.
@@ -292,7 +245,7 @@ class PushConsumer:
 
         Source: `DefaultMQPushConsumer#unsubscribe` of RocketMQ.
         """
-        physical = topic if is_pattern(topic) else self.names.physical(topic)
+        physical = self._subscriptions.physical(topic)
         if self._loop is None:
             self._subscriptions.remove(physical)
         else:
@@ -599,6 +552,10 @@ class PushConsumer:
         return f"rocketshim-{role}-{self.settings.group}"
 
     @property
+    def _orderly(self) -> bool:
+        return bool(self._subscriptions.orderly)
+
+    @property
     def _broadcasts(self) -> bool:
         return self.settings.message_model is MessageModel.BROADCASTING
 
@@ -622,7 +579,7 @@ class PushConsumer:
 
     def _make_pool(self) -> "ListenerPool | AsyncPool":
         settings, name = self.settings, self._name("listener")
-        if not self._async:
+        if not self._subscriptions.awaits:
             return ListenerPool(self._make_runner(), settings.consume_thread_min, name)
         batch_count = settings.consume_message_batch_max_size
         find = self._hooks.hang(self._subscriptions.get, awaits=True)
@@ -677,7 +634,7 @@ class PushConsumer:
     def _needs_log(self) -> bool:
         """Whether the group has locks: where every member reads every queue there is nothing to lock."""
         strategy = self.settings.allocate_message_queue_strategy
-        return not self._broadcasts and (bool(self._orderly) or strategy is not None)
+        return not self._broadcasts and (self._orderly or strategy is not None)
 
     def _connect_log(self, clients: Clients) -> GroupLogThread | None:
         if not self._needs_log:

@@ -5,6 +5,7 @@
   every group's retries and dead letters. So patterns are resolved here, against the topics there are, and only users'
   topics are ever found: none of the shim's own, of any namespace, and none of Kafka's (`__…`).
 * A listener by name goes before patterns; of several patterns the one registered first counts.
+* The listeners of one consumer are all orderly or all concurrent, and all plain functions or all `async def`.
 * What is unsubscribed is read no longer, but keeps its listener: messages in work, and retries that are still on their
   way, would otherwise become dead letters for want of one.
 
@@ -13,10 +14,14 @@ Thread-safety: `get` from any thread; everything else from one, before the start
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
-from rocketshim.consumer.listener import Subscription
+from rocketshim.consumer.async_listener import is_async
+from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.errors import ConfigError
+from rocketshim.filters import CallableFilter, TagFilter, compile_filter
 from rocketshim_topics import TopicNames
 
 __all__ = ["Subscriptions", "is_pattern"]
@@ -32,10 +37,12 @@ class Subscriptions:
 
     Args:
         names: tells the shim's own topics from users'.
+        filter_retries: an SQL condition is asked again when a message is delivered again.
     """
 
-    def __init__(self, names: TopicNames) -> None:
+    def __init__(self, names: TopicNames, *, filter_retries: bool = False) -> None:
         self._names = names
+        self._filter_retries = filter_retries
         # by physical name or pattern, in order of registration; replaced as a whole, since `get` may be looking
         self._active: dict[str, Subscription] = {}
         self._retired: dict[str, Subscription] = {}
@@ -53,6 +60,80 @@ class Subscriptions:
     def has_patterns(self) -> bool:
         """Whether topics have to be looked for."""
         return any(map(is_pattern, self._active))
+
+    @property
+    def orderly(self) -> bool | None:
+        """Whether the listeners are orderly; None: there is none yet."""
+        return next((each.orderly for each in (*self._active.values(), *self._retired.values())), None)
+
+    @property
+    def awaits(self) -> bool | None:
+        """Whether the listeners are `async def` functions; None: there is none yet."""
+        return next((each.awaits for each in (*self._active.values(), *self._retired.values())), None)
+
+    def physical(self, topic: str) -> str:
+        """The physical name of a topic; a pattern as it is."""
+        return topic if is_pattern(topic) else self._names.physical(topic)
+
+    def made(
+        self,
+        topic: str,
+        listener: Callable[..., Any] | None,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        selector: Any = None,
+        orderly: bool | None = None,
+    ) -> Subscription:
+        """A subscription that fits to those there are.
+
+        Args:
+            topic: as `PushConsumer.listener` takes it, and likewise the other arguments.
+            listener: None: the one that the topic has, or had.
+            tags: a tag expression; None: none.
+            sql: an SQL92 condition; None: none.
+            selector: code of the user's; None: none.
+            orderly: None: as the others are.
+
+        Raises:
+            ConfigError: there is no listener, it does not fit, the name is none or the shim's own, or two filters.
+            FilterSyntaxError: the expression does not compile.
+        """
+        physical = self.physical(topic)
+        known = self.own(physical)
+        if listener is not None:
+            function, awaits = adapt(listener), is_async(listener)
+        elif known is not None:
+            function, awaits = known.listener, known.awaits
+        else:
+            raise ConfigError(f"subscribe({topic!r}) needs a listener: that topic has none yet")
+        orderly = bool(self.orderly) if orderly is None else orderly
+        self._check(topic, physical, orderly=orderly, awaits=awaits)
+        chosen = compile_filter(tags, sql, selector)
+        made = Subscription(
+            physical, function, expression=str(chosen), digest=chosen.digest(), orderly=orderly, awaits=awaits
+        )
+        match chosen:
+            case CallableFilter():
+                return replace(made, selects=chosen.matches)
+            case TagFilter():
+                return replace(made, matches=None if chosen.matches_all else chosen.matches_headers, sieve=chosen.sieve)
+            case _:
+                again = chosen.matches_headers if self._filter_retries else None
+                return replace(made, matches=chosen.matches_headers, matches_retry=again)
+
+    def _check(self, topic: str, physical: str, *, orderly: bool, awaits: bool) -> None:
+        if self._names.is_ours(physical):
+            raise ConfigError(f"{topic!r} is a topic of the shim's own: retries need no listener of their own")
+        if self.orderly not in {None, orderly}:
+            raise ConfigError(
+                f"{topic!r}: the listeners of one consumer are all orderly or all concurrent; make a second consumer, "
+                "in a group of its own"
+            )
+        if awaits and orderly:
+            raise ConfigError(f"{topic!r}: an orderly listener is a plain function, since its calls never overlap")
+        if self.awaits not in {None, awaits}:
+            raise ConfigError(f"{topic!r}: the listeners of one consumer are all `async def` or all plain functions")
 
     def named(self) -> list[str]:
         """Physical names of the topics that are subscribed by name."""

@@ -182,7 +182,7 @@ class GroupLogThread:
             if answer is not None:
                 answer()
             if self._thread is None:
-                self.close()
+                self._topic_id = None
                 return True
             self._thread.join(_ANSWER_AGAIN_S)
             if not self._thread.is_alive():
