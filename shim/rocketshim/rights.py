@@ -32,13 +32,17 @@ def denied_topics(admin: Any, topics: Iterable[str], alarm: Callable[..., None])
         TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=_TIMEOUT_S
     )
     for topic, future in asked.items():
+        problem: BaseException | None
         try:
-            allowed = future.result(_TIMEOUT_S).authorized_operations
+            problem = future.exception(_TIMEOUT_S)  # asked for: raised, it would keep the client in its frames
+        except TimeoutError as late:
+            problem = late
+        if problem is None:
+            allowed = future.result().authorized_operations
             if allowed is not None and AclOperation.WRITE not in allowed:
                 denied.add(topic)
-        except (KafkaException, TimeoutError) as problem:
-            if isinstance(problem, KafkaException) and problem.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                denied.add(topic)
-            else:
-                alarm("worker.metadata-failed", topic=topic, error=str(problem))
+        elif isinstance(problem, KafkaException) and problem.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            denied.add(topic)
+        else:
+            alarm("worker.metadata-failed", topic=topic, error=str(problem))
     return denied

@@ -291,15 +291,21 @@ def _read_configs(admin: AdminClient, names: list[str], timeout_s: float) -> dic
 
 
 def _errors(futures: Mapping[str, Future[Any]], timeout_s: float) -> dict[str, KafkaError]:
-    """The error of each future that failed; waits for all."""
+    """The error of each future that failed; waits for all.
+
+    They are asked for and not raised: raised, an error would keep the frames that it passed, and with them the admin
+    client and its threads, until the next garbage collection, since the future keeps the error.
+    """
     errors: dict[str, KafkaError] = {}
     for name, future in futures.items():
         try:
-            future.result(timeout_s + _GRACE_S)
-        except KafkaException as error:
+            error = future.exception(timeout_s + _GRACE_S)
+        except TimeoutError as late:
+            raise BrokerUnavailableError(f"no answer about {name} within {timeout_s:g} s") from late
+        if isinstance(error, KafkaException):
             errors[name] = error.args[0]
-        except TimeoutError as error:
-            raise BrokerUnavailableError(f"no answer about {name} within {timeout_s:g} s") from error
+        elif error is not None:
+            raise error
     return errors
 
 

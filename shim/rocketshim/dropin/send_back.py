@@ -67,14 +67,11 @@ class HopStore:
             ClosedError: closed; nothing was sent.
         """
         producer = self._open()
-        future: Future[None] = Future()
+        future: Future[KafkaError | None] = Future()
 
         def reported(error: KafkaError | None, record: Message) -> None:
             del record
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(KafkaException(error))
+            future.set_result(error)
 
         deadline = time.monotonic() + self._timeout_s + _GRACE_S
         while True:
@@ -93,17 +90,17 @@ class HopStore:
                     raise SendTimeoutError(f"the queue of the inner producer stayed full; {out.topic!r}") from error
                 self._over.wait(0.005)
             except KafkaException as error:
-                self._give_up_if_fatal(producer, error)
+                self._give_up_if_fatal(producer, error.args[0])
                 raise
         try:
-            future.result(max(0.0, deadline - time.monotonic()))
+            problem = future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError as error:
             raise SendTimeoutError(
                 f"no delivery report for {out.topic!r} within {self._timeout_s} s; it may or may not be stored"
             ) from error
-        except KafkaException as error:
-            self._give_up_if_fatal(producer, error)
-            raise
+        if problem is not None:
+            self._give_up_if_fatal(producer, problem)
+            raise KafkaException(problem)
 
     def list_topics(self, *, timeout: float) -> Any:
         """The producer's own view of the cluster; `timeout` in seconds.
@@ -146,9 +143,9 @@ class HopStore:
     def __del__(self) -> None:
         self._over.set()  # a consumer that was dropped unclosed leaves no thread behind
 
-    def _give_up_if_fatal(self, producer: Producer, error: KafkaException) -> None:
+    def _give_up_if_fatal(self, producer: Producer, error: KafkaError) -> None:
         with self._lock:
-            if error.args[0].fatal() and self._producer is producer:
+            if error.fatal() and self._producer is producer:
                 self._producer = None
                 self._over.set()
                 self._over = threading.Event()

@@ -1,9 +1,10 @@
 """Is the topic still the one it was? Asked without waiting, through an admin client."""
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import TopicCollection
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -34,11 +35,9 @@ class TopicId:
         """Ask and wait, 5 s at most; None: no such topic, or no answer."""
         self._known = None
         self._ask()
-        try:
-            if self._asked is not None:
-                self._asked.result(_TIMEOUT_S)
-        except (KafkaException, TimeoutError):
-            return None
+        if self._asked is not None:
+            with suppress(TimeoutError):
+                self._asked.exception(_TIMEOUT_S)
         return self.latest()
 
     def latest(self) -> str | None:
@@ -46,9 +45,10 @@ class TopicId:
         asked = self._asked
         if asked is not None and asked.done():
             self._asked = None
-            try:
+            error = asked.exception()  # asked for: raised, it would keep the client in the frames that it passed
+            if error is None:
                 self._known = str(asked.result().topic_id)
-            except KafkaException as error:  # deleted, no rights, broker away: nothing known that is new
+            else:  # deleted, no rights, broker away: nothing known that is new
                 _LOG.debug("group.topic-id-unknown", extra={"topic": self._topic, "error": str(error)})
         if self._asked is None:
             self._ask()

@@ -103,9 +103,9 @@ def test_who_else_waits_when_a_producer_is_given_up_gets_the_report() -> None:
     while store._producer is None or len(store._producer) == 0:
         assert thread.is_alive()
     given_up = store._producer
-    store._give_up_if_fatal(given_up, KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    store._give_up_if_fatal(given_up, KafkaError(KafkaError._TIMED_OUT))
     assert store._producer is given_up
-    store._give_up_if_fatal(given_up, KafkaException(KafkaError(KafkaError._FATAL, fatal=True)))
+    store._give_up_if_fatal(given_up, KafkaError(KafkaError._FATAL, fatal=True))
     assert store._producer is None
     thread.join(60)
     assert [error.args[0].code() for error in failed] == [KafkaError._MSG_TIMED_OUT]
