@@ -14,36 +14,36 @@ from typing import Any, Final, Self, TypeVar, Unpack
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.client_config import PROTECTED_CONSUMER
 from rocketshim.clients import Clients, ConsumerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner
 from rocketshim.consumer.client_ids import stable_client_id
 from rocketshim.consumer.drop_failed import DropFailed
+from rocketshim.consumer.group_topics import GroupTopics
 from rocketshim.consumer.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
 from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.local_offsets import LocalOffsetStore, offset_folder
 from rocketshim.consumer.orderly_loop import OrderlyCounts, OrderlyLoop, OrderlySettings
 from rocketshim.consumer.orderly_runner import OrderlyRunner
 from rocketshim.consumer.own_allocation import LeasedShare, StrategyShare
-from rocketshim.consumer.poll_loop import LoopSettings, PollLoop, TopicWatch
+from rocketshim.consumer.poll_loop import PollLoop, TopicWatch
 from rocketshim.consumer.pool import ListenerPool
+from rocketshim.consumer.push_config import connection, consumer_config, loop_settings, producer_config
 from rocketshim.consumer.queue_lookup import cluster_errors
 from rocketshim.consumer.send_back import FailedSink, SendBack, SendBackCounts
 from rocketshim.consumer.sharing import EveryQueue, Sharing
 from rocketshim.consumer.state import ConsumerState
 from rocketshim.consumer.subscriptions import Subscriptions, is_pattern
 from rocketshim.core.clock import Clock
-from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.message_model import MessageModel
-from rocketshim.errors import ConfigError, ConsumerError, RocketshimError, TopicMissingError
+from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.group.topic_id import TopicId
 from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
-from rocketshim_topics import DelayLevels, TopicNames
-from rocketshim_topics.layout import Layout
+from rocketshim_topics import TopicNames
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.names import retry_topic
 
@@ -52,12 +52,8 @@ __all__ = ["PushConsumer"]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _HALF_HOUR_MS: Final = 1_800_000
-_SWEEPS: Final = 10  # sweeps a consume timeout
 _JOIN_GRACE_S: Final = 5.0
 _ASK_TIMEOUT_S: Final = 30.0
-_SESSION_MS: Final = 45_000  # Kafka's default
-_SESSION_MIN_MS: Final = 6_000  # the least that a broker takes by default
-_HEARTBEAT_MS: Final = 500  # by which the others learn that a member has left: a clean stop hands over within a second
 
 
 class PushConsumer:
@@ -226,7 +222,7 @@ class PushConsumer:
             self._subscriptions.put(made)
             return
         if not is_pattern(topic) and self._admin is not None:
-            self._look_up(self._admin, [made.topic])
+            GroupTopics(self._admin, self.names, self.settings.group).look_up([made.topic])
         self._change(lambda: self._subscriptions.put(made))
 
     def unsubscribe(self, topic: str) -> None:
@@ -562,7 +558,7 @@ class PushConsumer:
     def _open_store(self, clients: Clients) -> LocalOffsetStore:
         """The local file of positions; asks the cluster for its id first."""
         settings = self.settings
-        probe = clients.consumer(self._connection(required={**PROTECTED_CONSUMER, "group.id": settings.group}))
+        probe = clients.consumer(connection(settings, {**PROTECTED_CONSUMER, "group.id": settings.group}))
         try:
             with cluster_errors(f"the topics of group {settings.group!r} could not be looked up"):
                 cluster = probe.list_topics(timeout=10.0).cluster_id
@@ -602,12 +598,14 @@ class PushConsumer:
         log = self._connect_log(clients)
         pool = self._make_pool()
         arguments: dict[str, Any] = {
-            "make_consumer": lambda: clients.consumer(self._consumer_config(loop)),
+            "make_consumer": lambda: clients.consumer(
+                consumer_config(settings, orderly=self._orderly, on_commit=loop.on_commit)
+            ),
             "topics": self._topics(),
             "make_send_back": lambda: self._make_send_back(clients),
             "pool": pool,
             "starts": starts,
-            "settings": self._loop_settings(),
+            "settings": loop_settings(settings, orderly=self._orderly),
             "clock": self._clock,
             "sharing": self._sharing(log),
             "store": store,
@@ -695,43 +693,17 @@ class PushConsumer:
         raise ConsumerError(f"the consumer of group {self.settings.group!r} could not go on: {error}") from error
 
     def _prepare(self, clients: Clients) -> None:
+        """Have the topics that the consumer needs; without an admin client they are taken for granted."""
         if clients.admin is None:
             return
-        from rocketshim_topics import provision  # noqa: PLC0415 - the one module of the contract that loads Kafka
-
-        settings = self.settings
-        admin = self._admin = clients.admin(self._connection(required={}))
-        if not self._broadcasts:
-            layout = Layout(self.names, settings.delay_levels)
-            specs = layout.for_group(settings.group, with_log=self._needs_log)
-            provision.ensure_topics(admin, specs, create=settings.create_topics)
-        partitions = self._look_up(admin, self._subscriptions.named(), self.names.schedule)
+        settings, named = self.settings, self._subscriptions.named()
+        admin = self._admin = clients.admin(connection(settings))
+        topics = GroupTopics(admin, self.names, settings.group)
         if self._broadcasts:
+            topics.look_up(named)
             return
-        if self.names.schedule not in partitions:
-            raise TopicMissingError(
-                f"missing: {self.names.schedule}. Retries travel through it: run rocketshim init, and a worker"
-            )
-        self._lanes = max(1, partitions[self.names.schedule] // DelayLevels.STRIDE)
-
-    def _look_up(self, admin: Any, needed: list[str], *others: str) -> dict[str, int]:
-        """The partition counts of the topics that are needed, and of those others that are there.
-
-        Raises:
-            TopicMissingError, ConsumerError: one that is needed is not there, or the cluster did not answer.
-        """
-        from rocketshim_topics import provision  # noqa: PLC0415 - as above
-
-        try:
-            found = provision.read_topics(admin, [*others, *needed])
-        except KafkaException as error:
-            raise ConsumerError(
-                f"the topics of group {self.settings.group!r} could not be looked up: {error}"
-            ) from error
-        missing = [name for name in needed if name not in found]
-        if missing:
-            raise TopicMissingError(f"missing: {', '.join(missing)}. Create what you consume before you consume it")
-        return {name: state.partitions for name, state in found.items()}
+        topics.ensure(settings.delay_levels, with_log=self._needs_log, create=settings.create_topics)
+        self._lanes = topics.look_up_with_lanes(named)
 
     def _topics(self) -> list[str]:
         """What to read now, the group's retries included."""
@@ -769,7 +741,7 @@ class PushConsumer:
         if self._broadcasts:
             return DropFailed()
         return SendBack(
-            lambda: clients.producer(self._producer_config()),
+            lambda: clients.producer(producer_config(settings)),
             names=self.names,
             levels=settings.delay_levels,
             group=settings.group,
@@ -778,59 +750,3 @@ class PushConsumer:
             limit=settings.max_reconsume_times,
             back_off_ms=settings.hop_back_off_ms,
         )
-
-    def _loop_settings(self) -> LoopSettings:
-        settings = self.settings
-        return LoopSettings(
-            batch_count=settings.consume_message_batch_max_size,
-            commit_interval_ms=settings.persist_consumer_offset_interval_ms,
-            consume_timeout_ms=settings.consume_timeout_ms,
-            watch_interval_ms=settings.rebalance_interval_ms,
-            sweep_interval_ms=max(10, min(1_000, settings.consume_timeout_ms // _SWEEPS)),
-            revoke_drain_ms=settings.revoke_drain_ms,
-            fetch_count=settings.pull_batch_size,
-            pull_interval_ms=settings.pull_interval_ms,
-            group=settings.group,
-            topic_count=settings.pull_threshold_for_topic,
-            topic_size_bytes=settings.pull_threshold_size_for_topic_bytes,
-            limits=FlowLimits(
-                settings.pull_threshold_for_queue,
-                settings.pull_threshold_size_for_queue_bytes,
-                self._max_span(),
-                resume_span=self._max_span() if self._orderly else None,
-            ),
-        )
-
-    def _max_span(self) -> int | None:
-        if not self._orderly:
-            return self.settings.consume_concurrently_max_span
-        return self.settings.order_by_key_max_span if self.settings.order == "key" else None
-
-    def _connection(self, *, required: dict[str, Any], defaults: dict[str, Any] | None = None) -> dict[str, Any]:
-        return merge(
-            self.settings.client,
-            defaults=defaults or {},
-            required={"bootstrap.servers": self.settings.bootstrap, **required},
-            allow_code_settings=self.settings.allow_code_settings,
-        )
-
-    def _consumer_config(self, loop: PollLoop) -> dict[str, Any]:
-        required = {
-            **PROTECTED_CONSUMER,
-            "group.id": self.settings.group,
-            "auto.offset.reset": "earliest",  # a position that retention has overtaken: repeat, never lose
-            "on_commit": loop.on_commit,
-        }
-        if self.settings.client.get("group.protocol", "classic") != "consumer":  # KIP-848 assigns on the broker
-            required["partition.assignment.strategy"] = "cooperative-sticky"
-        defaults: dict[str, Any] = dict(CONSUMER_DEFAULTS)
-        if self._orderly and "partition.assignment.strategy" in required:
-            # A dead member's queues come to others when its session ends: not later than its locks do.
-            session_ms = min(max(self.settings.lock_lease_ms, _SESSION_MIN_MS), _SESSION_MS)
-            defaults |= {"session.timeout.ms": session_ms, "heartbeat.interval.ms": _HEARTBEAT_MS}
-        return self._connection(required=required, defaults=defaults)
-
-    def _producer_config(self) -> dict[str, Any]:
-        defaults = {"client.id": "rocketshim", "linger.ms": 1, "message.max.bytes": 100_000_000}
-        required = {**PROTECTED_PRODUCER, "delivery.timeout.ms": self.settings.hop_timeout_ms}
-        return self._connection(required=required, defaults=defaults)

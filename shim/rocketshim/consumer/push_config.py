@@ -1,0 +1,78 @@
+"""What the settings of a push consumer mean for its Kafka clients and for its poll loop."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.consumer.poll_loop import LoopSettings
+from rocketshim.core.flow_control import FlowLimits
+from rocketshim.settings import PushConsumerSettings
+
+__all__ = ["connection", "consumer_config", "loop_settings", "producer_config"]
+
+_SWEEPS: Final = 10  # sweeps a consume timeout
+_SESSION_MS: Final = 45_000  # Kafka's default
+_SESSION_MIN_MS: Final = 6_000  # the least that a broker takes by default
+_HEARTBEAT_MS: Final = 500  # by which the others learn that a member has left: a clean stop hands over within a second
+
+
+def connection(
+    settings: PushConsumerSettings, required: dict[str, Any] | None = None, defaults: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Settings of any client of this consumer; None: no others than the connection's."""
+    return merge(
+        settings.client,
+        defaults=defaults or {},
+        required={"bootstrap.servers": settings.bootstrap, **(required or {})},
+        allow_code_settings=settings.allow_code_settings,
+    )
+
+
+def consumer_config(settings: PushConsumerSettings, *, orderly: bool, on_commit: Callable[..., None]) -> dict[str, Any]:
+    """Settings of the consumer that reads."""
+    required = {
+        **PROTECTED_CONSUMER,
+        "group.id": settings.group,
+        "auto.offset.reset": "earliest",  # a position that retention has overtaken: repeat, never lose
+        "on_commit": on_commit,
+    }
+    if settings.client.get("group.protocol", "classic") != "consumer":  # KIP-848 assigns on the broker
+        required["partition.assignment.strategy"] = "cooperative-sticky"
+    defaults: dict[str, Any] = dict(CONSUMER_DEFAULTS)
+    if orderly and "partition.assignment.strategy" in required:
+        # A dead member's queues come to others when its session ends: not later than its locks do.
+        session_ms = min(max(settings.lock_lease_ms, _SESSION_MIN_MS), _SESSION_MS)
+        defaults |= {"session.timeout.ms": session_ms, "heartbeat.interval.ms": _HEARTBEAT_MS}
+    return connection(settings, required, defaults)
+
+
+def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:
+    """Settings of the producer that sends back."""
+    defaults = {"client.id": "rocketshim", "linger.ms": 1, "message.max.bytes": 100_000_000}
+    return connection(settings, {**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms}, defaults)
+
+
+def loop_settings(settings: PushConsumerSettings, *, orderly: bool) -> LoopSettings:
+    """The figures of the poll loop."""
+    span: int | None = settings.consume_concurrently_max_span
+    if orderly:
+        span = settings.order_by_key_max_span if settings.order == "key" else None
+    return LoopSettings(
+        batch_count=settings.consume_message_batch_max_size,
+        commit_interval_ms=settings.persist_consumer_offset_interval_ms,
+        consume_timeout_ms=settings.consume_timeout_ms,
+        watch_interval_ms=settings.rebalance_interval_ms,
+        sweep_interval_ms=max(10, min(1_000, settings.consume_timeout_ms // _SWEEPS)),
+        revoke_drain_ms=settings.revoke_drain_ms,
+        fetch_count=settings.pull_batch_size,
+        pull_interval_ms=settings.pull_interval_ms,
+        group=settings.group,
+        topic_count=settings.pull_threshold_for_topic,
+        topic_size_bytes=settings.pull_threshold_size_for_topic_bytes,
+        limits=FlowLimits(
+            settings.pull_threshold_for_queue,
+            settings.pull_threshold_size_for_queue_bytes,
+            span,
+            resume_span=span if orderly else None,
+        ),
+    )
