@@ -318,7 +318,7 @@ class OrderlyLoop(PollLoop):
             self._begin(place, offset)
             self.orderly_counts.starts += 1
         self._read(consumer, list(offsets))
-        self._share_limits()
+        self._throttle.share(len(self._queues))
         if offsets:
             _LOG.info("consumer.locked", extra={"partitions": shown_places(offsets)})
         return None

@@ -40,24 +40,22 @@ from rocketshim.consumer.runs import runs_of
 from rocketshim.consumer.send_back import FailedSink, SendBackCounts
 from rocketshim.consumer.sharing import Sharing
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
+from rocketshim.consumer.throttle import Throttle
+from rocketshim.consumer.topic_watch import FindTopics, TopicWatch
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import ConsumeReturnType
-from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
+from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.process_queue import Chunk, ProcessQueue
-from rocketshim.errors import ConsumerError, NotAuthorizedError, TopicMissingError
+from rocketshim.errors import ConsumerError, NotAuthorizedError
 from rocketshim_topics.kafka_codes import DENIED
 
 __all__ = ["LoopSettings", "PollLoop"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
 T = TypeVar("T")
-TopicWatch = Callable[[Iterable[str]], list[str]]
-"""Takes the names of all topics there are, gives those to read now."""
-
 _ERROR: Final = Message.error  # called in C, by `map`
 _SERVE_MS: Final = 500
 _SHOW_MS: Final = 1_000
-_MAX_IN_FLIGHT: Final = 10_000
 _LAST_WORD_S: Final = 1.0
 _IDLE_S: Final = 0.1
 _BUSY_S: Final = 0.005
@@ -65,8 +63,6 @@ _GATHER_S: Final = 0.001  # results are accounts, nobody waits for them: a turn 
 _CATCH_UP_MS: Final = 50
 _SATURATED_MS: Final = 500
 _COMPARE_TIMEOUT_S: Final = 0.5
-_WATCH_TIMEOUT_S: Final = 5.0
-_MISSING_GRACE_MS: Final = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +96,7 @@ class PollLoop:
         clock: monotonic time.
         sharing: says which partitions to read; None: Kafka's group protocol, over `topics`.
         store: where positions are kept; None: in Kafka.
-        watch: told at an interval which topics there are, and what to read then; None: `topics` stay as they are.
+        find: asked at an interval what to read, of the topics there are; None: `topics` stay as they are.
 
     Thread-safety: `run` belongs to one thread; `stop`, `ask` and the figures may be used from any.
     """
@@ -117,7 +113,7 @@ class PollLoop:
         clock: Clock,
         sharing: Sharing | None = None,
         store: OffsetStore | None = None,
-        watch: TopicWatch | None = None,
+        find: FindTopics | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self.assigned = threading.Event()
@@ -128,17 +124,14 @@ class PollLoop:
         self.state: ConsumerState | None = None  # made anew each second; read from any thread
         self.turn_ended_ms = 0
         self._make_consumer = make_consumer
-        self._topics = topics
+        self._watch = TopicWatch(topics, find, settings.watch_interval_ms)
         self._make_send_back = make_send_back
         self._pool = pool
         self._starts = starts
         self._settings = settings
-        self._limits = settings.limits
         self._clock = clock
         self._sharing = sharing
         self._shared: set[Place] = set()  # what `sharing` has been given
-        self._watch = watch
-        self._next_watch_ms = 0
         self._next_comparison_ms: int | None = None  # None: nothing was assigned yet
         self._stop_by_ms: int | None = None
         self._stopping = threading.Event()
@@ -147,11 +140,17 @@ class PollLoop:
         self._queues: dict[Place, ProcessQueue[Any]] = {}
         self._fresh: set[Place] = set()  # assigned since the last poll
         self._pauses = Pauses()
+        self._throttle = Throttle(
+            settings.limits,
+            settings.topic_count,
+            settings.topic_size_bytes,
+            in_flight=lambda: self.dispatch.in_flight,
+            pauses=self._pauses,
+        )
         self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
         if sharing is not None:
             starts.may = self._may
         self._uptake = Uptake(starts, self._pauses, self._begin, self._now_ms)
-        self._doubted: dict[str, int] = {}  # topics that were said to be missing, and until when that may last
         self._epoch = 0
         self._next_commit_ms = 0
         self._next_sweep_ms = 0
@@ -219,8 +218,7 @@ class PollLoop:
         """Make the clients and subscribe; no network yet, but to ask for the topics that patterns stand for."""
         self._send_back = self._make_send_back()
         self._consumer = self._make_consumer()
-        if self._watch is not None:
-            self._look_for_topics(self._consumer, self._watch, self._now_ms())
+        self._watch.look(self._consumer, self._now_ms())
         self._subscribe(self._consumer)
         if self._sharing is not None:
             self._sharing.open()
@@ -230,7 +228,7 @@ class PollLoop:
     def _subscribe(self, consumer: ConsumerClient) -> None:
         if self._sharing is None:
             consumer.subscribe(
-                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+                self._watch.topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
 
     def turn(self) -> None:
@@ -333,7 +331,7 @@ class PollLoop:
 
     def _fetch(self) -> None:
         consumer = self._client()
-        if self.dispatch.in_flight >= _MAX_IN_FLIGHT or self._over():
+        if self._throttle.is_full or self._throttle.over(self._queues.values()):
             self._catch_up(consumer)
             return
         outstanding = self.dispatch.in_flight or self._hops
@@ -399,11 +397,6 @@ class PollLoop:
         self._queues[place] = self._make_queue(place, self._epoch)
         self.commits.adopt(place, offset)
 
-    def _over(self) -> list[ProcessQueue[Any]]:
-        """Queues above a threshold that are read all the same."""
-        limits = self._limits
-        return [queue for queue in self._queues.values() if not queue.paused and must_pause(queue, limits)]
-
     def _catch_up(self, consumer: ConsumerClient) -> None:
         """Give the listeners a moment; then pause what still holds too much, and keep polling.
 
@@ -413,8 +406,7 @@ class PollLoop:
         """
         began_ms = self._now_ms()
         while True:
-            over = self._over()
-            if not over and self.dispatch.in_flight < _MAX_IN_FLIGHT:
+            if not self._throttle.is_full and not self._throttle.over(self._queues.values()):
                 return
             patient = self._hops or self.dispatch.in_flight >= 2 * self._pool.size
             longest_ms = _SATURATED_MS if patient else _CATCH_UP_MS
@@ -423,11 +415,7 @@ class PollLoop:
                 break
             self._wait(min(left_ms, _CATCH_UP_MS) / 1_000)
             self.dispatch.hand_out(self._workable())
-        if self.dispatch.in_flight >= _MAX_IN_FLIGHT:
-            over = [queue for queue in self._queues.values() if not queue.paused]
-        for queue in over:
-            queue.paused = True
-        self._pauses.hold(consumer, [(queue.topic, queue.partition) for queue in over], PauseReason.FLOW)
+        self._throttle.pause(consumer, self._queues.values())
         message = consumer.poll(0)
         if message is None:
             return
@@ -438,17 +426,8 @@ class PollLoop:
 
     def _left(self, queue: ProcessQueue[Any]) -> None:
         """Messages have left a queue: whatever was paused for their sake may go on."""
-        if queue.paused and should_resume(queue, self._limits):
-            self._go_on([queue])
-
-    def _go_on(self, queues: Iterable[ProcessQueue[Any]]) -> None:
-        if self.dispatch.in_flight * 2 > _MAX_IN_FLIGHT:
-            return
-        calm = [queue for queue in queues if queue.paused and should_resume(queue, self._limits)]
-        for queue in calm:
-            queue.paused = False
-        if self._consumer is not None:
-            self._pauses.release(self._consumer, [(queue.topic, queue.partition) for queue in calm], PauseReason.FLOW)
+        if queue.paused and self._consumer is not None:
+            self._throttle.go_on(self._consumer, [queue])
 
     def _client_error(self, message: Any) -> None:
         error = message.error()
@@ -462,21 +441,8 @@ class PollLoop:
         else:
             topic = message.topic()
             if code == KafkaError.UNKNOWN_TOPIC_OR_PART and topic:
-                self._doubted.setdefault(topic, self._now_ms() + _MISSING_GRACE_MS)
+                self._watch.doubt(topic, self._now_ms())
             _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})
-
-    def _look_for_missing(self, consumer: ConsumerClient, now_ms: int) -> None:
-        """Topics that were missing half a minute ago: made meanwhile, or a reason to end."""
-        for topic in [topic for topic, until_ms in self._doubted.items() if now_ms >= until_ms]:
-            del self._doubted[topic]
-            try:
-                found = consumer.list_topics(topic, timeout=5.0).topics.get(topic)
-            except KafkaException as error:
-                _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})
-                self._doubted[topic] = now_ms + _MISSING_GRACE_MS
-                continue
-            if found is None or not found.partitions:
-                self.error = TopicMissingError(f"{topic} is subscribed and has not been there for a while; create it")
 
     # --- listeners, reports ------------------------------------------------------------------------------------------
 
@@ -510,12 +476,8 @@ class PollLoop:
 
     def _keep_house(self, now_ms: int) -> None:
         consumer = self._client()
-        self._go_on(self._queues.values())
-        if (
-            self._watch is not None
-            and now_ms >= self._next_watch_ms
-            and self._look_for_topics(consumer, self._watch, now_ms)
-        ):
+        self._throttle.go_on(consumer, self._queues.values())
+        if self._watch.look(consumer, now_ms):
             self._subscribe(consumer)
         if self._sharing is not None:
             self._follow(consumer, self._sharing, now_ms)
@@ -528,8 +490,7 @@ class PollLoop:
         self._uptake.look_again(consumer)
         if self._next_comparison_ms is not None and now_ms >= self._next_comparison_ms:
             self._compare_subscriptions(consumer, now_ms)
-        if self._doubted:
-            self._look_for_missing(consumer, now_ms)
+        self.error = self.error or self._watch.missing(consumer, now_ms)
         if now_ms >= self._next_show_ms:
             self._next_show_ms = now_ms + _SHOW_MS
             self.state = self._shown(consumer, now_ms)
@@ -577,7 +538,7 @@ class PollLoop:
         """Does anybody in this group subscribe differently? Two subscriptions of one group lose messages."""
         self._next_comparison_ms = now_ms + self._settings.watch_interval_ms
         try:
-            self._starts.look(consumer, self._topics, _COMPARE_TIMEOUT_S)
+            self._starts.look(consumer, self._watch.topics, _COMPARE_TIMEOUT_S)
         except KafkaException as error:
             _LOG.debug("consumer.subscriptions-unknown", extra={"error": str(error)})
 
@@ -589,19 +550,6 @@ class PollLoop:
         if self._sharing is None:
             return self._queues.values()
         return [queue for place, queue in self._queues.items() if self._may(place)]
-
-    def _look_for_topics(self, consumer: ConsumerClient, watch: TopicWatch, now_ms: int) -> bool:
-        """Look which topics there are; whether that changes what is to be read."""
-        self._next_watch_ms = now_ms + self._settings.watch_interval_ms
-        try:
-            existing = consumer.list_topics(timeout=_WATCH_TIMEOUT_S).topics
-        except KafkaException as error:
-            _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
-            return False
-        topics = watch(existing)
-        changed = topics != self._topics
-        self._topics = topics
-        return changed
 
     def _follow(self, consumer: ConsumerClient, sharing: Sharing, now_ms: int) -> None:
         """Read what is to be read by now, and nothing else."""
@@ -633,16 +581,13 @@ class PollLoop:
 
     # --- asked from other threads ------------------------------------------------------------------------------------
 
-    def read_topics(self, consumer: ConsumerClient, topics: list[str], watch: TopicWatch | None) -> None:
-        """Read these topics from now on, and look for others if there is a `watch`. For `ask`.
+    def read_topics(self, consumer: ConsumerClient, topics: list[str], find: FindTopics | None) -> None:
+        """Read these topics from now on, and look for others if there is a `find`. For `ask`.
 
         What is committed says the new subscription, also of queues where nothing comes.
         """
         self.commits.commit_again(consumer, self._committable(), now_ms=self._now_ms())
-        self._watch = watch
-        self._next_watch_ms = 0
-        if topics != self._topics:
-            self._topics = topics
+        if self._watch.change(topics, find):
             self._subscribe(consumer)
 
     def _committable(self) -> list[Place]:
@@ -701,7 +646,7 @@ class PollLoop:
         except (KafkaException, RuntimeError) as error:
             self.error = self.error or error
             return
-        self._share_limits()
+        self._throttle.share(len(self._queues))
         self._next_comparison_ms = self._now_ms()
         self.assigned.set()
         _LOG.info("consumer.assigned", extra={"partitions": shown_places(places)})
@@ -725,7 +670,7 @@ class PollLoop:
 
     def _depart(self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[Place]) -> None:
         self._forget(places)
-        self._share_limits()
+        self._throttle.share(len(self._queues))
         try:
             consumer.incremental_unassign(partitions)
         except (KafkaException, RuntimeError) as error:
@@ -742,13 +687,6 @@ class PollLoop:
                 queue.drop()
             if self._sharing is not None:
                 self._sharing.gave_up(place)
-
-    def _share_limits(self) -> None:
-        """Thresholds of a topic are shared out among all queues held."""
-        settings = self._settings
-        self._limits = per_queue_limits(
-            settings.limits, settings.topic_count, settings.topic_size_bytes, len(self._queues)
-        )
 
     def _drain(self, deadline_ms: int, queues: list[ProcessQueue[Any]]) -> None:
         """Wait for listeners and hops of these queues, no longer than to the deadline; nothing new of them begins."""

@@ -28,7 +28,7 @@ from rocketshim.consumer.local_offsets import LocalOffsetStore, offset_folder
 from rocketshim.consumer.orderly_loop import OrderlyCounts, OrderlyLoop, OrderlySettings
 from rocketshim.consumer.orderly_runner import OrderlyRunner
 from rocketshim.consumer.own_allocation import LeasedShare, StrategyShare
-from rocketshim.consumer.poll_loop import PollLoop, TopicWatch
+from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.push_config import connection, consumer_config, loop_settings, producer_config
 from rocketshim.consumer.queue_lookup import cluster_errors
@@ -36,6 +36,7 @@ from rocketshim.consumer.send_back import FailedSink, SendBack, SendBackCounts
 from rocketshim.consumer.sharing import EveryQueue, Sharing
 from rocketshim.consumer.state import ConsumerState
 from rocketshim.consumer.subscriptions import Subscriptions, is_pattern
+from rocketshim.consumer.topic_watch import FindTopics
 from rocketshim.core.clock import Clock
 from rocketshim.core.message_model import MessageModel
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
@@ -255,7 +256,7 @@ class PushConsumer:
             change()
             if starts is not None:
                 starts.subscribe(self._subscriptions.digest(), self._subscriptions.text())
-            loop.read_topics(consumer, self._topics(), self._topic_watch())
+            loop.read_topics(consumer, self._topics(), self._finding())
 
         self._do(loop.ask(act))
 
@@ -609,7 +610,7 @@ class PushConsumer:
             "clock": self._clock,
             "sharing": self._sharing(log),
             "store": store,
-            "watch": self._topic_watch(),
+            "find": self._finding(),
         }
         loop: PollLoop = self._make_orderly_loop(log, arguments) if self._orderly else PollLoop(**arguments)
         return loop, pool
@@ -697,7 +698,7 @@ class PushConsumer:
         if clients.admin is None:
             return
         settings, named = self.settings, self._subscriptions.named()
-        admin = self._admin = clients.admin(connection(settings))
+        admin = self._admin = clients.admin(connection(settings, defaults={"log_level": 5}))  # its end is no news
         topics = GroupTopics(admin, self.names, settings.group)
         if self._broadcasts:
             topics.look_up(named)
@@ -709,10 +710,10 @@ class PushConsumer:
         """What to read now, the group's retries included."""
         return [*self._subscriptions.topics(), *([] if self._broadcasts else [self._retry_topic])]
 
-    def _topic_watch(self) -> TopicWatch | None:
-        return self._watch if self._subscriptions.has_patterns else None
+    def _finding(self) -> FindTopics | None:
+        return self._find if self._subscriptions.has_patterns else None
 
-    def _watch(self, existing: Iterable[str]) -> list[str]:
+    def _find(self, existing: Iterable[str]) -> list[str]:
         self._subscriptions.see(existing)
         return self._topics()
 

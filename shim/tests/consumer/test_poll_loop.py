@@ -430,7 +430,7 @@ def test_one_stuck_message_holds_the_commit_and_no_more_than_the_span(kafka: InM
 def test_a_queue_paused_for_the_sake_of_others_goes_on_though_it_holds_nothing(
     kafka: InMemoryKafka, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketshim.consumer.poll_loop._MAX_IN_FLIGHT", 40)
+    monkeypatch.setattr("rocketshim.consumer.throttle._MAX_IN_FLIGHT", 40)
     kafka.create_topic("bills")
     fill(kafka, 100)
     b = bench(nothing, topics=("orders", "bills"))
@@ -450,7 +450,7 @@ def test_limits_of_the_topic_are_shared_out_among_the_queues_held(kafka: InMemor
     b = bench(nothing, topics=("orders", "bills"), loop_settings={"topic_count": 100})
     b.turn(5)
     assert len(b.loop.queues) == 5  # the retry topic's queue is one of them, as in RocketMQ
-    assert b.loop._limits.count == 20
+    assert b.loop._throttle._limits.count == 20
 
 
 def test_suspended_it_reads_nothing_and_commits_what_is_done(kafka: InMemoryKafka, bench: Make) -> None:
@@ -680,7 +680,7 @@ def test_a_topic_that_is_missing_for_a_moment_is_waited_for(kafka: InMemoryKafka
 
 def test_a_topic_that_stays_missing_ends_the_consumer(bench: Make) -> None:
     b = bench(nothing)
-    b.loop._doubted["gone"] = 0
+    b.loop._watch.doubt("gone", -31_000)
     with pytest.raises(ConsumerError, match="gone"):
         b.turn(2)
     assert isinstance(b.loop.error, TopicMissingError)
