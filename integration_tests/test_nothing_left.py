@@ -23,7 +23,6 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -143,7 +142,7 @@ def push(*, stop: Callable[[PushConsumer], object] | None = None, **values: Any)
 
         consumer.register_message_listener(world.topic, await_it if awaits else handle, orderly=orderly)
         consumer.start()
-        wait_until(lambda: len(seen) == COUNT, "all are handled")
+        wait_until(lambda: len(seen) >= COUNT, "all are handled")
         if not orderly and "message_model" not in settings:
             wait_until(lambda: consumer.send_back_counts.retried >= COUNT, "all are sent back")
         return consumer, lambda: (stop or (lambda each: each.stop(STOP_S)))(consumer)
@@ -177,12 +176,10 @@ def push_that_cannot_start(world: World) -> tuple[PushConsumer, Stop]:
 
 
 def push_whose_settings_are_refused(world: World) -> tuple[PushConsumer, Stop]:
-    """Kafka's admin client takes them, the consumer does not."""
-    consumer = PushConsumer(
-        world.bootstrap, group="g", client={"session.timeout.ms": 1_000, "heartbeat.interval.ms": 5_000}, **world.common
-    )
+    """Kafka's admin client takes them, the consumer does not: its session may not outlast `max.poll.interval.ms`."""
+    consumer = PushConsumer(world.bootstrap, group="g", client={"session.timeout.ms": 600_000}, **world.common)
     consumer.register_message_listener(world.topic, print, orderly=True)
-    with pytest.raises(RocketshimError):
+    with pytest.raises(RocketshimError, match=r"max\.poll\.interval\.ms"):
         consumer.start()
     return consumer, consumer.stop
 
@@ -330,12 +327,12 @@ ON_THE_CLUSTER: dict[str, Case] = {
     "producer": producer,
     "worker, at least once": worker(exactly_once=False),
     "worker, exactly once": worker(exactly_once=True),
-    "drop-in consumer": dropin_consumer(retry=False),
-    "drop-in consumer, retry": dropin_consumer(retry=True),
 }
-"""What is to end well also when the cluster has gone meanwhile."""
+"""What ends in time also when the cluster has gone; a drop-in consumer closes as the original does: in its session."""
 
 CASES = ON_THE_CLUSTER | {
+    "drop-in consumer": dropin_consumer(retry=False),
+    "drop-in consumer, retry": dropin_consumer(retry=True),
     "push, stopped by its listener": push_that_its_listener_stops,
     "push, stopped by another thread": push(stop=lambda consumer: _in_another_thread(consumer.stop)),
     "push, left by with": push(stop=lambda consumer: consumer.__exit__(None, None, None)),
@@ -385,7 +382,7 @@ def world(broker: Broker, admin: AdminClient, tmp_path_factory: pytest.TempPathF
 
 
 def expect_nothing_beyond(before: Standing, what: str) -> None:
-    end = time.monotonic() + float(os.environ.get("G", GUARD_S))
+    end = time.monotonic() + GUARD_S
     while left := Standing.now().beyond(before):
         assert time.monotonic() < end, f"{what} has left {left}"
         time.sleep(0.02)
@@ -409,7 +406,9 @@ def test_with_the_cluster_gone_all_end_in_time_and_what_they_leave_behind_ends_w
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
         admin.create_topics([NewTopic("orders", 2)])["orders"].result(GUARD_S)
         filled(cluster.bootstrap, admin, "", "orders")
-        client = {"session.timeout.ms": 600_000}
+        del admin  # it would look for the cluster too
+        session = {"session.timeout.ms": 600_000, "max.poll.interval.ms": 600_000}
+        client = {**session, "reconnect.backoff.max.ms": 500, "log_level": 0}
         before = Standing.now()
         made = {
             case: work(World(cluster.bootstrap, TopicNames(), "orders", tmp_path, client))
@@ -417,20 +416,18 @@ def test_with_the_cluster_gone_all_end_in_time_and_what_they_leave_behind_ends_w
         }
         (node,) = cluster.nodes
         cluster.kill(node)
-        took_s: dict[str, float] = {}
+        ended: set[str] = set()
 
         def end(case: str, stop: Stop) -> None:
-            began = time.monotonic()
-            with suppress(RocketshimError, KafkaException):  # it says what could not be committed
+            with suppress(RocketshimError):  # it says what could not be committed
                 stop()
-            took_s[case] = time.monotonic() - began
+            ended.add(case)
 
         threads = [threading.Thread(target=end, args=(case, stop)) for case, (_, stop) in made.items()]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(GUARD_S)
-        assert set(took_s) == set(made), "each has ended"
-        print(took_s)  # noqa: T201
+        assert ended == set(made)
         cluster.restart(node)
         expect_nothing_beyond(before, "all")

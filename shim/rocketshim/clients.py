@@ -13,6 +13,7 @@ Names, argument forms, return values and errors are confluent_kafka's (2.15 and 
 * errors are `confluent_kafka.KafkaException` with a `KafkaError` inside.
 """
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ __all__ = [
     "confluent_admin",
     "confluent_clients",
     "discard",
+    "leave",
     "let_go",
     "serve",
 ]
@@ -241,3 +243,35 @@ def let_go(producer: ProducerClient, longest_s: float) -> None:
     if len(producer) == 0:
         with suppress(KafkaException):  # said before
             producer.close()
+
+
+def leave(consumer: ConsumerClient, longest_s: float, last_words: Callable[[], object] = lambda: None) -> bool:
+    """Close a consumer; whether that was done within the time.
+
+    Where the brokers are silent librdkafka waits, for the answer to a commit as well as to close: for as long as the
+    session time-out, and for ever where connections stand and nobody answers (our measurement). Then the client is left
+    behind in a daemon thread of its own, and ends when it can.
+
+    Args:
+        consumer: nobody else is in a call of it; not to be used afterwards.
+        longest_s: how long to wait, in seconds.
+        last_words: a commit that waits for its answer, say; called before it closes, in that thread.
+
+    Raises:
+        What `last_words` or `close` raised within the time; the consumer is closed all the same.
+    """
+    problems: list[BaseException] = []
+
+    def end() -> None:
+        for call in (last_words, consumer.close):
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+                problems.append(error)
+
+    thread = threading.Thread(target=end, name="rocketshim-leaving", daemon=True)
+    thread.start()
+    thread.join(longest_s)
+    if problems:
+        raise problems[0]
+    return not thread.is_alive()

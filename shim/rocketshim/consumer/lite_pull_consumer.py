@@ -33,7 +33,7 @@ from typing import Any, Final, Self, Unpack
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
-from rocketshim.clients import Clients, ConsumerClient, confluent_clients
+from rocketshim.clients import Clients, ConsumerClient, confluent_clients, leave
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.listener import matching
@@ -55,6 +55,7 @@ __all__ = ["LitePullConsumer", "as_selector", "unreadable_headers"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
 _SLICE_S: Final = 0.1
+_LEAVE_S: Final = 10.0
 _HALF_HOUR_MS: Final = 1_800_000
 
 QueuesListener = Callable[[str, list[MessageQueue]], None]
@@ -271,7 +272,7 @@ class LitePullConsumer:
             self._next_commit_ms = self._now_ms() + self.settings.auto_commit_interval_ms
 
     def stop(self) -> None:
-        """Commit what is done (if `auto_commit` is on), leave the group, close. Safe twice.
+        """Commit what is done (if `auto_commit` is on), leave the group, close; within 10 s. Safe twice.
 
         What the last poll returned is not committed; `commit_sync` before does that. A poll that waits in another
         thread is ended, and waited for. Called by a signal handler while its own thread polls, it only asks: that poll
@@ -485,13 +486,13 @@ class LitePullConsumer:
         consumer, self._stopped = self._consumer, True
         if consumer is None:
             return
-        try:
-            if self.settings.auto_commit:
-                self._commit(consumer, self._positions.due())
-        finally:
-            self._closing = True
-            self._consumer = None
-            consumer.close()
+        due = self._positions.due() if self.settings.auto_commit else {}
+        self._consumer, self._closing = None, True
+        if not leave(consumer, _LEAVE_S, lambda: self._commit(consumer, due)):
+            raise BrokerUnavailableError(
+                f"the consumer of group {self.settings.group!r} has ended, but no broker answered: what was done since "
+                "its last commit may be delivered again"
+            )
 
     def _config(self) -> dict[str, Any]:
         required = {

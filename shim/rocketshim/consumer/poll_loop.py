@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.clients import ConsumerClient
+from rocketshim.clients import ConsumerClient, leave
 from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
@@ -56,7 +56,7 @@ T = TypeVar("T")
 _ERROR: Final = Message.error  # called in C, by `map`
 _SERVE_MS: Final = 500
 _SHOW_MS: Final = 1_000
-_LAST_WORD_S: Final = 1.0
+_LEAVE_S: Final = 1.0
 _IDLE_S: Final = 0.1
 _BUSY_S: Final = 0.005
 _GATHER_S: Final = 0.001  # results are accounts, nobody waits for them: a turn for each would cost more than they
@@ -265,7 +265,7 @@ class PollLoop:
             if self._sharing is not None:
                 self._sharing.close()
             self._pool.stop(max(0, deadline_ms - self._now_ms()) / 1_000)
-            self._leave(consumer)
+            self._leave(consumer, deadline_ms)
             self._consumer = None
             if self._send_back is not None:
                 self._send_back.close()
@@ -289,31 +289,21 @@ class PollLoop:
             if self._now_ms() == before_ms:  # a clock that only others move
                 break
 
-    def _leave(self, consumer: ConsumerClient | None) -> None:
-        """Close the client; where the brokers are silent it is left behind, in a thread of its own.
-
-        librdkafka's close waits for a commit that nobody answers, for as long as the session time-out (our measurement:
-        43 s with its default of 45).
-        """
+    def _leave(self, consumer: ConsumerClient | None, deadline_ms: int) -> None:
+        """Close the client, or leave it behind where the brokers are silent."""
         if consumer is None:
             return
-        if not self.commits.outstanding:
-            self._close_client(consumer)
+        unanswered = self.commits.outstanding
+        try:
+            has_left = leave(consumer, max(_LEAVE_S, (deadline_ms - self._now_ms()) / 1_000))
+        except (KafkaException, RuntimeError) as error:
+            self.error = self.error or error
             return
-        thread = threading.Thread(target=self._close_client, args=(consumer,), name="rocketshim-leaving", daemon=True)
-        thread.start()
-        thread.join(_LAST_WORD_S)
-        if thread.is_alive():
+        if unanswered and not has_left:
             self.error = self.error or ConsumerError(
                 f"the consumer of group {self._settings.group!r} has ended, but no broker answered its last commit: "
                 "what was finished since the commit before may be delivered again"
             )
-
-    def _close_client(self, consumer: ConsumerClient) -> None:
-        try:
-            consumer.close()
-        except (KafkaException, RuntimeError) as error:
-            self.error = self.error or error
 
     # --- what orderly consumption does its own way -------------------------------------------------------------------
 

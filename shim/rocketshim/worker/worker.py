@@ -39,7 +39,7 @@ from typing import Any, Final
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
-from rocketshim.clients import Clients, ConsumerClient, confluent_clients
+from rocketshim.clients import Clients, ConsumerClient, confluent_clients, leave
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import QueueLimits
@@ -73,6 +73,7 @@ _TURN_NS: Final = 500 * _NS  # then the group wants to be served, whatever else 
 _HEADER_BYTES: Final = 40  # what a header takes beside its name and value
 _SHOW_NS: Final = 1_000_000_000
 _MOST_LINES: Final = 20
+_LEAVE_S: Final = 1.0
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
 _SESSION_MS: Final = 10_000
 _MOST_UNPOLLED_MS: Final = 5_000  # beyond the session: a loop that hangs gives its partitions up
@@ -211,22 +212,29 @@ class DelayWorker:
         self._stopping.set()
 
     def close(self) -> None:
-        """Wait for hops in flight (`stop_timeout_ms` at most), commit, leave the group. Complete when it returns."""
+        """Wait for hops in flight, commit, leave the group: `stop_timeout_ms` at most, and a second or two to leave.
+
+        Complete when it returns; where no broker answers, positions may not be committed, which is an alarm.
+        """
         consumer, delivery = self._consumer, self._delivery
         if consumer is None or delivery is None:
             return
         self.heart.rest()
         held = list(self._assignment.held.values())
+        by_ns = self._clock.monotonic_ns() + self.settings.stop_timeout_ms * _NS
         try:
             delivery.drain(held, self.settings.stop_timeout_ms * _NS)
-            delivery.commit(held, asynchronous=False)
         finally:
             self._assignment.closing()
             self._consumer = None
-            consumer.close()
-            self._assignment.held.clear()
-            delivery.close()
-            self._delivery = None
+            left_s = max(_LEAVE_S, (by_ns - self._clock.monotonic_ns()) / 1e9)
+            try:
+                if not leave(consumer, left_s, partial(delivery.commit, held, asynchronous=False)):
+                    self._alarm("worker.commit-failed", error="no broker answers")
+            finally:
+                self._assignment.held.clear()
+                delivery.close()
+                self._delivery = None
         _LOG.info("worker.stopped", extra={"delivered": self.counts.delivered})
 
     def step(self, max_wait_ms: int = _IDLE_MS) -> None:
