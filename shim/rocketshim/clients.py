@@ -241,7 +241,8 @@ def let_go(producer: ProducerClient, longest_s: float) -> None:
     """
     discard(producer, longest_s)
     if len(producer) == 0:
-        with suppress(KafkaException):  # said before
+        # After a fatal error, which was said before, `close` warns; where warnings are errors that is a SystemError.
+        with suppress(KafkaException, SystemError):
             producer.close()
 
 

@@ -1,6 +1,7 @@
 """Topics by name and by pattern: who listens, what is read, and what no pattern ever catches."""
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from rocketshim.consumer.listener import Subscription
 from rocketshim.consumer.subscriptions import Subscriptions
 from rocketshim.errors import ConfigError
+from rocketshim.filters import MessageSelector
 from rocketshim_topics import TopicNames
 
 
@@ -183,3 +185,28 @@ def test_against_a_naive_model(steps: list[tuple[str, str]]) -> None:
                 None,
             )
             assert heard_by(subscriptions, topic) == heard
+
+
+@pytest.mark.parametrize("asked", [{"sql": "a = 1"}, {"selector": MessageSelector.by_sql("a = 1")}], ids=str)
+def test_sql_is_asked_again_of_retried_messages_however_it_was_given(asked: dict[str, Any]) -> None:
+    again = Subscriptions(TopicNames(), filter_retries=True).made("orders", print, **asked)
+    assert again.matches_retry is not None
+    assert Subscriptions(TopicNames()).made("orders", print, **asked).matches_retry is None
+    assert Subscriptions(TopicNames(), filter_retries=True).made("orders", print, tags="a").matches_retry is None
+
+
+def test_the_listeners_of_a_consumer_are_all_of_one_kind() -> None:
+    async def await_it(_: Any) -> None: ...
+
+    subscriptions = Subscriptions(TopicNames())
+    assert subscriptions.orderly is subscriptions.awaits is None
+    subscriptions.add(subscriptions.made("orders", print, orderly=True))
+    subscriptions.remove("orders")
+    assert subscriptions.orderly, "what it was stays, since retries may be on their way"
+    for listener, orderly, why in ((print, False, "all orderly or all concurrent"), (await_it, True, "plain function")):
+        with pytest.raises(ConfigError, match=why):
+            subscriptions.made("other", listener, orderly=orderly)
+    assert subscriptions.made("other", print).orderly
+    assert subscriptions.made("orders", None).listener is subscriptions.made("orders", print).listener
+    with pytest.raises(ConfigError, match="needs a listener"):
+        subscriptions.made("other", None)
