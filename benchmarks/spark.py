@@ -101,7 +101,7 @@ def peak_mib() -> Iterator[list[float]]:
 
 def by_spark(what: str, bootstrap: str, topic: str, folder: str, heap: str) -> Side:
     from rocketshim_spark.land import land  # noqa: PLC0415 the other side does without
-    from rocketshim_spark.running import open_lake, publish  # noqa: PLC0415
+    from rocketshim_spark.running import open_lake, publish_lives  # noqa: PLC0415
     from rocketshim_spark.session import SessionSettings, create  # noqa: PLC0415
     from rocketshim_spark.sources import Cluster, read_batch  # noqa: PLC0415
 
@@ -117,7 +117,7 @@ def by_spark(what: str, bootstrap: str, topic: str, folder: str, heap: str) -> S
         landed_s = time.monotonic() - began
         if what == "lineage":
             opened = open_lake(spark, folder)
-            lives = publish(opened, "lineage", opened.lives()).count()
+            lives = publish_lives(opened).count()
         seconds = time.monotonic() - began
         spark.stop()
     return {"lives": lives, "landed_s": landed_s, "seconds": seconds, "mib": peak[0]}

@@ -20,8 +20,9 @@ from rocketshim.local import Broker
 from rocketshim_spark import land as landing
 from rocketshim_spark import sources
 from rocketshim_spark.errors import LakeError, TopicRecreatedError
+from rocketshim_spark.jobs.lineage import HARDLY_REPEATED
 from rocketshim_spark.land import Gap, land, positions, read_gaps, read_records
-from rocketshim_spark.running import open_lake
+from rocketshim_spark.running import open_lake, publish_lives
 from rocketshim_spark.session import connector_jars
 from rocketshim_topics.errors import TopicMissingError
 
@@ -73,6 +74,41 @@ def coordinates(frame: DataFrame) -> list[tuple[str, int, int]]:
 def delete_before(admin: AdminClient, topic: str, partition: int, offset: int) -> None:
     """What retention does, at a moment of our choice."""
     wait(admin.delete_records([TopicPartition(topic, partition, offset)]).values(), 120)
+
+
+def with_dictionary(spark: SparkSession, table: str) -> set[str]:
+    """The columns of a table's first file of which Parquet made a dictionary."""
+    hadoop, jvm = spark._jsc.hadoopConfiguration(), spark._jvm  # type: ignore[attr-defined]
+    name = next(Path(table).glob("*.parquet")).as_uri()
+    parquet = jvm.org.apache.parquet.hadoop
+    file = parquet.util.HadoopInputFile.fromPath(jvm.org.apache.hadoop.fs.Path(name), hadoop)
+    reader = parquet.ParquetFileReader.open(file)
+    found = {
+        column.getPath().toDotString()
+        for column in reader.getFooter().getBlocks().get(0).getColumns()
+        if column.hasDictionaryPage()
+    }
+    reader.close()
+    return found
+
+
+def test_no_dictionary_is_begun_of_what_hardly_repeats_itself(
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], lake: str
+) -> None:
+    name = topic(partitions=1)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for number in range(1_000):  # values and times alike: Parquet itself would make dictionaries of them
+        headers = {"TAGS": b"a", "UNIQ_KEY": b"%d" % number}
+        producer.produce(name, value=b"alike", headers=headers, timestamp=1_000)
+    assert producer.flush(120) == 0
+    land(spark, broker.bootstrap, [name], lake)
+    publish_lives(open_lake(spark, lake))
+    columns = with_dictionary(spark, f"{lake}/records")
+    assert {"topic", "headers.list.element.key"} <= columns
+    assert columns.isdisjoint({"offset", "timestamp", "value"})
+    columns = with_dictionary(spark, f"{lake}/reports/lineage")
+    assert {"topic", "state"} <= columns
+    assert columns.isdisjoint(HARDLY_REPEATED)
 
 
 def test_two_actions_on_one_frame_see_the_same_rows(

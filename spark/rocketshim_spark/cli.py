@@ -141,10 +141,10 @@ def lineage(
     """The life of every message. Exit code 2 if one was lost or its trail is broken, or there is none with that id."""
     with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark.jobs import lineage as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish_lives, say  # noqa: PLC0415
 
         if message is None:
-            report = job.report(publish(view, "lineage", view.lives()))
+            report = job.report(publish_lives(view))
             say(view, report)
             fine = report.fine
         else:
@@ -203,9 +203,9 @@ def audit(
     """Is anything lost. Exit code 2: something is unaccounted for, parked or malformed, or retention was faster."""
     with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark.jobs import audit as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, publish_lives, say  # noqa: PLC0415
 
-        lives = publish(view, "lineage", view.lives())
+        lives = publish_lives(view)
         missing = publish(view, "residuals", job.residuals(lives, view.gaps))
         account = publish(view, "audit", job.transform(lives, missing))
         report = job.report(account, missing, view.gaps, job.malformed(view.events))

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import typer
 from pyspark.sql import DataFrame, SparkSession
@@ -30,10 +31,16 @@ from rocketshim_spark.land import (
     read_topics,
 )
 from rocketshim_spark.report import Report, as_html, as_text
+from rocketshim_spark.session import conf_set, without_dictionaries
 from rocketshim_topics import TopicNames
 from rocketshim_topics.errors import ConfigError
 
-__all__ = ["OpenLake", "local_folder", "open_lake", "publish", "published", "say"]
+__all__ = ["OpenLake", "local_folder", "open_lake", "publish", "publish_lives", "published", "say"]
+
+# Rows of a result lie in no order by which a reader could skip files.
+_NO_STATISTICS: Final[Mapping[str, str]] = {
+    "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": "0"
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +164,24 @@ def _check_namespace(topics: Sequence[str], lake: str, namespace: str) -> None:
         )
 
 
-def publish(lake: OpenLake, name: str, result: DataFrame) -> DataFrame:
-    """Write a result as a Delta table and give it back as it was written, so that it is computed once."""
+def publish(lake: OpenLake, name: str, result: DataFrame, *, hardly_repeated: Iterable[str] = ()) -> DataFrame:
+    """Write a result as a Delta table and give it back as it was written, so that it is computed once.
+
+    Args:
+        lake: where.
+        name: of the table.
+        result: its rows.
+        hardly_repeated: columns (Parquet's paths) of which no dictionary is worth beginning.
+    """
     path = f"{lake.out}/{name}"
-    result.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
+    with conf_set(lake.spark, {**_NO_STATISTICS, **without_dictionaries(hardly_repeated)}):
+        result.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
     return lake.spark.read.format("delta").load(path)
+
+
+def publish_lives(lake: OpenLake) -> DataFrame:
+    """The life of every message, as the table `lineage`."""
+    return publish(lake, "lineage", lake.lives(), hardly_repeated=lineage.HARDLY_REPEATED)
 
 
 def published(lake: OpenLake, name: str) -> DataFrame | None:

@@ -28,7 +28,8 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
@@ -40,7 +41,17 @@ from rocketshim.errors import LocalBrokerError
 from rocketshim.local import cached_jars, fetch_jars
 from rocketshim_spark.errors import ConnectorMissingError, SessionError
 
-__all__ = ["Connector", "SessionSettings", "connector_coordinates", "connector_jars", "create", "fetch", "require"]
+__all__ = [
+    "Connector",
+    "SessionSettings",
+    "conf_set",
+    "connector_coordinates",
+    "connector_jars",
+    "create",
+    "fetch",
+    "require",
+    "without_dictionaries",
+]
 
 Connector = Literal["auto", "cache", "packages", "provided", "none"]
 
@@ -175,6 +186,38 @@ def require(spark: SparkSession) -> None:
                 f"the session has {name}={found}, and these jobs need {wanted}: make it with "
                 f"rocketshim_spark.session.create, or call spark.conf.set({name!r}, {wanted!r})"
             )
+
+
+@contextmanager
+def conf_set(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Settings for what is done inside; afterwards the session has again what it had.
+
+    Args:
+        spark: the session.
+        values: settings of Spark, or of what it hands them on to (Parquet's writer, Delta).
+
+    Thread-safety: none; the settings are the session's, and so every thread's.
+    """
+    previous = {name: spark.conf.get(name, None) for name in values}
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, earlier in previous.items():
+            if earlier is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, earlier)
+
+
+def without_dictionaries(columns: Iterable[str]) -> dict[str, str]:
+    """Settings that let Parquet begin no dictionary of columns that hardly repeat themselves: it would throw it away.
+
+    Args:
+        columns: Parquet's paths, for example `history.list.element.at`.
+    """
+    return {f"parquet.enable.dictionary#{column}": "false" for column in columns}
 
 
 def _conf(settings: SessionSettings, environ: Mapping[str, str]) -> dict[str, str]:

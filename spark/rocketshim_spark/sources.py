@@ -48,6 +48,9 @@ from rocketshim_topics.kafka_codes import DENIED, MISSING, NO_LOGIN
 __all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since", "spark_options"]
 
 _TIMEOUT_S: Final = 30.0
+# Spark's reader waits while it fetches and fetches nothing while it writes: bigger answers, fewer waits. Of 2 M records
+# written as Parquet the wall time fell by 16 % (docs/performance.md).
+_FEWER_WAITS: Final[Mapping[str, str]] = {"max.poll.records": "5000", "max.partition.fetch.bytes": str(4 * 2**20)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -209,7 +212,8 @@ def spark_options(bootstrap: str, kafka: Mapping[str, str] | None = None) -> dic
 
     Args:
         bootstrap: addresses of the brokers.
-        kafka: settings of the Java client, for example `{"security.protocol": "SASL_SSL"}`; None: none.
+        kafka: settings of the Java client, for example `{"security.protocol": "SASL_SSL"}`; None: none. Where they do
+            not say otherwise, up to 5,000 records a poll (Kafka: 500) and 4 MiB a fetch of a partition (Kafka: 1 MiB).
 
     Raises:
         ConfigError: `kafka` names a group or an isolation level: Spark's readers are in no group, and read what is
@@ -220,7 +224,7 @@ def spark_options(bootstrap: str, kafka: Mapping[str, str] | None = None) -> dic
         if name in given:
             raise ConfigError(f"{name} cannot be set for Spark's reader: it is decided by the job")
     return {
-        **{f"kafka.{name}": value for name, value in given.items()},
+        **{f"kafka.{name}": value for name, value in {**_FEWER_WAITS, **given}.items()},
         "kafka.bootstrap.servers": bootstrap,
         "kafka.isolation.level": "read_committed",
         "includeHeaders": "true",

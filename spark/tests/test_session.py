@@ -77,3 +77,20 @@ def test_a_session_of_somebody_elses_is_refused_with_what_it_lacks(
     theirs.conf.set(setting, value)
     with pytest.raises(SessionError, match=f"{setting}={value}, and these jobs need {needed}.*spark.conf.set"):
         session.require(theirs)
+
+
+def test_settings_for_a_while_are_gone_afterwards_also_after_an_error(spark: SparkSession) -> None:
+    known, new = "spark.sql.parquet.compression.codec", "parquet.enable.dictionary#value"
+    before = spark.conf.get(known)
+    inside = []
+
+    def fail() -> None:
+        with session.conf_set(spark, {known: "zstd", new: "false"}):
+            inside.extend([spark.conf.get(known), spark.conf.get(new)])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert inside == ["zstd", "false"]
+    assert spark.conf.get(known) == before
+    assert spark.conf.get(new, None) is None

@@ -42,9 +42,13 @@ from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table, printable
 from rocketshim_topics import TopicNames
 
-__all__ = ["STATES", "LineageParams", "biography", "report", "story", "transform"]
+__all__ = ["HARDLY_REPEATED", "STATES", "LineageParams", "biography", "report", "story", "transform"]
 
 STATES: Final = ("acknowledged", "pending", "scheduled", "retrying", "dead", "parked", "lost", "open")
+HARDLY_REPEATED: Final = (
+    *("msg_id", "origin", "first_sent", "last_at"),
+    *("history.list.element.at", "history.list.element.coordinates"),
+)
 _POSITIONS: Final = "owner string, of_topic string, of_partition int, committed bigint"
 _WAIT, _PARKED, _DELIVERED, _DEAD = 0, 1, 2, 3
 _RUNS: Final = 2**32  # more than there are attempts
