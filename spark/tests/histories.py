@@ -27,6 +27,7 @@ SCHEMA = (
 GAPS = "found_at timestamp, topic string, topic_id string, partition int, gap_from bigint, gap_to bigint, reason string"
 FATES = ("acknowledged", "retried", "dead", "retrying", "waiting-in-retry", "pending", "scheduled")
 FAULTS = ("lost-retry", "lost-delayed", "missing-attempt", "no-source", "expired-source", "early", "repeated", "stuck")
+PATHS = ("parked", "parked-retry", "redriven", "redriven-dead")
 Place = tuple[str, int]
 
 
@@ -106,6 +107,9 @@ class Truth:
     repeats: int = 0
     copies: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    letters: Counter[str] = field(default_factory=Counter)
+    replayed: int = 0
+    parked: set[str] = field(default_factory=set)
     sent: Counter[str] = field(default_factory=Counter)
     overtaken: Counter[str] = field(default_factory=Counter)
 
@@ -148,6 +152,7 @@ class World:
             if fate == "dead":  # retried in place, while others were sent: nothing but the letter is seen of it
                 letter = hops.dead_letter(first, NAMES, group=group, trusted=False, failure=failure, reconsume_times=3)
                 self.log.add(letter, at + 25)
+                self.truth.letters[group] += 1
                 self.truth.states[group, uid] = "dead"
                 continue
             self.truth.overtaken[group] += 1
@@ -201,16 +206,16 @@ class World:
             spoilt.append(record)
             if chance < 0.2:
                 spoilt.append(self.log.again(record))
-            elif chance < 0.25:
+            elif chance < 0.25 and record.topic() != NAMES.parked:  # of those nobody asks whether they are well-formed
                 spoilt[-1] = replace(record, out=copy(record.out))
                 spoilt[-1].out.headers = [*record.headers(), *[("CONSUMER_GROUP", b"twice")] * 2]
         self.log.stored = spoilt
 
-    def message(self, name: str, uid: str, fate: str) -> Iterator[None]:  # noqa: C901 one branch a fate
+    def message(self, name: str, uid: str, fate: str) -> Iterator[None]:  # noqa: C901, PLR0912 one branch a fate
         """The life of one message; at `yield` the groups commit."""
         pick, truth, topic, group = self.source, self.truth, f"orders-{name}", f"pay-{name}"
         at = START_MS + pick.randrange(3_600_000)
-        delayed = fate in {"scheduled", "lost-delayed", "stuck"} or pick.random() < 0.3
+        delayed = fate in {"scheduled", "lost-delayed", "stuck", "parked"} or pick.random() < 0.3
         message = Message(
             topic, uid.encode(), key=f"k{pick.randrange(5)}", delay_level=pick.randint(1, 6) if delayed else None
         )
@@ -231,6 +236,9 @@ class World:
             if fate == "stuck":
                 truth.stuck.add(waited.where)
             if fate in {"scheduled", "stuck"}:
+                return
+            if fate == "parked":
+                self.park(waited, both)
                 return
             if fate == "lost-delayed":
                 truth.never.add(waited.where)
@@ -261,12 +269,11 @@ class World:
             if not hidden:
                 truth.failures[(group, reason.exception_class)] += 1
             trusted = record.topic() == NAMES.retry(group)
-            if fate == "dead" and last:
+            if fate in {"dead", "redriven", "redriven-dead"} and last:
                 dead = hops.dead_letter(
                     record, NAMES, group=group, trusted=trusted, failure=reason, reconsume_times=count
                 )
-                self.log.add(dead, record.at_ms + 6)
-                truth.states[(group, uid)] = "dead"
+                self.bury(self.log.add(dead, record.at_ms + 6), fate, (group, uid))
                 return
             if last and fate == "retrying":
                 truth.states[(group, uid)] = "retrying"
@@ -278,6 +285,9 @@ class World:
             unfinished = last and fate == "retrying"
             waited = self.log.add(out, NOW_MS - 5 if unfinished else record.at_ms + 6, landed=not hidden)
             if unfinished:
+                return
+            if last and fate == "parked-retry":
+                self.park(waited, [(group, uid)])
                 return
             if last and fate == "lost-retry":
                 truth.never.add(waited.where)
@@ -298,6 +308,31 @@ class World:
                 truth.copies[(group, uid)] += 1
         if fate == "missing-attempt":
             truth.residual.add((group, uid, "missing-attempt", False))
+
+    def bury(self, letter: Stored, fate: str, pair: tuple[str, str]) -> None:
+        """A dead letter lies there; some have another run, which ends well or not."""
+        truth, (group, _) = self.truth, pair
+        truth.states[pair] = "dead"
+        truth.letters[group] += 1
+        if fate == "dead":
+            return
+        truth.replayed += 1
+        again = self.log.add(hops.redriven(letter, NAMES, replay_id=f"again-{letter.at}"), letter.at_ms + 1_000)
+        truth.states[pair] = "acknowledged"
+        if fate == "redriven-dead":
+            failure = hops.Failure("KeyError", "no 4", again.at_ms + 5)
+            out = hops.dead_letter(again, NAMES, group=group, trusted=True, failure=failure, reconsume_times=1)
+            self.log.add(out, again.at_ms + 6)
+            truth.states[pair] = "dead"
+            truth.letters[group] += 1
+            truth.failures[group, "KeyError"] += 1
+
+    def park(self, waited: Stored, pairs: Sequence[tuple[str, str]]) -> None:
+        """The worker cannot deliver it."""
+        self.log.add(hops.parked(waited, NAMES, "target-missing"), waited.at_ms + 10_000)
+        self.truth.parked.add(waited.where)
+        for pair in pairs:
+            self.truth.states[pair] = "parked"
 
     def relay(self, waited: Stored, *, landed: bool = True, early: bool = False, straight: bool = False) -> Stored:
         """What the worker does: by way of another queue sometimes, and never early but when told so."""

@@ -71,6 +71,8 @@ class Life:
     failed: bool
     sent_back: bool
     attempts: int
+    deliveries: int
+    took_ms: int | None
     topic: str | None
     began_at: int | None
     last_at: int
@@ -116,6 +118,7 @@ def life(group: str | None, history: list[Read], committed: Mapping[str, Mapping
     runs = {each.step[:2] for each in history}
     deliveries = [each for each in history if each.step[2] == DELIVERED]
     first = history[0]
+    sent_at = min(each.says.born_timestamp_ms or each.stored.at_ms for each in history)
     return Life(
         state=state,
         copies=len(moved) - len(set(moved)),
@@ -126,10 +129,10 @@ def life(group: str | None, history: list[Read], committed: Mapping[str, Mapping
         failed=any(each.step[1] > 0 for each in history),
         sent_back=any(each.step[1] > 0 and each.step[2] != DEAD for each in history),
         attempts=attempt,
+        deliveries=len(deliveries),
+        took_ms=history[-1].stored.at_ms - sent_at if state in {"acknowledged", "dead"} else None,
         topic=first.source_topic,
-        began_at=deliveries[0].stored.at_ms
-        if deliveries
-        else min(each.says.born_timestamp_ms or each.stored.at_ms for each in history),
+        began_at=deliveries[0].stored.at_ms if deliveries else sent_at,
         last_at=history[-1].stored.at_ms,
     )
 
@@ -177,6 +180,8 @@ def outcomes(
             found[where] = ("delivered", min(one.at_ms for one in made) - due, len(made) - 1, False)
         elif any(kind == "schedule" for kind, _ in after[where]):
             found[where] = ("hopped", None, 0, False)
+        elif any(kind == "parked" for kind, _ in after[where]):
+            found[where] = ("parked", None, 0, False)
         elif worker.get(place, 0) > each.stored.offset():
             found[where] = ("never", None, 0, False)
         else:
@@ -206,20 +211,26 @@ def failures(records: Sequence[Read]) -> Counter[tuple[str, str]]:
     """Of each group and class: how many attempts failed."""
     first: dict[tuple[Any, ...], Read] = {}
     for each in sorted(records, key=lambda each: each.stored.at_ms):
-        if each.group is not None and each.says.fail_class is not None:
+        # A redriven letter says why it died before; a parked record is believed in nothing but that it is parked.
+        told = each.kind != "parked" and each.says.fail_class is not None and each.says.reconsume_times != 0
+        if each.group is not None and told:
             first.setdefault((each.group, each.uid, each.says.reconsume_times, each.says.replay_id), each)
     return Counter((each.group or "", each.says.fail_class or "") for each in first.values())
 
 
 def letters(records: Sequence[Read]) -> dict[str, str | None]:
-    """Of each dead letter: None, or which it repeats. In these histories each can be sent."""
+    """Of each dead letter: None, `replayed-already`, or which it repeats. In these histories each can be sent."""
     first: dict[tuple[Any, ...], str] = {}
     found: dict[str, str | None] = {}
+    again = {each.says.hop_id for each in records if each.kind == "retry" and each.says.replay_id is not None}
     dead = [each for each in records if each.kind == "dlq"]
     for each in sorted(dead, key=lambda each: each.stored.offset()):
-        same = (each.stored.topic(), each.uid, each.says.origin_message_id, each.says.reconsume_times)
+        says = each.says
+        same = (each.stored.topic(), each.uid, says.origin_message_id, says.reconsume_times, says.replay_id)
         where = f"{each.stored.partition()}/{each.stored.offset()}"
-        found[each.stored.where] = None if first.setdefault(same, where) == where else f"repeat-of:{first[same]}"
+        is_first = first.setdefault(same, where) == where
+        known = "replayed-already" if each.stored.where in again else None
+        found[each.stored.where] = known if known or is_first else f"repeat-of:{first[same]}"
     return found
 
 

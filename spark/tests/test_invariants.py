@@ -24,10 +24,10 @@ from rocketshim_spark.sources import PartitionBounds
 from rocketshim_topics import hops
 
 from . import naive
-from .histories import FATES, FAULTS, NAMES, NOW_MS, Stored, World, frame, gaps_of, ms
+from .histories import FATES, FAULTS, NAMES, NOW_MS, PATHS, Stored, World, frame, gaps_of, ms
 
 GRACE_MS = 60_000
-fates = st.lists(st.sampled_from([*FATES, *FAULTS]), max_size=6)
+fates = st.lists(st.sampled_from([*FATES, *FAULTS, *PATHS]), max_size=6)
 ordered = st.lists(st.sampled_from(["handled", "dead", "overtaken"]), max_size=6)
 levelled = st.lists(st.sampled_from(["kept", "overtaken"]), max_size=6)
 
@@ -60,7 +60,7 @@ def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> N
     uids = {each.stored.where: each.uid for each in read}
     found = naive.outcomes(world.log.stored, world.committed[NAMES.worker_group], now_ms=NOW_MS, grace_ms=GRACE_MS)
     found = {where: each for where, each in found.items() if of(uids[where])}
-    for outcome, planted in (("never", truth.never), ("stuck", truth.stuck)):
+    for outcome, planted in (("never", truth.never), ("stuck", truth.stuck), ("parked", truth.parked)):
         assert {where for where, each in found.items() if each[0] == outcome} == {
             where for where in planted if of(uids.get(where, ""))
         }
@@ -74,8 +74,8 @@ def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> N
     assert {pair: count for pair, count in naive.failures(read).items() if pair[0] in groups} == {
         pair: count for pair, count in truth.failures.items() if pair[0] in groups
     }
-    dead = [pair for pair, state in truth.states.items() if state == "dead" and of(pair[1])]
-    assert len([where for where in naive.letters(read) if of(uids[where])]) == len(dead)
+    letters = [where for where in naive.letters(read) if of(uids[where])]
+    assert len(letters) == sum(count for group, count in truth.letters.items() if group in groups)
     judged = naive.overtaken(lives, keys_of(read))
     if "ordered" in names:
         assert judged["pay-ordered", b"k"][-1] == truth.overtaken["pay-ordered"]
@@ -99,7 +99,7 @@ def test_spark_says_of_ten_thousand_histories_what_the_naive_model_says(spark: S
 def judge(spark: SparkSession, *, seed: int, count: int) -> None:
     chance = random.Random(seed)  # noqa: S311 nothing secret
     histories = [
-        (chance.choices([*FATES, *FAULTS], k=chance.randrange(7)), chance.random() < 0.5) for _ in range(count)
+        (chance.choices([*FATES, *FAULTS, *PATHS], k=chance.randrange(7)), chance.random() < 0.5) for _ in range(count)
     ]
     world = World(chance)
     for number, (each, _) in enumerate(histories):
@@ -120,6 +120,9 @@ def judge(spark: SparkSession, *, seed: int, count: int) -> None:
     assert len(found) == len(rows)  # each message is in one state only
     assert found == {
         pair: (life.state, life.copies, life.rooted, life.broken, life.origin) for pair, life in expected.items()
+    }
+    assert {(row.grp, row.msg_id): (row.attempts, row.deliveries, row.took_ms) for row in rows} == {
+        pair: (life.attempts, life.deliveries, life.took_ms) for pair, life in expected.items()
     }
 
     gaps = gaps_of(spark, world)

@@ -1,0 +1,257 @@
+"""The numbers of each job on a handful of rows, small enough to be counted by hand."""
+
+import datetime as dt
+import random
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from rocketshim_spark import events
+from rocketshim_spark.frames import small_frame
+from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage
+from rocketshim_topics import Message, decode, hops
+
+from .histories import GAPS, LEVELS, NAMES, NOW_MS, START_MS, Log, World, frame, ms
+
+HOUR_MS = 3_600_000
+
+
+def test_lateness_is_said_by_level_and_by_the_hour_in_which_it_was_due(spark: SparkSession) -> None:
+    rows: list[tuple[object, ...]] = [
+        (3, ms(START_MS + number), "delivered", False, False, 0, number) for number in range(1, 101)
+    ]
+    rows += [
+        (3, ms(START_MS + HOUR_MS), "delivered", True, False, 2, -7),
+        (None, ms(START_MS), "stuck", False, False, 0, None),
+    ]
+    schema = (
+        "delay_level int, due_at timestamp, outcome string, early boolean, overtaken boolean, repeats int, "
+        "late_ms bigint"
+    )
+    waited = small_frame(spark, rows, schema)
+    summed = delays.transform(waited)
+    found = {(row.delay_level, row.hour.hour): row for row in summed.collect()}
+    assert set(found) == {(3, 12), (3, 13), (None, 12)}
+    first, second = found[3, 12], found[3, 13]
+    assert (first.delivered, first.late_p50_ms, first.late_p99_ms, first.late_max_ms) == (100, 50, 99, 100)
+    assert (second.early, second.repeats, second.late_max_ms) == (1, 2, -7)
+    assert (found[None, 12].stuck, found[None, 12].late_max_ms) == (1, None)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"early": True}, {"overtaken": True}, {"outcome": "never"}, {"outcome": "stuck"}, {"outcome": "parked"}]
+)
+def test_each_kind_of_trouble_with_a_delay_is_a_finding(spark: SparkSession, bad: dict[str, object]) -> None:
+    names = ("coordinates", "msg_id", "grp", "real_topic", "delay_level", "due_at", "outcome", "early", "overtaken")
+    row = dict.fromkeys(names, None) | {"outcome": "delivered", "early": False, "overtaken": False, "due_at": ms(0)}
+    schema = (
+        "coordinates string, msg_id string, grp string, real_topic string, delay_level int, due_at timestamp, "
+        "outcome string, early boolean, overtaken boolean, repeats int, late_ms bigint"
+    )
+    for wrong, fine in (({}, True), (bad, False)):
+        found = small_frame(spark, [(*(row | wrong).values(), 0, 1)], schema)
+        assert delays.report(found, delays.transform(found)).fine is fine
+
+
+def test_early_is_what_came_before_its_time_by_more_than_the_skew(spark: SparkSession) -> None:
+    log = Log(random.Random(0))  # noqa: S311 nothing secret
+    places = []
+    for late in (-5, -4, 0):
+        message = Message("orders", b"", key="k", delay_level=1)
+        out = hops.delayed_record(
+            message, NAMES, LEVELS, uniq_key=f"m{late}", born_ms=START_MS, now_ms=START_MS, lane=0
+        )
+        waited = log.add(out, START_MS)
+        places.append(waited)
+        log.add(hops.delivered(waited, decode(waited.headers(), trusted=True), NAMES), START_MS + 1_000 + late)
+    told = events.transform(frame(spark, log.stored))
+    params = delays.DelayParams(now=ms(NOW_MS), skew_ms=4)
+    assert [row.early for row in delays.outcomes(told, params).orderBy("late_ms").collect()] == [True, False, False]
+    for offset, outcome in ((places[-1].at, "waiting"), (places[-1].at + 1, "never")):
+        worker = {(NAMES.schedule, places[-1].number): offset}
+        undelivered = told.filter("kind = 'schedule'").orderBy("offset")
+        params = delays.DelayParams(now=ms(START_MS), worker=worker)
+        last = delays.outcomes(undelivered, params).orderBy("coordinates").collect()[-1]
+        assert last.outcome == outcome
+    for now, outcome in ((61_000, "waiting"), (61_001, "stuck")):  # due a second later, grace 60 s
+        found = delays.outcomes(told.filter("kind = 'schedule'"), delays.DelayParams(now=ms(START_MS + now)))
+        assert {row.outcome for row in found.collect()} == {outcome}
+
+
+def lives(spark: SparkSession, *rows: tuple[str, str, int, int, int, int, int]) -> DataFrame:
+    """Lives of (key, state, attempts, offset, began, last, partition), as far as `keys` looks at them."""
+    told = small_frame(
+        spark,
+        [("g", "orders", key, state, attempts, ms(last), f"orders/{partition}/{offset}", ms(began))
+         for key, state, attempts, offset, began, last, partition in rows],
+        "grp string, topic string, key string, state string, attempts int, last_at timestamp, origin string, "
+        "first_sent timestamp",
+    )  # fmt: skip
+    each = "transform(sequence(0, attempts), n -> named_struct('attempt', n, 'step', 2, 'at', first_sent))"
+    return told.withColumns({"key": F.col("key").cast("binary"), "history": F.expr(each)})
+
+
+def test_a_key_is_poison_from_so_many_failures_and_half_of_its_messages_on(spark: SparkSession) -> None:
+    def of(key: str, failed: int, fine: int) -> list[tuple[str, str, int, int, int, int, int]]:
+        return [
+            (key, "acknowledged", int(number < failed), number, number, number, 0) for number in range(failed + fine)
+        ]
+
+    found = keys.transform(lives(spark, *of("a", 3, 3), *of("b", 3, 4), *of("c", 2, 0), *of("d", 0, 9))).collect()
+    assert {bytes(row.key): row.poison for row in found} == {b"a": True, b"b": False, b"c": False, b"d": False}
+    assert {bytes(row.key): row.share_of_all for row in found} == {b"a": 0.375, b"b": 0.375, b"c": 0.25, b"d": 0.0}
+    assert {bytes(row.key): round(row.failed_share, 2) for row in found} == {b"a": 0.5, b"b": 0.43, b"c": 1, b"d": 0}
+
+
+def test_blocked_time_and_runs_of_failures_are_those_of_failed_messages_of_one_partition(spark: SparkSession) -> None:
+    rows = lives(
+        spark,
+        ("a", "acknowledged", 1, 0, 0, 30, 0),
+        ("a", "dead", 4, 1, 10, 50, 0),
+        ("a", "acknowledged", 0, 2, 20, 25, 0),
+        ("a", "retrying", 2, 3, 25, 26, 0),
+        ("a", "acknowledged", 1, 0, 0, 5, 1),
+        ("a", "acknowledged", 0, 1, 5, 5, 1),
+    )
+    (row,) = keys.transform(rows).collect()
+    assert (row.messages, row.failed, row.dead, row.most_attempts, row.consecutive) == (6, 4, 1, 4, 2)
+    assert row.blocked_ms == 30 + 40 + 1 + 5
+    # The two before the one that was handled; not what is behind it, nor what ended as the next one came.
+    assert row.overtaken == 2
+    assert keys.report(keys.transform(rows, keys.KeyParams(min_failures=5))).fine
+    assert not keys.report(keys.transform(rows, keys.KeyParams(min_failures=4))).fine
+
+
+def test_failures_are_counted_by_attempt_and_run_and_put_into_the_hour_in_which_they_failed(
+    spark: SparkSession,
+) -> None:
+    world = World(random.Random(5))  # noqa: S311 nothing secret
+    world.history("a", ["redriven-dead", "redriven", "dead"])
+    world.commit()
+    told = events.transform(frame(spark, world.log.stored)).cache()
+    found = failures.transform(told).collect()
+    assert sum(row.failures for row in found) == world.truth.failures.total()
+    assert sum(row.dead for row in found) == world.truth.letters.total() == 4
+    one = failures.attempts(told)
+    assert one.select("grp", "msg_id", "attempt", "replay_id").distinct().count() == one.count()
+    seen_at = {row.failed_at for row in one.collect()}
+    assert {row.hour for row in found} == {at.replace(minute=0, second=0, microsecond=0) for at in seen_at}
+    by_cause = {(row.grp, row.fail_class, row.hour): row.messages for row in found}
+    counted: dict[tuple[str, str, dt.datetime], set[str]] = {}
+    for row in one.collect():
+        place = (row.grp, row.fail_class, row.failed_at.replace(minute=0, second=0, microsecond=0))
+        counted.setdefault(place, set()).add(row.msg_id)
+    assert by_cause == {place: len(messages) for place, messages in counted.items()}
+    first = min(seen_at).replace(tzinfo=dt.UTC)
+    assert any(row.is_new for row in failures.transform(told, failures.FailureParams(new_since=first)).collect())
+    new = failures.transform(told, failures.FailureParams(new_since=first)).filter("dead = 0")
+    assert new.isEmpty() or not failures.report(new).fine
+    told.unpersist()
+
+
+def test_redriven_letters_are_left_no_more_and_those_that_died_again_are(spark: SparkSession) -> None:
+    world = World(random.Random(6))  # noqa: S311 nothing secret
+    world.history("a", ["redriven-dead", "redriven", "dead"])
+    world.history("b", ["redriven-dead"])
+    world.commit()
+    stored = world.log.stored
+    stored += [world.log.again(each) for each in list(stored) if each.topic() == NAMES.dead_letter("pay-a")][:1]
+    letters = dlq_trend.letters(events.transform(frame(spark, stored))).cache()
+    assert letters.count() == world.truth.letters.total() == 6
+    params = dlq_trend.TrendParams(now=ms(NOW_MS))
+    left = {row.grp: row for row in dlq_trend.open_letters(letters, params).collect()}
+    assert {group: row.depth for group, row in left.items()} == {"pay-a": 2, "pay-b": 1}
+    of_a = [row.arrived_at for row in letters.filter("grp = 'pay-a' AND replayed_at IS NULL").collect()]
+    assert left["pay-a"].oldest_at == min(of_a)
+    age = (ms(NOW_MS).replace(tzinfo=None) - min(of_a)).total_seconds() / 3_600
+    assert left["pay-a"].oldest_age_hours == pytest.approx(age)
+    assert left["pay-a"].hours_left == pytest.approx(30 * 24 - age)
+    days = dlq_trend.transform(letters).orderBy("grp", "day").collect()
+    assert {row.grp: row.depth for row in days} == {"pay-a": 2, "pay-b": 1}  # the last day of each
+    assert sum(row.replayed for row in days) == world.truth.replayed == 3
+    letters.unpersist()
+
+
+def test_a_letter_that_was_sent_again_and_discarded_leaves_once(spark: SparkSession) -> None:
+    row = ("g", "rmq.dlq.g", ms(0), ms(1), ms(2), "rmq.dlq.g/0/0")
+    schema = (
+        "grp string, topic string, arrived_at timestamp, replayed_at timestamp, discarded_at timestamp, "
+        "coordinates string"
+    )
+    (day,) = dlq_trend.transform(small_frame(spark, [row, (*row[:3], None, None, "x")], schema)).collect()
+    assert (day.arrived, day.replayed, day.discarded, day.depth) == (2, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("parked", "lost", "gap", "unread", "fine"),
+    [
+        (0, False, False, False, True),
+        (1, False, False, False, False),
+        (0, True, False, False, False),
+        (0, False, True, False, False),
+        (0, False, False, True, False),
+    ],
+)
+def test_an_audit_is_fine_only_without_any_of_its_findings(
+    spark: SparkSession, *, parked: int, lost: bool, gap: bool, unread: bool, fine: bool
+) -> None:
+    states = ", ".join(f"{name} bigint" for name in lineage.STATES)
+    row = ("orders", "g", 3, *(parked if name == "parked" else 0 for name in lineage.STATES), 0, int(lost), 0)
+    account = small_frame(
+        spark, [row], f"topic string, grp string, sent bigint, {states}, copies bigint, residual bigint, expired bigint"
+    )
+    missing = small_frame(
+        spark, [("orders", "g", "m", "lost", False, "lost", "orders/0/1", ms(0))] if lost else [],
+        "topic string, grp string, msg_id string, reason string, explained boolean, state string, origin string, "
+        "last_at timestamp",
+    )  # fmt: skip
+    gaps = small_frame(spark, [(ms(0), "orders", "id", 0, 5, 8, "expired")] if gap else [], GAPS)
+    broken = small_frame(
+        spark, [("rmq.dlq.g", "bad-header-key", 2, ms(0), "rmq.dlq.g/0/1")] if unread else [],
+        "topic string, reason string, records bigint, first_at timestamp, sample string",
+    )  # fmt: skip
+    report = audit.report(account, missing, gaps, broken)
+    assert report.fine is fine
+    assert report.verdict == (
+        f"residual {int(lost)}; {parked} parked; {2 * unread} malformed; "
+        f"at most {3 * gap} deleted before they were landed"
+    )
+
+
+def test_what_is_missing_is_explained_by_the_gap_in_which_it_was_and_by_no_other(spark: SparkSession) -> None:
+    schema = (
+        "grp string, msg_id string, topic string, state string, origin string, attempts int, rooted boolean, "
+        "broken boolean, copies int, last_at timestamp"
+    )
+    rows = [
+        ("g", "before", "orders", "dead", "orders/0/4", 1, False, False, 0, ms(0)),
+        ("g", "first", "orders", "dead", "orders/0/5", 1, False, False, 0, ms(0)),
+        ("g", "last", "orders", "dead", "orders/0/7", 1, False, False, 0, ms(0)),
+        ("g", "behind", "orders", "dead", "orders/0/8", 1, False, False, 0, ms(0)),
+        ("g", "partition", "orders", "dead", "orders/1/5", 1, False, False, 0, ms(0)),
+        ("g", "broken", "orders", "dead", "orders/0/1", 2, True, True, 0, ms(0)),
+        ("g", "lost-first", "orders", "lost", None, 0, True, False, 0, ms(0)),
+        ("g", "lost-retry", "orders", "lost", "orders/0/2", 1, False, False, 0, ms(0)),
+        (None, "other", "mails", "lost", None, 0, True, False, 0, ms(0)),
+        ("g", "fine", "orders", "acknowledged", "orders/0/3", 0, True, False, 3, ms(0)),
+    ]
+    lived = small_frame(spark, rows, schema)
+
+    def explained(*gaps: tuple[str, int, int]) -> set[str]:
+        noted = [(ms(0), topic, "id", 0, low, high, "expired") for topic, low, high in gaps]
+        found = audit.residuals(lived, small_frame(spark, noted, GAPS)).cache()
+        assert sorted(row.msg_id for row in found.collect()) == sorted(row[1] for row in rows[:-1])
+        assert {row.reason for row in found.filter("state = 'lost'").collect()} == {"lost"}
+        return {row.msg_id for row in found.filter("explained").collect()}
+
+    assert explained() == set()
+    twice = ("orders", 5, 8), ("orders", 5, 8)  # two landings at a time may have noted it both
+    assert explained(*twice) == {"first", "last", "lost-first"}
+    assert explained(("rmq.retry.g", 0, 1)) == {"broken", "lost-retry"}
+    assert explained(("SCHEDULE_TOPIC_XXXX", 0, 1)) == {"broken"}
+    listed = audit.residuals(lived, small_frame(spark, [], GAPS))
+    lives_ = lived.withColumn("history", lived.msg_id)
+    account = {row.topic: row for row in audit.transform(lives_, listed).collect()}
+    assert (account["orders"].sent, account["orders"].residual, account["orders"].copies) == (9, 8, 3)
+    assert (account["mails"].sent, account["mails"].lost, account["mails"].residual) == (1, 1, 1)
