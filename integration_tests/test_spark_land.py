@@ -224,6 +224,7 @@ def test_what_retention_took_is_a_gap_told_once(
     assert offsets == [*range(4, 10), *range(15, 20)]
     assert [row.gap_to for row in read_gaps(spark, lake, first.version).collect()] == [4]  # an earlier report's
     assert read_gaps(spark, lake, second.version).count() == 2
+    assert open_lake(spark, lake).caveats[0].startswith("retention deleted records before they were landed")
 
 
 def test_what_retention_takes_in_the_midst_of_a_landing_is_a_gap_too(

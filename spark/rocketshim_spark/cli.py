@@ -264,6 +264,8 @@ def dlq_trend(
     from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` does without
 
     retention_ms, warn_ms = parse_duration_ms(retention), parse_duration_ms(warn)
+    if retention_ms == 0:
+        raise ConfigError(f"--retention {retention}: a topic keeps records for 1 ms at least")
     with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark.jobs import dlq_trend as job  # noqa: PLC0415 Spark is there now
         from rocketshim_spark.running import publish, say  # noqa: PLC0415

@@ -44,12 +44,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from confluent_kafka import IsolationLevel
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
-from rocketshim_spark.errors import LakeError, TopicRecreatedError
+from rocketshim_spark.errors import LakeError, LandingFailedError, TopicRecreatedError
 from rocketshim_spark.frames import small_frame
 from rocketshim_spark.session import conf_set, require, without_dictionaries
 from rocketshim_spark.sources import Cluster, PartitionBounds, offsets_json, spark_options
@@ -86,6 +86,7 @@ _TOPICS_SCHEMA: Final = "topic string, topic_id string, first_landed_at timestam
 _POSITIONS_SCHEMA: Final = (
     "taken_at timestamp, version bigint, grp string, topic string, partition int, committed bigint"
 )
+_REASON: Final = 1_000
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _NOT_THERE: Final = frozenset(
     {"PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_TABLE_ONLY_OPERATION"}
@@ -180,7 +181,7 @@ def land(
         TopicMissingError: a topic does not exist and was never landed. Nothing was landed.
         TopicRecreatedError: a topic that was landed is gone or was made anew. Nothing was landed.
         BrokerUnavailableError, NotAuthorizedError: as of `Cluster.bounds`. Nothing was landed.
-        pyspark.errors.StreamingQueryException: Spark failed; what was committed stays, and the next call goes on there.
+        LandingFailedError: Spark failed; what was committed stays, and the next call goes on there.
 
     Thread-safety: one at a time per folder.
     """
@@ -219,7 +220,14 @@ def land(
         new_count = sum(max(0, each.end - starts[each.topic, each.partition]) for each in before)
         share = -(-new_count // (_TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
         options["maxRecordsPerPartition"] = str(min(max_records_per_task, max(_LEAST_PER_TASK, share)))
-    rows = _stream(spark, options, lake)
+    try:
+        rows = _stream(spark, options, lake)
+    except StreamingQueryException as error:
+        reason = " ".join(str(error).partition("=== Streaming Query ===")[0].split())
+        raise LandingFailedError(
+            f"Spark failed while it landed into {lake}, and landing again goes on from what is committed. If another "
+            f"landing into this folder is running, it goes on too. Spark says: {reason[:_REASON]}"
+        ) from error
     if holes:
         # Spark was told to pass over holes: what retention took since the look before must not stay unsaid.
         late = _taken_meanwhile(spark, lake, cluster.bounds(wanted), starts)

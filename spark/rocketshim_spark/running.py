@@ -86,6 +86,8 @@ class OpenLake:
             "yet, and may be called lost or never delivered"
             for (topic, partition), offset in sorted(self.snapshot.held.items())
         ]
+        if not self.gaps.isEmpty():
+            told.append("retention deleted records before they were landed: what was delivered there may look lost")
         schedule = TopicNames(self.namespace).schedule
         if not self.worker and not self.topics().filter(F.col("topic") == schedule).isEmpty():
             told.append("no position of the worker is known: what it has lost is called retrying, scheduled or stuck")

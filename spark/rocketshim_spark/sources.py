@@ -156,6 +156,8 @@ class Cluster:
             found = self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S)
         except KafkaException as error:
             raise self._named(error, "the consumer groups") from error
+        if found.errors:  # of the groups of one broker; without their positions much would look open
+            raise self._named(found.errors[0], "the consumer groups")
         return sorted(each.group_id for each in found.valid)
 
     def committed(self, group: str, topics: Collection[str]) -> dict[tuple[str, int], int]:

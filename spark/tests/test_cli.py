@@ -1,0 +1,35 @@
+"""What was mistyped is said before Spark starts, in one line with the way out."""
+
+import pytest
+
+from rocketshim_spark.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("failures", "--since", "yesterday"), "'yesterday' is no time: write it as 2026-11-20T18:00:00Z"),
+        (("failures", "--new-since", "20:00"), "'20:00' is no time"),
+        (
+            ("failures", "--since", "2026-01-02T01:00:00+02:00", "--until", "2026-01-01T23:00:00Z"),
+            "--until 2026-01-01T23:00:00Z is not later than --since 2026-01-02T01:00:00+02:00: nothing lies between",
+        ),
+        (("delays", "--grace", "5x"), "5x"),
+        (("delays", "--skew", "-1s"), "-1s"),
+        (("dlq-trend", "--retention", "0s"), "--retention 0s: a topic keeps records for 1 ms at least"),
+        (("dlq-trend", "--warn", "soon"), "soon"),
+        (("audit", "--connector", "bogus"), "--connector 'bogus'"),
+        (("audit", "--driver-memory", "1x"), "--driver-memory '1x'"),
+        (("keys", "--min-failures", "0"), "--min-failures"),
+        (("audit", "--version", "-1"), "--version"),
+        (("replay", "plan", "--plan", "p", "--max-replays", "0"), "--max-replays"),
+        (("replay", "run", "--plan", "p", "--bootstrap", "b", "--max-per-second", "0"), "--max-per-second"),
+    ],
+)
+def test_what_was_mistyped_is_said_in_a_line(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--lake", "/nowhere"]) == 1
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
