@@ -218,11 +218,12 @@ def failures(records: Sequence[Read]) -> Counter[tuple[str, str]]:
     return Counter((each.group or "", each.says.fail_class or "") for each in first.values())
 
 
-def letters(records: Sequence[Read]) -> dict[str, str | None]:
+def letters(records: Sequence[Read], stored: Sequence[Stored]) -> dict[str, str | None]:
     """Of each dead letter: None, `replayed-already`, or which it repeats. In these histories each can be sent."""
     first: dict[tuple[Any, ...], str] = {}
     found: dict[str, str | None] = {}
-    again = {each.says.hop_id for each in records if each.kind == "retry" and each.says.replay_id is not None}
+    carried = [dict(each.headers()) for each in stored if kind_of(each.topic()) == "retry"]  # malformed ones, too
+    again = {(each["HOP_ID"] or b"").decode() for each in carried if "REPLAY_ID" in each}
     dead = [each for each in records if each.kind == "dlq"]
     for each in sorted(dead, key=lambda each: each.stored.offset()):
         says = each.says

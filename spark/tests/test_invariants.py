@@ -74,7 +74,7 @@ def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> N
     assert {pair: count for pair, count in naive.failures(read).items() if pair[0] in groups} == {
         pair: count for pair, count in truth.failures.items() if pair[0] in groups
     }
-    letters = [where for where in naive.letters(read) if of(uids[where])]
+    letters = [where for where in naive.letters(read, world.log.stored) if of(uids[where])]
     assert len(letters) == sum(count for group, count in truth.letters.items() if group in groups)
     judged = naive.overtaken(lives, keys_of(read))
     if "ordered" in names:
@@ -159,7 +159,7 @@ def judge(spark: SparkSession, *, seed: int, count: int) -> None:
     assert {row.grp for row in judged if row.violation} == {"pay-ordered"}
     assert all(row.poison == (row.failed >= 3 and 2 * row.failed >= row.messages) for row in judged)
 
-    replayed(spark, world, told, naive.letters(read))
+    replayed(spark, world, told, naive.letters(read, world.log.stored))
     told.unpersist()
     lives.unpersist()
     waited.unpersist()
