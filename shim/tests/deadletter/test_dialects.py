@@ -83,6 +83,17 @@ def golden(topic: str) -> Record:
                 None,
             ),
         ),
+        (
+            "smallrye-dlq",
+            "SmallRye",
+            (
+                "smallrye-in",
+                None,
+                "io.smallrye.reactive.messaging.providers.ProcessingException",
+                "SRMSG00103: Exception thrown when calling the method SmallRyeLetters$Shop#sell",
+                None,
+            ),
+        ),
     ],
 )
 def test_letters_of_the_real_producers(
@@ -109,6 +120,7 @@ def test_letters_of_the_real_producers(
 def test_there_is_a_golden_record_of_each_topic() -> None:
     assert {each["topic"] for each in GOLDEN} == {
         "plain-dlt", "steps-dlt", "steps-retry-50", "steps-retry-100", "streams-dlq", "connect-dlq",
+        "smallrye-dlq",
     }  # fmt: skip
 
 
@@ -210,7 +222,7 @@ def test_letters_by_their_documented_format(dialect: str, headers: Headers, expe
 
 def test_every_dialect_is_tested() -> None:
     by_golden = {
-        "Spring Kafka dead-letter topic", "Spring Kafka retry topics", "Kafka Streams", "Kafka Connect",
+        "Spring Kafka dead-letter topic", "Spring Kafka retry topics", "Kafka Streams", "Kafka Connect", "SmallRye",
     }  # fmt: skip
     assert by_golden | {name for name, _, _ in DOCUMENTED} == {dialect.name for dialect in DIALECTS}
 

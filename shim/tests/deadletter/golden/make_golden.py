@@ -1,14 +1,16 @@
 """Write `dead_letters.json` anew: dead letters made by the real producers on a real broker, as they lie in the topic.
 
-    python shim/tests/deadletter/golden/make_golden.py
+    python shim/tests/deadletter/golden/make_golden.py [SpringLetters …]
 
-Fetches the producers by their Maven coordinates, compiles the three programs beside this file, runs each against a
-broker of its own and stores what it wrote to its dead-letter and retry topics. Needs a JDK (javac); takes some minutes.
+Fetches the producers by their Maven coordinates, compiles the programs beside this file, runs each (or those that are
+named; the others' records are kept) against a broker of its own and stores what it wrote to its dead-letter and retry
+topics. Needs a JDK (javac); takes some minutes.
 """
 
 import base64
 import json
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,24 +28,35 @@ FINE = b'{"schema": null, "payload": null}'  # Connect's converter can read it
 SPRING = "org.springframework.kafka:spring-kafka:3.3.10"
 STREAMS = "org.apache.kafka:kafka-streams:4.3.0"
 CONNECT = "+".join(f"org.apache.kafka:connect-{part}:4.3.0" for part in ("runtime", "file", "json"))
+SMALLRYE = (
+    "io.smallrye.reactive:smallrye-reactive-messaging-kafka:4.36.0"
+    "+io.smallrye.config:smallrye-config:3.9.1"  # it is built with 3.18.1, which not every registry has
+    "+org.eclipse.microprofile.config:microprofile-config-api:3.1"
+    "+io.smallrye.reactive:mutiny-reactive-streams-operators:2.6.2"
+    "+org.eclipse.microprofile.reactive-streams-operators:microprofile-reactive-streams-operators-api:3.0"
+    "+org.jboss.weld.se:weld-se-core:5.1.3.Final"
+)
 SPRING_TOPICS = ("plain-dlt", "steps-retry-50", "steps-retry-100", "steps-dlt")
 PROGRAMS = {
     "SpringLetters": (SPRING, ("plain", "steps"), SPRING_TOPICS),
     "StreamsLetters": (STREAMS, ("streams-in",), ("streams-dlq",)),
     "ConnectLetters": (CONNECT, ("connect-in",), ("connect-dlq",)),
+    "SmallRyeLetters": (SMALLRYE, ("smallrye-in",), ("smallrye-dlq",)),
 }
 
 
 def main() -> None:
-    letters = []
+    wanted, place = sys.argv[1:] or list(PROGRAMS), HERE / "dead_letters.json"
+    letters = [each for each in json.loads(place.read_text(encoding="utf-8")) if each["program"] not in wanted]
     with any_broker(report=print) as broker, tempfile.TemporaryDirectory() as folder:
-        for name, (coordinates, inputs, outputs) in PROGRAMS.items():
+        for name in wanted:
+            coordinates, inputs, outputs = PROGRAMS[name]
             create(broker.bootstrap, [*inputs, *outputs])
             if name != "SpringLetters":
                 send(broker.bootstrap, inputs[0])
             run(name, coordinates, broker.bootstrap, Path(folder), outputs[-1])
             letters += [as_json(name, coordinates, each) for each in read(broker.bootstrap, outputs)]
-    (HERE / "dead_letters.json").write_text(json.dumps(letters, indent=1) + "\n", encoding="utf-8")
+    place.write_text(json.dumps(letters, indent=1) + "\n", encoding="utf-8")
 
 
 def create(bootstrap: str, topics: list[str]) -> None:
@@ -63,7 +76,8 @@ def run(name: str, coordinates: str, bootstrap: str, folder: Path, output: str) 
     """Run a program until its dead letter is there, at most two minutes."""
     path = ":".join(str(jar) for jar in jgo.build(coordinates).all_jars)
     subprocess.run(["javac", "-cp", path, "-d", folder, HERE / f"{name}.java"], check=True)  # noqa: S603, S607
-    process = subprocess.Popen(["java", "-cp", f"{path}:{folder}", name, bootstrap, str(folder)])  # noqa: S603, S607
+    opened = ("--add-opens", "java.base/java.lang=ALL-UNNAMED")  # Weld makes classes
+    process = subprocess.Popen(["java", *opened, "-cp", f"{path}:{folder}", name, bootstrap, str(folder)])  # noqa: S603, S607
     deadline = time.monotonic() + 120
     while not read(bootstrap, (output,)):
         if process.poll() not in {None, 0} or time.monotonic() > deadline:
