@@ -170,7 +170,12 @@ def test_a_group_that_is_not_known_is_said_to_be_so(place: Place, capsys: pytest
         assert "init" not in told
         assert place.group + " " in told.replace("?", " "), "what it may be"
     assert main(["dlq", "ls", "--topic", "nowhere", *place.there]) == 1
-    assert "there is no topic nowhere" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "there is no topic nowhere" in told
+    assert "rocketshim acls" in told, "a missing right looks the same"
+    for words in (["trace", "x"], ["delayed", "ls"], ["delayed", "show", "0/0"], ["parked", "ls"]):
+        assert main([*words, "--bootstrap", place.bootstrap, "--namespace", "nobodys"]) == 1
+        assert "rocketshim acls" in capsys.readouterr().err
 
 
 def test_no_command_shows_a_none_where_there_is_nothing(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,10 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-__all__ = ["denied_topics"]
+__all__ = ["OR_HIDDEN", "denied_topics"]
+
+OR_HIDDEN: Final = "Kafka says the same to who may not see it: rocketshim acls --role operator"
+"""What is to be said where something is not there: a principal without rights is told nothing else."""
 
 _TIMEOUT_S: Final = 5.0
 

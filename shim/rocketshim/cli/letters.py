@@ -17,6 +17,7 @@ from rocketshim.deadletter.opening import Letter, Opener
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.filters import SqlFilter, TagFilter
+from rocketshim.rights import OR_HIDDEN
 from rocketshim_topics import TopicNames, parse_duration_ms
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.wire import headers_shown
@@ -152,7 +153,9 @@ def there(reader: TopicReader, physical: str, otherwise: str) -> str:
     known = reader.topics()
     if not known.get(physical):
         like = difflib.get_close_matches(physical, known, n=5)
-        raise TopicMissingError(otherwise + (f"; did you mean {' or '.join(like)}?" if like else ""))
+        raise TopicMissingError(
+            f"{otherwise}; did you mean {' or '.join(like)}?" if like else f"{otherwise}. {OR_HIDDEN}"
+        )
     return physical
 
 

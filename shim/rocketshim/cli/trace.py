@@ -16,6 +16,7 @@ from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.trace import Hop, Missing, life
 from rocketshim.errors import ConfigError, TopicMissingError
+from rocketshim.rights import OR_HIDDEN
 from rocketshim_topics import DelayLevels, Envelope, Origin, TopicNames
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
 
@@ -88,10 +89,18 @@ def _id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
 
 
 def _ours(reader: TopicReader, names: TopicNames) -> list[str]:
-    """The shim's topics of the namespace that are there."""
+    """The shim's topics of the namespace that are there.
+
+    Raises:
+        TopicMissingError: there is none.
+    """
     prefix = names.prefix
     ours = [name for name in reader.topics() if names.is_ours(name) and name.startswith(prefix)]
-    return ours if prefix else [name for name in ours if name.startswith(("SCHEDULE_TOPIC", "rmq."))]
+    if not prefix:
+        ours = [name for name in ours if name.startswith(("SCHEDULE_TOPIC", "rmq."))]
+    if not ours:
+        raise TopicMissingError(f"there is no topic of rocketshim's in the namespace {names.namespace!r}. {OR_HIDDEN}")
+    return ours
 
 
 def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:

@@ -16,6 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 from rocketshim.client_config import merge
 from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
+from rocketshim.rights import OR_HIDDEN
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 
 __all__ = ["TopicReader"]
@@ -125,7 +126,9 @@ class TopicReader:
         known = self.topics()
         missing = [topic for topic in topics if not known.get(topic)]
         if missing:
-            raise TopicMissingError(f"missing: {', '.join(missing)}; create them with: rocketshim init --group GROUP")
+            raise TopicMissingError(
+                f"missing: {', '.join(missing)}; create them with: rocketshim init --group GROUP. {OR_HIDDEN}"
+            )
         places = [(topic, partition) for topic in topics for partition in range(known[topic])]
         ends: dict[tuple[str, int], int] = {}
         for place in places:
@@ -270,6 +273,6 @@ class TopicReader:
         if cause.code() in DENIED:
             return NotAuthorizedError(f"the principal may not do this ({cause.str()}); see: rocketshim acls")
         if cause.code() in MISSING:
-            return TopicMissingError(f"there is no such topic or partition ({cause.str()})")
+            return TopicMissingError(f"there is no such topic or partition ({cause.str()}). {OR_HIDDEN}")
         said = self._complaints.said(self._consumer)
         return BrokerUnavailableError(f"no broker at {self._bootstrap} answered ({cause.name()}: {cause.str()}){said}")

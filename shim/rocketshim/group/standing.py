@@ -9,6 +9,7 @@ from rocketshim.clients import Complaints, ConsumerClient
 from rocketshim.core.group_log import GroupLog, Outcome
 from rocketshim.core.lease_rules import Owner
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
+from rocketshim.rights import OR_HIDDEN
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.group_log import HeldQueue, ReleaseRecord, UnknownVersionError, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
@@ -53,7 +54,8 @@ def read_group_log(consumer: ConsumerClient, topic: str, complaints: Complaints 
         found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
         if found is None or not found.partitions:
             raise TopicMissingError(
-                f"missing: {topic}. The group has no log: it never consumed in order, or with an allocation strategy"
+                f"missing: {topic}. The group has no log: it never consumed in order, or with an allocation strategy. "
+                f"{OR_HIDDEN}"
             )
         low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)
     except KafkaException as error:

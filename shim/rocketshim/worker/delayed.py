@@ -16,6 +16,7 @@ from rocketshim.clients import Clients, confluent_clients
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import MalformedRecordError, TopicMissingError
 from rocketshim.positions import committed_positions
+from rocketshim.rights import OR_HIDDEN
 from rocketshim.worker.relay import is_probe
 from rocketshim_topics.hops import due_ms
 from rocketshim_topics.levels import DelayLevels
@@ -180,7 +181,7 @@ class DelayedReader:
         count = self._reader.topics().get(self._topic)
         if not count:
             raise TopicMissingError(
-                f"the topic {self._topic} is not there, or may not be seen; create it with: rocketshim init"
+                f"the topic {self._topic} is not there; create it with: rocketshim init. {OR_HIDDEN}"
             )
         spans = {}
         for item in self._positions(count):
