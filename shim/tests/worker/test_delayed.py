@@ -1,0 +1,63 @@
+"""What waits in the delay queues, as it is listed: from the worker's positions on, probes left out."""
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from rocketshim.clients import Clients
+from rocketshim.errors import NotAuthorizedError, TopicMissingError
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim.worker.delayed import DelayedReader
+from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.hops import clock_probe
+
+NAMES = TopicNames("")
+HEADERS = [("REAL_TOPIC", b"orders")]
+
+
+@pytest.fixture
+def kafka() -> InMemoryKafka:
+    cluster = InMemoryKafka(VirtualClock())
+    cluster.create_topic(NAMES.schedule, 3)
+    return cluster
+
+
+def reader(kafka: InMemoryKafka) -> DelayedReader:
+    clients = Clients(kafka.consumer, kafka.producer)
+    return DelayedReader("memory:1", NAMES, DelayLevels.default(), clients=clients)
+
+
+def test_what_the_worker_is_through_with_waits_no_more_and_probes_never_did(kafka: InMemoryKafka) -> None:
+    for number in (0, 1):
+        for body in (b"a", b"b"):
+            kafka.append(NAMES.schedule, body, partition=number, headers=HEADERS)
+    kafka.append(NAMES.schedule, None, partition=2, headers=clock_probe(NAMES, partition=2).headers)
+    worker = kafka.consumer({"bootstrap.servers": "memory:1", "group.id": NAMES.worker_group})
+    worker.commit(offsets=[TopicPartition(NAMES.schedule, 0, 1)], asynchronous=False)
+    with reader(kafka) as reading:
+        found = [(message.partition(), message.offset()) for message in reading.records()]
+        assert [(each.partition, each.waiting, each.head.place) for each in reading.summaries()] == [
+            (0, 1, "0/1"),
+            (1, 2, "1/0"),
+        ]
+        fetched = [reading.fetch(number, offset) for number, offset in ((0, 0), (0, 7), (2, 0))]
+    assert sorted(found) == [(0, 1), (1, 0), (1, 1)]
+    assert [each and each.value() for each in fetched] == [b"a", None, None]
+
+
+def test_what_comes_is_followed_from_where_nothing_waits(kafka: InMemoryKafka) -> None:
+    with reader(kafka) as reading:
+        following = reading.records(follow=True)
+        for body in (b"a", b"b"):
+            kafka.append(NAMES.schedule, body, partition=1, headers=HEADERS)
+            assert next(following).value() == body
+        following.close()  # type: ignore[attr-defined]
+
+
+def test_topics_that_are_not_there_or_may_not_be_read_are_named(kafka: InMemoryKafka) -> None:
+    kafka.append(NAMES.schedule, b"a", headers=HEADERS)
+    kafka.deny(NAMES.schedule)
+    with reader(kafka) as reading, pytest.raises(NotAuthorizedError, match=NAMES.schedule):
+        list(reading.records())
+    kafka.delete_topic(NAMES.schedule)
+    with reader(kafka) as reading, pytest.raises(TopicMissingError, match="rocketshim init"):
+        list(reading.records())
