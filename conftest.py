@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from xdist.scheduler import LoadScopeScheduling
 
+    from rocketshim.dropin import Consumer
+
 # Tables are as wide as in a pipe, whatever terminal the tests were started in; pytest-xdist hands its width on.
 os.environ.pop("COLUMNS", None)
 
@@ -78,6 +80,24 @@ _pair = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_ssize_t)(("PyTuple_New", ct
 def unreadable() -> Callable[[Any], Any]:
     """Makes a record one with a header whose name is no UTF-8."""
     return _UnreadableRecord
+
+
+@pytest.fixture
+def at_once() -> "type[Consumer]":
+    """A drop-in consumer: once its `waits` is False, its polls are those that do not wait, which a backlog makes."""
+    from rocketshim.dropin import Consumer  # noqa: PLC0415 only few tests need a Kafka client here
+
+    class AtOnce(Consumer):
+        waits = True
+
+        def _wait(self, *args: Any) -> Any:
+            return super()._wait(*args) if self.waits else None
+
+        def poll(self, timeout: float = -1) -> Any:
+            self._rocketshim.dirty = self._rocketshim.dirty or not self.waits
+            return super().poll(timeout)
+
+    return AtOnce
 
 
 @pytest.fixture(scope="session")

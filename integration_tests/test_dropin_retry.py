@@ -87,19 +87,6 @@ class Stage:
         return answer.offset
 
 
-class AtOnce(Consumer):
-    """Once `waits` is False, its polls are those that do not wait, which a backlog makes."""
-
-    waits = True
-
-    def _wait(self, *args: Any) -> Any:
-        return super()._wait(*args) if self.waits else None
-
-    def poll(self, timeout: float = -1) -> Message | None:
-        self._rocketshim.dirty = self._rocketshim.dirty or not self.waits
-        return super().poll(timeout)
-
-
 @pytest.fixture
 def stage(
     broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str], group: Callable[..., str]
@@ -260,9 +247,9 @@ def test_another_thread_sends_back_while_the_poll_thread_waits_for_messages(stag
 
 
 @pytest.mark.parametrize("how", ["poll", "close"])
-def test_a_revoke_callback_may_wait_for_a_thread_that_sends_back(stage: Stage, how: str) -> None:
+def test_a_revoke_callback_may_wait_for_a_thread_that_sends_back(stage: Stage, at_once: type[Any], how: str) -> None:
     stage.send(b"a", b"b")
-    reader, consumer = stage.consumer(), AtOnce(stage.config())
+    reader, consumer = stage.consumer(), at_once(stage.config())
     stage.made.append(consumer)
     begun, sent = threading.Event(), threading.Event()
 
@@ -298,7 +285,8 @@ def test_a_revoke_callback_may_wait_for_a_thread_that_sends_back(stage: Stage, h
 class WaitsForASendBack:
     """A callback that waits for a thread that sends a message back."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Any]) -> None:
+        self.kind = kind
         self.consumer: Consumer | None = None
         self.message: Message | None = None
         self.in_time: list[bool] = []
@@ -324,7 +312,7 @@ class WaitsForASendBack:
     def meet(self, stage: Stage, **config: Any) -> None:
         """Be called while the consumer polls without waiting, as with a backlog."""
         stage.send(b"a")
-        self.consumer = consumer = AtOnce({**stage.config(), **config})
+        self.consumer = consumer = self.kind({**stage.config(), **config})
         stage.made.append(consumer)
         consumer.subscribe([stage.topic])
         message = got(consumer)
@@ -336,15 +324,17 @@ class WaitsForASendBack:
 
 
 @pytest.mark.parametrize("name", ["stats_cb", "on_commit"])
-def test_any_callback_may_wait_for_a_thread_that_sends_back(stage: Stage, name: str) -> None:
-    callback = WaitsForASendBack()
+def test_any_callback_may_wait_for_a_thread_that_sends_back(stage: Stage, at_once: type[Any], name: str) -> None:
+    callback = WaitsForASendBack(at_once)
     callback.meet(stage, **{name: callback, "statistics.interval.ms": 50})
     assert callback.errors == []
     assert sum(stage.counts(stage.names.schedule).values()) == 1
 
 
-def test_a_thread_that_a_log_handler_waits_for_is_told_that_it_cannot_send_back(stage: Stage) -> None:
-    handler = WaitsForASendBack()
+def test_a_thread_that_a_log_handler_waits_for_is_told_that_it_cannot_send_back(
+    stage: Stage, at_once: type[Any]
+) -> None:
+    handler = WaitsForASendBack(at_once)
     logger = logging.getLogger(stage.group)
     logger.setLevel(logging.DEBUG)
     logger.addFilter(lambda _: handler() is not None)

@@ -8,20 +8,12 @@ import time
 from collections.abc import Collection
 from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
+from rocketshim_topics.kafka_codes import COORDINATOR_AWAY
 
-__all__ = ["COORDINATOR_AWAY", "LOOK_AGAIN_S", "committed_positions", "group_positions"]
-
-COORDINATOR_AWAY: Final = frozenset(
-    {
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    }
-)
-"""Errors that pass by themselves within seconds."""
+__all__ = ["LOOK_AGAIN_S", "committed_positions", "group_positions"]
 
 LOOK_AGAIN_S: Final = 0.1
 

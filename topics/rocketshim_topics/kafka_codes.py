@@ -8,7 +8,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-__all__ = ["AWAY", "DENIED", "MISSING", "NO_LOGIN", "TOO_LARGE"]
+__all__ = ["AWAY", "COORDINATOR_AWAY", "DENIED", "MISSING", "NO_LOGIN", "TOO_LARGE"]
 
 MISSING: Final = frozenset(
     {
@@ -33,7 +33,16 @@ DENIED: Final = frozenset(
 NO_LOGIN: Final = frozenset({KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION})
 """The broker does not know who asks. Apart from `DENIED`: while credentials are changed it passes by itself."""
 
-AWAY: Final = frozenset(
+COORDINATOR_AWAY: Final = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+"""A group's coordinator moves or begins: passes by itself within seconds."""
+
+AWAY: Final = COORDINATOR_AWAY | frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
@@ -42,9 +51,6 @@ AWAY: Final = frozenset(
         KafkaError._WAIT_COORD,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     }
 )
 """Nobody answers, or not yet: try again."""

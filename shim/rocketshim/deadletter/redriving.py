@@ -57,7 +57,7 @@ from rocketshim.errors import (
 )
 from rocketshim.rights import denied_topics
 from rocketshim_topics.hops import OutgoingRecord
-from rocketshim_topics.kafka_codes import DENIED
+from rocketshim_topics.kafka_codes import DENIED, MISSING, TOO_LARGE
 from rocketshim_topics.redrive_log import (
     BeginRecord,
     MarkRecord,
@@ -81,17 +81,7 @@ _MOST_BYTES: Final = 8 * 1024 * 1024
 _POLL_S: Final = 0.1
 _LOOK_MS: Final = 200
 _TOO_LARGE: Final = "refused:MSG_SIZE_TOO_LARGE"
-_REFUSED: Final = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_MSG,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - no public spelling
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-    }
-)
+_REFUSED: Final = TOO_LARGE | MISSING | {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
 
 Make = Callable[[Any, PlannedLetter], OutgoingRecord | None]
 """Makes the record that sends a letter again (None: it is only marked); one that raises has failed."""

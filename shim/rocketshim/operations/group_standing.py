@@ -23,8 +23,8 @@ from rocketshim.clients import Complaints, confluent_admin, confluent_clients
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
-from rocketshim.positions import COORDINATOR_AWAY, LOOK_AGAIN_S, group_positions
-from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
+from rocketshim.positions import LOOK_AGAIN_S, group_positions
+from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, MISSING, NO_LOGIN
 
 __all__ = ["Conflict", "GroupReader", "GroupStanding", "PartitionStanding", "conflicts", "count"]
 

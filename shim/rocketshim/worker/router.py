@@ -27,16 +27,15 @@ from rocketshim.worker.target_table import NO_TARGET, Target, TargetTable
 from rocketshim.worker.targets import TargetPolicy
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, bare_parked
+from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import Header, read_headers
 
 __all__ = ["Kind", "Placement", "PlainGroup", "Router", "Verdict"]
 
-_REFUSED_RECORD: Final = frozenset(
+_REFUSED_RECORD: Final = TOO_LARGE | frozenset(
     {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
         KafkaError.INVALID_RECORD,
         KafkaError.INVALID_MSG,
         KafkaError.INVALID_TIMESTAMP,

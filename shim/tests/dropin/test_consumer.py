@@ -133,20 +133,9 @@ def test_credentials_that_are_set_reach_every_client_of_the_consumer() -> None:
         consumer.set_sasl_credentials("newer", "secret")
 
 
-class AtOnce(Consumer):
-    """Once `waits` is False, its polls are those that do not wait, which a backlog makes."""
-
-    waits = False
-
-    def _wait(self, *args: Any) -> Any:
-        return super()._wait(*args) if self.waits else None
-
-    def poll(self, timeout: float = -1) -> Message | None:
-        self._rocketshim.dirty = self._rocketshim.dirty or not self.waits
-        return super().poll(timeout)
-
-
-def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_sends_back() -> None:
+def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_sends_back(
+    at_once: type[Any],
+) -> None:
     begun, refused = threading.Event(), threading.Event()
     in_time: list[bool] = []
 
@@ -164,7 +153,8 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
             consumer.dead_letter(Message("t", 0, 3, value=b"x"), "why")
         refused.set()
 
-    consumer = AtOnce({**ON, "error_cb": failed})
+    consumer = at_once({**ON, "error_cb": failed})
+    consumer.waits = False
     assert isinstance(consumer, ReadingConsumer)
     consumer._rocketshim.ledger.add({("t", 0): 0})
     thread = threading.Thread(target=work)
