@@ -231,8 +231,8 @@ class OrderlyRunner:
             text = "the listener asked for it" if asked else f"the listener returned {shown(returned, repr):.200}"
             task.failure = Failure("Suspended" if asked else "ReturnedNoStatus", text, self._clock.wall_ms())
         answer = BatchAnswer(len(messages), status, context.auto_commit is not False, _suspend_ms(context))
-        if answer.stops and self._is_unreadable(task, messages):
-            answer = replace(answer, status=_SUSPEND, dead_letter=True)
+        if answer.stops and self._is_unreadable(task, messages) and status is _SUSPEND:
+            answer = replace(answer, dead_letter=True)
         return answer
 
     def _raised(
@@ -270,7 +270,7 @@ class OrderlyRunner:
     def _failed(self, task: OrderlyTask, count: int, *, dead_letter: bool = False) -> BatchAnswer:
         if task.failure is None:
             task.failure = Failure("Suspended", "", self._clock.wall_ms())
-        return BatchAnswer(count, _SUSPEND, dead_letter=dead_letter)
+        return BatchAnswer(count, _SUSPEND, dead_letter=dead_letter, skipped=True)
 
     def _no_listener(self, task: OrderlyTask, topic: str) -> BatchAnswer:
         task.failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())

@@ -100,7 +100,8 @@ class BatchAnswer:
         auto_commit: `context.auto_commit` after the call.
         suspend_ms: `context.suspend_current_queue_time_ms` after the call; below 0: the consumer's setting.
         dead_letter: the listener asked for the dead-letter topic (`DeadLetter`); status is SUSPEND then.
-        skipped: the filter matched none of them: they are finished, nobody was called, and what is open stays open.
+        skipped: nobody was called, and what is open stays open: the filter matched none of them, and they are finished;
+            or, with SUSPEND, they failed before they came to a listener.
     """
 
     msg_count: int

@@ -315,7 +315,7 @@ class OrderlyQueue(Generic[MessageT]):
     # --- answers ------------------------------------------------------------------------------------------------
 
     def _apply(self, answer: BatchAnswer, batch: list[MessageT], now_ms: int) -> Iterable[OrderlyAction[MessageT]]:
-        if answer.skipped:
+        if answer.skipped and not answer.stops:
             self._finish(batch)
             return []
         match answer.status:
@@ -356,7 +356,9 @@ class OrderlyQueue(Generic[MessageT]):
         decision, self._decision = self._decision, None
         if decision is None:
             return []
-        if not decision.answer.auto_commit:
+        if decision.answer.skipped:
+            self._finish(decision.dead)
+        elif not decision.answer.auto_commit:
             self._open += decision.dead
             self._open_dead.update(message.offset() or 0 for message in decision.dead)
         elif decision.again:

@@ -128,12 +128,12 @@ def test_what_a_listener_returns_need_not_be_fit_to_be_shown() -> None:
 
 def test_a_selector_whose_answer_cannot_be_told_fails_its_message() -> None:
     answers, task = run(lambda _: None, selects=lambda _: Deaf())
-    assert answers == [BatchAnswer(1, SUSPEND)]
+    assert answers == [BatchAnswer(1, SUSPEND, skipped=True)]
     assert task.failure is not None
     assert task.failure.exception_class == "OSError"
 
 
-@pytest.mark.parametrize("answer", [SUSPEND, "nothing", ROLLBACK])
+@pytest.mark.parametrize("answer", [SUSPEND, "nothing"])
 def test_unreadable_headers_that_a_listener_has_swallowed_are_never_looked_at_again(
     unreadable: Callable[[Any], Any], answer: Any
 ) -> None:
@@ -145,6 +145,27 @@ def test_unreadable_headers_that_a_listener_has_swallowed_are_never_looked_at_ag
 
     answers, task = run(swallow, unreadable(Readable(0)))
     assert answers == [BatchAnswer(1, SUSPEND, auto_commit=False, dead_letter=True)]
+    assert task.malformed == "bad-header-key"
+
+
+def test_what_a_listener_rolls_back_comes_again_before_the_unreadable_message_is_parked(
+    unreadable: Callable[[Any], Any],
+) -> None:
+    def roll_back(message: Any, context: Any) -> Any:
+        context.auto_commit = False
+        try:
+            _ = message.tag
+        except MalformedRecordError:
+            return ROLLBACK
+        return None
+
+    place, bad = Place(), unreadable(Readable(1))
+    answers, _ = run(roll_back, Readable(0), bad, place=place)
+    assert answers == [BatchAnswer(1, auto_commit=False), BatchAnswer(1, ROLLBACK, auto_commit=False)]
+    answers, _ = run(roll_back, Readable(0), bad, place=place)
+    assert answers == [BatchAnswer(1, auto_commit=False)]
+    answers, task = run(roll_back, bad, place=place)
+    assert answers == [BatchAnswer(1, SUSPEND, dead_letter=True, skipped=True)]
     assert task.malformed == "bad-header-key"
 
 
@@ -167,5 +188,5 @@ def test_of_a_batch_with_unreadable_headers_the_next_attempt_takes_that_message_
     answers, _ = run(swallow, *messages, batch_count=3, place=place)
     assert answers == [BatchAnswer(1)]
     answers, task = run(swallow, *messages[1:], batch_count=3, place=place)
-    assert answers == [BatchAnswer(1, SUSPEND, dead_letter=True)]
+    assert answers == [BatchAnswer(1, SUSPEND, dead_letter=True, skipped=True)]
     assert task.malformed == "bad-header-key"

@@ -728,6 +728,20 @@ def test_what_is_skipped_behind_a_finished_message_is_finished_with_it() -> None
     assert made.idle
 
 
+def test_what_failed_before_it_came_to_a_listener_leaves_open_what_is_open() -> None:
+    """A listener that commits by itself has not said so yet: were it committed here, a crash would lose its message."""
+    made = queue(0, 1, 2)
+    assert taken(made) == [0, 1, 2]
+    failed = BatchAnswer(1, SUSPEND, dead_letter=True, skipped=True)
+    assert dead(answer(made, BatchAnswer(1, auto_commit=False), failed)) == [(1, 0)]
+    assert made.next_offset is None
+    assert taken(made) == [2]
+    answer(made, BatchAnswer(1, ROLLBACK, auto_commit=False))
+    assert taken(made, now_ms=60_000) == [0, 2], "the dead one does not come again"
+    answer(made, BatchAnswer(2, COMMIT, auto_commit=False), now_ms=60_000)
+    assert (made.next_offset, made.idle) == (3, True)
+
+
 @given(st.randoms(use_true_random=False))
 def test_whatever_is_skipped_suspended_or_cut_short_everything_is_finished_in_the_end(source: Any) -> None:
     made, end, now_ms = queue(), 0, 0
