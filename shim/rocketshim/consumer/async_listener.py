@@ -139,7 +139,7 @@ class AsyncPool:
         lists: bool,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self.results: SimpleQueue[Result] = SimpleQueue()
+        self.results: SimpleQueue[Result[Chunk[Any], Outcome]] = SimpleQueue()
         self.size = size
         self._runner = runner
         self._lists = lists
@@ -170,7 +170,7 @@ class AsyncPool:
         """Have said what of a chunk is through while a call of it lasts too long."""
         self._loop.call_soon_threadsafe(self._report_part, chunk)
 
-    def wait(self, timeout_s: float, gather_s: float) -> Result:
+    def wait(self, timeout_s: float, gather_s: float) -> Result[Chunk[Any], Outcome]:
         """The next result; raises `queue.Empty` when none came in time."""
         del gather_s
         return self.results.get(timeout=timeout_s)

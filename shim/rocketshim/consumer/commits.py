@@ -7,14 +7,13 @@ commit. A commit is never a reason to end: the next one covers it; how long none
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
+from rocketshim.consumer.held_queue import HeldQueue
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.pauses import Place
-from rocketshim.core.process_queue import ProcessQueue
 
 __all__ = ["Committer"]
 
@@ -76,9 +75,7 @@ class Committer:
         self._sent.pop(place, None)
         self._stored.pop(place, None)
 
-    def commit(
-        self, consumer: ConsumerClient, queues: Iterable[ProcessQueue[Any]], *, now_ms: int, asynchronous: bool
-    ) -> bool:
+    def commit(self, consumer: ConsumerClient, queues: Iterable[HeldQueue], *, now_ms: int, asynchronous: bool) -> bool:
         """Commit what is done of these queues; whether there was something to commit and it was taken (or sent)."""
         offsets = self._due(queues)
         if not offsets:
@@ -121,7 +118,7 @@ class Committer:
         except KafkaException as error:
             self._refused(str(error), now_ms)
 
-    def _due(self, queues: Iterable[ProcessQueue[Any]]) -> list[TopicPartition]:
+    def _due(self, queues: Iterable[HeldQueue]) -> list[TopicPartition]:
         due: list[TopicPartition] = []
         for queue in queues:
             place = (queue.topic, queue.partition)

@@ -11,19 +11,21 @@
 * What failed goes to `SendBack` as soon as its chunk is reported.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
+from rocketshim.consumer.held_queue import QueueT
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.consumer.state import return_type_of
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 
-__all__ = ["Dispatch", "DispatchCounts", "Pool", "Result"]
+__all__ = ["ChunkDispatch", "Dispatch", "DispatchCounts", "Pool", "Result"]
 
 _CHUNK: Final = 64
 _LARGE_CHUNK: Final = 1_024
@@ -37,37 +39,41 @@ _WINDOW: Final = 32
 _STUCK_MS: Final = 10
 
 
+TaskT = TypeVar("TaskT")
+AnswerT = TypeVar("AnswerT")
+
+
 @dataclass(slots=True)
-class Result:
+class Result(Generic[TaskT, AnswerT]):
     """A chunk that a listener thread is through with.
 
     Attributes:
-        chunk: as taken.
-        outcomes: the messages that did not succeed; None when all did.
+        chunk: as taken; in order, an `OrderlyTask`.
+        outcomes: the messages that did not succeed; None when all did. In order, every answer.
         elapsed_ns: how long the thread held the chunk.
         still_open: it is not through with the chunk: these offsets are in work; None: it is.
         died: a defect of ours that ended the thread; user code cannot.
     """
 
-    chunk: Chunk[Any]
-    outcomes: list[Outcome] | None
+    chunk: TaskT
+    outcomes: list[AnswerT] | None
     elapsed_ns: int
     died: BaseException | None = None
     still_open: Collection[int] | None = None
 
 
-class Pool(Protocol):
+class Pool(Protocol[TaskT, AnswerT]):
     """What runs chunks: threads (`pool.ListenerPool`) or an event loop."""
 
-    results: SimpleQueue[Result]
+    results: SimpleQueue[Result[TaskT, AnswerT]]
     size: int
     shares_chunks: bool
     """Whether several workers take from one chunk at once: then no message waits for its neighbour."""
 
-    def submit(self, chunk: Chunk[Any]) -> None:
+    def submit(self, chunk: TaskT) -> None:
         """Hand a chunk over; never blocks."""
 
-    def report_part(self, chunk: Chunk[Any]) -> None:
+    def report_part(self, chunk: TaskT) -> None:
         """Have said what of a chunk is through, if several workers share it."""
 
     def resize(self, size: int) -> None:
@@ -76,7 +82,7 @@ class Pool(Protocol):
     def stop(self, timeout_s: float) -> bool:
         """Let every worker end after its chunk; whether all did within the time."""
 
-    def wait(self, timeout_s: float, gather_s: float) -> Result:
+    def wait(self, timeout_s: float, gather_s: float) -> Result[TaskT, AnswerT]:
         """The next result; raises `queue.Empty` when none came in time.
 
         Having one, it waits so long for others to gather.
@@ -97,32 +103,86 @@ class DispatchCounts:
         self.failed_by_type = self.failed_by_type | {kind.value: self.failed_by_type.get(kind.value, 0) + 1}
 
 
-class Dispatch:
+class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
     """The poll thread's side of the listener threads.
 
     Args:
-        pool: runs the chunks.
+        pool: runs what is handed out.
         batch_count: most messages of one listener call.
-        send_back: called with each message that failed.
         left: called with a queue of which messages have left.
+
+    Thread-safety: none; the poll thread's.
+    """
+
+    def __init__(self, pool: Pool[TaskT, AnswerT], batch_count: int, left: Callable[[QueueT], None]) -> None:
+        self.counts = DispatchCounts()
+        self.in_flight = 0  # messages handed out and not reported
+        self.died: BaseException | None = None
+        self._pool = pool
+        self._batch_count = batch_count
+        self._left = left
+
+    @abstractmethod
+    def hand_out(self, queues: Iterable[QueueT]) -> None:
+        """Hand out everything that may begin."""
+
+    @abstractmethod
+    def _take(self, result: Result[TaskT, AnswerT]) -> None:
+        """Take in a result."""
+
+    def gather_s(self) -> float:
+        """How long results may lie there without a worker being short of work, in seconds."""
+        return 0.0
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a result lies there."""
+        return self._pool.results.qsize() > 0
+
+    def take_results(self, now_ms: int) -> None:
+        """Take in every result that lies there.
+
+        Args:
+            now_ms: monotonic time in ms.
+        """
+        del now_ms
+        results = self._pool.results
+        while results.qsize():
+            self._take(results.get())
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for one result, no longer than this."""
+        try:
+            result = self._pool.wait(timeout_s, self.gather_s())
+        except Empty:
+            return
+        self._take(result)
+
+    def withhold(self, queues: Iterable[QueueT]) -> None:
+        """Let nothing more of these queues begin."""
+        for queue in queues:
+            self.in_flight -= queue.withhold()
+
+
+class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], Outcome]):
+    """Hands out chunks to be consumed concurrently.
+
+    Args:
+        pool, batch_count, left: as `Dispatch`.
+        send_back: called with each message that failed.
 
     Thread-safety: none; the poll thread's.
     """
 
     def __init__(
         self,
-        pool: Pool,
+        pool: Pool[Chunk[Any], Outcome],
         batch_count: int,
         send_back: Callable[[Chunk[Any], Outcome], None],
         left: Callable[[ProcessQueue[Any]], None],
     ) -> None:
-        self.counts = DispatchCounts()
-        self.in_flight = 0  # messages handed out and not reported
-        self.died: BaseException | None = None
-        self._pool = pool
-        self._batch_count = batch_count
+        super().__init__(pool, batch_count, left)
         self._send_back = send_back
-        self._left = left
         self._many: dict[Chunk[Any], Any] = {}  # chunks that can be split, and the call they were in at the last look
         self._per_message_ns: deque[int] = deque(maxlen=_WINDOW)
         self._next_look_ms = 0
@@ -170,39 +230,19 @@ class Dispatch:
         times = self._per_message_ns
         return min(times) if len(times) == _WINDOW else None
 
-    @property
-    def has_results(self) -> bool:
-        """Whether a result lies there."""
-        return self._pool.results.qsize() > 0
-
     def take_results(self, now_ms: int) -> None:
         """Take in every result that lies there; split chunks that are stuck."""
-        results = self._pool.results
-        while results.qsize():
-            self._take(results.get())
+        super().take_results(now_ms)
         if now_ms >= self._next_look_ms:
             self._next_look_ms = now_ms + _STUCK_MS
             self._give_back()
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait for one result, no longer than this."""
-        try:
-            result = self._pool.wait(timeout_s, self.gather_s())
-        except Empty:
-            return
-        self._take(result)
 
     def ask_for_part(self, queue: ProcessQueue[Any]) -> None:
         """Calls of a queue have timed out: have what else is through of their chunks."""
         for chunk in queue.late:
             self._pool.report_part(chunk)
 
-    def withhold(self, queues: Iterable[ProcessQueue[Any]]) -> None:
-        """Let nothing more of these queues begin."""
-        for queue in queues:
-            self.in_flight -= queue.withhold()
-
-    def _take(self, result: Result) -> None:
+    def _take(self, result: Result[Chunk[Any], Outcome]) -> None:
         chunk, outcomes = result.chunk, result.outcomes
         if result.still_open is not None:
             self._take_part(chunk, result.still_open, outcomes or [])

@@ -6,9 +6,9 @@ Source: `ConsumeMessageConcurrentlyService#processConsumeResult`, case BROADCAST
 import logging
 from typing import Any
 
+from rocketshim.consumer.held_queue import Work
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.consumer.send_back import SendBackCounts
-from rocketshim.core.process_queue import Chunk
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["DropFailed"]
@@ -30,12 +30,12 @@ class DropFailed:
         """Nothing is ever on its way."""
         return 0
 
-    def send(self, chunk: Chunk[Any], outcome: Outcome) -> None:
+    def send(self, chunk: Work, outcome: Outcome) -> None:
         """Drop a failed message."""
         failure = outcome.failure
         self._drop(chunk, outcome.message, failure.exception_class, failure.text)
 
-    def send_timed_out(self, chunk: Chunk[Any], message: Any, at_ms: int) -> None:
+    def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
         """Drop a message whose listener call has lasted too long; the call itself goes on."""
         del at_ms
         self._drop(chunk, message, "ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms")
@@ -46,8 +46,8 @@ class DropFailed:
     def close(self) -> None:
         """There is no producer."""
 
-    def _drop(self, chunk: Chunk[Any], message: Any, name: str, text: str) -> None:
+    def _drop(self, chunk: Work, message: Any, name: str, text: str) -> None:
         record = coordinates(message)
         _LOG.warning("consumer.dropped", extra={"record": record, "error_class": name, "error": text})
         self.counts.dropped += 1
-        chunk.queue.stored(chunk, (message,))
+        chunk.stored((message,))

@@ -21,22 +21,22 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any, Final, assert_never, cast
+from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.clients import ConsumerClient
 from rocketshim.consumer.assignment import held_back
 from rocketshim.consumer.dispatch import Dispatch, Pool, Result
+from rocketshim.consumer.held_queue import Work
 from rocketshim.consumer.orderly_place import OrderlyPlace, OrderlyTask
 from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, Outcome
 from rocketshim.consumer.pauses import PauseReason, Place, shown_places
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.state import ConsumerQueueState
-from rocketshim.core.consume_orderly import DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
+from rocketshim.core.consume_orderly import BatchAnswer, DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
 from rocketshim.core.one_by_one import OneByOne
 from rocketshim.core.orderly_queue import OrderlyQueue
-from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.queue_lock_actions import ReconsumeCounts, StopReason
 from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
@@ -80,7 +80,7 @@ class OrderlyCounts:
         suspended: failed attempts after which a queue (or its keys) waited.
         stuck: of these, those of messages without a limit that had failed 16 times or more: a message stands for ever.
         starts: how often a queue began, by a lock that was won.
-        lost: how often a lock was lost while the queue was held.
+        lost: how often a lock was lost while the queue was queue.
     """
 
     suspended: int = 0
@@ -108,38 +108,36 @@ class _Ending:
     at_ms: int = 0  # not begun anew before
 
 
-class OrderlyDispatch(Dispatch):
+class OrderlyDispatch(Dispatch[OrderlyPlace, OrderlyTask, BatchAnswer]):
     """Hands runs to listener threads: one of each queue at a time.
 
     Thread-safety: none; the poll thread's.
     """
 
-    def hand_out(self, queues: Iterable[ProcessQueue[Any]]) -> None:
+    def hand_out(self, queues: Iterable[OrderlyPlace]) -> None:
         """Hand out a run of each queue that may give one."""
-        for queue in queues:
-            place = cast("OrderlyPlace", queue)
+        for place in queues:
             task = place.take(self._batch_count)
             if task is not None:
                 self.in_flight += len(task.messages)
-                self._pool.submit(cast("Any", task))
+                self._pool.submit(task)
 
-    def _take(self, result: Result) -> None:
-        task = cast("OrderlyTask", result.chunk)
+    def _take(self, result: Result[OrderlyTask, BatchAnswer]) -> None:
+        task, answers = result.chunk, result.outcomes or []
         self.in_flight -= len(task.messages)
         if result.died is not None:
             self.died = self.died or result.died
             return
-        answers = cast("Any", result.outcomes)
         stopped = sum(answer.msg_count for answer in answers if answer.stops)
         self.counts.failed += stopped
         self.counts.succeeded += sum(answer.msg_count for answer in answers) - stopped
         self.counts.listener_ns += result.elapsed_ns
         task.queue.report(task, answers)
         if not task.queue.withheld:
-            self._left(cast("Any", task.queue))
+            self._left(task.queue)
 
 
-class OrderlyLoop(PollLoop):
+class OrderlyLoop(PollLoop[OrderlyPlace]):
     """One thread's loop over one Kafka consumer, in order.
 
     Args:
@@ -194,7 +192,7 @@ class OrderlyLoop(PollLoop):
         self.dispatch.take_results(self._now_ms())
         self._end_drained()
 
-    def _failed(self, chunk: Any, outcome: Outcome) -> None:
+    def _failed(self, chunk: Work, outcome: Outcome) -> None:
         if self._consumer is not None:  # else the loop has closed: what is not stored keeps its queue's lock
             super()._failed(chunk, outcome)
 
@@ -211,7 +209,7 @@ class OrderlyLoop(PollLoop):
             self._start(self._client())
         self._end_drained()
         if committing:
-            for place in self._places():
+            for place in self.queues:
                 self._tell(place)
 
     def _sweep(self, now_ms: int) -> None:
@@ -226,7 +224,7 @@ class OrderlyLoop(PollLoop):
         if self._starting or self._ending or len(self._queues) < len(self._wanted):
             return _AWAITING_S
         now_ms = self._now_ms()
-        due_ms = [at_ms for place in self._places() if (at_ms := place.next_wakeup_ms) is not None]
+        due_ms = [at_ms for place in self.queues if (at_ms := place.next_wakeup_ms) is not None]
         return _IDLE_S if not due_ms else min(_IDLE_S, max(0, min(due_ms) - now_ms) / 1_000)
 
     # --- locks -------------------------------------------------------------------------------------------------------
@@ -268,14 +266,14 @@ class OrderlyLoop(PollLoop):
         if place in self._wanted:
             self._hold(place)
         if running is not None:
-            self._end(cast("OrderlyPlace", running), _Then.RELEASE if unwanted else _Then.FORGET)
+            self._end(running, _Then.RELEASE if unwanted else _Then.FORGET)
         elif unbegun is not None and unwanted:
             self._release(lease, unbegun.next_offset, unbegun.reconsume_counts)
         elif self._log is not None:
             self._log.drained(lease)
 
     def _hold(self, place: Place) -> None:
-        """Read nothing of a partition until its next run begins; that one is not paused for what the last one held."""
+        """Read nothing of a partition until its next run begins; that one is not paused for what the last one queue."""
         consumer = self._client()
         self._pauses.hold(consumer, [place], PauseReason.LOCK)
         self._pauses.release(consumer, [place], PauseReason.FLOW)
@@ -409,17 +407,17 @@ class OrderlyLoop(PollLoop):
                     ending.then = _Then.RELEASE
                     lease = None
             if running is not None:
-                self._end(cast("OrderlyPlace", running), _Then.RELEASE)
+                self._end(running, _Then.RELEASE)
             elif lease is not None:
                 known = (None, ()) if unbegun is None else (unbegun.next_offset, unbegun.reconsume_counts)
                 self._release(lease, *known)
 
     # --- what the poll loop does another way -------------------------------------------------------------------------
 
-    def _make_dispatch(self, pool: Pool, batch_count: int) -> Dispatch:
-        return OrderlyDispatch(pool, batch_count, self._failed, self._left)
+    def _make_dispatch(self, pool: Pool[Any, Any], batch_count: int) -> OrderlyDispatch:
+        return OrderlyDispatch(pool, batch_count, self._left)
 
-    def _make_queue(self, place: Place, epoch: int) -> ProcessQueue[Any]:
+    def _make_queue(self, place: Place, epoch: int) -> OrderlyPlace:
         is_retry = place[0] == self._orderly.retry_topic
         queue: OrderlyQueue[Any] = OrderlyQueue(
             epoch,
@@ -430,7 +428,7 @@ class OrderlyLoop(PollLoop):
             message_limit=lambda message: _message_limit(message, trusted=is_retry),
             key_of=_key_of if self._orderly.by_key else None,
         )
-        made = OrderlyPlace(
+        return OrderlyPlace(
             *place,
             epoch,
             lease=self._leases.get(place),
@@ -438,13 +436,9 @@ class OrderlyLoop(PollLoop):
             now_ms=self._now_ms,
             perform=self._perform,
         )
-        return cast("ProcessQueue[Any]", made)
 
     def _committable(self) -> list[Place]:
-        return [(place.topic, place.partition) for place in self._places() if place.holds()]
-
-    def _places(self) -> list[OrderlyPlace]:
-        return cast("list[OrderlyPlace]", list(self._queues.values()))
+        return [(place.topic, place.partition) for place in self.queues if place.holds()]
 
     def _put(self, place: Place, run: list[Any]) -> None:
         queue = self._queues.get(place)
@@ -454,8 +448,7 @@ class OrderlyLoop(PollLoop):
             self._client().seek(TopicPartition(*place, self.commits.position(place)))
             return
         first = run[0].offset()
-        held = cast("OrderlyPlace", queue)
-        expected = self.commits.position(place) if held.is_fresh else held.next_put
+        expected = self.commits.position(place) if queue.is_fresh else queue.next_put
         if first < expected:
             rest = [message for message in run if message.offset() >= expected]
             if self._is_stale(place, expected, seek=not rest):
@@ -463,7 +456,7 @@ class OrderlyLoop(PollLoop):
                     return
                 run, first = rest, rest[0].offset()  # what follows them in this fetch would pass them else
         try:
-            if held.is_fresh and first < self.commits.position(place):
+            if queue.is_fresh and first < self.commits.position(place):
                 self.commits.adopt(place, first)  # the log is shorter than what was committed: made anew, or cut
                 self._say_cut(place, first)
             queue.put(run)
@@ -471,7 +464,7 @@ class OrderlyLoop(PollLoop):
             self._say_cut(place, first)
             del self._queues[place]
             self._hold(place)
-            self._end(held, _Then.BEGIN_ANEW, first)
+            self._end(queue, _Then.BEGIN_ANEW, first)
 
     def _is_stale(self, place: Place, expected: int, *, seek: bool) -> bool:
         """Whether what was fetched lies before the position asked for though that position is there.
@@ -526,8 +519,8 @@ class OrderlyLoop(PollLoop):
                 self._take_events(self._log)  # before listeners are waited for
         super()._forget(places)
 
-    def _queue_shown(self, consumer: ConsumerClient, queue: ProcessQueue[Any], now_ms: int) -> ConsumerQueueState:
-        times, failing_ms = cast("OrderlyPlace", queue).failing
+    def _queue_shown(self, consumer: ConsumerClient, queue: OrderlyPlace, now_ms: int) -> ConsumerQueueState:
+        times, failing_ms = queue.failing
         return replace(super()._queue_shown(consumer, queue, now_ms), reconsume_times=times, failing_ms=failing_ms)
 
     # --- actions of the core -----------------------------------------------------------------------------------------
@@ -544,7 +537,7 @@ class OrderlyLoop(PollLoop):
                         malformed=task.malformed,
                         reconsume_times=reconsume_times,
                     )
-                    self._failed(cast("Any", task), outcome)
+                    self._failed(task, outcome)
                 case Suspended():
                     self._say_suspended(action, task)
                     self._tell(place)

@@ -4,7 +4,7 @@ An `OrderlyPlace` shows the loop what a `ProcessQueue` shows it; the rules are `
 it; a listener thread reads its `OrderlyTask` and sets the two last attributes of that.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from rocketshim.core.consume_orderly import BatchAnswer, OrderlyAction, OrderlyRun
@@ -45,6 +45,15 @@ class OrderlyTask:
         self.withheld = False
         self.failure: Failure | None = None
         self.malformed: str | None = None
+
+    @property
+    def dropped(self) -> bool:
+        """Whether its queue is given up."""
+        return self.queue.dropped
+
+    def stored(self, messages: Collection[Any]) -> None:
+        """Dead letters are stored."""
+        self.queue.stored(self, messages)
 
 
 class OrderlyPlace:

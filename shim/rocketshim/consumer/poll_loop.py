@@ -21,11 +21,12 @@ what is pending, fetch. Rules:
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
@@ -33,6 +34,7 @@ from rocketshim.clients import ConsumerClient, leave
 from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
+from rocketshim.consumer.held_queue import QueueT, Work
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place, shown_places
@@ -43,9 +45,7 @@ from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
 from rocketshim.consumer.throttle import Throttle
 from rocketshim.consumer.topic_watch import FindTopics, TopicWatch
 from rocketshim.core.clock import Clock
-from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.flow_control import FlowLimits
-from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.errors import ConsumerError, NotAuthorizedError
 from rocketshim_topics.kafka_codes import DENIED
 
@@ -83,8 +83,8 @@ class LoopSettings:
     group: str = ""
 
 
-class PollLoop:
-    """One thread's loop over one Kafka consumer.
+class PollLoop(ABC, Generic[QueueT]):
+    """One thread's loop over one Kafka consumer: what both ways of consuming share.
 
     Args:
         make_consumer: called in the loop's own thread.
@@ -107,7 +107,7 @@ class PollLoop:
         make_consumer: Callable[[], ConsumerClient],
         topics: list[str],
         make_send_back: Callable[[], FailedSink],
-        pool: Pool,
+        pool: Pool[Any, Any],
         starts: Starts,
         settings: LoopSettings,
         clock: Clock,
@@ -120,7 +120,7 @@ class PollLoop:
         self.opened = threading.Event()  # or failed to open
         self.is_open = False
         self.commits = Committer(starts.metadata, store, None if sharing is None else self._may)
-        self.dispatch = self._make_dispatch(pool, settings.batch_count)
+        self.dispatch: Dispatch[QueueT, Any, Any] = self._make_dispatch(pool, settings.batch_count)
         self.state: ConsumerState | None = None  # made anew each second; read from any thread
         self.turn_ended_ms = 0
         self._make_consumer = make_consumer
@@ -137,7 +137,7 @@ class PollLoop:
         self._stopping = threading.Event()
         self._closing = False
         self._suspended = False
-        self._queues: dict[Place, ProcessQueue[Any]] = {}
+        self._queues: dict[Place, QueueT] = {}
         self._fresh: set[Place] = set()  # assigned since the last poll
         self._pauses = Pauses()
         self._throttle = Throttle(
@@ -168,7 +168,7 @@ class PollLoop:
         return self._send_back
 
     @property
-    def queues(self) -> list[ProcessQueue[Any]]:
+    def queues(self) -> list[QueueT]:
         """The process queues held now; for figures."""
         return list(self._queues.values())
 
@@ -305,13 +305,19 @@ class PollLoop:
                 "what was finished since the commit before may be delivered again"
             )
 
-    # --- what orderly consumption does its own way -------------------------------------------------------------------
+    # --- what each way of consuming does its own way -----------------------------------------------------------------
 
-    def _make_dispatch(self, pool: Pool, batch_count: int) -> Dispatch:
-        return Dispatch(pool, batch_count, self._failed, self._left)
+    @abstractmethod
+    def _make_dispatch(self, pool: Pool[Any, Any], batch_count: int) -> Dispatch[QueueT, Any, Any]:
+        """What hands messages to the pool's listener threads."""
 
-    def _make_queue(self, place: Place, epoch: int) -> ProcessQueue[Any]:
-        return ProcessQueue(*place, epoch)
+    @abstractmethod
+    def _make_queue(self, place: Place, epoch: int) -> QueueT:
+        """A queue that begins."""
+
+    @abstractmethod
+    def _sweep(self, now_ms: int) -> None:
+        """Look for listener calls that last too long; every `sweep_interval_ms`."""
 
     def _idle_s(self) -> float:
         """How long the consumer is polled while no listener has work."""
@@ -414,7 +420,7 @@ class PollLoop:
         else:  # it was fetched before the pause took hold
             self._put((message.topic(), message.partition()), [message])
 
-    def _left(self, queue: ProcessQueue[Any]) -> None:
+    def _left(self, queue: QueueT) -> None:
         """Messages have left a queue: whatever was paused for their sake may go on."""
         if queue.paused and self._consumer is not None:
             self._throttle.go_on(self._consumer, [queue])
@@ -436,7 +442,7 @@ class PollLoop:
 
     # --- listeners, reports ------------------------------------------------------------------------------------------
 
-    def _failed(self, chunk: Chunk[Any], outcome: Outcome) -> None:
+    def _failed(self, chunk: Work, outcome: Outcome) -> None:
         if self._send_back is not None:
             self._send_back.send(chunk, outcome)
 
@@ -503,7 +509,7 @@ class PollLoop:
             queues=tuple(self._queue_shown(consumer, queue, now_ms) for queue in self._queues.values()),
         )
 
-    def _queue_shown(self, consumer: ConsumerClient, queue: ProcessQueue[Any], now_ms: int) -> ConsumerQueueState:
+    def _queue_shown(self, consumer: ConsumerClient, queue: QueueT, now_ms: int) -> ConsumerQueueState:
         place = (queue.topic, queue.partition)
         position, committed = queue.next_offset, self.commits.stored(place)
         try:
@@ -535,7 +541,7 @@ class PollLoop:
     def _may(self, place: Place) -> bool:
         return self._sharing is None or self._sharing.holds(place, self._now_ms())
 
-    def _workable(self) -> Iterable[ProcessQueue[Any]]:
+    def _workable(self) -> Iterable[QueueT]:
         """The queues of which messages may be handed out now."""
         if self._sharing is None:
             return self._queues.values()
@@ -558,16 +564,6 @@ class PollLoop:
         if new:
             self._on_assign(consumer, new)
         self.assigned.set()
-
-    def _sweep(self, now_ms: int) -> None:
-        for queue in self._queues.values():
-            for chunk, message in queue.expire(now_ms, self._settings.consume_timeout_ms):
-                record = f"{queue.topic}/{queue.partition}/{message.offset()}"
-                _LOG.warning("consumer.timed-out", extra={"record": record})
-                self.dispatch.counts.add_failed(ConsumeReturnType.TIME_OUT)
-                if self._send_back is not None:
-                    self._send_back.send_timed_out(chunk, message, self._clock.wall_ms())
-            self.dispatch.ask_for_part(queue)
 
     # --- asked from other threads ------------------------------------------------------------------------------------
 
@@ -678,7 +674,7 @@ class PollLoop:
             if self._sharing is not None:
                 self._sharing.gave_up(place)
 
-    def _drain(self, deadline_ms: int, queues: list[ProcessQueue[Any]]) -> None:
+    def _drain(self, deadline_ms: int, queues: list[QueueT]) -> None:
         """Wait for listeners and hops of these queues, no longer than to the deadline; nothing new of them begins."""
         self.dispatch.withhold(queues)
         while any(not queue.settled for queue in queues):

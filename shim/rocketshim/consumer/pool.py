@@ -9,18 +9,16 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Generic
 
-from rocketshim.consumer.dispatch import Result
-from rocketshim.consumer.outcome import Outcome
-from rocketshim.core.process_queue import Chunk
+from rocketshim.consumer.dispatch import AnswerT, Result, TaskT
 
 __all__ = ["ListenerPool"]
 
 _LOG = logging.getLogger("rocketshim.consumer")
 
 
-class ListenerPool:
+class ListenerPool(Generic[TaskT, AnswerT]):
     """A number of threads that run chunks.
 
     Args:
@@ -33,24 +31,24 @@ class ListenerPool:
 
     shares_chunks = False
 
-    def __init__(self, run: Callable[[Chunk[Any]], list[Outcome] | None], size: int, name: str) -> None:
-        self.results: SimpleQueue[Result] = SimpleQueue()
+    def __init__(self, run: Callable[[TaskT], list[AnswerT] | None], size: int, name: str) -> None:
+        self.results: SimpleQueue[Result[TaskT, AnswerT]] = SimpleQueue()
         self._run = run
         self._name = name
-        self._tasks: SimpleQueue[Chunk[Any] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[TaskT | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._started = 0
         self.size = 0
         self.resize(size)
 
-    def submit(self, chunk: Chunk[Any]) -> None:
+    def submit(self, chunk: TaskT) -> None:
         """Hand a chunk to whichever thread is free first."""
         self._tasks.put(chunk)
 
-    def report_part(self, chunk: Chunk[Any]) -> None:
+    def report_part(self, chunk: TaskT) -> None:
         """Nothing: a chunk is one thread's, and was split when its call lasted."""
 
-    def wait(self, timeout_s: float, gather_s: float) -> Result:
+    def wait(self, timeout_s: float, gather_s: float) -> Result[TaskT, AnswerT]:
         """The next result; raises `queue.Empty` when none came in time.
 
         Having one, it waits for others to gather, so that the owner is not woken for each (20 threads that sleep 1 ms

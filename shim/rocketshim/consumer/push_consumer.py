@@ -20,6 +20,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner
 from rocketshim.consumer.client_ids import stable_client_id
+from rocketshim.consumer.concurrent_loop import ConcurrentLoop
 from rocketshim.consumer.drop_failed import DropFailed
 from rocketshim.consumer.group_topics import GroupTopics
 from rocketshim.consumer.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
@@ -112,9 +113,9 @@ class PushConsumer:
         self._event_loop: asyncio.AbstractEventLoop | None = None  # of run_async
         self._admin: Any = None
         self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
-        self._pool: ListenerPool | AsyncPool | None = None
+        self._pool: ListenerPool[Any, Any] | AsyncPool | None = None
         self._stopped = False
-        self._loop: PollLoop | None = None
+        self._loop: PollLoop[Any] | None = None
         self._starts: Starts | None = None
         self._thread: threading.Thread | None = None
         self._lanes = 1
@@ -402,7 +403,7 @@ class PushConsumer:
         Source: `DefaultMQPushConsumerImpl#resetOffsetByTimeStamp` of RocketMQ.
         """
 
-        def act(consumer: ConsumerClient, loop: PollLoop) -> None:
+        def act(consumer: ConsumerClient, loop: PollLoop[Any]) -> None:
             places = loop.held(self.names.physical(topic))
             if not places:
                 raise ConsumerError(f"no queue of {topic!r} is read by this consumer now")
@@ -417,7 +418,7 @@ class PushConsumer:
 
         self._move(act)
 
-    def _move(self, act: Callable[[ConsumerClient, PollLoop], None]) -> None:
+    def _move(self, act: Callable[[ConsumerClient, PollLoop[Any]], None]) -> None:
         if self._orderly:
             raise ConfigError("the positions of an orderly consumer belong to its locks: stop the group, then reset it")
         loop = self._running()
@@ -574,7 +575,7 @@ class PushConsumer:
         folder = offset_folder(settings.offset_store_dir, client_id, self.names, settings.group)
         return LocalOffsetStore(folder, cluster or "", topic_id)
 
-    def _make_pool(self) -> "ListenerPool | AsyncPool":
+    def _make_pool(self) -> "ListenerPool[Any, Any] | AsyncPool":
         settings, name = self.settings, self._name("listener")
         if not self._subscriptions.awaits:
             return ListenerPool(self._make_runner(), settings.consume_thread_min, name)
@@ -586,7 +587,7 @@ class PushConsumer:
 
     def _make_loop(
         self, clients: Clients, store: LocalOffsetStore | None
-    ) -> "tuple[PollLoop, ListenerPool | AsyncPool]":
+    ) -> "tuple[PollLoop[Any], ListenerPool[Any, Any] | AsyncPool]":
         settings = self.settings
         starts = self._starts = Starts(
             retry_topic=self._retry_topic,
@@ -612,7 +613,7 @@ class PushConsumer:
             "store": store,
             "find": self._finding(),
         }
-        loop: PollLoop = self._make_orderly_loop(log, arguments) if self._orderly else PollLoop(**arguments)
+        loop: PollLoop[Any] = self._make_orderly_loop(log, arguments) if self._orderly else ConcurrentLoop(**arguments)
         return loop, pool
 
     def _make_runner(self) -> Callable[[Any], Any]:
@@ -652,7 +653,7 @@ class PushConsumer:
             strategy=None if strategy is None else strategy.name,
         )
 
-    def _make_orderly_loop(self, log: GroupLogThread | None, arguments: dict[str, Any]) -> PollLoop:
+    def _make_orderly_loop(self, log: GroupLogThread | None, arguments: dict[str, Any]) -> PollLoop[Any]:
         settings = self.settings
         orderly = OrderlySettings(
             self._retry_topic,
@@ -662,7 +663,7 @@ class PushConsumer:
         )
         return OrderlyLoop(log=log, orderly=orderly, **arguments)
 
-    def _run_loop(self, loop: PollLoop, store: LocalOffsetStore | None) -> None:
+    def _run_loop(self, loop: PollLoop[Any], store: LocalOffsetStore | None) -> None:
         loop.run()
         self._let_go(store)
         self._ended.set()
@@ -673,7 +674,7 @@ class PushConsumer:
             store.close()
         self._admin = None
 
-    def _running(self) -> PollLoop:
+    def _running(self) -> PollLoop[Any]:
         with self._lock:
             if self._loop is None or self._stopped:
                 raise ConsumerError("the consumer is not running")
@@ -685,7 +686,7 @@ class PushConsumer:
         except TimeoutError as error:
             raise ConsumerError("the poll thread did not answer in time") from error
 
-    def _raise_if_failed(self, loop: PollLoop) -> None:
+    def _raise_if_failed(self, loop: PollLoop[Any]) -> None:
         error = loop.error
         if error is None:
             return

@@ -18,9 +18,9 @@ from typing import Any, Final, Protocol, TypeGuard
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.clients import ProducerClient, let_go, serve
+from rocketshim.consumer.held_queue import Work
 from rocketshim.consumer.outcome import Outcome, shown
 from rocketshim.core.failed_hop import LaneTurns, failed_hop
-from rocketshim.core.process_queue import Chunk
 from rocketshim.core.retry_policy import (
     AfterDelay,
     AtLevel,
@@ -79,10 +79,10 @@ class FailedSink(Protocol):
     def outstanding(self) -> int:
         """Hops that are not stored yet."""
 
-    def send(self, chunk: Chunk[Any], outcome: Outcome) -> None:
+    def send(self, chunk: Work, outcome: Outcome) -> None:
         """Take a failed message."""
 
-    def send_timed_out(self, chunk: Chunk[Any], message: Any, at_ms: int) -> None:
+    def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
         """Take a message whose listener call has lasted too long."""
 
     def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
@@ -97,7 +97,7 @@ class _Hop:
 
     __slots__ = ("chunk", "count_as", "failure", "message", "out", "reconsume_times", "reports", "trusted")
 
-    def __init__(self, chunk: Chunk[Any], message: Any, failure: Failure, reports: deque[Any]) -> None:
+    def __init__(self, chunk: Work, message: Any, failure: Failure, reports: deque[Any]) -> None:
         self.chunk = chunk
         self.message = message
         self.failure = failure
@@ -164,7 +164,7 @@ class SendBack:
         """Hops that are not stored yet."""
         return self._outstanding + len(self._again)
 
-    def send(self, chunk: Chunk[Any], outcome: Outcome) -> None:
+    def send(self, chunk: Work, outcome: Outcome) -> None:
         """Send a failed message to its next hop."""
         message: Any = outcome.message
         hop = _Hop(chunk, message, outcome.failure, self._reports)
@@ -182,7 +182,7 @@ class SendBack:
             self._park(hop, "no-hop")
         self._produce(hop)
 
-    def send_timed_out(self, chunk: Chunk[Any], message: Any, at_ms: int) -> None:
+    def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
         """Send a message back whose listener call has lasted too long, at level 3 (`ProcessQueue#cleanExpiredMsg`)."""
         failure = Failure("ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms", at_ms)
         self.send(chunk, Outcome(message, failure, asked_level=TIMED_OUT_LEVEL))
@@ -200,7 +200,7 @@ class SendBack:
             self._renew(self._broken, now_ms)
         while self._again and self._again[0][0] <= now_ms:
             hop = self._again.popleft()[1]
-            if not hop.chunk.queue.dropped:
+            if not hop.chunk.dropped:
                 self._produce(hop)
 
     def close(self) -> None:
@@ -218,11 +218,11 @@ class SendBack:
         self._broken = None
 
     def _take_reports(self, now_ms: int) -> None:
-        stored: defaultdict[Chunk[Any], list[Any]] = defaultdict(list)
+        stored: defaultdict[Work, list[Any]] = defaultdict(list)
         while self._reports:
             hop, error = self._reports.popleft()
             self._outstanding -= 1
-            if hop.chunk.queue.dropped:
+            if hop.chunk.dropped:
                 continue
             if error is None:
                 self._count(hop)
@@ -230,7 +230,7 @@ class SendBack:
             else:
                 self._not_stored(hop, error, now_ms)
         for chunk, messages in stored.items():
-            chunk.queue.stored(chunk, messages)
+            chunk.stored(messages)
 
     def _plan(self, hop: _Hop, outcome: Outcome) -> None:
         envelope = decode(read_headers(hop.message), trusted=hop.trusted)

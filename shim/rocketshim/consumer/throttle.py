@@ -4,12 +4,12 @@
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 from rocketshim.clients import ConsumerClient
+from rocketshim.consumer.held_queue import HeldQueue
 from rocketshim.consumer.pauses import PauseReason, Pauses
 from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
-from rocketshim.core.process_queue import ProcessQueue
 
 __all__ = ["Throttle"]
 
@@ -53,19 +53,19 @@ class Throttle:
         """Share the thresholds of a topic out among all queues held."""
         self._limits = per_queue_limits(self._of_queue, self._topic_count, self._topic_size_bytes, queues_held)
 
-    def over(self, queues: Iterable[ProcessQueue[Any]]) -> list[ProcessQueue[Any]]:
+    def over(self, queues: Iterable[HeldQueue]) -> list[HeldQueue]:
         """Those above a threshold that are read all the same."""
         limits = self._limits
         return [queue for queue in queues if not queue.paused and must_pause(queue, limits)]
 
-    def pause(self, consumer: ConsumerClient, queues: Iterable[ProcessQueue[Any]]) -> None:
+    def pause(self, consumer: ConsumerClient, queues: Iterable[HeldQueue]) -> None:
         """Read no further; all that are read now, where listeners have too much altogether."""
         held = [queue for queue in queues if not queue.paused] if self.is_full else self.over(queues)
         for queue in held:
             queue.paused = True
         self._pauses.hold(consumer, [(queue.topic, queue.partition) for queue in held], PauseReason.FLOW)
 
-    def go_on(self, consumer: ConsumerClient, queues: Iterable[ProcessQueue[Any]]) -> None:
+    def go_on(self, consumer: ConsumerClient, queues: Iterable[HeldQueue]) -> None:
         """Read on what was paused and has come down."""
         if self._in_flight() * 2 > _MAX_IN_FLIGHT:
             return

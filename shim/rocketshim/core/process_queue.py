@@ -87,6 +87,15 @@ class Chunk(Generic[MessageT]):
         """How many messages the listener thread has not begun."""
         return length_hint(self.todo)
 
+    @property
+    def dropped(self) -> bool:
+        """Whether its queue is given up."""
+        return self.queue.dropped
+
+    def stored(self, messages: Collection[MessageT]) -> None:
+        """As `ProcessQueue.stored`, of this chunk."""
+        self.queue.stored(self, messages)
+
     def take_back(self) -> list[MessageT]:
         """Take all that the listener thread has not begun, in delivery order."""
         return list(self.todo)

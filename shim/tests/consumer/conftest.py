@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from rocketshim.consumer.assignment import Starts
+from rocketshim.consumer.concurrent_loop import ConcurrentLoop
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
-from rocketshim.consumer.poll_loop import LoopSettings, PollLoop
+from rocketshim.consumer.poll_loop import LoopSettings
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.process_queue import Chunk
@@ -162,7 +163,7 @@ class Bench:
                 back_off_ms=5_000,
             )
 
-        self.loop = PollLoop(
+        self.loop = ConcurrentLoop(
             make_consumer=make_consumer,
             topics=[*topics, self.names.retry(GROUP)],
             make_send_back=make_send_back,

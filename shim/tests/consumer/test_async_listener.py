@@ -12,7 +12,7 @@ from confluent_kafka import Message
 from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner, is_async
-from rocketshim.consumer.dispatch import Dispatch
+from rocketshim.consumer.dispatch import ChunkDispatch
 from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, DeadLetter
 from rocketshim.consumer.push_consumer import PushConsumer
@@ -208,7 +208,7 @@ def test_of_a_chunk_that_calls_share_the_rest_is_reported_when_one_has_timed_out
 
     pool, queue = pools(handle), queue_of(6)
     sent_back: list[int] = []
-    dispatch = Dispatch(pool, 1, lambda _, outcome: sent_back.append(outcome.message.offset()), lambda _: None)
+    dispatch = ChunkDispatch(pool, 1, lambda _, outcome: sent_back.append(outcome.message.offset()), lambda _: None)
     (chunk,) = submit(pool, queue)
     dispatch.in_flight = len(chunk.messages)
     assert held.wait(GUARD_S)

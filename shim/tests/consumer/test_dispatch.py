@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.consumer.dispatch import Dispatch, Result
+from rocketshim.consumer.dispatch import ChunkDispatch, Result
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim_topics import Failure
@@ -37,7 +37,7 @@ class Desk:
         self.pool = Pool(size)
         self.sent_back: list[int | None] = []
         self.left: list[ProcessQueue[Any]] = []
-        self.dispatch = Dispatch(
+        self.dispatch = ChunkDispatch(
             self.pool,  # type: ignore[arg-type]
             batch_count,
             lambda _, outcome: self.sent_back.append(outcome.message.offset()),

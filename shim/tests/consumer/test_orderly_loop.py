@@ -925,7 +925,7 @@ def test_a_lock_lost_before_a_queue_began_anew_is_not_given_back_under_its_liste
 def return_while_closing(a: Member) -> None:
     """Let a listener take the run that was handed out, and return while its loop waits for its threads to end."""
     task: Any = a.pool.tasks.popleft()
-    result = Result(task, a.runner.run(task), 0)  # type: ignore[arg-type]
+    result = Result(task, a.runner.run(task), 0)
 
     def stop(timeout_s: float) -> bool:
         del timeout_s

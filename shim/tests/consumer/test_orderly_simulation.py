@@ -139,7 +139,7 @@ class Simulation:
     def work(self, member: Member) -> None:
         for _ in range(self.random.randrange(len(member.pool.tasks) + 1)):
             task: Any = member.pool.tasks.popleft()
-            result = Result(task, member.runner.run(task), 0)  # type: ignore[arg-type]
+            result = Result(task, member.runner.run(task), 0)
             late_ms = self.random.choice([500, 5_000, 15_000]) if self.failing and self.random.random() < 0.1 else 0
             if late_ms:
                 self.late.append((self.now_ms + late_ms, member, result))

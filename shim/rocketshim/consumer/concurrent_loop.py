@@ -1,0 +1,39 @@
+"""The poll thread of a concurrent consumer: each queue a `ProcessQueue`, handed out in chunks, swept for time-outs."""
+
+import logging
+from typing import Any
+
+from rocketshim.consumer.dispatch import ChunkDispatch, Pool
+from rocketshim.consumer.pauses import Place
+from rocketshim.consumer.poll_loop import PollLoop
+from rocketshim.core.consume_concurrently import ConsumeReturnType
+from rocketshim.core.process_queue import ProcessQueue
+
+__all__ = ["ConcurrentLoop"]
+
+_LOG = logging.getLogger("rocketshim.consumer")
+
+
+class ConcurrentLoop(PollLoop[ProcessQueue[Any]]):
+    """One thread's loop over one Kafka consumer, without order.
+
+    Args and thread-safety: as `PollLoop`.
+    """
+
+    dispatch: ChunkDispatch
+
+    def _make_dispatch(self, pool: Pool[Any, Any], batch_count: int) -> ChunkDispatch:
+        return ChunkDispatch(pool, batch_count, self._failed, self._left)
+
+    def _make_queue(self, place: Place, epoch: int) -> ProcessQueue[Any]:
+        return ProcessQueue(*place, epoch)
+
+    def _sweep(self, now_ms: int) -> None:
+        for queue in self._queues.values():
+            for chunk, message in queue.expire(now_ms, self._settings.consume_timeout_ms):
+                record = f"{queue.topic}/{queue.partition}/{message.offset()}"
+                _LOG.warning("consumer.timed-out", extra={"record": record})
+                self.dispatch.counts.add_failed(ConsumeReturnType.TIME_OUT)
+                if self._send_back is not None:
+                    self._send_back.send_timed_out(chunk, message, self._clock.wall_ms())
+            self.dispatch.ask_for_part(queue)
