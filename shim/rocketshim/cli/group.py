@@ -37,6 +37,7 @@ def lag(
     *,
     group: GroupName,
     bootstrap: Bootstrap,
+    namespace: Namespace = "",
     exact: Annotated[
         bool, typer.Option("--count", help="Read what waits and count records; offsets have holes.")
     ] = False,
@@ -50,6 +51,7 @@ def lag(
     The end mark of a transaction, as `dlq apply` writes, is an offset too: behind 1 with nothing that waits is done.
     Exit code 2 if it has committed nothing, or if retention took records that it had not read.
     """
+    TopicNames(namespace)  # taken like everywhere, and checked; a group and its positions are Kafka's
     every_s = parse_duration_ms(every) / 1_000
     settings = client_settings(client)
     groups = GroupReader(bootstrap, settings)

@@ -41,6 +41,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     queues.open_transactions,
     groups.subscriptions,
     groups.lost_records,
+    groups.unread_retries,
     groups.partitioner,
     clients.client_settings,
     clients.poll_interval,

@@ -107,6 +107,7 @@ class Facts:
         roles: roles whose rights are wanted.
         topics: physical name to facts, of those that exist.
         standings: group to where it stands; the worker's group is among them.
+        unread_retries_ms: group without a member to the time of its oldest retry that waits, epoch ms.
         group_operations: group to what the principal may do with it.
         queues: what waits.
         parked: records parked within a day, 1,000 at most.
@@ -128,6 +129,7 @@ class Facts:
     roles: tuple[str, ...] = ()
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     standings: Mapping[str, GroupStanding] = field(default_factory=dict)
+    unread_retries_ms: Mapping[str, int] = field(default_factory=dict)
     group_operations: Mapping[str, frozenset[str]] = field(default_factory=dict)
     queues: tuple[QueueFacts, ...] = ()
     parked: int | None = None

@@ -104,6 +104,7 @@ def gather(
             roles=tuple(roles),
             topics=described,
             standings=standings,
+            unread_retries_ms=look.unread_retries_ms(standings),
             group_operations=operations,
             queues=look.queues(spans),
             parked=look.parked(described),
@@ -249,6 +250,21 @@ class _Look:
                 if allowed is not None:
                     operations[group] = allowed
         return standings, operations
+
+    def unread_retries_ms(self, standings: Mapping[str, GroupStanding]) -> dict[str, int]:
+        """Of groups without a member: when the oldest retry was stored that they have not read."""
+
+        def oldest_ms(group: str, standing: GroupStanding) -> int | None:
+            retry_topic = self._names.retry(group)
+            waiting = (each for each in standing.partitions if each.topic == retry_topic and each.behind > 0)
+            times = (self.reader.first_time_ms(each.topic, each.partition, each.position) for each in waiting)
+            return min((at_ms for at_ms in times if at_ms is not None), default=None)
+
+        idle = {group: standing for group, standing in standings.items() if not standing.members}
+        found = {
+            group: self._ask(f"retries of {group}", partial(oldest_ms, group, idle[group]), None) for group in idle
+        }
+        return {group: at_ms for group, at_ms in found.items() if at_ms is not None}
 
     def spans(
         self, schedule: str, described: Mapping[str, TopicFacts], standing: GroupStanding | None

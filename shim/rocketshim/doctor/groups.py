@@ -7,10 +7,11 @@ from rocketshim.doctor.facts import Facts
 from rocketshim.doctor.finding import Finding, Severity
 from rocketshim.operations.group_standing import conflicts
 
-__all__ = ["lost_records", "partitioner", "subscriptions"]
+__all__ = ["lost_records", "partitioner", "subscriptions", "unread_retries"]
 
 _ENOUGH_KEYS: Final = 10
 _SHARE: Final = 0.1
+_LONG_MS: Final = 3_600_000  # longer than a deployment
 
 
 def subscriptions(facts: Facts) -> Iterator[Finding]:
@@ -45,6 +46,22 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
                     "these messages are gone",
                     f"consume faster, or keep for longer; what is left: {facts.command('group', 'lag', group)}",
                 )
+
+
+def unread_retries(facts: Facts) -> Iterator[Finding]:
+    """What comes back to a group has somebody to come back to."""
+    for group, oldest_ms in sorted(facts.unread_retries_ms.items()):
+        waiting_ms = facts.now_ms - oldest_ms
+        if waiting_ms > _LONG_MS:
+            yield Finding(
+                "retries-unread",
+                Severity.WARNING,
+                f"{group} on {facts.names.retry(group)}",
+                f"retries wait for {waiting_ms // 60_000} minutes, and the group has no member",
+                "nobody handles them, and retention deletes them in the end",
+                "start the group; if it was renamed or retired: docs/operations.md, Renaming or retiring a group; what "
+                f"waits: {facts.command('group', 'lag', group)}",
+            )
 
 
 def partitioner(facts: Facts) -> Iterator[Finding]:

@@ -95,6 +95,15 @@ def test_each_command_of_the_documentation_can_be_typed(
         parsed(TREE["rocketshim"], [word for word in words if word != "…"])
 
 
+@pytest.mark.parametrize(
+    "words", [words for words in LEAVES if re.match(r"\S+ (delayed|dlq|group|parked|retry) ", words)]
+)
+def test_whoever_has_a_namespace_may_say_it_with_every_look(words: str) -> None:
+    taken = {name for each in TREE[words].params for name in each.opts}
+    assert {"--bootstrap", "--client"} <= taken
+    assert "--namespace" in taken or words == "rocketshim dlq apply", "a plan names its topics"
+
+
 def test_the_commands_of_the_documentation_are_found() -> None:
     assert len([line for page in PAGES for line in typed_in(page)]) > 30
 

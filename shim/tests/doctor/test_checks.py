@@ -132,6 +132,7 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("retention-overtook", "SCHEDULE_TOPIC_XXXX", Severity.ERROR, {"queues": (queue(0, lost=4),)}),
     ("retention-overtook", "g on orders/0", Severity.ERROR,
      {"standings": {"g": GroupStanding("g", "EMPTY", (), (partition("orders", low=7),))}}),
+    ("retries-unread", "g on rmq.retry.g", Severity.WARNING, {"unread_retries_ms": {"g": NOW_MS - 3_600_001}}),
     ("level-removed", "SCHEDULE_TOPIC_XXXX", Severity.WARNING,
      {"queues": (queue(8, Sample(1, NOW_MS - 500, 9, 50_000)),)}),
     ("level-changed", "SCHEDULE_TOPIC_XXXX/2", Severity.WARNING,
@@ -203,6 +204,10 @@ def test_backlog_is_an_error_exactly_where_retention_comes_first_or_half_of_it_i
 
 def test_unlimited_retention_is_never_too_short() -> None:
     assert examine(sound(topics=with_config("SCHEDULE_TOPIC_XXXX", retention_ms="-1"))) == []
+
+
+def test_a_group_that_is_down_for_an_hour_is_a_deployment() -> None:
+    assert examine(sound(unread_retries_ms={"g": NOW_MS - 3_600_000})) == []
 
 
 def test_the_worst_comes_first() -> None:
