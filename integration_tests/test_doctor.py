@@ -99,6 +99,9 @@ def broken(broker: Broker, admin: AdminClient, space: str) -> Iterator[tuple[lis
         write(there, orders, partition=0, key=f"k{number}")
     write(there, names.parked, partition=0)
     write(there, names.schedule, partition=0, count=3)
+    create(admin, names.retry("renamed"), 1)
+    write(there, names.retry("renamed"), partition=0, timestamp=time.time_ns() // 1_000_000 - 2 * 3_600_000)
+    commit(there, "renamed", TopicPartition(names.retry("renamed"), 0, 0))
     ran_with = levels_metadata(DelayLevels.parse("1s 6s"))
     commit(there, names.worker_group, TopicPartition(names.schedule, 0, 0, metadata=ran_with))
     mine = [TopicPartition(orders, number, 1 - number, metadata=f"rs1;{number};4;t={number}") for number in (0, 1)]
@@ -178,6 +181,7 @@ ONE_BROKER = {
     "target-compacted": ("orders", "warning"),
     "worker-missing": ("rmq.sched", "error"),
     "retention-overtook": ("SCHEDULE_TOPIC_XXXX", "error"),
+    "retries-unread": ("rmq.retry.renamed", "warning"),
     "retention-backlog": ("SCHEDULE_TOPIC_XXXX/2", "error"),
     "level-removed": ("SCHEDULE_TOPIC_XXXX", "warning"),
     "level-changed": ("SCHEDULE_TOPIC_XXXX/2", "error"),
