@@ -173,7 +173,9 @@ def test_a_folder_that_nothing_was_landed_in_and_a_version_that_is_not_there_are
     assert "has no version 99: its newest is " in capsys.readouterr().err
 
 
-def test_what_was_mistyped_is_an_error_and_not_fine(day: Day, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_mistyped_is_an_error_and_not_fine(
+    day: Day, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def said(*words: str) -> str:
         assert main([*words, "--lake", day.lake]) == 1
         return capsys.readouterr().err
@@ -189,6 +191,13 @@ def test_what_was_mistyped_is_an_error_and_not_fine(day: Day, capsys: pytest.Cap
         message = said(*words, *here)
         assert "nothing is known of a group typo" in message
         assert f"groups with positions: {day.group}\n" in message
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["land", day.topic, "--lake", str(file), "--bootstrap", day.bootstrap, *here]) == 1
+    err = capsys.readouterr().err
+    assert "error: Spark failed: " in err
+    assert str(file) in err
+    assert "Traceback" not in err
     assert "nothing lies between" in said("failures", "--since", "2026-01-02", "--until", "2026-01-01T23:00", *here)
 
 

@@ -262,8 +262,15 @@ def test_what_retention_takes_in_the_midst_of_a_landing_is_a_gap_too(
     assert read_gaps(spark, lake).count() == 3
 
 
+@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_once(
-    spark: SparkSession, broker: Broker, topic: Callable[..., str], produce: Callable[..., None], lake: str
+    spark: SparkSession,
+    broker: Broker,
+    topic: Callable[..., str],
+    produce: Callable[..., None],
+    lake: str,
+    *,
+    sent: signal.Signals,
 ) -> None:
     name = topic(partitions=3)
     produce(name, 3_000, partitions=3)
@@ -272,12 +279,15 @@ def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_onc
     with subprocess.Popen(
         [sys.executable, "-m", "rocketshim", "spark", *command],
         env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
-        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 300.0
         while not planned.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, sent)
+        said = process.communicate(timeout=120)[1]
+    if sent == signal.SIGINT and process.returncode != 0:  # 0: it was done before
+        assert (process.returncode, "Traceback" in said) == (130, False)
     assert planned.exists()  # it was on its way; how far it came is chance, and every point must do
     produce(name, 30, partitions=3)
     land(spark, broker.bootstrap, [name], lake)

@@ -1,5 +1,7 @@
 """What the commands of `rocketshim spark` share: their options, the session they run in, how they end."""
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -51,11 +53,15 @@ def session(master: str | None, connector: str, driver_memory: str | None) -> It
 
     Raises:
         ConfigError: PySpark is not installed, or an option is not right.
+        LakeError: Spark failed: a folder that cannot be written, a full disk, a master that is not there.
     """
     try:
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
         from pydantic import ValidationError  # noqa: PLC0415 `--help` does without
+        from pyspark.errors import PySparkException  # noqa: PLC0415
         from pyspark.sql import SparkSession  # noqa: PLC0415
 
+        from rocketshim_spark.errors import LakeError  # noqa: PLC0415
         from rocketshim_spark.session import SessionSettings, create  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'rocketshim[spark]'") from error
@@ -72,8 +78,17 @@ def session(master: str | None, connector: str, driver_memory: str | None) -> It
     spark = create(settings)
     if running is None:
         spark.sparkContext.setLogLevel("ERROR")
+        if threading.current_thread() is threading.main_thread():
+            # PySpark's own handler calls Java in the midst of a call to Java, which ends in a long trace.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield spark
+    except KeyboardInterrupt:
+        running = spark  # a call was cut in two: no further one; Java ends with this process
+        raise
+    except (Py4JJavaError, PySparkException) as error:
+        said = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+        raise LakeError(f"Spark failed: {' '.join(said.split())[:1_000]}") from error
     finally:
         if running is None:
             spark.stop()

@@ -228,6 +228,7 @@ def _conf(settings: SessionSettings, environ: Mapping[str, str]) -> dict[str, st
         **_REQUIRED,
         "spark.sql.adaptive.enabled": "true",
         "spark.ui.enabled": str(settings.ui).lower(),
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),  # not into logs
         "spark.databricks.delta.snapshotPartitions": _DELTA_LOG_TASKS,
         "spark.sql.codegen.hugeMethodLimit": _COMPILED_BYTES,
         "spark.sql.execution.replaceHashWithSortAgg": "true",  # where rows lie in order already (lineage)

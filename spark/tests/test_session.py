@@ -33,6 +33,7 @@ def test_without_jars_in_the_cache_the_error_names_three_ways_out(
 def test_spark_submit_and_its_like_are_trusted_to_bring_the_jars() -> None:
     conf = session._conf(SessionSettings(), {"PYSPARK_GATEWAY_PORT": "1"})
     assert "spark.jars" not in conf
+    assert conf["spark.ui.showConsoleProgress"] == "false"  # no terminal here
     assert conf["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension"
 
 
