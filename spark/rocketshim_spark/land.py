@@ -177,7 +177,7 @@ def land(
         what was done.
 
     Raises:
-        ConfigError: no topic.
+        ConfigError: no topic, or no folder.
         TopicMissingError: a topic does not exist and was never landed. Nothing was landed.
         TopicRecreatedError: a topic that was landed is gone or was made anew. Nothing was landed.
         BrokerUnavailableError, NotAuthorizedError: as of `Cluster.bounds`. Nothing was landed.
@@ -189,6 +189,8 @@ def land(
     if not topics:
         raise ConfigError("no topics to land: name at least one")
     lake = lake.rstrip("/")
+    if not lake:
+        raise ConfigError("the lake folder is empty or /: name one of its own")
     known = {row.topic: row.topic_id for row in _rows(spark, f"{lake}/topics")}
     wanted = list(dict.fromkeys([*topics, *sorted(known)]))
     cluster = Cluster(bootstrap, config)

@@ -81,13 +81,19 @@ class Cluster:
         bootstrap: addresses of the brokers.
         config: further librdkafka settings, for example of security; None: none.
 
+    Raises:
+        ConfigError: librdkafka refuses a setting.
+
     Thread-safety: any thread.
     """
 
     def __init__(self, bootstrap: str, config: Mapping[str, Any] | None = None) -> None:
         self._bootstrap = bootstrap
         self._config = {"log_level": 0, **(config or {}), "bootstrap.servers": bootstrap}
-        self._admin = AdminClient(self._config)
+        try:
+            self._admin = AdminClient(self._config)
+        except KafkaException as error:
+            raise ConfigError(f"the driver's Kafka client refuses its settings: {error.args[0].str()}") from error
 
     def __enter__(self) -> Self:
         return self

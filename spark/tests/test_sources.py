@@ -1,0 +1,24 @@
+"""What is refused before a broker is asked."""
+
+import pytest
+
+from rocketshim_spark.sources import Cluster, PartitionBounds, offsets_json, since
+from rocketshim_topics.errors import ConfigError
+
+
+def test_a_setting_that_librdkafka_does_not_know_is_said_by_its_name() -> None:
+    with pytest.raises(ConfigError, match="nosuch"):
+        Cluster("127.0.0.1:1", {"nosuch": "1"})
+
+
+def test_later_starts_lie_between_the_earliest_offset_and_the_end() -> None:
+    bounds = [PartitionBounds("t", number, "id", 5, 5, 9) for number in range(4)]
+    moved = since(bounds, {("t", 0): 3, ("t", 1): 7, ("t", 2): 12})
+    assert [each.start for each in moved] == [5, 7, 9, 5]
+    assert [(each.earliest, each.end) for each in moved] == [(5, 9)] * 4
+
+
+def test_offsets_are_written_as_spark_reads_them() -> None:
+    values = {("a", 0): 1, ("a", 1): 2, ("b.c", 0): 3}
+    assert offsets_json(values) == '{"a": {"0": 1, "1": 2}, "b.c": {"0": 3}}'
+    assert offsets_json({("a", 0): 0, ("a", 1): 1}, as_list=True) == '{"a": [0, 1]}'
