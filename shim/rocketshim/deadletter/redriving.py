@@ -12,10 +12,9 @@ so both are there or neither. The rest follows from Kafka's fencing:
   somebody else has begun meanwhile, they go on, and we stop and say who.
 
 A letter that the target refuses for itself (too large, say) fails, and the rest of its transaction is sent without it;
-since a broker refuses whole batches, records go one a batch from the first refusal on. A refusal ends its transaction,
-and an abort is certain: it goes on with the same producer, first with one letter a transaction, then with twice as many
-each time. What is larger than a letter that was too large for the same topic is not asked about again
-(`core.redrive.TooLarge`). Records that are gone or are not the ones the plan saw fail, too.
+since a broker refuses whole batches, records go one a batch from the first refusal on. A refusal ends its transaction
+and its session, which takes a second; so what is as large as a letter that was too large for the topic is not asked
+about again (`core.redrive.TooLarge`). Records that are gone or are not the ones the plan saw fail, too.
 
 Order per key is that of the source partition: one producer, in offset order, and a transaction is never sent again
 after a later one. So that it holds also when a letter that fails is sent later, once what stood in its way is mended,
@@ -210,8 +209,9 @@ class Redriver:
                 sent = self._progress.sent
                 try:
                     return self._run_session()
-                except _RefusedError:
+                except _RefusedError:  # the same producer would skip sequence numbers (measured, librdkafka 2.16)
                     self._throw_away()
+                    self._progress.aborted()
                     self._is_careful = True
                 except KafkaException as error:
                     if error.args[0].code() in DENIED:
@@ -425,15 +425,9 @@ class Redriver:
         self._report()
 
     def _transact(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
-        """Send letters and their mark in one transaction; where some are refused, those between them in several."""
-        size = len(batch)
-        while batch and self._progress.stopped_by != "failures":
-            if self._attempt(producer, batch[:size]):
-                batch, size = batch[size:], 2 * size
-            elif self._is_careful:
-                batch, size = [each for each in batch if not self._has_failed(*each)], 1
-            else:
-                raise _RefusedError
+        """Send letters and their mark in one transaction."""
+        if batch and not self._attempt(producer, batch):
+            raise _RefusedError
 
     def _attempt(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> bool:
         """Send letters and their mark in one transaction; False: some were refused, and nothing is stored."""
@@ -449,8 +443,9 @@ class Redriver:
                 raise
         self._await_reports(producer)
         if self._refused:
-            self._abort(producer)
-            self._progress.aborted()
+            if self._is_careful:
+                for each in batch:
+                    self._fail_if_refused(*each)
             return False
         self._commit(producer)
         self._point("committed")
@@ -458,17 +453,14 @@ class Redriver:
         self._report()
         return True
 
-    def _has_failed(self, letter: PlannedLetter, made: OutgoingRecord | None) -> bool:
-        """Whether a letter of a transaction in which records were refused, one a batch, has failed by that."""
-        if self._fails_unasked(letter, made):
-            return True
+    def _fail_if_refused(self, letter: PlannedLetter, made: OutgoingRecord | None) -> None:
+        """A letter of a transaction in which records were refused, one a batch."""
         error = self._refused.get((letter.partition, letter.offset))
-        if made is None or error is None:
-            return False
+        if self._fails_unasked(letter, made) or made is None or error is None:
+            return
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and self._too_large is not None:
             self._too_large.refused(made)
         self._fail_for_its_key(letter, f"refused:{error.name()}", made.key)
-        return True
 
     def _await_reports(self, producer: ProducerClient) -> None:
         """Until every report is in, or one says that a record is refused: then the others may never come."""
@@ -517,13 +509,6 @@ class Redriver:
 
     def _commit(self, producer: ProducerClient) -> None:
         producer.commit_transaction(_API_S)
-        self._has_open = False
-
-    def _abort(self, producer: ProducerClient) -> None:
-        """Abort, which waits in vain for reports of what was purged: so those are served before."""
-        producer.purge()
-        producer.flush(_API_S)
-        producer.abort_transaction(_API_S)
         self._has_open = False
 
     def _throw_away(self) -> None:
