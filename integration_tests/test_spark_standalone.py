@@ -1,6 +1,7 @@
 """On a cluster manager: `land` and `failures` through `spark-submit` to a master with two workers.
 
-What comes out equals what the same commands give in one process.
+What comes out equals what the same commands give in one process. The executors have no Python at all, and a Spark
+without the jars is told so.
 """
 
 import os
@@ -73,18 +74,23 @@ def master(tmp_path: Path) -> Iterator[str]:
             log.close()
 
 
-def submit(master: str, wheel: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    jars = connector_jars()
+def submit(master: str, wheel: Path, *words: str, with_jars: bool = True) -> subprocess.CompletedProcess[str]:
+    jars = connector_jars() if with_jars else []
     assert jars is not None
     command = [
         str(BIN / "spark-submit"), "--master", master, "--driver-memory", "640m", "--executor-memory", "512m",
         "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1",
         "--conf", "spark.sql.shuffle.partitions=4", "--conf", "spark.ui.enabled=false",
         "--driver-java-options", FAST_START, "--conf", f"spark.executor.extraJavaOptions={FAST_START}",
-        "--jars", ",".join(map(str, jars)), "--py-files", str(wheel),
+        *(("--jars", ",".join(map(str, jars))) if jars else ()), "--py-files", str(wheel),
         str(Path(rocketshim_spark.__file__).parent / "submit.py"), *words,
     ]  # fmt: skip
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {
+        **os.environ,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": "/no/python/in/the/executors",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=GUARD_S, check=False)
 
 
@@ -106,6 +112,10 @@ def test_jobs_on_two_workers_find_what_one_process_finds(
     options = ("--namespace", names.namespace)
     landing = ("land", source, "--bootstrap", broker.bootstrap, *options)
 
+    bare = submit("local[1]", wheel, *landing, "--lake", there, with_jars=False)
+    assert bare.returncode == 1, bare.stdout + bare.stderr
+    # spark-submit gives a program's errors out with its output.
+    assert "error: this Spark has no spark-sql-kafka-0-10, no kafka-clients, no delta-spark" in bare.stdout
     landed = submit(master, wheel, *landing, "--lake", there)
     assert landed.returncode == 0, landed.stdout + landed.stderr
     assert landed.stdout.startswith("landed 360 new records of 2 topics")
