@@ -161,7 +161,7 @@ def life(uid: str, topic: str, records: list[Any]) -> tuple[Any, ...]:
     newest, born = history[-1], min(record[1] for record in records)
     return (
         None, uid, "open", False, topic, tag, key, first[4], born, newest[1], len(history), len(history) - 1, True,
-        False, history, newest[6], newest[3], None,
+        False, False, history, newest[6], newest[3], None,
     )  # fmt: skip
 
 
@@ -175,8 +175,8 @@ def write(lives: Iterator[tuple[Any, ...]], folder: Path) -> None:
     schema = pa.schema(
         [("grp", text), ("msg_id", text), ("state", text), ("inferred", pa.bool_()), ("topic", text), ("tag", text),
          ("key", pa.binary()), ("origin", text), ("first_sent", at), ("attempts", number), ("deliveries", number),
-         ("copies", number), ("rooted", pa.bool_()), ("broken", pa.bool_()), ("history", pa.list_(pa.struct(entry))),
-         ("last_reason", text), ("last_at", at), ("took_ms", pa.int64())]
+         ("copies", number), ("rooted", pa.bool_()), ("broken", pa.bool_()), ("revived", pa.bool_()),
+         ("history", pa.list_(pa.struct(entry))), ("last_reason", text), ("last_at", at), ("took_ms", pa.int64())]
     )  # fmt: skip
     folder.mkdir()
     with pq.ParquetWriter(folder / "lineage.parquet", schema, compression="snappy") as file:

@@ -26,7 +26,10 @@ SCHEMA = (
 )
 GAPS = "found_at timestamp, topic string, topic_id string, partition int, gap_from bigint, gap_to bigint, reason string"
 FATES = ("acknowledged", "retried", "dead", "retrying", "waiting-in-retry", "pending", "scheduled")
-FAULTS = ("lost-retry", "lost-delayed", "missing-attempt", "no-source", "expired-source", "early", "repeated", "stuck")
+FAULTS = (
+    *("lost-retry", "lost-delayed", "missing-attempt", "no-source", "expired-source", "early", "repeated", "stuck"),
+    *("revived", "revived-later"),
+)
 PATHS = ("parked", "parked-retry", "redriven", "redriven-dead")
 Place = tuple[str, int]
 
@@ -106,6 +109,7 @@ class Truth:
     passed: set[str] = field(default_factory=set)
     repeats: int = 0
     copies: Counter[tuple[str, str]] = field(default_factory=Counter)
+    revived: set[tuple[str, str]] = field(default_factory=set)
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     letters: Counter[str] = field(default_factory=Counter)
     replayed: int = 0
@@ -259,7 +263,7 @@ class World:
                 self.log.gaps.append((first.topic(), first.partition(), first.offset()))
         yield from self.failing(first, fate, group, uid)
 
-    def failing(self, first: Stored, fate: str, group: str, uid: str) -> Iterator[None]:  # noqa: C901 likewise
+    def failing(self, first: Stored, fate: str, group: str, uid: str) -> Iterator[None]:  # noqa: C901, PLR0912 likewise
         truth, record = self.truth, first
         times = 3 if fate == "missing-attempt" else self.source.randint(1, 4)
         for count in range(1, times + 1):
@@ -275,6 +279,15 @@ class World:
                 )
                 self.bury(self.log.add(dead, record.at_ms + 6), fate, (group, uid))
                 return
+            if (last and fate == "revived") or (count == 1 and fate == "revived-later"):  # and it goes on all the same
+                dead = hops.dead_letter(
+                    record, NAMES, group=group, trusted=trusted, failure=reason, reconsume_times=count
+                )
+                self.log.add(dead, record.at_ms + 6)
+                truth.letters[group] += 1
+                truth.revived.add((group, uid))
+                if last:
+                    truth.states[group, uid] = "dead"
             if last and fate == "retrying":
                 truth.states[(group, uid)] = "retrying"
                 yield

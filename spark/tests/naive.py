@@ -67,6 +67,7 @@ class Life:
     copies: int
     rooted: bool
     broken: bool
+    revived: bool
     origin: str | None
     failed: bool
     sent_back: bool
@@ -125,6 +126,14 @@ def life(group: str | None, history: list[Read], committed: Mapping[str, Mapping
         rooted=(0, 0) in runs,
         broken=any(each.step[1] > 0 and each.step[2] != DEAD for each in history)
         and any(number > 0 and (of, number - 1) not in runs for of, number in runs),
+        revived=any(
+            dead.step[2] == DEAD
+            and each.step[2] != DEAD
+            and each.step[0] == dead.step[0]
+            and each.step[1] >= dead.step[1]
+            for dead in history
+            for each in history
+        ),
         origin=_origin(first) or _origin(history[-1]) or (deliveries[0].stored.where if deliveries else None),
         failed=any(each.step[1] > 0 for each in history),
         sent_back=any(each.step[1] > 0 and each.step[2] != DEAD for each in history),

@@ -52,7 +52,10 @@ def test_reports_say_what_is_wrong_in_their_first_line(
     unexplained = sum(not explained for *_, explained in world.truth.residual)
     assert report.verdict.startswith(f"residual {unexplained};")
     assert not report.fine
-    assert not lineage.report(lives).fine
+    found = lineage.report(lives)
+    assert not found.fine
+    assert found.verdict.endswith(f"{len(world.truth.revived)} revived")
+    assert not lineage.report(lives.filter("revived AND NOT broken AND state != 'lost'")).fine
     clean = lives.filter("topic = 'orders-clean'")
     assert lineage.report(clean).fine
     life = lineage.biography(clean, "clean-0")[0]
@@ -90,8 +93,9 @@ def test_dead_letters_are_planned_once_each_and_a_second_plan_is_the_same(
     named = replay.named_targets(told, params)
     planned = replay.plan(told, topics, named, params).cache()
     rows = planned.collect()
-    dead = [pair for pair, state in world.truth.states.items() if state == "dead"]
+    dead = {pair for pair, state in world.truth.states.items() if state == "dead"} | world.truth.revived
     assert sorted((row.grp, row.msg_id) for row in rows) == sorted(dead)
+    assert Counter(row.grp for row in rows) == world.truth.letters
     assert {(row.action, row.target == NAMES.retry(row.grp)) for row in rows} == {("send", True)}
     assert len({row.replay_id for row in rows}) == len(rows)
     again = {row.replay_id for row in replay.plan(told, topics, named, params).collect()}
@@ -127,7 +131,7 @@ def test_the_trend_counts_what_came_what_went_and_the_hours_left(told: DataFrame
     params = dlq_trend.TrendParams(now=ms(NOW_MS), retention_ms=30 * 86_400_000)
     letters = dlq_trend.letters(told)
     left = dlq_trend.open_letters(letters, params).collect()
-    dead = Counter(group for (group, _), state in world.truth.states.items() if state == "dead")
+    dead = world.truth.letters
     assert {row.grp: row.depth for row in left} == dead
     assert all(29 * 24 - 1 < row.hours_left < 29 * 24 + 4 for row in left)
     days = dlq_trend.transform(letters)

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -56,6 +57,7 @@ def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> N
     assert {pair: life.copies for pair, life in lives.items() if life.copies} == {
         pair: count for pair, count in truth.copies.items() if of(pair[1])
     }
+    assert {pair for pair, life in lives.items() if life.revived} == {pair for pair in truth.revived if of(pair[1])}
     assert naive.residuals(lives, world.log.gaps) == {each for each in truth.residual if of(each[1])}
     uids = {each.stored.where: each.uid for each in read}
     found = naive.outcomes(world.log.stored, world.committed[NAMES.worker_group], now_ms=NOW_MS, grace_ms=GRACE_MS)
@@ -116,11 +118,9 @@ def judge(spark: SparkSession, *, seed: int, count: int) -> None:
     lives = lineage.transform(told, lineage.LineageParams(committed=world.committed)).cache()
     expected = naive.lives(read, world.committed)
     rows = lives.collect()
-    found = {(row.grp, row.msg_id): (row.state, row.copies, row.rooted, row.broken, row.origin) for row in rows}
+    found = {(row.grp, row.msg_id): _facts(row) for row in rows}
     assert len(found) == len(rows)  # each message is in one state only
-    assert found == {
-        pair: (life.state, life.copies, life.rooted, life.broken, life.origin) for pair, life in expected.items()
-    }
+    assert found == {pair: _facts(life) for pair, life in expected.items()}
     assert {(row.grp, row.msg_id): (row.attempts, row.deliveries, row.took_ms) for row in rows} == {
         pair: (life.attempts, life.deliveries, life.took_ms) for pair, life in expected.items()
     }
@@ -163,6 +163,10 @@ def judge(spark: SparkSession, *, seed: int, count: int) -> None:
     told.unpersist()
     lives.unpersist()
     waited.unpersist()
+
+
+def _facts(life: Any) -> tuple[Any, ...]:
+    return life.state, life.copies, life.rooted, life.broken, life.revived, life.origin
 
 
 def replayed(spark: SparkSession, world: World, told: "events.DataFrame", letters: dict[str, str | None]) -> None:

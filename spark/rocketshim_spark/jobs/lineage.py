@@ -26,7 +26,8 @@ if there is no such group. Two records of one `msg_id` are one message, and coun
 
 A life is *rooted* if its first delivery, or the wait before that, is among the records; its trail is *broken* if an
 attempt is there without the one before. A listener that is retried in place (orderly) leaves no record of its attempts;
-its dead letters are no broken trails.
+its dead letters are no broken trails. A life is *revived* if an attempt was retried or delivered whose failure, or an
+earlier one's, had made a dead letter, and no redrive lies between: two members with different limits, for example.
 
 Malformed records are no part of a life and are left out.
 """
@@ -80,8 +81,8 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
         grp, msg_id, state, inferred (whether the state rests on committed positions), topic (of the first delivery,
         where it is known), tag, key, origin (coordinates of the first delivery), first_sent, attempts (of the newest
         replay: failures so far), deliveries, copies (records beyond the first of one step other than waiting), rooted,
-        broken, history (array of replay, attempt, step, at, coordinates, kind, reason, reached; in the order of the
-        flow), last_reason, last_at, took_ms (from first_sent to the newest record; null while it is under way).
+        broken, revived, history (array of replay, attempt, step, at, coordinates, kind, reason, reached; in the order
+        of the flow), last_reason, last_at, took_ms (from first_sent to the newest record; null while it is under way).
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
@@ -126,7 +127,7 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
 
 
 def report(lives: DataFrame) -> Report:
-    """How many messages are in which state, by topic and group. A finding: lost messages, and broken trails."""
+    """How many messages are in which state, by topic and group. A finding: lost, broken trails, revived."""
     counted = (
         lives.groupBy("topic", "grp")
         .agg(
@@ -134,27 +135,29 @@ def report(lives: DataFrame) -> Report:
             *(F.count_if(F.col("state") == state).alias(state) for state in STATES),
             F.sum("copies").alias("copies"),
             F.count_if("broken").alias("broken"),
+            F.count_if("revived").alias("revived"),
             F.max("attempts").alias("attempts"),
             F.percentile_approx("took_ms", [0.5, 0.99]).alias("took"),
         )
         .orderBy("topic", "grp")
         .collect()
     )
-    lost, broken = sum(row.lost for row in counted), sum(row.broken for row in counted)
-    columns = ("topic", "group", "messages", *STATES, "copies", "most attempts", "p50 ms", "p99 ms")
+    lost, broken, revived = (sum(row[name] for row in counted) for name in ("lost", "broken", "revived"))
+    columns = ("topic", "group", "messages", *STATES, "copies", "revived", "most attempts", "p50 ms", "p99 ms")
     table = Table(
         "messages by state",
         columns,
         [
-            (row.topic, row.grp, row.messages, *(row[state] for state in STATES), row.copies, row.attempts)
+            (row.topic, row.grp, row.messages, *(row[state] for state in STATES), row.copies, row.revived, row.attempts)
             + (tuple(row.took) if row.took else (None, None))
             for row in counted
         ],
     )
     return Report(
         job="lineage",
-        verdict=f"{sum(row.messages for row in counted)} lives: {lost} lost, {broken} with a broken trail",
-        fine=not lost and not broken,
+        verdict=f"{sum(row.messages for row in counted)} lives: {lost} lost, {broken} with a broken trail, "
+        f"{revived} revived",
+        fine=not lost and not broken and not revived,
         tables=(table,),
         bars=tuple((state, sum(row[state] for row in counted)) for state in STATES),
         notes=("acknowledged and pending are inferred from committed positions; times of acknowledged messages too",),
@@ -223,6 +226,8 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
     left_records = F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < _DEAD))
     hole = F.exists(runs, lambda run: (run % _RUNS > 0) & ~F.array_contains(runs, run - 1))
     delivered = F.filter("history", lambda each: each["step"] == _DELIVERED)
+    following = F.slice("history", 2, F.size("history"))  # the flow is in order: what belongs together lies together
+    revived = F.zip_with("history", following, _is_revival)
     lives = lives.withColumns(
         {
             "under_way": _unless_alone(~F.col("newest.reached"), F.exists(of_newest, lambda each: ~each["reached"])),
@@ -230,6 +235,9 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
             "copies": _unless_alone(F.lit(0), F.size(moved) - F.size(F.array_distinct(moved))),
             "rooted": _unless_alone(
                 (attempt == 0) & (F.col("newest.replay") == 0), F.array_contains(runs, F.lit(0).cast("bigint"))
+            ),
+            "revived": _unless_alone(
+                F.lit(col=False), F.exists(revived, lambda each: F.coalesce(each, F.lit(col=False)))
             ),
             "broken": _unless_alone((attempt > 0) & (step < _DEAD), left_records & hole),
             "delivered_at": _unless_alone(
@@ -266,6 +274,7 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
         "copies",
         "rooted",
         "broken",
+        "revived",
         "history",
         F.col("newest.reason").alias("last_reason"),
         F.col("newest.at").alias("last_at"),
@@ -284,6 +293,13 @@ def _step_of(entry: Column) -> Column:
 
 def _name_of(entry: Column) -> Column:
     return F.concat_ws("/", entry["replay"], entry["attempt"], entry["step"])
+
+
+def _is_revival(entry: Column, following: Column) -> Column:
+    """Whether of two steps one made a dead letter of an attempt, and the other one went on with it."""
+    is_dead, dies = entry["step"] == _DEAD, following["step"] == _DEAD
+    is_one_replay = entry["replay"] == following["replay"]
+    return is_one_replay & ((is_dead & ~dies) | (~is_dead & dies & (entry["attempt"] == following["attempt"])))
 
 
 def _run_of(entry: Column) -> Column:
