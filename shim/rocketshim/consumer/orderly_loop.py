@@ -80,7 +80,7 @@ class OrderlyCounts:
         suspended: failed attempts after which a queue (or its keys) waited.
         stuck: of these, those of messages without a limit that had failed 16 times or more: a message stands for ever.
         starts: how often a queue began, by a lock that was won.
-        lost: how often a lock was lost while the queue was queue.
+        lost: how often a lock was lost while the queue was held.
     """
 
     suspended: int = 0
@@ -273,7 +273,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
             self._log.drained(lease)
 
     def _hold(self, place: Place) -> None:
-        """Read nothing of a partition until its next run begins; that one is not paused for what the last one queue."""
+        """Read nothing of a partition until its next run begins; that one is not paused for what the last one held."""
         consumer = self._client()
         self._pauses.hold(consumer, [place], PauseReason.LOCK)
         self._pauses.release(consumer, [place], PauseReason.FLOW)
