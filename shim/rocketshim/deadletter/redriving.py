@@ -425,12 +425,9 @@ class Redriver:
         self._report()
 
     def _transact(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
-        """Send letters and their mark in one transaction."""
-        if batch and not self._attempt(producer, batch):
-            raise _RefusedError
-
-    def _attempt(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> bool:
-        """Send letters and their mark in one transaction; False: some were refused, and nothing is stored."""
+        """Send letters and their mark in one transaction; `_RefusedError`: some were refused, and nothing is stored."""
+        if not batch:
+            return
         self._progress.take([letter for letter, _ in batch], self._now_ms())
         self._refused = {}
         self._open(producer)
@@ -446,12 +443,11 @@ class Redriver:
             if self._is_careful:
                 for each in batch:
                     self._fail_if_refused(*each)
-            return False
+            raise _RefusedError
         self._commit(producer)
         self._point("committed")
         self._progress.committed()
         self._report()
-        return True
 
     def _fail_if_refused(self, letter: PlannedLetter, made: OutgoingRecord | None) -> None:
         """A letter of a transaction in which records were refused, one a batch."""
