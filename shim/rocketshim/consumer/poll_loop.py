@@ -327,7 +327,7 @@ class PollLoop(ABC, Generic[QueueT]):
 
     def _fetch(self) -> None:
         consumer = self._client()
-        if self._throttle.is_full or self._throttle.over(self._queues.values()):
+        if self._throttle.is_reached(self._queues.values()):
             self._catch_up(consumer)
             return
         outstanding = self.dispatch.in_flight or self._hops
@@ -402,7 +402,7 @@ class PollLoop(ABC, Generic[QueueT]):
         """
         began_ms = self._now_ms()
         while True:
-            if not self._throttle.is_full and not self._throttle.over(self._queues.values()):
+            if not self._throttle.is_reached(self._queues.values()):
                 return
             patient = self._hops or self.dispatch.in_flight >= 2 * self._pool.size
             longest_ms = _SATURATED_MS if patient else _CATCH_UP_MS

@@ -44,23 +44,17 @@ class Throttle:
         self._in_flight = in_flight
         self._pauses = pauses
 
-    @property
-    def is_full(self) -> bool:
-        """Whether listeners have as many messages as they may."""
-        return self._in_flight() >= _MAX_IN_FLIGHT
-
     def share(self, queues_held: int) -> None:
         """Share the thresholds of a topic out among all queues held."""
         self._limits = per_queue_limits(self._of_queue, self._topic_count, self._topic_size_bytes, queues_held)
 
-    def over(self, queues: Iterable[HeldQueue]) -> list[HeldQueue]:
-        """Those above a threshold that are read all the same."""
-        limits = self._limits
-        return [queue for queue in queues if not queue.paused and must_pause(queue, limits)]
+    def is_reached(self, queues: Iterable[HeldQueue]) -> bool:
+        """Whether more is held than may be: by one of these that is read all the same, or by listeners altogether."""
+        return self._is_full or bool(self._over(queues))
 
     def pause(self, consumer: ConsumerClient, queues: Iterable[HeldQueue]) -> None:
         """Read no further; all that are read now, where listeners have too much altogether."""
-        held = [queue for queue in queues if not queue.paused] if self.is_full else self.over(queues)
+        held = [queue for queue in queues if not queue.paused] if self._is_full else self._over(queues)
         for queue in held:
             queue.paused = True
         self._pauses.hold(consumer, [(queue.topic, queue.partition) for queue in held], PauseReason.FLOW)
@@ -73,3 +67,13 @@ class Throttle:
         for queue in calm:
             queue.paused = False
         self._pauses.release(consumer, [(queue.topic, queue.partition) for queue in calm], PauseReason.FLOW)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether listeners have as many messages as they may."""
+        return self._in_flight() >= _MAX_IN_FLIGHT
+
+    def _over(self, queues: Iterable[HeldQueue]) -> list[HeldQueue]:
+        """Those above a threshold that are read all the same."""
+        limits = self._limits
+        return [queue for queue in queues if not queue.paused and must_pause(queue, limits)]
