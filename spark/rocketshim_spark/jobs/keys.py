@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
+from rocketshim_spark.jobs.lineage import DEAD, DELIVERED
 from rocketshim_spark.report import Report, Table
 
 __all__ = ["KeyParams", "report", "transform"]
@@ -58,7 +59,7 @@ def transform(lives: DataFrame, params: KeyParams | None = None) -> DataFrame:
     """
     params = KeyParams() if params is None else params
     place = F.split("origin", "/")
-    first = F.filter("history", lambda each: each["step"] == 2)
+    first = F.filter("history", lambda each: each["step"] == DELIVERED)
     of_key = ["grp", "topic", "key"]
     of_queue = [*of_key, "of_topic", "of_partition"]  # offsets of another topic say nothing about order
     told = lives.filter(F.col("key").isNotNull() & F.col("grp").isNotNull()).select(
@@ -71,7 +72,7 @@ def transform(lives: DataFrame, params: KeyParams | None = None) -> DataFrame:
         F.get(place, F.lit(2)).try_cast("bigint").alias("at"),
         F.coalesce(F.get(first, F.lit(0))["at"], F.col("first_sent")).alias("began_at"),
         F.exists("history", lambda each: each["attempt"] > 0).alias("failed"),
-        F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < 3)).alias("sent_back"),
+        F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < DEAD)).alias("sent_back"),
     )
     in_order = Window.partitionBy(*of_queue).orderBy("at")
     handled_at = F.when(F.col("state") == "acknowledged", F.col("began_at"))

@@ -43,7 +43,19 @@ from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table, printable
 from rocketshim_topics import TopicNames
 
-__all__ = ["HARDLY_REPEATED", "STATES", "LineageParams", "biography", "report", "story", "transform"]
+__all__ = [
+    "DEAD",
+    "DELIVERED",
+    "HARDLY_REPEATED",
+    "PARKED",
+    "STATES",
+    "WAIT",
+    "LineageParams",
+    "biography",
+    "report",
+    "story",
+    "transform",
+]
 
 STATES: Final = ("acknowledged", "pending", "scheduled", "retrying", "dead", "parked", "lost", "open")
 HARDLY_REPEATED: Final = (
@@ -51,7 +63,7 @@ HARDLY_REPEATED: Final = (
     *("history.list.element.at", "history.list.element.coordinates"),
 )
 _POSITIONS: Final = "owner string, of_topic string, of_partition int, committed bigint"
-_WAIT, _PARKED, _DELIVERED, _DEAD = 0, 1, 2, 3
+WAIT, PARKED, DELIVERED, DEAD = 0, 1, 2, 3  # steps of an attempt, in the order of the flow
 _RUNS: Final = 2**32  # more than there are attempts
 
 
@@ -104,10 +116,10 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
             "source_topic": F.coalesce(
                 "origin_topic", F.when(F.col("grp").isNull() & F.col("queue").isNull(), _where_it_is()), "real_topic"
             ),
-            "step": F.when(F.col("kind") == "dlq", _DEAD)
-            .when(F.col("kind") == "parked", _PARKED)
-            .when(F.col("kind") == "schedule", _WAIT)
-            .otherwise(_DELIVERED),
+            "step": F.when(F.col("kind") == "dlq", DEAD)
+            .when(F.col("kind") == "parked", PARKED)
+            .when(F.col("kind") == "schedule", WAIT)
+            .otherwise(DELIVERED),
         }
     )
     # One that never failed is told once to each group of its topic; a join and not a union, which would read all twice.
@@ -115,7 +127,7 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
         F.broadcast(groups_of), F.col("grp").isNull() & (F.col("source_topic") == F.col("their_topic")), "left"
     )
     told = told.withColumn("grp", F.coalesce("grp", "of_grp"))
-    told = told.withColumn("asked", F.when(F.col("step") == _WAIT, worker).otherwise(F.col("grp")))
+    told = told.withColumn("asked", F.when(F.col("step") == WAIT, worker).otherwise(F.col("grp")))
     told = told.join(
         F.broadcast(positions),
         (F.col("asked") == F.col("owner"))
@@ -220,18 +232,18 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
     failed = (attempt > 0) | (F.col("newest.replay") > 0)
     of_newest = F.filter("history", lambda each: _step_of(each) == _step_of(F.col("newest")))
     # As texts and numbers, which are told apart by hashing: a message that is there 100,000 times must hold up nobody.
-    moved = F.transform(F.filter("history", lambda each: each["step"] > _WAIT), _name_of)
+    moved = F.transform(F.filter("history", lambda each: each["step"] > WAIT), _name_of)
     runs = F.array_distinct(F.transform("history", _run_of))
     # A dead letter without any retry before it is one of a listener that is retried in place.
-    left_records = F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < _DEAD))
+    left_records = F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < DEAD))
     hole = F.exists(runs, lambda run: (run % _RUNS > 0) & ~F.array_contains(runs, run - 1))
-    delivered = F.filter("history", lambda each: each["step"] == _DELIVERED)
+    delivered = F.filter("history", lambda each: each["step"] == DELIVERED)
     following = F.slice("history", 2, F.size("history"))  # the flow is in order: what belongs together lies together
     revived = F.zip_with("history", following, _is_revival)
     lives = lives.withColumns(
         {
             "under_way": _unless_alone(~F.col("newest.reached"), F.exists(of_newest, lambda each: ~each["reached"])),
-            "deliveries": _unless_alone((step == _DELIVERED).cast("int"), F.size(delivered)),
+            "deliveries": _unless_alone((step == DELIVERED).cast("int"), F.size(delivered)),
             "copies": _unless_alone(F.lit(0), F.size(moved) - F.size(F.array_distinct(moved))),
             "rooted": _unless_alone(
                 (attempt == 0) & (F.col("newest.replay") == 0), F.array_contains(runs, F.lit(0).cast("bigint"))
@@ -239,19 +251,19 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
             "revived": _unless_alone(
                 F.lit(col=False), F.exists(revived, lambda each: F.coalesce(each, F.lit(col=False)))
             ),
-            "broken": _unless_alone((attempt > 0) & (step < _DEAD), left_records & hole),
+            "broken": _unless_alone((attempt > 0) & (step < DEAD), left_records & hole),
             "delivered_at": _unless_alone(
-                F.when(step == _DELIVERED, F.col("newest.coordinates")), F.get(delivered, F.lit(0))["coordinates"]
+                F.when(step == DELIVERED, F.col("newest.coordinates")), F.get(delivered, F.lit(0))["coordinates"]
             ),
         }
     )
     under_way = F.col("under_way")
     state = (
-        F.when(step == _DEAD, "dead")
-        .when(step == _PARKED, "parked")
-        .when((step == _WAIT) & ~under_way, "lost")
-        .when((step == _WAIT) & failed, "retrying")
-        .when(step == _WAIT, "scheduled")
+        F.when(step == DEAD, "dead")
+        .when(step == PARKED, "parked")
+        .when((step == WAIT) & ~under_way, "lost")
+        .when((step == WAIT) & failed, "retrying")
+        .when(step == WAIT, "scheduled")
         .when(F.col("grp").isNull() | ~F.col("grp").isin(*groups), "open")
         .when(~under_way, "acknowledged")
         .when(failed, "retrying")
@@ -297,7 +309,7 @@ def _name_of(entry: Column) -> Column:
 
 def _is_revival(entry: Column, following: Column) -> Column:
     """Whether of two steps one made a dead letter of an attempt, and the other one went on with it."""
-    is_dead, dies = entry["step"] == _DEAD, following["step"] == _DEAD
+    is_dead, dies = entry["step"] == DEAD, following["step"] == DEAD
     is_one_replay = entry["replay"] == following["replay"]
     return is_one_replay & ((is_dead & ~dies) | (~is_dead & dies & (entry["attempt"] == following["attempt"])))
 
