@@ -26,6 +26,7 @@ from rocketshim.local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 
+from .running import running
 from .waiting import wait_until
 
 GUARD_S = 120.0
@@ -52,21 +53,6 @@ def handle(message):
 
 consumer.run()
 """
-
-
-@contextmanager
-def working(bootstrap: str, namespace: str) -> Iterator[None]:
-    """A worker that moves retries."""
-    worker = DelayWorker(
-        WorkerSettings.make(bootstrap=bootstrap, namespace=namespace, delay_levels=LEVELS, allow=("nothing",))
-    )
-    moving = threading.Thread(target=worker.run)
-    moving.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        moving.join()
 
 
 @contextmanager
@@ -102,6 +88,9 @@ def test_members_that_are_frozen_and_killed_lose_nothing_and_take_no_commit_back
     name, mine, chance = topic(QUEUES), group(), random.Random(7)  # noqa: S311 - which member, not a secret
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     provision.ensure_topics(admin, Layout(TopicNames(namespace), DelayLevels.parse(LEVELS)).shared())
+    worker = DelayWorker(
+        WorkerSettings.make(bootstrap=broker.bootstrap, namespace=namespace, delay_levels=LEVELS, allow=("nothing",))
+    )
     outs: list[Path] = []
 
     def member() -> subprocess.Popen[bytes]:
@@ -114,7 +103,7 @@ def test_members_that_are_frozen_and_killed_lose_nothing_and_take_no_commit_back
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     members = [member() for _ in range(MEMBERS)]
     try:
-        with working(broker.bootstrap, namespace), watching(broker.bootstrap, mine, name) as positions:
+        with running(worker), watching(broker.bootstrap, mine, name) as positions:
             for event in range(EVENTS):
                 for number in range(event * EACH, (event + 1) * EACH):
                     producer.produce(name, b"%d" % number, key=b"%d" % number)

@@ -33,6 +33,7 @@ from rocketshim import Producer as ShimProducer
 from rocketshim.local import Broker
 
 from . import waiting
+from .running import running
 
 LEVELS = "1s 1s 1s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 2s"
 """18 levels as RocketMQ's table has; retries wait at level 3 to 18."""
@@ -45,15 +46,12 @@ NAMES = TopicNames(NAMESPACE)
 @pytest.fixture(scope="module")
 def worker(broker: Broker) -> Iterator[DelayWorker]:
     """The delay worker of this file's namespace."""
-    running = DelayWorker(
+    worker = DelayWorker(
         WorkerSettings.make(bootstrap=broker.bootstrap, namespace=NAMESPACE, allow=("*",), delay_levels=LEVELS)
     )
-    running.start()
-    thread = threading.Thread(target=running.run)
-    thread.start()
-    yield running
-    running.stop()
-    thread.join(GUARD_S)
+    worker.start()
+    with running(worker):
+        yield worker
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The drop-in producer on a real broker: delays, transactions, and what it leaves to the original."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,8 @@ from rocketshim.errors import TopicMissingError
 from rocketshim.local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
+
+from .running import running
 
 LEVELS = "1s 2s"
 GUARD_S = 150.0
@@ -46,14 +47,9 @@ def config(broker: Broker, admin: AdminClient, namespace: str) -> dict[str, Any]
 @pytest.fixture
 def worker(broker: Broker, namespace: str, config: dict[str, Any]) -> Iterator[DelayWorker]:
     del config
-    running = DelayWorker(
-        WorkerSettings.make(bootstrap=broker.bootstrap, namespace=namespace, allow=("*",), delay_levels=LEVELS)
-    )
-    thread = threading.Thread(target=running.run)
-    thread.start()
-    yield running
-    running.stop()
-    thread.join(GUARD_S)
+    settings = WorkerSettings.make(bootstrap=broker.bootstrap, namespace=namespace, allow=("*",), delay_levels=LEVELS)
+    with running(DelayWorker(settings)) as worker:
+        yield worker
 
 
 def read(broker: Broker, topic: str, count: int) -> list[Message]:

@@ -22,6 +22,8 @@ from rocketshim.errors import (
 )
 from rocketshim.local import Broker
 
+from .running import running
+
 LEVELS = "0s 0s 0s 0s 0s 0s"
 GUARD_S = 150.0
 
@@ -100,17 +102,14 @@ def stage(
 @pytest.fixture
 def worker(stage: Stage) -> Iterator[DelayWorker]:
     """The delay worker of this test's namespace."""
-    running = DelayWorker(
+    worker = DelayWorker(
         WorkerSettings.make(
             bootstrap=stage.bootstrap, namespace=stage.names.namespace, allow=("*",), delay_levels=LEVELS
         )
     )
-    running.start()
-    thread = threading.Thread(target=running.run)
-    thread.start()
-    yield running
-    running.stop()
-    thread.join(GUARD_S)
+    worker.start()
+    with running(worker):
+        yield worker
 
 
 def got(consumer: confluent_kafka.Consumer) -> Message:

@@ -28,6 +28,9 @@ from rocketshim_topics import provision
 from rocketshim_topics.layout import TopicSpec
 from rocketshim_topics.wire import read_headers
 
+from .running import running
+from .waiting import wait_until
+
 LEVELS = "0s"
 GUARD_S = 180.0
 ROUND_S = 18.0
@@ -214,14 +217,11 @@ def namespace(protocol: str, commits: str) -> str:
 
 @pytest.fixture
 def worker(impatient: LocalCluster, namespace: str) -> Iterator[DelayWorker]:
-    running = DelayWorker(
-        WorkerSettings.make(bootstrap=impatient.bootstrap, namespace=namespace, allow=("*",), delay_levels=LEVELS)
+    settings = WorkerSettings.make(
+        bootstrap=impatient.bootstrap, namespace=namespace, allow=("*",), delay_levels=LEVELS
     )
-    moving = threading.Thread(target=running.run)
-    moving.start()
-    yield running
-    running.stop()
-    moving.join(GUARD_S)
+    with running(DelayWorker(settings)) as worker:
+        yield worker
 
 
 @pytest.mark.long
@@ -282,13 +282,17 @@ def test_nothing_is_lost_and_nothing_committed_past_what_is_unfinished(  # noqa:
                         assert order in finished or on_their_way.get(order, 0) > failures, (name, partition, offset)
 
             happening.begin_again()
-            deadline = time.monotonic() + GUARD_S
             dead = {order for order in range(sent) if order % 10 == 9}
-            while not set(range(sent)) - dead <= set(happening.charged):
-                assert time.monotonic() < deadline, sorted(set(range(sent)) - dead - set(happening.charged))[:20]
-                time.sleep(0.2)
-            while {order for _, _, order, _ in facts(names.dead_letter(payments))} != dead:
-                assert time.monotonic() < deadline
+
+            def uncharged() -> set[int]:
+                return set(range(sent)) - dead - set(happening.charged)
+
+            wait_until(lambda: not uncharged(), lambda: f"charged: {sorted(uncharged())[:20]}", within_s=GUARD_S)
+            wait_until(
+                lambda: {order for _, _, order, _ in facts(names.dead_letter(payments))} == dead,
+                "each dead letter once or more",
+                within_s=GUARD_S,
+            )
         finally:
             happening.kill_all()
     repeats = sum(happening.charged.values()) - len(happening.charged)

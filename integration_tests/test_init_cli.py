@@ -1,8 +1,6 @@
 """`rocketshim init` on a real broker: what a newcomer types first, and what is typed on a running system."""
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -15,6 +13,8 @@ from rocketshim.operations.group_standing import GroupReader
 from rocketshim.worker.assignment import levels_metadata
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.provision import read_topics
+
+from .running import running
 
 LEVELS = "1s 2s"
 
@@ -59,17 +59,6 @@ def test_a_topic_that_is_not_the_users_is_refused(
 ) -> None:
     assert main(["init", "--bootstrap", broker.bootstrap, *words]) == 1
     assert told in capsys.readouterr().err
-
-
-@contextmanager
-def running(worker: DelayWorker) -> Iterator[None]:
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join()
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])

@@ -382,10 +382,10 @@ def world(broker: Broker, admin: AdminClient, tmp_path_factory: pytest.TempPathF
 
 
 def expect_nothing_beyond(before: Standing, what: str) -> None:
-    end = time.monotonic() + GUARD_S
-    while left := Standing.now().beyond(before):
-        assert time.monotonic() < end, f"{what} has left {left}"
-        time.sleep(0.02)
+    wait_until(
+        lambda: not Standing.now().beyond(before),
+        lambda: f"nothing left of {what}: {Standing.now().beyond(before)}",
+    )
 
 
 @pytest.mark.usefixtures("uncollected")
