@@ -9,13 +9,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := topics shim spark integration_tests examples benchmarks
 PYTEST_ARGS ?=
 # Most tests wait for a broker: two processes, each with a broker of its own. `make test PROCESSES=0` for one process.
 PROCESSES ?= 2
 SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder
 
-.PHONY: help demo test test-unit test-integration test-long check format bench lock broker-jars spark-jars dev clean
+.PHONY: help demo test test-unit test-integration test-long check public-api format bench lock broker-jars spark-jars dev clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,11 +34,15 @@ test-integration: $(VENV)/.dev broker-jars spark-jars ## integration tests only;
 test-long: $(VENV)/.dev broker-jars spark-jars ## the tests that run for minutes; results stand in docs/reliability.md
 	@$(BIN)/python -m pytest -m long --timeout=7200 $(PYTEST_ARGS)
 
-check: $(VENV)/.dev ## lint, format, types, import contracts
+check: $(VENV)/.dev ## lint, format, types, import contracts, public API
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy topics/rocketshim_topics shim/rocketshim spark/rocketshim_spark examples benchmarks
+	@$(BIN)/mypy topics/rocketshim_topics shim/rocketshim spark/rocketshim_spark examples benchmarks tools
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python tools/public_api.py
+
+public-api: $(VENV)/.dev ## write the snapshot of the public API, docs/public-api.txt, again
+	@$(BIN)/python tools/public_api.py --write
 
 format: $(VENV)/.dev ## put the code into its form
 	@$(BIN)/ruff check --fix .

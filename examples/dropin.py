@@ -18,11 +18,18 @@ import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from rocketshim import DelayLevels, DelayWorker, Producer, TopicNames, WorkerSettings
+from rocketshim import (
+    DelayLevels,
+    DelayWorker,
+    Layout,
+    Producer,
+    TopicNames,
+    TopicSpec,
+    WorkerSettings,
+    ensure_topics,
+)
 from rocketshim import Message as Order
 from rocketshim.local import any_broker
-from rocketshim_topics import provision
-from rocketshim_topics.layout import Layout, TopicSpec
 
 MARK = f"example{uuid.uuid4().hex[:6]}"
 
@@ -94,7 +101,7 @@ def main() -> None:
         names, orders = TopicNames(MARK), f"{MARK}.orders"
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         shared = Layout(names, DelayLevels.default()).shared()
-        provision.ensure_topics(admin, [*shared, TopicSpec(orders, partitions=1)])
+        ensure_topics(admin, [*shared, TopicSpec(orders, partitions=1)])
         worker = DelayWorker(WorkerSettings.make(bootstrap=broker.bootstrap, namespace=MARK, allow=(orders,)))
         moving = threading.Thread(target=worker.run)
         moving.start()

@@ -17,17 +17,18 @@ from rocketshim import (
     DeadLetter,
     DelayLevels,
     DelayWorker,
+    Layout,
     Message,
     MessageView,
     Producer,
     PushConsumer,
     RetryLater,
     TopicNames,
+    TopicSpec,
     WorkerSettings,
+    ensure_topics,
 )
 from rocketshim.local import any_broker
-from rocketshim_topics import provision
-from rocketshim_topics.layout import Layout, TopicSpec
 
 LEVELS = "1s 2s 3s 4s 5s"  # RocketMQ's table begins with 1s 5s 10s; this one keeps the example short
 
@@ -39,7 +40,7 @@ def main() -> None:
         names, orders = TopicNames(mark), f"{mark}.orders"
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         shared = Layout(names, DelayLevels.parse(LEVELS)).shared()
-        provision.ensure_topics(admin, [*shared, TopicSpec(orders, partitions=2)])
+        ensure_topics(admin, [*shared, TopicSpec(orders, partitions=2)])
 
         worker = DelayWorker(
             WorkerSettings.make(bootstrap=broker.bootstrap, namespace=mark, delay_levels=LEVELS, allow=(orders,))

@@ -17,10 +17,10 @@ from rocketshim import (
     Producer,
     PullConsumer,
     PullStatus,
+    TopicSpec,
+    ensure_topics,
 )
 from rocketshim.local import any_broker
-from rocketshim_topics import provision
-from rocketshim_topics.layout import TopicSpec
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     orders = f"example{uuid.uuid4().hex[:6]}.orders"
     with any_broker(report=print) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        provision.ensure_topics(admin, [TopicSpec(orders, partitions=2)])
+        ensure_topics(admin, [TopicSpec(orders, partitions=2)])
         with Producer(broker.bootstrap) as producer:
             for number in range(20):
                 tag = "paid" if number % 4 == 0 else "created"

@@ -8,11 +8,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka.admin import AdminClient
 
-from rocketshim import DelayLevels, DelayWorker, TopicNames, WorkerSettings, decode
+from rocketshim import DelayLevels, DelayWorker, TopicNames, WorkerSettings
 from rocketshim.dropin import FeatureNotEnabledError, Producer
 from rocketshim.errors import TopicMissingError
 from rocketshim.local import Broker
-from rocketshim_topics import provision
+from rocketshim_topics import decode, provision
 from rocketshim_topics.layout import Layout
 
 from .running import running

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from rocketshim import DelayWorker, Origin, TopicNames, WorkerSettings, decode
+from rocketshim import DelayWorker, Origin, TopicNames, WorkerSettings
 from rocketshim.dropin import Consumer
 from rocketshim.errors import (
     BrokerUnavailableError,
@@ -21,6 +21,7 @@ from rocketshim.errors import (
     TopicMissingError,
 )
 from rocketshim.local import Broker
+from rocketshim_topics import decode
 
 from .running import running
 

@@ -21,10 +21,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from rocketshim import DelayWorker, TopicNames, WorkerSettings, decode
+from rocketshim import DelayWorker, TopicNames, WorkerSettings
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.local import LocalCluster
-from rocketshim_topics import provision
+from rocketshim_topics import decode, provision
 from rocketshim_topics.layout import TopicSpec
 from rocketshim_topics.wire import read_headers
 

@@ -13,7 +13,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicMissingError, TopicNames
+from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
+from rocketshim.errors import TopicMissingError
 from rocketshim.local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout

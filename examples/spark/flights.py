@@ -35,20 +35,21 @@ from rocketshim import (
     DeadLetter,
     DelayLevels,
     DelayWorker,
+    Layout,
     Message,
     MessageView,
     Producer,
     PushConsumer,
     TopicNames,
+    TopicSpec,
     WorkerSettings,
+    ensure_topics,
 )
 from rocketshim.local import any_broker
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage
 from rocketshim_spark.land import land
 from rocketshim_spark.running import OpenLake, open_lake
 from rocketshim_spark.session import SessionSettings, create, fetch
-from rocketshim_topics import provision
-from rocketshim_topics.layout import Layout, TopicSpec
 
 DAY = Path(__file__).parents[1] / "data" / "flights-2013-12-10.csv"
 LEVELS = "1s 1s 1s"
@@ -108,7 +109,7 @@ def through_the_shim(bootstrap: str, mark: str, flights: list[tuple[str, str, st
     names, topic = TopicNames(mark), f"{mark}.departures"
     admin = AdminClient({"bootstrap.servers": bootstrap})
     specs = [*Layout(names, DelayLevels.parse(LEVELS)).shared(), TopicSpec(topic, partitions=4)]
-    provision.ensure_topics(admin, specs)
+    ensure_topics(admin, specs)
     worker = DelayWorker(WorkerSettings.make(bootstrap=bootstrap, namespace=mark, delay_levels=LEVELS, allow=(topic,)))
     thread = threading.Thread(target=worker.run)
     thread.start()

@@ -32,6 +32,7 @@ from rocketshim_topics.errors import (
     RocketshimError,
     TopicMismatchError,
     TopicMissingError,
+    UnknownVersionError,
 )
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "StaleMessageError",
     "TopicMismatchError",
     "TopicMissingError",
+    "UnknownVersionError",
     "WorkerError",
 ]
 

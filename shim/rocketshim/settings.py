@@ -25,6 +25,7 @@ __all__ = [
     "ConnectionSettings",
     "LitePullConsumerOptions",
     "LitePullConsumerSettings",
+    "ProducerOptions",
     "ProducerSettings",
     "PullConsumerOptions",
     "PullConsumerSettings",
@@ -113,6 +114,22 @@ class ConnectionSettings(Settings):
         """What `repr`, `str` and rich show: secrets hidden."""
         for name, value in super().__repr_args__():
             yield name, mask(value) if name == "client" else value
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The names of `ProducerSettings` that are keyword arguments of `Producer`, for editors and type checkers.
+
+    `ProducerSettings` documents the meaning, range and default of each.
+    """
+
+    namespace: str
+    delay_levels: DelayLevels | str
+    client: dict[str, Any]
+    allow_code_settings: bool
+    max_delay_ms: int
+    max_message_bytes: int
+    delivery_timeout_ms: int
+    linger_ms: float
 
 
 class ProducerSettings(ConnectionSettings):

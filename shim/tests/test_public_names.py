@@ -1,11 +1,14 @@
-"""What programs import from `rocketshim` is there, and stays there."""
+"""What programs import from `rocketshim` is there, stays there, and is typed."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import rocketshim
+from rocketshim import errors
 
 PINNED = [
     "AfterDelay",
@@ -75,3 +78,73 @@ def test_a_name_that_is_none_is_an_attribute_error() -> None:
 def test_importing_it_loads_no_kafka_client(module: str) -> None:
     program = f"import sys, {module}; sys.exit('confluent_kafka' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0  # noqa: S603
+
+
+def test_the_front_door_has_at_most_fifty_names() -> None:
+    assert len(rocketshim.__all__) <= 50
+    assert dir(rocketshim) == sorted(rocketshim.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "home"), [("TopicMissingError", "rocketshim.errors"), ("murmur2", "rocketshim_topics")]
+)
+def test_a_name_that_moved_still_works_and_says_where_it_is_now(name: str, home: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"import {name} from {home}"):
+        assert getattr(rocketshim, name) is getattr(sys.modules[home], name)
+
+
+def test_the_errors_module_has_the_whole_tree() -> None:
+    import rocketshim_topics.group_log  # noqa: F401 - it defines an error, too
+
+    def tree(root: type[BaseException]) -> set[str]:
+        return {root.__name__}.union(*map(tree, root.__subclasses__()))
+
+    ours = {name for name in tree(errors.RocketshimError) if not name.startswith("_")}
+    assert ours == set(errors.__all__)
+
+
+def test_a_type_checker_knows_every_name_and_refuses_others(tmp_path: Path) -> None:
+    """No public name is `Any`, and a misspelt one is an error."""
+    names = ", ".join(rocketshim.__all__)
+    good = f"from rocketshim import {names}\n" + "".join(f"reveal_type({name})\n" for name in rocketshim.__all__)
+    (tmp_path / "good.py").write_text(good, encoding="utf-8")
+    (tmp_path / "bad.py").write_text("from rocketshim import Produser\n", encoding="utf-8")
+    package = Path(rocketshim.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "good.py", "bad.py"],
+        cwd=tmp_path,
+        env={"MYPYPATH": f"{package}:{package.parent / 'topics'}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    revealed = [line for line in done.stdout.splitlines() if "Revealed type" in line]
+    assert len(revealed) == len(rocketshim.__all__), done.stdout
+    assert not [line for line in revealed if '"Any"' in line]
+    assert 'has no attribute "Produser"' in done.stdout
+
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTED = {
+    "rocketshim",
+    "rocketshim.compat.rocketmq",
+    "rocketshim.dropin",
+    "rocketshim.errors",
+    "rocketshim.filters",
+    "rocketshim.local",
+    "rocketshim.testing",
+    "rocketshim_topics",
+}
+
+
+def test_examples_and_documentation_import_from_documented_modules_only() -> None:
+    """Those of the Spark package are documented on its own page."""
+    sources = [*ROOT.glob("examples/**/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    found = {
+        (path.name, module)
+        for path in sources
+        for module in re.findall(r"^\s*from (rocketshim[\w.]*) import", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if not module.startswith("rocketshim_spark")
+    }
+    assert len(found) > 10
+    assert {(name, module) for name, module in found if module not in DOCUMENTED} == set()

@@ -6,7 +6,31 @@ import pytest
 
 from rocketshim.core.allocate import AllocateMessageQueueAveragely
 from rocketshim.errors import ConfigError
-from rocketshim.settings import PushConsumerOptions, PushConsumerSettings, WorkerSettings
+from rocketshim.producer.producer import Producer
+from rocketshim.settings import (
+    ProducerOptions,
+    ProducerSettings,
+    PushConsumerOptions,
+    PushConsumerSettings,
+    WorkerSettings,
+)
+
+
+def test_the_options_of_a_producer_are_its_settings() -> None:
+    assert set(ProducerOptions.__annotations__) == set(ProducerSettings.model_fields) - {"bootstrap"}
+
+
+def test_a_producer_takes_its_settings_by_name() -> None:
+    assert Producer("broker:9092", linger_ms=0, max_delay_ms=60_000).settings == ProducerSettings(
+        bootstrap="broker:9092", linger_ms=0, max_delay_ms=60_000
+    )
+
+
+def test_a_producer_refuses_settings_and_their_fields_together() -> None:
+    settings = ProducerSettings(bootstrap="broker:9092")
+    for values in ({"namespace": "shop"}, {"client": {"acks": 1}}, {"bootstrap": "other:9092"}):
+        with pytest.raises(ConfigError, match="not both"):
+            Producer(settings=settings, **values)
 
 
 def test_the_options_of_a_push_consumer_are_its_settings() -> None:

@@ -20,6 +20,7 @@ from rocketshim_topics.errors import (
     RocketshimError,
     TopicMismatchError,
     TopicMissingError,
+    UnknownVersionError,
 )
 from rocketshim_topics.hops import Failure, OutgoingRecord
 from rocketshim_topics.layout import Difference, Layout, Plan, TopicSpec, TopicState
@@ -61,6 +62,7 @@ __all__ = [
     "TopicNames",
     "TopicSpec",
     "TopicState",
+    "UnknownVersionError",
     "dead_letter_topic",
     "decode",
     "encode",

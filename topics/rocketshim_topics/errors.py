@@ -8,7 +8,7 @@ Split by who can do something about it::
     │   ├── ReservedHeaderError    a property name that belongs to the wire format
     │   └── MessageTooLargeError   larger than a hop that is still to come will take
     ├── MalformedRecordError       a record on a topic that breaks the wire format: park it  (also a ValueError)
-    ├── UnknownVersionError        a group-log record of a newer version: stop holding (`rocketshim_topics.group_log`)
+    ├── UnknownVersionError        a record of the group log has a newer version: the consumer stops holding queues
     └── ClusterError               what lies on the cluster: mend it there
         ├── TopicMissingError      a topic that has to be there is not, and may not be created
         ├── TopicMismatchError     a topic is there, but not as the layout needs it
@@ -51,6 +51,21 @@ class MalformedRecordError(RocketshimError, ValueError):
     def __init__(self, reason: str, explanation: str) -> None:
         super().__init__(explanation)
         self.reason = reason
+
+
+class UnknownVersionError(RocketshimError):
+    """A record of the group log has a version that this reader does not know. The consumer stops holding queues.
+
+    Attributes:
+        version: the version in the record.
+    """
+
+    def __init__(self, version: int, known: int) -> None:
+        super().__init__(
+            f"a group-log record has version {version}, this process knows {known} only: it stops holding queues; run "
+            "the same version of rocketshim in the whole group"
+        )
+        self.version = version
 
 
 class ClusterError(RocketshimError):

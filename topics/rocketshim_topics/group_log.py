@@ -23,7 +23,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from rocketshim_topics.errors import MalformedRecordError, RocketshimError
+from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "MemberRecord",
     "ReleaseRecord",
     "RenewRecord",
-    "UnknownVersionError",
     "decode_group_record",
     "encode_group_record",
 ]
@@ -52,21 +51,6 @@ _INT64 = 2**63 - 1
 _Name = Annotated[str, Field(min_length=1, max_length=255)]
 _Offset = Annotated[int, Field(ge=0, le=_INT64)]
 _Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-
-
-class UnknownVersionError(RocketshimError):
-    """A record of the group log has a version that this reader does not know: stop holding queues.
-
-    Attributes:
-        version: what the record says.
-    """
-
-    def __init__(self, version: int) -> None:
-        super().__init__(
-            f"a group-log record has version {version}, this process knows {GROUP_LOG_VERSION} only: it stops holding "
-            "queues; run the same version of rocketshim in the whole group"
-        )
-        self.version = version
 
 
 class _Part(BaseModel):
@@ -191,7 +175,7 @@ def decode_group_record(value: bytes | None) -> GroupRecord:
     except ValidationError as error:
         raise MalformedRecordError("group-log:envelope", f"no group-log record: {_first(error)}") from error
     if envelope.v != GROUP_LOG_VERSION:
-        raise UnknownVersionError(envelope.v)
+        raise UnknownVersionError(envelope.v, GROUP_LOG_VERSION)
     try:
         return _RECORD.validate_json(value)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,
@@ -18,7 +18,6 @@ from rocketshim_topics.group_log import (
     MemberRecord,
     ReleaseRecord,
     RenewRecord,
-    UnknownVersionError,
     decode_group_record,
     encode_group_record,
 )

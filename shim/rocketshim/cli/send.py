@@ -36,7 +36,7 @@ def send(
 ) -> None:
     """Send one message and wait until it is stored."""
     from rocketshim.producer.producer import Producer  # noqa: PLC0415 - `--help` does without
-    from rocketshim_topics import Message  # noqa: PLC0415
+    from rocketshim_topics import DelayLevels, Message  # noqa: PLC0415
 
     message = Message(
         topic,
@@ -49,7 +49,8 @@ def send(
         properties=[_pair(text) for text in set_property or []],
     )
     settings = {"log_level": "2", **client_settings(client)}  # what is wrong is said once, by the error
-    producer = Producer(bootstrap, namespace=namespace, delay_levels=delay_levels, client=settings)
+    levels = delay_levels or DelayLevels.default()
+    producer = Producer(bootstrap, namespace=namespace, delay_levels=levels, client=settings)
     try:
         result = producer.send(message, timeout_s=timeout)
     finally:

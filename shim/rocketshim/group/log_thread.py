@@ -65,8 +65,8 @@ from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError
 from rocketshim.group.lease import GroupEvent, Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.topic_id import TopicId
-from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.group_log import GroupRecord, UnknownVersionError, decode_group_record, encode_group_record
+from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
+from rocketshim_topics.group_log import GroupRecord, decode_group_record, encode_group_record
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["GroupLogThread"]

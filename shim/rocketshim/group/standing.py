@@ -10,8 +10,8 @@ from rocketshim.core.group_log import GroupLog, Outcome
 from rocketshim.core.lease_rules import Owner
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim.rights import OR_HIDDEN
-from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.group_log import HeldQueue, ReleaseRecord, UnknownVersionError, decode_group_record
+from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
+from rocketshim_topics.group_log import HeldQueue, ReleaseRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["GroupLogStanding", "read_group_log", "release_record"]

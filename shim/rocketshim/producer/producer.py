@@ -19,7 +19,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -28,10 +28,10 @@ from rocketshim.clients import Clients, ProducerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.failed_hop import LaneTurns
-from rocketshim.errors import BrokerUnavailableError, ClosedError, SendTimeoutError, TopicMissingError
+from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka_errors import send_error
 from rocketshim.producer.selectors import MessageQueueSelector, SelectMessageQueueByHash
-from rocketshim.settings import ProducerSettings
+from rocketshim.settings import ProducerOptions, ProducerSettings
 from rocketshim_topics import DelayLevels, Message, MessageError, MessageTooLargeError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, delayed_record, record_size_bytes
 from rocketshim_topics.message_queue import MessageQueue
@@ -78,9 +78,10 @@ class Producer:
 
     Args:
         bootstrap: `host:port` of at least one broker; None when `settings` says it.
-        settings: everything else; keyword arguments named as in `ProducerSettings` make one.
+        settings: all settings in one object, in place of the other arguments.
         clients: where the Kafka client comes from; None: confluent_kafka.
         clock: for the time a message was born; None: this machine's.
+        values: any other field of `ProducerSettings`, by name; `ProducerOptions` lists them.
 
     Raises:
         ConfigError: a setting that does not exist or is out of range. Nothing is opened before the first send.
@@ -95,17 +96,14 @@ class Producer:
         bootstrap: str | None = None,
         *,
         settings: ProducerSettings | None = None,
-        namespace: str = "",
-        delay_levels: str | DelayLevels | None = None,
-        client: dict[str, Any] | None = None,
         clients: Clients | None = None,
         clock: Clock | None = None,
+        **values: Unpack[ProducerOptions],
     ) -> None:
         if settings is None:
-            values: dict[str, Any] = {"bootstrap": bootstrap or "", "namespace": namespace, "client": client or {}}
-            if delay_levels is not None:
-                values["delay_levels"] = delay_levels
-            settings = ProducerSettings.make(**values)
+            settings = ProducerSettings.make(bootstrap=bootstrap or "", **values)
+        elif bootstrap is not None or values:
+            raise ConfigError("Producer takes settings=, or its fields as arguments, not both")
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._clients = clients

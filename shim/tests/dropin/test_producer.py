@@ -7,9 +7,9 @@ import pytest
 from confluent_kafka import KafkaException
 
 from rocketshim import Message as ShimMessage
-from rocketshim import decode
 from rocketshim.dropin import Producer
 from rocketshim.errors import ConfigError, MessageError
+from rocketshim_topics import decode
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
