@@ -56,7 +56,8 @@ class Message:
         topic: logical topic: an ordinary one, or `%RETRY%g` / `%DLQ%g` (never `SCHEDULE_TOPIC_XXXX`: use a delay).
         body: bytes, `b""`, or None for a tombstone.
         key: Kafka's key; text is sent as UTF-8. None: no key. Never made from `keys`.
-        tag: one tag to filter by, no control characters; None: no tag.
+        tag: one tag to filter by: not empty, no control characters, not `*`, no `||` and no blank at either end, since
+            no subscription could select it. None: no tag.
         keys: business keys to search by, each without spaces; one text is split at spaces.
         delay: deliver this long after the record was appended: `"90s"`, seconds, or a timedelta. 0: at once.
         delay_level: deliver after the delay of this level of the table; above the highest: the highest; 0 or less: at
@@ -166,6 +167,11 @@ def _check_int(name: str, value: object, lowest: int, highest: int) -> None:
 def _check_tag(tag: object) -> None:
     if not isinstance(tag, str) or not tag or not _is_clean(tag):
         raise MessageError(f"tag is {tag!r:.80}: give a text that is not empty and has no control characters, or None")
+    if tag == "*" or "||" in tag or tag != tag.strip(" "):
+        raise MessageError(
+            f"tag is {tag!r:.80}, which no subscription can select: a message has one tag, which is not '*', has no "
+            "'||' and no blank at either end. Choose another tag, or put the value into a property and select by SQL"
+        )
 
 
 def _is_clean(text: str) -> bool:

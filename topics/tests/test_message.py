@@ -159,6 +159,19 @@ def test_number_and_size_of_properties_have_limits() -> None:
         Message("orders", b"", keys=["x" * 16_000], tag="y" * 500)
 
 
+@pytest.mark.parametrize("tag", ["*", "a || b", "a||", "||", " a", "a ", " ", " * "])
+def test_a_tag_that_no_subscription_can_select_is_refused(tag: str) -> None:
+    with pytest.raises(MessageError, match="no subscription can select") as refused:
+        Message("orders", b"", tag=tag)
+    assert repr(tag) in str(refused.value)
+    assert "Choose another tag" in str(refused.value)
+
+
+@pytest.mark.parametrize("tag", ["a|b", "|", "a b", "**", "a*", "\N{NO-BREAK SPACE}"])
+def test_a_tag_that_a_subscription_can_select_is_taken(tag: str) -> None:
+    assert Message("orders", b"", tag=tag).tag == tag
+
+
 @pytest.mark.parametrize("tag", ["", "a\n", "\x00", "\ud800", b"a", 1])
 def test_bad_tag_is_refused(tag: Any) -> None:
     with pytest.raises(MessageError, match="tag"):
