@@ -230,8 +230,10 @@ class LitePullConsumer:
         `topic_metadata_check_interval_ms`; the first look only takes note.
 
         Raises:
-            ConfigError: the name is none.
+            ConfigError: the name is not legal, or the listener cannot be called.
         """
+        if not callable(listener):
+            raise ConfigError(f"{listener!r:.80} is no listener: give a function of (topic, queues)")
         with self._call():
             self.names.physical(topic)
             self._watched[topic] = (listener, None)

@@ -7,7 +7,7 @@ and `SendBack` (retries and dead letters). It checks the set-up, creates the gro
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future  # noqa: TC003 - read as an annotation by those who look
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
@@ -265,23 +265,26 @@ class PushConsumer:
         """Have a hook called before and after every listener call; several are nested as they were registered.
 
         Raises:
-            ConfigError: the consumer has started.
+            ConfigError: the consumer has started, or the hook lacks one of the two methods.
 
         Source: `DefaultMQPushConsumerImpl#registerConsumeMessageHook` of RocketMQ.
         """
-        self._hang(self._hooks.consuming, hook)
+        self._hang(self._hooks.consuming, hook, ("consume_message_before", "consume_message_after"))
 
     def register_filter_message_hook(self, hook: FilterMessageHook) -> None:
         """Ask a hook, too, whether a listener is to get a message; all that are asked have to want it.
 
         Raises:
-            ConfigError: the consumer has started.
+            ConfigError: the consumer has started, or the hook has no method `filter_message`.
 
         Source: `DefaultMQPushConsumerImpl#registerFilterMessageHook` of RocketMQ.
         """
-        self._hang(self._hooks.filtering, hook)
+        self._hang(self._hooks.filtering, hook, ("filter_message",))
 
-    def _hang(self, hooks: list[Any], hook: Any) -> None:
+    def _hang(self, hooks: list[Any], hook: Any, methods: Sequence[str]) -> None:
+        missing = [name for name in methods if isinstance(hook, type) or not callable(getattr(hook, name, None))]
+        if missing:
+            raise ConfigError(f"{hook!r:.80} is no hook: give an object with the method {' and '.join(missing)}")
         if self._loop is not None:
             raise ConfigError("hooks are registered before start()")
         hooks.append(hook)

@@ -30,7 +30,12 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.failed_hop import LaneTurns
 from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka_errors import send_error
-from rocketshim.producer.selectors import MessageQueueSelector, SelectMessageQueueByHash
+from rocketshim.producer.selectors import (
+    MessageQueueSelector,
+    SelectFunction,
+    SelectMessageQueueByHash,
+    select_function,
+)
 from rocketshim.settings import ProducerOptions, ProducerSettings
 from rocketshim_topics import DelayLevels, Message, MessageError, MessageTooLargeError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, delayed_record, record_size_bytes
@@ -124,7 +129,7 @@ class Producer:
         self,
         message: Message,
         *,
-        selector: MessageQueueSelector | None = None,
+        selector: MessageQueueSelector | SelectFunction | None = None,
         arg: Any = None,
         timeout_s: float = 3.0,
     ) -> SendResult:
@@ -132,12 +137,13 @@ class Producer:
 
         Args:
             message: what to send; it is not changed.
-            selector: chooses the partition; None: by key (murmur2), keyless any.
+            selector: chooses the partition: a function of (queues, message, arg), or an object with such a method
+                `select`. None: by key (murmur2), keyless any.
             arg: handed to the selector.
             timeout_s: how long to wait for the delivery report, in seconds.
 
         Raises:
-            MessageError: the message breaks a rule; nothing was sent.
+            MessageError: the message breaks a rule, or `selector` cannot be called; nothing was sent.
             TopicMissingError, NotAuthorizedError: the topic cannot be written; nothing is stored.
             SendTimeoutError: no report in time; the message may or may not be stored.
             SendError: it is not stored.
@@ -156,7 +162,7 @@ class Producer:
             ) from error
 
     def send_async(
-        self, message: Message, *, selector: MessageQueueSelector | None = None, arg: Any = None
+        self, message: Message, *, selector: MessageQueueSelector | SelectFunction | None = None, arg: Any = None
     ) -> "Future[SendResult]":
         """Send and return at once; the future holds the result or the error that `send` would raise.
 
@@ -247,7 +253,7 @@ class Producer:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _send(
-        self, message: Message, selector: MessageQueueSelector | None, arg: Any, deadline: float
+        self, message: Message, selector: MessageQueueSelector | SelectFunction | None, arg: Any, deadline: float
     ) -> "Future[SendResult]":
         if not isinstance(message, Message):
             raise MessageError(f"{message!r:.80} is sent: give a Message(topic, body, …)")
@@ -278,14 +284,17 @@ class Producer:
             else:
                 return future
 
-    def _record(self, message: Message, selector: MessageQueueSelector | None, arg: Any) -> tuple[OutgoingRecord, str]:
+    def _record(
+        self, message: Message, selector: MessageQueueSelector | SelectFunction | None, arg: Any
+    ) -> tuple[OutgoingRecord, str]:
         prefix, counter = self._ids
         uniq_key = f"{prefix}{next(counter):012X}"
         now_ms = self._clock.wall_ms()
         partition: int | None = None
         if selector is not None:
+            select = select_function(selector)
             queues = self.queues(message.topic)
-            chosen = selector.select(queues, message, arg)
+            chosen = select(queues, message, arg)
             if chosen not in queues:
                 raise TopicMissingError(f"the selector chose {chosen}, which is no queue of {message.topic!r}")
             partition = chosen.queue_id

@@ -1,18 +1,27 @@
 """Queue selectors: which partition a message goes to when its sender wants to say so.
 
+A selector is an object with a method `select(queues, message, arg)`, or a plain function with the same arguments.
+
 `SelectMessageQueueByHash` is RocketMQ's: `hashCode` of the argument modulo the number of queues, made positive. Java's
 `hashCode` of a string counts UTF-16 units; that of an integer is the integer itself (folded for a long).
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rocketshim.errors import MessageError
 from rocketshim_topics import Message
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["MessageQueueSelector", "SelectMessageQueueByHash", "SelectMessageQueueByRandom", "java_hash"]
+__all__ = [
+    "MessageQueueSelector",
+    "SelectFunction",
+    "SelectMessageQueueByHash",
+    "SelectMessageQueueByRandom",
+    "java_hash",
+    "select_function",
+]
 
 _INT = 2**32
 
@@ -26,6 +35,25 @@ class MessageQueueSelector(Protocol):
     def select(self, queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
         """One of `queues`, which holds every partition of the topic in order."""
         ...
+
+
+SelectFunction = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
+"""A selector as a plain function: it gets what `MessageQueueSelector.select` gets and returns one of the queues."""
+
+
+def select_function(selector: MessageQueueSelector | SelectFunction) -> SelectFunction:
+    """Return what to call with queues, message and argument.
+
+    Raises:
+        MessageError: neither an object with a method `select` nor a function.
+    """
+    if not isinstance(selector, type):  # of a class, `select` has no object to be called on
+        select: Any = getattr(selector, "select", selector)
+        if callable(select):
+            return select  # type: ignore[no-any-return]  # it can be called, which is all that can be seen
+    raise MessageError(
+        f"selector={selector!r:.80}: give a function of (queues, message, arg), or an object with such a method select"
+    )
 
 
 def java_hash(value: str | int) -> int:

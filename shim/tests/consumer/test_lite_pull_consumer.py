@@ -401,6 +401,11 @@ def test_queues_and_times_can_be_asked_for(kafka: InMemoryKafka, make: Make) -> 
             consumer.fetch_message_queues("absent")
 
 
+def test_a_queue_listener_that_cannot_be_called_is_refused(make: Make) -> None:
+    with make() as consumer, pytest.raises(ConfigError, match=r"give a function of \(topic, queues\)"):
+        consumer.register_topic_message_queue_change_listener("orders", 3)  # type: ignore[arg-type]
+
+
 def test_whoever_registered_hears_of_new_queues(kafka: InMemoryKafka, make: Make) -> None:
     heard: list[tuple[str, int]] = []
     with make() as consumer:

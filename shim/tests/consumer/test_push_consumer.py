@@ -59,6 +59,15 @@ def test_a_function_that_cannot_be_called_with_a_message_is_refused(live: InMemo
         consumer_of(live).register_message_listener("orders", lambda: None)
 
 
+@pytest.mark.parametrize("hook", [3, print, object(), type("Half", (), {"consume_message_before": print})()])
+def test_what_is_no_hook_is_refused_where_it_is_registered(live: InMemoryKafka, hook: Any) -> None:
+    consumer = consumer_of(live)
+    with pytest.raises(ConfigError, match="give an object with the method consume_message"):
+        consumer.register_consume_message_hook(hook)
+    with pytest.raises(ConfigError, match="give an object with the method filter_message"):
+        consumer.register_filter_message_hook(hook)
+
+
 def test_a_decorator_without_a_topic_is_refused_where_it_stands(live: InMemoryKafka) -> None:
     with pytest.raises(ConfigError, match=r"give the topic: @consumer\.listener"):
         consumer_of(live).listener(print)  # type: ignore[arg-type]

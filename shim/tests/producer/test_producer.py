@@ -136,6 +136,27 @@ def test_a_selector_that_chooses_no_queue_of_the_topic_sends_nothing(kafka: InMe
     assert not records(kafka, "orders")
 
 
+def test_a_plain_function_is_a_selector(kafka: InMemoryKafka, producer: Producer) -> None:
+    def by_number(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
+        assert message.topic == "orders"
+        return queues[arg]
+
+    assert producer.send(Message("orders", b"x"), selector=by_number, arg=2).message_queue.queue_id == 2
+    later = producer.send_async(Message("orders", b"x", delay_level=1), selector=lambda queues, *_: queues[1])
+    assert later.result(3).status is SendStatus.SEND_OK
+    (record,) = records(kafka, SCHEDULE)
+    assert headers(record)["REAL_QID"] == b"1"
+
+
+@pytest.mark.parametrize("selector", [3, "hash", object(), Last, type("Odd", (), {"select": 1})()])
+def test_what_cannot_select_a_queue_is_refused_and_nothing_is_sent(
+    kafka: InMemoryKafka, producer: Producer, selector: Any
+) -> None:
+    with pytest.raises(MessageError, match=r"selector=.*: give a function of \(queues, message, arg\), or an object"):
+        producer.send(Message("orders", b"x"), selector=selector)
+    assert not records(kafka, "orders")
+
+
 def test_one_sharding_key_one_queue(producer: Producer) -> None:
     queues = {producer.send_orderly(Message("orders", b"x"), "o-7").message_queue for _ in range(5)}
     assert len(queues) == 1
