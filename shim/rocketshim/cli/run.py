@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,7 +69,8 @@ def _load(target: str) -> "PushConsumer":
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
+        with _refuse_exit(target, f"the module {module_name!r}, while it was imported,"):
+            found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise
@@ -78,10 +81,24 @@ def _load(target: str) -> "PushConsumer":
     except AttributeError as error:
         raise ConfigError(f"{target!r}: {module_name} has no {name}") from error
     if not isinstance(found, PushConsumer) and callable(found):
-        found = found()
+        with _refuse_exit(target, f"{name}()"):
+            found = found()
     if not isinstance(found, PushConsumer):
         raise ConfigError(f"{target!r} is a {type(found).__name__}: name a PushConsumer, or a function that makes one")
     return found
+
+
+@contextmanager
+def _refuse_exit(target: str, who: str) -> Iterator[None]:
+    """Make `sys.exit` in the user's code an error: its own exit code, 0 say, would look like a consumer that ended."""
+    try:
+        yield
+    except SystemExit as error:
+        given = "" if error.code is None else repr(error.code)
+        raise ConfigError(
+            f"{target!r}: {who} called sys.exit({given}), so no consumer was started; code that ends the process "
+            "belongs under if __name__ == '__main__'"
+        ) from error
 
 
 def _consume(consumer: "PushConsumer", place: tuple[str, int] | None) -> None:

@@ -26,6 +26,8 @@ def make():
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop_consumers.py").write_text(MODULE)
+    (tmp_path / "shop_exits.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "shop_made_by.py").write_text("import sys\ndef make():\n    sys.exit('no database')\n")
     (tmp_path / "shop_broken.py").write_text("import no_such_module_at_all\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [entry for entry in __import__("sys").path if entry])
@@ -51,6 +53,20 @@ def test_a_consumer_is_found_by_name_in_the_current_folder_too(name: str, group:
 def test_what_is_no_consumer_is_said(target: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match=said):
         _load(target)
+    assert main(["run", target]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("shop_exits:consumer", "the module 'shop_exits', while it was imported, called sys.exit(0)"),
+        ("shop_made_by:make", "make() called sys.exit('no database')"),
+    ],
+)
+def test_code_of_the_users_that_exits_is_an_error_with_an_exit_code(
+    target: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", target]) == 1
     assert said in capsys.readouterr().err
 
