@@ -21,6 +21,7 @@ from rocketshim_spark.cli_options import (
     opened,
     properties,
 )
+from rocketshim_spark.report import printable
 from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def run(
         )
     typer.echo(f"{'would send' if dry_run else 'sent'} {done.sent} letters; settled before: {done.settled}")
     for reason, count in done.failed.items():
-        typer.echo(f"not sent: {count} letters: {reason}")
+        typer.echo(printable(f"not sent: {count} letters: {reason}"))
     if done.dead_again:
         typer.echo(f"{done.dead_again} of those sent are dead again")
     if done.left:

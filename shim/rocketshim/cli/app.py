@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("ROCKETSHIM_DEBUG"):
             traceback.print_exc()
         else:
-            typer.secho(f"error: {error}", err=True)
+            from rocketshim.cli.escaping import plain_lines  # noqa: PLC0415 - what ends well does without
+
+            typer.secho(f"error: {plain_lines(str(error))}", err=True)
         return ERROR
     except _UsageError as error:
         error.show()  # type: ignore[attr-defined]  # the base named above has it

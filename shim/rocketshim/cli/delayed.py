@@ -55,7 +55,10 @@ def ls(
             if (topic is not None and entry.target != topic) or not selects(headers_shown(message)):
                 continue
             if follow:
-                say(json.dumps(asdict(entry)) if as_json else _line(entry))
+                if as_json:
+                    typer.echo(json.dumps(asdict(entry)))
+                else:
+                    say(_line(entry))
                 continue
             if len(shown) == limit:
                 say_limit(limit)

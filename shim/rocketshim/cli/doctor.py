@@ -8,7 +8,8 @@ import typer
 from rich.text import Text
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import console, plain
+from rocketshim.cli.escaping import plain
+from rocketshim.cli.letters import console
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.doctor import CHECKS, Finding, Severity, examine
 from rocketshim.operations.access import Role
@@ -77,7 +78,7 @@ def _show(found: list[Finding]) -> None:
     out = console()
     for finding in found:
         head = Text(f"{finding.severity:8}", style=_COLOURS[finding.severity])
-        head.append(f"{finding.check}  {finding.subject}", style="bold")
+        head.append(plain(f"{finding.check}  {finding.subject}"), style="bold")
         out.print(head, soft_wrap=True)
         for label, text in (("", finding.what), ("costs", finding.cost), ("mend", finding.mend)):
             out.print(Text(plain(f"  {label:6}{text}")), soft_wrap=True)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from rocketshim.cli import group_locks
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import console
+from rocketshim.cli.letters import console, say
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.deadletter.reading import TopicReader
 from rocketshim.operations.group_standing import GroupReader, GroupStanding, conflicts, count
@@ -145,7 +145,7 @@ def subscriptions(
         console().print(table)
     for conflict in found:
         wants = "; ".join(f"{text} (partitions {', '.join(map(str, on))})" for text, on in conflict.partitions.items())
-        typer.echo(f"{conflict.topic}: {len(conflict.partitions)} subscriptions in one group: {wants}", err=True)
+        say(f"{conflict.topic}: {len(conflict.partitions)} subscriptions in one group: {wants}", err=True)
     if found:
         raise typer.Exit(FINDING)
 

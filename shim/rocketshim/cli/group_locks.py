@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import show_table
+from rocketshim.cli.letters import say, show_table
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.clients import Complaints, confluent_clients
@@ -148,13 +148,11 @@ def release(
         return
     if not owner_is_gone:
         lock = standing.log.lock(wanted)
-        typer.echo(
-            f"{queue} is held by {record.client_id} for {lock.lease_left_ms / 1_000:.0f} s more (token {lock.token})"
-        )
+        say(f"{queue} is held by {record.client_id} for {lock.lease_left_ms / 1_000:.0f} s more (token {lock.token})")
         typer.echo("nothing was changed; if that process has ended, say --owner-is-gone", err=True)
         raise typer.Exit(FINDING)
     _store(bootstrap, client_settings(client), log_topic, encode_group_record(record))
-    typer.echo(f"{queue} is free; {record.client_id} held it")
+    say(f"{queue} is free; {record.client_id} held it")
 
 
 def _store(bootstrap: str, client: dict[str, str], topic: str, value: bytes) -> None:

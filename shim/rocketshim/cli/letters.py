@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.deadletter.opening import Letter, Opener
 from rocketshim.deadletter.reading import TopicReader
@@ -49,21 +50,18 @@ _COUNT_EVERY = 10_000
 _T = TypeVar("_T")
 
 
-def console() -> Console:
-    """Where tables go: as wide as the terminal, 200 columns in a pipe; what others wrote is no markup there."""
-    made = _PlainConsole()
-    return made if made.is_terminal or "COLUMNS" in os.environ else _PlainConsole(width=_PIPED_WIDTH)
+def console(escape: Callable[[str], str] = plain) -> Console:
+    """Where tables go: as wide as the terminal, 200 columns in a pipe; what others wrote is no markup there.
 
-
-def plain(text: str) -> str:
-    """A text that others wrote, fit for a terminal: what would steer it, or is no character, is spelled out."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
+    Args:
+        escape: what is done with each text; `plain_lines` where a text may have several lines.
+    """
+    made = _PlainConsole(escape)
+    return made if made.is_terminal or "COLUMNS" in os.environ else _PlainConsole(escape, width=_PIPED_WIDTH)
 
 
 def say(line: str, *, err: bool = False) -> None:
-    """A line with something that others wrote."""
+    """Print one line with something that others wrote."""
     typer.echo(plain(line), err=err)
 
 
@@ -114,11 +112,12 @@ def say_limit(limit: int) -> None:
 class _PlainConsole(Console):
     """Shows every text as it was written, and nothing that steers the terminal."""
 
-    def __init__(self, width: int | None = None) -> None:
+    def __init__(self, escape: Callable[[str], str], width: int | None = None) -> None:
         super().__init__(width=width, markup=False, emoji=False)
+        self._escape = escape
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(plain(text), **options)
+        return super().render_str(self._escape(text), **options)
 
 
 def letters_topic(reader: TopicReader, names: TopicNames, group: str | None, topic: str | None) -> str:
@@ -257,7 +256,10 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
             if number == limit and not follow:
                 say_limit(limit)
                 return
-            say(json.dumps(entry.as_json(body=False)) if as_json else _line(entry))
+            if as_json:  # which escapes by its own rules
+                typer.echo(json.dumps(entry.as_json(body=False)))
+            else:
+                say(_line(entry))
         return
     table = Table(box=None, pad_edge=False)
     state = ["state"] if with_state else []
@@ -311,8 +313,8 @@ def show_one(entry: Entry, *, as_json: bool) -> None:
         ("body", entry.value_text()),
     ):
         if value:
-            table.add_row(label, value)
-    console().print(table)
+            table.add_row(plain(label), value)
+    console(plain_lines).print(table)  # a value's further lines stand below its first one, not below the labels
 
 
 def find(reader: TopicReader, opener: Opener, what: str, *, log: RedriveLog | None = None) -> Entry | None:

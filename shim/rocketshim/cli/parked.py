@@ -196,7 +196,7 @@ def _tell(picked: "_Picked", progress: RedriveProgress, *, dry_run: bool, as_jso
     for letter in picked.letters if dry_run else ():
         say(f"would send {letter.partition}/{letter.offset}, parked as {letter.cause}")
     for cause, count in progress.failures.most_common():
-        typer.echo(f"  {count:7} failed: {cause}")
+        say(f"  {count:7} failed: {cause}")
     done = "would be sent" if dry_run else "sent"
     typer.echo(f"{facts['sent']} {done}, {facts['sent_before']} before, {left} not")
     return left

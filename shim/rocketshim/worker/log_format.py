@@ -64,7 +64,10 @@ class TextLines(logging.Formatter):
         """One line."""
         facts = "".join(f" {name}={_safe(str(value))}" for name, value in _facts(record).items())
         line = f"{self.formatTime(record)} {record.levelname} {_safe(record.getMessage())}{facts}"
-        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+        if not record.exc_info:
+            return line
+        trace = self.formatException(record.exc_info).split("\n")  # an exception's text may come from a record
+        return "\n".join([line, *(f"  {_safe(each)}" for each in trace)])  # indented: none looks like a log line
 
 
 class JsonLines(logging.Formatter):

@@ -1,5 +1,7 @@
 """Listings take the expressions that consumers subscribe with."""
 
+import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rocketshim.cli import letters, main, trace
-from rocketshim.cli.letters import Choice, console, counting, plain, say, selecting, show_list, show_raw
+from rocketshim.cli.escaping import plain, plain_lines
+from rocketshim.cli.letters import Choice, console, counting, say, selecting, show_list, show_one, show_raw
 from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim_topics import Envelope, TopicNames
@@ -81,7 +84,7 @@ def test_what_others_wrote_is_shown_as_it_is(capsys: pytest.CaptureFixture[str])
         ("\x1b[2J\x1b]0;mine\x07", "\\x1b[2J\\x1b]0;mine\\x07"),
         ("\udcff", "\\udcff"),
         ("\u202eabc", "\\u202eabc"),
-        ("two\n\tlines", "two\n\tlines"),
+        ("two\n\tlines\r", "two\\n\\tlines\\r"),
     ],
 )
 def test_what_others_wrote_steers_no_terminal(
@@ -97,6 +100,51 @@ def test_what_others_wrote_steers_no_terminal(
     assert ":x:" in printed
     assert printed.endswith(f"{shown}\n")
     assert not set(printed) & {"\x1b", "\x07", "\u202e", "\udcff"}
+
+
+FORGED = "no money\r\n0/1  1970-01-01  dead  0  forged\x7f\t\x1b[2J"
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_failure_text_makes_no_lines_of_its_own_in_a_listing(
+    follow: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    letter = replace(_letter(7), envelope=Envelope(fail_class="Time\nout", fail_text=FORGED, uniq_key="u\n1"))
+    show_list(iter([letter]), limit=9, as_json=False, follow=follow)
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == (1 if follow else 2), "one line a letter, and the heading of a table"
+    assert r"no money\r\n0/1" in out
+    assert not set(out) & set("\r\t\x7f\x1b")
+
+
+def test_json_of_a_failure_text_reads_back_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    letter = replace(_letter(7), envelope=Envelope(fail_class="Timeout", fail_text=FORGED))
+    show_list(iter([letter]), limit=9, as_json=True, follow=False)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert FORGED in json.loads(line).values()
+
+
+def test_a_single_letter_keeps_the_lines_of_its_text_beside_the_labels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    letter = replace(
+        _letter(7), headers=(("na\nme", b"x"),),
+        envelope=Envelope(fail_class="Timeout", fail_text=FORGED, user=(("na\nme", b"x"),)),
+    )  # fmt: skip
+    show_one(letter, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert r"header na\nme" in " ".join(lines)
+    labels = {line.split(" ")[0] for line in lines}
+    assert not labels & {"0/1"}, "a further line of a value is indented"
+    assert any(line.startswith(" ") and "0/1  1970" in line for line in lines)
+
+
+def test_an_error_that_quotes_a_record_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dlq", "plan", "--group", "a\x1b[2Jb", "--bootstrap", "127.0.0.1:1"]) == 1
+    assert "\x1b" not in capsys.readouterr().err
+    assert plain_lines("a\nb\x1b") == "a\nb\\x1b"
 
 
 @pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63)])

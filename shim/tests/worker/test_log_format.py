@@ -42,6 +42,15 @@ def test_facts_of_records_cannot_forge_lines() -> None:
     assert (shown["event"], shown["reason"], shown["partition"]) == ("worker.parked", "x\ny", 3)
 
 
+def test_the_text_of_an_exception_cannot_forge_lines() -> None:
+    made = record()
+    made.exc_info = (ValueError, ValueError("no\n2026-01-01 10:00:00,000 ERROR worker.stopped\x1b[31m"), None)
+    first, *rest = TextLines().format(made).split("\n")
+    assert first.endswith("worker.parked")
+    assert all(line.startswith("  ") for line in rest)
+    assert "\x1b" not in "".join(rest)
+
+
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_configure_sends_one_line_a_record_to_the_stream(log_format: str) -> None:
     root = logging.getLogger()
