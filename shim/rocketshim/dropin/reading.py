@@ -65,6 +65,7 @@ _LOG = logging.getLogger("rocketshim.dropin")
 _SETTLE_INTERVAL_S: Final = 0.1
 _COMMITTED_TIMEOUT_S: Final = 10.0
 _OWED_TIMEOUT_S: Final = 1.0
+_HELD_AT: Final = 0  # not "the beginning": a late answer to the client's own look-up would undo the seek
 _NOT_READ: Final = "dropin.retry-topic-not-read"
 _COMMITTED: Final = frozenset({OFFSET_INVALID, OFFSET_STORED})
 _Original = confluent_kafka.Consumer
@@ -510,7 +511,7 @@ class ReadingConsumer(Consumer):
             rebalance.along, rebalance.starts = self._starts(along, theirs, _COMMITTED_TIMEOUT_S)
         except KafkaException as error:
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
-            rebalance.along = [TopicPartition(*place_of(each), OFFSET_BEGINNING) for each in along]
+            rebalance.along = [TopicPartition(*place_of(each), _HELD_AT) for each in along]
             state.owed |= {place_of(each) for each in along}  # paused, until it is known where they begin
             state.settle_attention()
         self._call(state.callbacks[0], theirs, rebalance)
