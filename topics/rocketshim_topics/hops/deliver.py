@@ -1,0 +1,109 @@
+"""What the worker does with a schedule record: deliver it, move it to another queue, or try its target again later."""
+
+from rocketshim_topics import wire
+from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.hops.record import (
+    INT_MAX,
+    LONG_MAX,
+    OutgoingRecord,
+    drop_scheduling,
+    identity_only,
+    next_envelope,
+    outgoing_record,
+    physical_name,
+    timestamp_ms_of,
+)
+from rocketshim_topics.names import TopicNames, group_of
+from rocketshim_topics.wire import WIRE_VERSION, Envelope, Record, encode
+
+__all__ = ["clock_probe", "delivered", "due_ms", "hopped", "retried_target"]
+
+
+def due_ms(envelope: Envelope, append_ms: int, queue_delay_ms: int) -> int:
+    """Return when a schedule record is due, in epoch ms on the broker's clock.
+
+    Args:
+        envelope: of the schedule record.
+        append_ms: its append time.
+        queue_delay_ms: delay of its queue. It counts where the record gives no time, as from a plain Kafka producer.
+
+    Returns:
+        The due time; at most 2^63 - 1, which a forged delay could exceed.
+    """
+    if envelope.deliver_at_ms is not None:
+        return envelope.deliver_at_ms
+    return min(append_ms + (queue_delay_ms if envelope.delay_ms is None else envelope.delay_ms), LONG_MAX)
+
+
+def delivered(record: Record, envelope: Envelope, names: TopicNames) -> OutgoingRecord:
+    """Return the record for the target: without scheduling headers, with its identity, to `REAL_QID` or by key.
+
+    The caller checks that the target is allowed, exists, and has that partition.
+
+    Raises:
+        MalformedRecordError: `REAL_TOPIC` is missing (`missing-header:REAL_TOPIC`) or is not a legal name
+            (`bad-name:REAL_TOPIC`).
+    """
+    target = envelope.real_topic
+    if target is None:
+        raise MalformedRecordError(f"missing-header:{wire.REAL_TOPIC}", "the schedule record names no target topic")
+    physical = physical_name(names, target, wire.REAL_TOPIC)
+    following = next_envelope(record, envelope)
+    partition = following.real_qid
+    if group_of(target) is None:
+        return outgoing_record(record, physical, partition, identity_only(following))
+    drop_scheduling(following)
+    following.shim = WIRE_VERSION
+    return outgoing_record(record, physical, partition, following)
+
+
+def hopped(
+    record: Record, envelope: Envelope, names: TopicNames, *, deliver_at_ms: int, partition: int
+) -> OutgoingRecord:
+    """Return the record that continues to wait in another queue.
+
+    Args:
+        record: the schedule record as fetched.
+        envelope: its headers.
+        names: of the worker's namespace.
+        deliver_at_ms: its due time (`due_ms`); it replaces `DELAY_MS`.
+        partition: the next queue, from `DelayLevels.queue_for`, in the same lane.
+    """
+    following = next_envelope(record, envelope)
+    following.shim = WIRE_VERSION
+    following.delay_ms = None
+    following.deliver_at_ms = deliver_at_ms
+    return outgoing_record(record, names.schedule, partition, following)
+
+
+def retried_target(
+    record: Record, envelope: Envelope, names: TopicNames, *, partition: int, due_ms: int | None = None
+) -> OutgoingRecord:
+    """Return the record that waits because its target did not accept it; `TARGET_TRIES` is one higher.
+
+    Args:
+        record: the schedule record as fetched.
+        envelope: its headers.
+        names: of the worker's namespace.
+        partition: the queue to wait in.
+        due_ms: the due time to keep as `DELIVER_AT_MS`. None: the time in the headers, else the append time.
+    """
+    kept_ms = _append_relative_ms(record, envelope) if due_ms is None else due_ms
+    outgoing = envelope.copy()
+    outgoing.target_tries = min((envelope.target_tries or 0) + 1, INT_MAX)
+    return hopped(record, outgoing, names, deliver_at_ms=kept_ms, partition=partition)
+
+
+def _append_relative_ms(record: Record, envelope: Envelope) -> int:
+    return due_ms(envelope, timestamp_ms_of(record) or 0, 0)
+
+
+def clock_probe(names: TopicNames, *, partition: int, mark: str = "1") -> OutgoingRecord:
+    """Return the worker's probe of a leader's clock. Its only header is `CLOCK`; readers of the schedule topic skip it.
+
+    Args:
+        names: of the worker's namespace.
+        partition: a partition that the leader in question leads.
+        mark: value of the header, by which a worker recognises its own probes.
+    """
+    return OutgoingRecord(names.schedule, partition, None, None, encode(Envelope(clock=mark)))

@@ -1,0 +1,260 @@
+"""What a consumer does with a failed message: schedule a retry, or write a dead letter."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from rocketshim_topics import wire
+from rocketshim_topics.errors import MessageError
+from rocketshim_topics.hops.record import (
+    DEFAULT_MAX_DELAY_MS,
+    INT_MAX,
+    OutgoingRecord,
+    cut_bytes,
+    digits,
+    header_size_bytes,
+    text_bytes,
+    timestamp_ms_of,
+)
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames, dead_letter_topic, retry_topic
+from rocketshim_topics.wire import WIRE_VERSION, Envelope, Header, Record, coordinates, decode, read_headers
+
+__all__ = [
+    "BY_REFERENCE",
+    "MAX_FAIL_CLASS_BYTES",
+    "MAX_FAIL_TEXT_BYTES",
+    "Failure",
+    "ValueReference",
+    "dead_letter",
+    "dead_letter_by_reference",
+    "retry",
+    "value_reference",
+]
+
+MAX_FAIL_TEXT_BYTES: Final = 1_024
+MAX_FAIL_CLASS_BYTES: Final = 200
+_FIRST_RETRY_LEVEL: Final = 3
+BY_REFERENCE: Final = r"\[by reference: sha256=([0-9a-f]{64}|-) size_bytes=([0-9]{1,19}|-)\] ?"
+"""How `FAIL_TEXT` of a dead letter by reference begins: SHA-256 and size of the value, `-` if the value was None."""
+
+_REFERENCE: Final = re.compile(BY_REFERENCE)
+_KEPT_BY_REFERENCE_BYTES: Final = 16_384
+_MAX_KEPT_ID_BYTES: Final = 512
+_VERSION: Final = (wire.SHIM, b"%d" % WIRE_VERSION)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a message failed.
+
+    Attributes:
+        exception_class: name of the exception class, or of the reason (`ReconsumeLater`, `Timeout`, `NoListener`).
+        text: for a person to read; cut to 1 KiB when it is written.
+        at_ms: when it failed, epoch ms.
+    """
+
+    exception_class: str
+    text: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueReference:
+    """What a dead letter by reference records about the value that it does not contain.
+
+    Attributes:
+        sha256: of the value, in hex; None if the value was None.
+        size_bytes: of the value; None if the value was None.
+    """
+
+    sha256: str | None
+    size_bytes: int | None
+
+
+def retry(
+    record: Record,
+    names: TopicNames,
+    levels: DelayLevels,
+    *,
+    group: str,
+    trusted: bool,
+    failure: Failure,
+    reconsume_times: int,
+    level: int | None,
+    delay_ms: int | None,
+    lane: int,
+    envelope: Envelope | None = None,
+) -> OutgoingRecord:
+    """Return the schedule record that brings a failed message back to its group.
+
+    Args:
+        record: the failed record as fetched.
+        names: of the consumer's namespace.
+        levels: the consumer's level table.
+        group: the group it failed in.
+        trusted: the record comes from the group's own retry topic.
+        failure: why; it replaces the headers of an earlier failure.
+        reconsume_times: failed attempts *including* this one.
+        level: level that the listener asked for, 1 or more, clamped. None without `delay_ms`: 2 + `reconsume_times`.
+        delay_ms: delay that the listener asked for, in ms, cut to 40 days, since a worker parks what waits longer.
+            None: use the level.
+        lane: lane of the schedule topic.
+        envelope: the record's headers, if the caller has decoded them already. None: decode them here.
+
+    Raises:
+        MalformedRecordError: trusted, and the record breaks the wire format. Park it.
+        MessageError: both a level and a delay, or a count, level or delay out of range.
+    """
+    if level is not None and delay_ms is not None:
+        raise MessageError("a retry has a level or a delay, not both")
+    if reconsume_times < 1 or (level is not None and level < 1) or (delay_ms is not None and delay_ms < 0):
+        raise MessageError(
+            f"no retry with reconsume_times={reconsume_times}, level={level}, delay_ms={delay_ms}: a count includes "
+            "this failure, a level is 1 or more, a delay 0 or more"
+        )
+    if envelope is None:
+        envelope = decode(read_headers(record), trusted=trusted)
+    scheduling = [(wire.REAL_TOPIC, retry_topic(group).encode())]
+    if delay_ms is None:
+        clamped = levels.clamp(_FIRST_RETRY_LEVEL + reconsume_times - 1 if level is None else level)
+        delay_ms = levels.delay_ms(clamped)
+        if clamped > 0:
+            scheduling.append((wire.DELAY, b"%d" % clamped))
+            partition = levels.partition(clamped, lane)
+        else:
+            partition = levels.queue_for(delay_ms, lane)
+    else:
+        delay_ms = min(delay_ms, DEFAULT_MAX_DELAY_MS)
+        partition = levels.queue_for(delay_ms, lane)
+    scheduling.append((wire.DELAY_MS, digits(wire.DELAY_MS, delay_ms)))
+    headers = _failed(
+        record, envelope, scheduling, group=group, trusted=trusted, failure=failure, reconsume_times=reconsume_times
+    )
+    return OutgoingRecord(names.schedule, partition, record.key(), record.value(), headers)
+
+
+def dead_letter(
+    record: Record, names: TopicNames, *, group: str, trusted: bool, failure: Failure, reconsume_times: int
+) -> OutgoingRecord:
+    """Return the record for the group's dead-letter topic.
+
+    Args:
+        record: the failed record as fetched.
+        names: of the consumer's namespace.
+        group: the group it failed in.
+        trusted: the record comes from the group's own retry topic.
+        failure: why.
+        reconsume_times: failed attempts *including* this one; limit + 1 at the limit, 17 by default.
+
+    Raises:
+        MalformedRecordError: trusted, and the record breaks the wire format. Park it.
+    """
+    envelope = decode(read_headers(record), trusted=trusted)
+    headers = _failed(
+        record, envelope, (), group=group, trusted=trusted, failure=failure, reconsume_times=reconsume_times
+    )
+    return OutgoingRecord(names.physical(dead_letter_topic(group)), None, record.key(), record.value(), headers)
+
+
+def dead_letter_by_reference(
+    record: Record, names: TopicNames, *, group: str, trusted: bool, failure: Failure, reconsume_times: int
+) -> OutgoingRecord:
+    """Return the dead letter of a record that is too large for any further hop: it says where the record is.
+
+    The dead letter has no value, so that it always fits:
+
+    * `HOP_ID` has the coordinates of the record, `ORIGIN_MESSAGE_ID` those of its first delivery.
+    * `FAIL_TEXT` begins with size and SHA-256 of the value, since the wire format has no headers for them.
+      `value_reference` reads them.
+    * Key, `TAGS`, `KEYS` and user headers are kept if they have at most 16 KiB together. Otherwise they are left out.
+    * The coordinates replace a `UNIQ_KEY` of more than 512 bytes, and also a `RETRY_TOPIC`, `ORIGIN_MESSAGE_ID` or
+      `REPLAY_ID` of that length, which must be forged.
+
+    Args and errors: as for `dead_letter`.
+    """
+    value = record.value()
+    reference = (
+        "[by reference: sha256=- size_bytes=-]"
+        if value is None
+        else f"[by reference: sha256={hashlib.sha256(value).hexdigest()} size_bytes={len(value)}]"
+    )
+    failure = Failure(failure.exception_class, f"{reference} {failure.text}", failure.at_ms)
+    envelope = decode(read_headers(record), trusted=trusted)
+    key = record.key()
+    kept = len(key or b"") + sum(header_size_bytes(name, content) for name, content in envelope.user)
+    kept += len(text_bytes(envelope.tags)) + len(text_bytes(envelope.keys))
+    if kept > _KEPT_BY_REFERENCE_BYTES:
+        key = envelope.tags = envelope.keys = None
+        envelope.user = ()
+    for name in ("retry_topic", "origin_message_id", "replay_id"):
+        if len(text_bytes(getattr(envelope, name))) > _MAX_KEPT_ID_BYTES:
+            setattr(envelope, name, None)
+    if len(text_bytes(envelope.uniq_key)) > _MAX_KEPT_ID_BYTES:
+        envelope.uniq_key = envelope.origin_message_id
+    headers = _failed(
+        record, envelope, (), group=group, trusted=trusted, failure=failure, reconsume_times=reconsume_times
+    )
+    return OutgoingRecord(names.physical(dead_letter_topic(group)), None, key, None, headers)
+
+
+def value_reference(envelope: Envelope) -> ValueReference | None:
+    """Return what a dead letter by reference records about its value; None for an ordinary dead letter."""
+    match = _REFERENCE.match(envelope.fail_text or "")
+    if match is None:
+        return None
+    if match[1] == "-" or match[2] == "-":
+        return ValueReference(None, None)
+    return ValueReference(match[1], int(match[2]))
+
+
+def _failed(
+    record: Record,
+    envelope: Envelope,
+    scheduling: Iterable[Header],
+    *,
+    group: str,
+    trusted: bool,
+    failure: Failure,
+    reconsume_times: int,
+) -> list[Header]:
+    """Return the headers of a failed message's next hop, in the order of the wire format.
+
+    The headers are written out one by one for speed: 1.5 µs a message, where a changed copy of the envelope took 6 µs
+    (our measurement).
+    """
+    where = coordinates(record).encode()
+    born_ms = timestamp_ms_of(record) if envelope.born_timestamp_ms is None else envelope.born_timestamp_ms
+    first = envelope.retry_topic
+    if first is None:
+        first = retry_topic(group) if trusted else record.topic()
+    headers: list[Header] = [_VERSION, *scheduling]
+    headers.append((wire.UNIQ_KEY, text_bytes(envelope.uniq_key) if envelope.uniq_key else where))
+    if envelope.tags is not None:
+        headers.append((wire.TAGS, text_bytes(envelope.tags)))
+    if envelope.keys is not None:
+        headers.append((wire.KEYS, text_bytes(envelope.keys)))
+    if born_ms is not None:
+        headers.append((wire.BORN_TIMESTAMP, b"%d" % born_ms))
+    if first is not None:
+        headers.append((wire.RETRY_TOPIC, text_bytes(first)))
+    origin = envelope.origin_message_id
+    headers += (
+        (wire.ORIGIN_MESSAGE_ID, where if origin is None else text_bytes(origin)),
+        (wire.RECONSUME_TIMES, b"%d" % min(reconsume_times, INT_MAX)),
+        (wire.CONSUMER_GROUP, text_bytes(group)),
+        (wire.FAIL_CLASS, cut_bytes(failure.exception_class, MAX_FAIL_CLASS_BYTES)),
+        (wire.FAIL_TEXT, cut_bytes(failure.text, MAX_FAIL_TEXT_BYTES)),
+        (wire.FAIL_AT_MS, digits(wire.FAIL_AT_MS, failure.at_ms)),
+        (wire.HOP_ID, where),
+    )
+    if envelope.max_reconsume_times is not None:
+        headers.append((wire.MAX_RECONSUME_TIMES, b"%d" % envelope.max_reconsume_times))
+    if envelope.replay_id is not None:
+        headers.append((wire.REPLAY_ID, text_bytes(envelope.replay_id)))
+    if envelope.replay_count is not None:
+        headers.append((wire.REPLAY_COUNT, b"%d" % envelope.replay_count))
+    headers += envelope.user
+    return headers
