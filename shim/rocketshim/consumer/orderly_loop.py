@@ -53,6 +53,7 @@ _SEEK_AGAIN_MS: Final = 100
 _BOUNDS_S: Final = 2.0
 _LOG_STOP_S: Final = 2.0
 _STUCK_FROM: Final = 16
+_TELL_MS: Final = 1_000  # to tell takes a look at all failed attempts of a queue, so not at each failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,8 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         self._turns: OneByOne[Place] = OneByOne()
         self._ending: list[_Ending] = []
         self._counts: dict[Place, ReconsumeCounts] = {}
+        self._untold: set[OrderlyPlace] = set()  # where a message has failed since the group's log was told
+        self._next_tell_ms = 0
         self._misplaced = False
         self._starts.token_of = self._token_of
 
@@ -208,9 +211,12 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         if self._starting:
             self._start(self._client())
         self._end_drained()
-        if committing:
-            for place in self.queues:
-                self._tell(place)
+        if committing or (self._untold and now_ms >= self._next_tell_ms):
+            for place in self.queues if committing else self._untold:
+                if not place.dropped:
+                    self._tell(place)
+            self._untold.clear()
+            self._next_tell_ms = now_ms + _TELL_MS
 
     def _sweep(self, now_ms: int) -> None:
         """Orderly consumption has no consume timeout."""
@@ -419,6 +425,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
 
     def _make_queue(self, place: Place, epoch: int) -> OrderlyPlace:
         is_retry = place[0] == self._orderly.retry_topic
+        key_of = _key_of if self._orderly.by_key else None
         queue: OrderlyQueue[Any] = OrderlyQueue(
             epoch,
             max_reconsume_times=self._orderly.max_reconsume_times,
@@ -426,13 +433,14 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
             reconsume_counts=self._counts.pop(place, ()),
             stored_count=_stored_count if is_retry else None,
             message_limit=lambda message: _message_limit(message, trusted=is_retry),
-            key_of=_key_of if self._orderly.by_key else None,
+            key_of=key_of,
         )
         return OrderlyPlace(
             *place,
             epoch,
             lease=self._leases.get(place),
             queue=queue,
+            key_of=key_of,
             now_ms=self._now_ms,
             perform=self._perform,
         )
@@ -529,18 +537,18 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         for action in actions:
             match action:
                 case DeadLetterOrderly(message, reconsume_times, _):
-                    failure = task.failure or Failure("Suspended", "", self._clock.wall_ms())
+                    failure, malformed = task.why(message)
                     outcome = Outcome(
                         message,
-                        failure,
+                        failure or Failure("Suspended", "", self._clock.wall_ms()),
                         asked_level=DEAD_LETTER_LEVEL,
-                        malformed=task.malformed,
+                        malformed=malformed,
                         reconsume_times=reconsume_times,
                     )
                     self._failed(task, outcome)
                 case Suspended():
                     self._say_suspended(action, task)
-                    self._tell(place)
+                    self._untold.add(place)
                 case StatusMisplaced(status):
                     if not self._misplaced:
                         self._misplaced = True
@@ -551,6 +559,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
     def _say_suspended(self, action: Suspended[Any], task: OrderlyTask) -> None:
         self.orderly_counts.suspended += 1
         times = action.reconsume_times
+        failure, _ = task.why(action.message)
         stuck = action.forever and times >= _STUCK_FROM
         if stuck:
             self.orderly_counts.stuck += 1
@@ -560,9 +569,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
                 extra={
                     "record": coordinates(action.message),
                     "reconsume_times": times,
-                    "failure": ""
-                    if task.failure is None
-                    else f"{task.failure.exception_class}: {task.failure.text}"[:300],
+                    "failure": "" if failure is None else f"{failure.exception_class}: {failure.text}"[:300],
                 },
             )
 

@@ -4,14 +4,14 @@ An `OrderlyPlace` shows the loop what a `ProcessQueue` shows it; the rules are `
 it; a listener thread reads its `OrderlyTask` and sets the two last attributes of that.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, Final
 
 from rocketshim.core.consume_orderly import BatchAnswer, OrderlyAction, OrderlyRun
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.core.queue_lock_actions import ReconsumeCounts
 from rocketshim.group.lease import Lease
-from rocketshim_topics.hops import Failure  # noqa: TC001 - read as an annotation by those who look
+from rocketshim_topics.hops import Failure
 
 __all__ = ["OrderlyPlace", "OrderlyTask"]
 
@@ -33,11 +33,16 @@ class OrderlyTask:
         withheld: set by the poll thread: begin nothing more.
         failure: set by the listener thread: why the run ended before its end.
         malformed: set by the listener thread: the message that ended it breaks the wire format, for this reason.
+        passed: written by the listener thread, by key: both of these for messages that failed and did not end the run,
+            by offset.
+        key_of: by key: what tells a message's key; None: a failure ends the run.
     """
 
-    __slots__ = ("counts", "failure", "lease", "malformed", "messages", "queue", "withheld")
+    __slots__ = ("counts", "failure", "key_of", "lease", "malformed", "messages", "passed", "queue", "withheld")
 
-    def __init__(self, queue: "OrderlyPlace", run: OrderlyRun[Any]) -> None:
+    def __init__(
+        self, queue: "OrderlyPlace", run: OrderlyRun[Any], key_of: Callable[[Any], Hashable] | None = None
+    ) -> None:
         self.queue = queue
         self.lease = queue.lease
         self.messages = run.messages
@@ -45,6 +50,12 @@ class OrderlyTask:
         self.withheld = False
         self.failure: Failure | None = None
         self.malformed: str | None = None
+        self.passed: dict[int, tuple[Failure | None, str | None]] = {}
+        self.key_of = key_of
+
+    def why(self, message: Any) -> tuple[Failure | None, str | None]:
+        """Why a message failed, and in which way it breaks the wire format, if it does."""
+        return self.passed.get(message.offset(), (self.failure, self.malformed))
 
     @property
     def dropped(self) -> bool:
@@ -63,6 +74,7 @@ class OrderlyPlace:
         topic, partition, epoch: of the assignment.
         lease: None: no lock is needed (broadcasting).
         queue: the core.
+        key_of: as the core has it.
         now_ms: monotonic time in ms.
         perform: called with what the core wants done.
 
@@ -87,6 +99,7 @@ class OrderlyPlace:
         *,
         lease: Lease | None,
         queue: OrderlyQueue[Any],
+        key_of: Callable[[Any], Hashable] | None = None,
         now_ms: Callable[[], int],
         perform: Callable[["OrderlyPlace", OrderlyTask, Iterable[OrderlyAction[Any]]], None],
     ) -> None:
@@ -102,6 +115,7 @@ class OrderlyPlace:
         self.next_put = 0
         self.suspect_until = -1
         self._queue = queue
+        self._key_of = key_of
         self._now_ms = now_ms
         self._perform = perform
         self._limit = _RUN_MIN
@@ -174,7 +188,7 @@ class OrderlyPlace:
         run = self._queue.take(max(self._limit, batch_count), self._now_ms())
         if run is None:
             return None
-        self.out = OrderlyTask(self, run)
+        self.out = OrderlyTask(self, run, self._key_of)
         return self.out
 
     def report(self, task: OrderlyTask, answers: Sequence[BatchAnswer]) -> None:

@@ -1,5 +1,9 @@
 """Calling an orderly listener: one run of one queue, in order, to the first answer that stops. In listener threads.
 
+By key, one message a call, a failure does not end the run: it goes on with the messages of other keys, and those of the
+failed one are left for a later run. Else every failure would cost a hand-over between two threads, and a queue with
+many failing keys would do nothing but that.
+
 * Before each call: is the lease still held, has the queue been withheld, is the run's time slice over? Then the run
   ends here; what was not reached goes back. One look at the monotonic clock a call; nothing else is paid for the lock.
 * A run ends after 100 ms at the latest plus the call it is in, so that commits, renewals and rebalances see progress.
@@ -10,7 +14,7 @@
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
@@ -35,6 +39,47 @@ _NS: Final = 1_000_000
 _NEVER_MS: Final = 2**62
 _NO_LEASE: Final = Lease(MessageQueue("none"), -1, _NEVER_MS)
 _SUSPEND: Final = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+
+
+class _StoppedKeys:
+    """By key: keys of which a message has failed in this run, and what stands behind these.
+
+    Attributes:
+        keys: of which nothing more is called in this run.
+        left: messages of theirs that were reached, by offset.
+    """
+
+    __slots__ = ("_key_of", "_task", "keys", "left")
+
+    def __init__(self, task: OrderlyTask) -> None:
+        self._task = task
+        self._key_of = task.key_of
+        self.keys: set[Hashable] = set()
+        self.left: dict[int, Any] = {}
+
+    def goes_on(self, message: Any, answer: BatchAnswer) -> bool:
+        """Whether the run goes on behind a message that failed; then nothing more of its key is called."""
+        task = self._task
+        if self._key_of is None or not answer.auto_commit:
+            return False
+        self.keys.add(self._key_of(message))
+        task.passed[message.offset()] = (task.failure, task.malformed)
+        task.failure = task.malformed = None
+        return True
+
+    def leaves(self, message: Any) -> bool:
+        """Whether a message stands behind one that failed, and is left for a later run."""
+        if self._key_of is None or self._key_of(message) not in self.keys:
+            return False
+        self.left[message.offset()] = message
+        return True
+
+    def put_behind(self, answers: Iterable[BatchAnswer]) -> None:
+        """Bring what was left behind what was answered: answers cover the beginning of a run."""
+        if self.left:
+            answered = sum(answer.msg_count for answer in answers)
+            others = [message for message in self._task.messages if message.offset() not in self.left]
+            self._task.messages[:] = [*others[:answered], *self.left.values(), *others[answered:]]
 
 
 class OrderlyRunner:
@@ -106,9 +151,12 @@ class OrderlyRunner:
         stop_ns = min(now_ns() + _SLICE_NS, until_ms * _NS)
         context = self._context(task)
         done = 0
+        stopped = _StoppedKeys(task)
         for message in islice(task.messages, begin, end):
             if now_ns() >= stop_ns or lease.until_ms < until_ms or task.withheld:
                 break
+            if stopped.keys and stopped.leaves(message):
+                continue
             times = counts.get(message.offset()) if counts else None
             view: MessageView
             if times is None:
@@ -130,11 +178,12 @@ class OrderlyRunner:
                 answers.append(BatchAnswer(done))
                 done = 0
             answers.append(answer)
-            if answer.stops:
-                return
+            if answer.stops and not stopped.goes_on(message, answer):
+                break
             context = self._context(task)
         if done:
             answers.append(BatchAnswer(done))
+        stopped.put_behind(answers)
 
     def _in_batches(
         self, task: OrderlyTask, subscription: Subscription, begin: int, end: int, answers: list[BatchAnswer]

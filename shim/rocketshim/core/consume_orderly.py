@@ -113,7 +113,7 @@ class BatchAnswer:
 
     @property
     def stops(self) -> bool:
-        """Whether the listener thread ends the run here. What follows was not called."""
+        """Whether the listener thread ends the run here (by key: for these keys). What follows was not called."""
         if self.status is ConsumeOrderlyStatus.ROLLBACK:
             return not self.auto_commit
         return self.status is ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -125,7 +125,8 @@ class OrderlyRun(Generic[MessageT]):
 
     Attributes:
         messages: at least one. The listener thread may bring those that its filter skips to the front, and answers them
-            first.
+            first. By key it may go on behind one that failed; then it puts what stands behind that one, of the same
+            key, behind what it answers.
         reconsume_counts: failed attempts by offset; a message that is not in it has not failed here: its stored count.
     """
 

@@ -12,10 +12,14 @@ back together and are applied in order, by the rules of `consume_orderly`. What 
 * **By key** (`key_of`): a stop holds only the messages with the keys of the failed batch, in *lanes*; others go on.
   Within a key the order is kept. What lies behind the finished prefix is bounded by the shell's flow control, which
   asks `msg_count`, `msg_bytes` and `span`. Without `key_of` the whole queue stops.
+* By key a run may have several answers that stop, each of keys of its own: the listener thread brings messages of a
+  stopped key behind those that it answers. Lanes whose wait is over and messages without a lane take turns in a run,
+  so that neither waits for all of the other. Lanes that wait cost nothing (a heap); nothing here looks at all of them.
 
 A queue belongs to one assignment (its *epoch*). After `drop` it says nothing any more.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import islice
@@ -57,14 +61,18 @@ class _Decision(Generic[MessageT]):
         self.waiting: dict[int, MessageT] = {}
 
 
-class _Lane(Generic[MessageT]):
-    """Messages that wait because one with their key failed."""
+_Stop = tuple[int, int, Hashable]
+"""Until when a lane waits, the number of that stop, its key."""
 
-    __slots__ = ("messages", "until_ms")
+
+class _Lane(Generic[MessageT]):
+    """Messages that wait because one with their key failed, or that stand behind such a one."""
+
+    __slots__ = ("messages", "stop")
 
     def __init__(self) -> None:
         self.messages: deque[MessageT] = deque()
-        self.until_ms = 0
+        self.stop = 0  # number of the stop it waits for, or waited for last
 
 
 class OrderlyQueue(Generic[MessageT]):
@@ -87,9 +95,10 @@ class OrderlyQueue(Generic[MessageT]):
     """
 
     __slots__ = (
-        "_counts", "_decision", "_failing_since_ms", "_finished", "_in_run", "_key_of", "_lanes", "_last_offset",
-        "_message_limit", "_next_offset", "_not_before_ms", "_open", "_open_dead", "_pending", "_run_since_ms",
-        "_stored_count", "_suspend_ms", "_undone", "dropped", "epoch", "max_reconsume_times", "msg_bytes", "msg_count",
+        "_counts", "_decisions", "_due", "_failing_since_ms", "_finished", "_in_run", "_key_of", "_lanes",
+        "_last_offset", "_message_limit", "_next_offset", "_not_before_ms", "_open", "_open_dead", "_pending",
+        "_run_since_ms", "_stops", "_stored_count", "_suspend_ms", "_undone", "_waiting", "dropped", "epoch",
+        "max_reconsume_times", "msg_bytes", "msg_count",
     )  # fmt: skip
 
     def __init__(
@@ -116,8 +125,11 @@ class OrderlyQueue(Generic[MessageT]):
         self._failing_since_ms: dict[int, int] = {}  # first failure here, by offset
         self._pending: deque[MessageT] = deque()
         self._lanes: dict[Hashable, _Lane[MessageT]] = {}
+        self._waiting: list[_Stop] = []  # a heap
+        self._due: deque[_Stop] = deque()  # whose wait was over at the last `take`, the next one first
+        self._stops = 0
         self._in_run: list[MessageT] | None = None
-        self._decision: _Decision[MessageT] | None = None
+        self._decisions: dict[int, _Decision[MessageT]] = {}  # by offset of each dead letter that is being stored
         self._open: list[MessageT] = []
         self._open_dead: set[int] = set()  # offsets among the open ones that are dead-lettered
         self._undone: deque[int] = deque()  # offsets put and not in the finished prefix, in order
@@ -190,8 +202,8 @@ class OrderlyQueue(Generic[MessageT]):
             now_ms: monotonic time in ms.
 
         Raises:
-            ValueError: no run is out, the answers cover more than the run, an answer covers nothing, or one that stops
-                is not the last; nothing changed.
+            ValueError: no run is out, the answers cover more than the run, an answer covers nothing, or others follow
+                one that stops (by key: one that stops without auto-commit); nothing changed.
         """
         if self.dropped:
             return []
@@ -200,19 +212,22 @@ class OrderlyQueue(Generic[MessageT]):
             raise ValueError("no run is out")
         if any(a.msg_count < 1 for a in answers) or sum(a.msg_count for a in answers) > len(run):
             raise ValueError(f"answers for {[a.msg_count for a in answers]} messages of a run of {len(run)}")
-        if any(answer.stops for answer in answers[:-1]):
+        if any(answer.stops and (self._key_of is None or not answer.auto_commit) for answer in answers[:-1]):
             raise ValueError("a listener thread ends its run at an answer that stops")
         self._in_run = None
         actions: list[OrderlyAction[MessageT]] = []
+        stopped: list[tuple[BatchAnswer, list[MessageT]]] = []
         begin = 0
         for answer in answers:
             batch = run[begin : begin + answer.msg_count]
             begin += answer.msg_count
             if answer.stops:
-                self._give_back(run[begin:])
-                begin = len(run)
+                stopped.append((answer, batch))
+            else:
+                actions += self._apply(answer, batch, now_ms)
+        self._give_back(run[begin:])  # before what failed, which goes in front of it
+        for answer, batch in stopped:
             actions += self._apply(answer, batch, now_ms)
-        self._give_back(run[begin:])
         return actions
 
     def dead_lettered(self, offset: int, *, stored: bool, now_ms: int) -> list[OrderlyAction[MessageT]]:
@@ -228,8 +243,8 @@ class OrderlyQueue(Generic[MessageT]):
         """
         if self.dropped:
             return []
-        decision = self._decision
-        if decision is None or offset not in decision.waiting:
+        decision = self._decisions.pop(offset, None)
+        if decision is None:
             raise ValueError(f"no dead letter of offset {offset} is under way")
         message = decision.waiting.pop(offset)
         if stored:
@@ -237,18 +252,21 @@ class OrderlyQueue(Generic[MessageT]):
         else:
             self._count_failure(message, now_ms)
             decision.again.append(message)
-        return [] if decision.waiting else self._conclude(now_ms)
+        return [] if decision.waiting else self._conclude(decision, now_ms)
 
     def drop(self) -> None:
         """The partition is no longer ours: forget everything, ignore what comes. Safe twice."""
         self.dropped = True
         self._pending.clear()
         self._lanes.clear()
+        self._waiting.clear()
+        self._due.clear()
+        self._decisions.clear()
         self._counts = {}
         self._failing_since_ms = {}
         self._open.clear()
         self._undone.clear()
-        self._in_run = self._decision = self._next_offset = None
+        self._in_run = self._next_offset = None
         self.msg_count = self.msg_bytes = 0
 
     # --- state out ----------------------------------------------------------------------------------------------
@@ -256,7 +274,7 @@ class OrderlyQueue(Generic[MessageT]):
     @property
     def busy(self) -> bool:
         """Whether a run is out or dead letters are being stored. A stopped queue that is not busy is drained."""
-        return self._in_run is not None or self._decision is not None
+        return self._in_run is not None or bool(self._decisions)
 
     @property
     def idle(self) -> bool:
@@ -279,11 +297,11 @@ class OrderlyQueue(Generic[MessageT]):
 
         The time is counted from its first failure in this queue, not with the last owner. (0, 0): there is none.
         """
-        counts = self.reconsume_counts  # not of messages that the last owner knew and that are not there any more
-        if not counts:
+        first = self._next_offset or 0  # not of messages that the last owner knew and that are not there any more
+        offset = min((offset for offset in self._counts if offset >= first), default=None)
+        if offset is None:
             return 0, 0
-        offset, times = counts[0]
-        return times, now_ms - self._failing_since_ms.get(offset, now_ms)
+        return self._counts[offset], now_ms - self._failing_since_ms.get(offset, now_ms)
 
     @property
     def span(self) -> int:
@@ -297,7 +315,13 @@ class OrderlyQueue(Generic[MessageT]):
             return None
         if self._not_before_ms is not None:
             return self._not_before_ms
-        return 0 if self._pending else min(lane.until_ms for lane in self._lanes.values())
+        while self._due and not self._is_current(self._due[0]):
+            self._due.popleft()
+        if self._pending or self._due:
+            return 0
+        while not self._is_current(self._waiting[0]):  # each lane that is not due has an entry here
+            heapq.heappop(self._waiting)
+        return self._waiting[0][0]
 
     def reconsume_times(self, message: MessageT) -> int:
         """Failed attempts of a message so far: counted here or by the last owner, else what it carries itself."""
@@ -343,19 +367,16 @@ class OrderlyQueue(Generic[MessageT]):
             else:
                 self._count_failure(message, now_ms)
                 decision.again.append(message)
-        self._decision = decision
-        return actions or self._conclude(now_ms)
+        self._decisions.update(dict.fromkeys(decision.waiting, decision))
+        return actions or self._conclude(decision, now_ms)
 
     def _count_failure(self, message: MessageT, now_ms: int) -> None:
         offset = message.offset() or 0
         self._counts[offset] = self.reconsume_times(message) + 1
         self._failing_since_ms.setdefault(offset, now_ms)
 
-    def _conclude(self, now_ms: int) -> list[OrderlyAction[MessageT]]:
+    def _conclude(self, decision: _Decision[MessageT], now_ms: int) -> list[OrderlyAction[MessageT]]:
         """Every dead letter of the batch is stored or not: go on, or stop."""
-        decision, self._decision = self._decision, None
-        if decision is None:
-            return []
         if decision.answer.skipped:
             self._finish(decision.dead)
         elif not decision.answer.auto_commit:
@@ -384,7 +405,9 @@ class OrderlyQueue(Generic[MessageT]):
             for key, messages in by_key.items():
                 lane = self._lanes.setdefault(key, _Lane())
                 lane.messages.extendleft(reversed(messages))
-                lane.until_ms = until_ms
+                self._stops += 1
+                lane.stop = self._stops
+                heapq.heappush(self._waiting, (until_ms, self._stops, key))
         first = back[0]
         return Suspended(until_ms, first, self.reconsume_times(first), self.limit_of(first) == _FOREVER)
 
@@ -398,23 +421,48 @@ class OrderlyQueue(Generic[MessageT]):
         return [self._pending.popleft() for _ in range(limit)]
 
     def _from_lanes(self, limit: int, now_ms: int) -> list[MessageT]:
-        """First the lanes whose wait is over, of one whose head has failed only the head; then what has no lane."""
-        key_of = self._key_of
+        """In turn: of a lane whose wait is over, or only its head if that has failed; and one that has no lane."""
+        while self._waiting and self._waiting[0][0] <= now_ms:
+            self._due.append(heapq.heappop(self._waiting))
         messages: list[MessageT] = []
-        for key, lane in list(self._lanes.items()):
-            if lane.until_ms > now_ms:
-                continue
-            count = 1 if lane.messages[0].offset() in self._counts else limit - len(messages)
-            while lane.messages and count and len(messages) < limit:
-                messages.append(lane.messages.popleft())
-                count -= 1
-            if not lane.messages:
-                del self._lanes[key]
+        rest: list[_Stop] = []  # lanes with more to come once this run is reported
+        while len(messages) < limit and (self._due or self._pending):
+            stop = self._due.popleft() if self._due else None
+            if stop is not None and self._is_current(stop) and self._take_of(stop[2], messages, limit):
+                rest.append(stop)
+            self._take_pending(messages, limit)
+        self._due.extend(rest)
+        return messages
+
+    def _take_of(self, key: Hashable, messages: list[MessageT], limit: int) -> bool:
+        """Take of a lane; whether something is left in it."""
+        lane = self._lanes[key]
+        count = 1 if lane.messages[0].offset() in self._counts else limit - len(messages)
+        while lane.messages and count > 0:
+            messages.append(lane.messages.popleft())
+            count -= 1
+        if lane.messages:
+            return True
+        del self._lanes[key]
+        return False
+
+    def _take_pending(self, messages: list[MessageT], limit: int) -> None:
+        """Take the next that has no lane, or all of them where no lane is due; others go behind what they wait for."""
+        key_of = self._key_of
         while key_of is not None and self._pending and len(messages) < limit:
             message = self._pending.popleft()
-            lane_of = self._lanes.get(key_of(message)) if self._lanes else None
-            (messages if lane_of is None else lane_of.messages).append(message)
-        return messages
+            lane = self._lanes.get(key_of(message)) if self._lanes else None
+            if lane is not None:
+                lane.messages.append(message)
+                continue
+            messages.append(message)
+            if self._due:
+                return
+
+    def _is_current(self, stop: _Stop) -> bool:
+        """Whether this is the last stop of a lane; one that was emptied, or that stopped again, has left it behind."""
+        lane = self._lanes.get(stop[2])
+        return lane is not None and lane.stop == stop[1]
 
     def _give_back(self, messages: list[MessageT]) -> None:
         """What was taken and not begun goes where it came from, in front of what follows it."""

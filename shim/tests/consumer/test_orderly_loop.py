@@ -417,6 +417,29 @@ def test_by_key_the_others_go_on_only_as_far_ahead_as_the_span(stage: Stage) -> 
     assert stage.committed() == 30
 
 
+def test_however_many_keys_fail_the_others_go_on_and_the_log_is_told_once_a_second(stage: Stage) -> None:
+    stage.topic()
+    for number in range(200):
+        stage.kafka.append("orders", b"%d" % number, key=b"%d" % number)
+    stage.answer = lambda m: SUSPEND if m.queue_offset < 100 else None
+    member = stage.join("a", by_key=True, span=1_000)
+    told: list[int | None] = []
+    tell = member.log.progress
+
+    def progress(lease: Any, next_offset: int | None, counts: Any) -> None:
+        told.append(next_offset)
+        tell(lease, next_offset, counts)
+
+    member.log.progress = progress  # type: ignore[method-assign]
+    stage.turn(20)
+    assert {offset for _, offset in stage.offsets} == set(range(200)), "nobody waits for those that fail"
+    stage.wait(4_000)
+    assert 2 <= len(told) <= 6
+    stage.answer = lambda _: None
+    stage.wait(10_000)
+    assert stage.committed() == 200
+
+
 def test_a_redriven_message_comes_from_the_retry_topic_in_order_too(stage: Stage) -> None:
     stage.topic()
     stage.fill(1)

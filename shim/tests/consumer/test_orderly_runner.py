@@ -64,7 +64,12 @@ class Place(SimpleNamespace):
 
 
 def run(
-    listener: Callable[..., Any], *messages: Any, batch_count: int = 1, place: Any = None, selects: Any = None
+    listener: Callable[..., Any],
+    *messages: Any,
+    batch_count: int = 1,
+    place: Any = None,
+    selects: Any = None,
+    key_of: Any = None,
 ) -> tuple[list[BatchAnswer], OrderlyTask]:
     subscription = Subscription("orders", adapt(listener), selects=selects)
     runner = OrderlyRunner(
@@ -75,7 +80,7 @@ def run(
         clock=VirtualClock(),
         levels=DelayLevels.parse("1s 2s"),
     )
-    task = OrderlyTask(place or Place(), OrderlyRun(list(messages) or [Readable(0), Readable(1)], {}))
+    task = OrderlyTask(place or Place(), OrderlyRun(list(messages) or [Readable(0), Readable(1)], {}), key_of)
     return runner.run(task), task
 
 
@@ -190,3 +195,58 @@ def test_of_a_batch_with_unreadable_headers_the_next_attempt_takes_that_message_
     answers, task = run(swallow, *messages[1:], batch_count=3, place=place)
     assert answers == [BatchAnswer(1, SUSPEND, dead_letter=True, skipped=True)]
     assert task.malformed == "bad-header-key"
+
+
+class Keyed(Readable):
+    """Without headers, with a key."""
+
+    def __init__(self, offset: int, key: bytes) -> None:
+        super().__init__(offset)
+        self._key = key
+
+    def key(self) -> Any:
+        return self._key
+
+
+def keyed(keys: str) -> list[Keyed]:
+    return [Keyed(offset, key.encode()) for offset, key in enumerate(keys)]
+
+
+def test_by_key_a_run_goes_on_behind_a_failure_with_the_other_keys() -> None:
+    called: list[int] = []
+
+    def fail(message: Any) -> None:
+        called.append(message.queue_offset)
+        if message.queue_offset in (0, 3):
+            raise ValueError(message.queue_offset)
+
+    answers, task = run(fail, *keyed("abacbca"), key_of=lambda message: message.key())
+    assert called == [0, 1, 3, 4]
+    failed = BatchAnswer(1, SUSPEND)
+    assert answers == [failed, BatchAnswer(1), failed, BatchAnswer(1)]
+    assert [message.offset() for message in task.messages] == [0, 1, 3, 4, 2, 5, 6]
+    assert [str(task.why(message)[0] and task.why(message)[0].text) for message in task.messages[:3:2]] == ["0", "3"]
+    assert task.failure is None
+
+
+def test_by_key_a_listener_that_commits_by_itself_ends_its_run_by_a_failure() -> None:
+    def fail(message: Any, context: Any) -> None:
+        context.auto_commit = False
+        if message.queue_offset:
+            raise ValueError
+
+    answers, _ = run(fail, *keyed("abc"), key_of=lambda message: message.key())
+    assert answers == [BatchAnswer(1, auto_commit=False), BatchAnswer(1, SUSPEND, auto_commit=False)]
+
+
+def test_by_key_what_the_filter_skips_is_answered_first_and_the_rest_behind_it() -> None:
+    def fail(message: Any) -> None:
+        if message.queue_offset == 1:
+            raise ValueError
+
+    messages = keyed("xaxab")
+    answers, task = run(
+        fail, *messages, key_of=lambda message: message.key(), selects=lambda m: m.queue_offset not in (0, 2)
+    )
+    assert answers == [BatchAnswer(2, skipped=True), BatchAnswer(1, SUSPEND), BatchAnswer(1)]
+    assert [message.offset() for message in task.messages] == [0, 2, 1, 4, 3]

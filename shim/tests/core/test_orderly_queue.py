@@ -473,6 +473,89 @@ def test_a_failing_key_is_dead_lettered_at_the_limit_and_its_lane_goes_on() -> N
     assert taken(made, now_ms=1_000) == [2]
 
 
+def test_several_keys_may_fail_in_one_run_each_for_itself() -> None:
+    made = keyed("abcabd")
+    run = made.take(64, 0)
+    assert run is not None
+    run.messages[:] = [run.messages[at] for at in (0, 1, 2, 5, 3, 4)]  # as a listener thread leaves 3 and 4 behind
+    actions = answer(made, BatchAnswer(1, SUSPEND), BatchAnswer(1, SUSPEND, suspend_ms=2_000), BatchAnswer(2))
+    assert [(each.message.offset(), each.until_ms) for each in suspended(actions)] == [(0, 1_000), (1, 2_000)]
+    assert (made.next_offset, made.msg_count) == (None, 4)
+    assert taken(made, now_ms=999) == []
+    assert taken(made, now_ms=1_000) == [0]
+    answer(made, BatchAnswer(1), now_ms=1_000)
+    assert taken(made, now_ms=2_000) == [3, 1], "what waited longer first"
+    answer(made, BatchAnswer(2), now_ms=2_000)
+    assert taken(made, now_ms=2_000) == [4]
+    answer(made, BatchAnswer(1), now_ms=2_000)
+    assert (made.next_offset, made.idle) == (6, True)
+
+
+def test_several_dead_letters_of_one_run_are_stored_in_any_order() -> None:
+    made = keyed("abc", max_reconsume_times=0)
+    taken(made)
+    actions = answer(made, BatchAnswer(1, SUSPEND), BatchAnswer(1), BatchAnswer(1, SUSPEND), stored=None)
+    assert dead(actions) == [(0, 0), (2, 0)]
+    assert made.dead_lettered(2, stored=True, now_ms=0) == []
+    assert (made.busy, made.next_offset) == (True, None)
+    (said,) = made.dead_lettered(0, stored=False, now_ms=0)
+    assert isinstance(said, Suspended)
+    assert (made.busy, made.next_offset) == (False, None)
+    assert taken(made, now_ms=1_000) == [0]
+
+
+def test_without_auto_commit_nothing_follows_a_failure_in_its_run() -> None:
+    made = keyed("ab")
+    taken(made)
+    with pytest.raises(ValueError, match="ends its run"):
+        made.report([BatchAnswer(1, SUSPEND, auto_commit=False), BatchAnswer(1)], 0)
+
+
+def test_keys_that_fail_and_keys_that_do_not_take_turns() -> None:
+    made = keyed("abcd")
+    taken(made)
+    answer(made, *[BatchAnswer(1, SUSPEND)] * 4)
+    made.put([Msg(offset, f"new-{offset}") for offset in range(4, 8)])
+    assert taken(made, now_ms=1_000) == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+class Instant(int):
+    """A time that counts what it is compared with."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Instant.compared += 1
+        return int(self) < other
+
+    def __le__(self, other: int) -> bool:
+        Instant.compared += 1
+        return int(self) <= other
+
+    def __gt__(self, other: int) -> bool:
+        Instant.compared += 1
+        return int(self) > other
+
+    def __ge__(self, other: int) -> bool:
+        Instant.compared += 1
+        return int(self) >= other
+
+
+def test_keys_that_wait_are_not_looked_at() -> None:
+    count = 2_000
+    made: OrderlyQueue[Msg] = OrderlyQueue(key_of=lambda m: m.key)
+    made.put([Msg(offset, str(offset)) for offset in range(count)])
+    taken(made, count)
+    answer(made, *[BatchAnswer(1, SUSPEND)] * count)
+    made.put([Msg(count, "another")])
+    Instant.compared = 0
+    assert taken(made, now_ms=Instant(999)) == [count]
+    answer(made, BatchAnswer(1), now_ms=Instant(999))
+    assert Instant.compared <= 10
+    assert taken(made, count, now_ms=Instant(1_000)) == list(range(count))
+    assert Instant.compared <= count + 20, "each lane is compared when its wait is over"
+
+
 def test_a_batch_of_several_keys_that_fails_holds_all_of_them() -> None:
     made = keyed("abcab")
     taken(made, 2)
@@ -660,10 +743,12 @@ def test_any_sequence_of_answers_does_what_rocketmqs_maps_do(
     limit=st.sampled_from([-1, 1, 3]),
     run_limit=st.integers(1, 9),
     waits=st.lists(st.sampled_from([0, 20, 1_000]), min_size=1, max_size=8),
+    ends_after=st.integers(1, 3),
 )
 def test_by_key_every_message_is_through_once_in_the_order_of_its_key(
-    keys: str, failures: dict[int, int], limit: int, run_limit: int, waits: list[int]
+    *, keys: str, failures: dict[int, int], limit: int, run_limit: int, waits: list[int], ends_after: int
 ) -> None:
+    """Runs end at the first failure, or go on with other keys (as the listener thread's time allows)."""
     made: OrderlyQueue[Msg] = OrderlyQueue(key_of=lambda m: m.key, max_reconsume_times=limit)
     through: list[int] = []
     letters: list[int] = []
@@ -679,17 +764,26 @@ def test_by_key_every_message_is_through_once_in_the_order_of_its_key(
             now_ms = made.next_wakeup_ms or now_ms
             continue
         answers: list[BatchAnswer] = []
+        called: list[Msg] = []
+        left: list[Msg] = []
         for message in run.messages:
             offset = message.offset() or 0
+            if any(each.key == message.key for each, said in zip(called, answers, strict=True) if said.stops):
+                left.append(message)
+                continue
             earlier = {o for o in range(offset) if keys[o] == keys[offset]}
             assert earlier <= {*through, *letters}, "an earlier message of the key is not through"
             assert offset not in {*through, *letters}, "it was through"
+            called.append(message)
             if failed.get(offset, 0) < failures.get(offset, 0):
                 failed[offset] = failed.get(offset, 0) + 1
                 answers.append(BatchAnswer(1, SUSPEND))
-                break
+                if len(answers) % ends_after == 0:
+                    break
+                continue
             answers.append(BatchAnswer(1))
             through.append(offset)
+        run.messages[:] = [*called, *left, *run.messages[len(called) + len(left) :]]
         letters += [offset for offset, _ in dead(answer(made, *answers, now_ms=now_ms))]
         prefix = next((o for o in range(put) if o not in {*through, *letters}), put)
         assert made.next_offset == (prefix or None)
