@@ -20,9 +20,11 @@ from typing import Any, Final, Protocol, cast
 
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ConfigError
+from rocketshim.logs import safe_logger
 
 __all__ = ["HealthServer", "LoopState", "Metric", "Shown", "address", "metrics_text"]
 
+_LOG = safe_logger("rocketshim.health")
 _LIVE_NS: Final = 30_000_000_000
 _STUCK_NS: Final = 60_000_000_000
 
@@ -172,8 +174,7 @@ class HealthServer:
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - likewise
                 """Requests are not worth a line."""
 
-        self._server = ThreadingHTTPServer(self._address, Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(self._address, Handler)
         threading.Thread(target=self._server.serve_forever, name="rocketshim-health", daemon=True).start()
 
     def stop(self) -> None:
@@ -198,6 +199,15 @@ class HealthServer:
                 return _verdict(good=False)
             case _:
                 return 404, "text/plain", b"there are /live, /ready, /state and /metrics\n"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what went wrong with a request. The original prints it, which fails without a standard error."""
+        del request
+        _LOG.debug("health.request-failed", exc_info=True, extra={"client": str(client_address)})
 
 
 def _verdict(good: bool) -> tuple[int, str, bytes]:

@@ -2,7 +2,6 @@
 
 import gc
 import importlib
-import logging
 import os
 import signal
 import subprocess
@@ -17,13 +16,14 @@ import typer
 
 from rocketshim.consumer.client_ids import PROCESS_VARIABLE
 from rocketshim.errors import ConfigError, ConsumerError
+from rocketshim.logs import safe_logger
 
 if TYPE_CHECKING:
     from rocketshim.consumer.push_consumer import PushConsumer
 
 app = typer.Typer()
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 _LOOK_S = 0.2
 _GRACE_S = 45.0  # a consumer stops within 30 s and a few more for the clients
 

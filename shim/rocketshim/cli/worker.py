@@ -1,7 +1,6 @@
 """`rocketshim worker`: the delay-redelivery worker as a process of its own."""
 
 import gc
-import logging
 import os
 import signal
 import threading
@@ -12,6 +11,7 @@ import typer
 
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Namespace, client_settings
 from rocketshim.errors import ConfigError, RocketshimError
+from rocketshim.logs import safe_logger
 
 if TYPE_CHECKING:
     from rocketshim.worker.watchdog import Heartbeat
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_LOG = logging.getLogger("rocketshim.worker")
+_LOG = safe_logger("rocketshim.worker")
 _GRACE_S = 5.0  # beyond the stop deadline, for closing the clients
 
 

@@ -13,7 +13,6 @@ under load).
 Owned by the poll thread.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -38,10 +37,11 @@ from rocketshim.core.start_position import (
     encode_metadata,
     resolve_start,
 )
+from rocketshim.logs import safe_logger
 
 __all__ = ["UNKNOWN_START", "Starts", "Uptake", "held_back"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 TokenOf = Callable[[Place], int | None]
 UNKNOWN_START: Final = -1
 """In place of an offset: it cannot be told yet."""

@@ -12,7 +12,6 @@ The pool of the poll thread for coroutines, in place of `pool.ListenerPool`. Rul
 """
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
@@ -27,12 +26,13 @@ from rocketshim.consumer.listener import ChunkRunner, Subscription
 from rocketshim.consumer.outcome import ConsumeConcurrentlyContext, Outcome
 from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.process_queue import Chunk
+from rocketshim.logs import safe_logger
 from rocketshim_topics import MalformedRecordError, MessageView
 from rocketshim_topics.wire import read_headers
 
 __all__ = ["AsyncPool", "AsyncRunner", "is_async"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 _CANCEL_GRACE_S: Final = 1.0
 
 

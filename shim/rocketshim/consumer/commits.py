@@ -5,7 +5,6 @@ position is sent only if it is above everything sent before. What was sent and r
 commit. A commit is never a reason to end: the next one covers it; how long none has worked is kept for whoever watches.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -14,10 +13,11 @@ from rocketshim.clients import ConsumerClient
 from rocketshim.consumer.held_queue import HeldQueue
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.pauses import Place
+from rocketshim.logs import safe_logger
 
 __all__ = ["Committer"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 
 
 class Committer:

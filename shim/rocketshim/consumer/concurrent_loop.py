@@ -1,6 +1,5 @@
 """The poll thread of a concurrent consumer: each queue a `ProcessQueue`, handed out in chunks, swept for time-outs."""
 
-import logging
 from typing import Any
 
 from rocketshim.consumer.dispatch import ChunkDispatch, Pool
@@ -8,10 +7,11 @@ from rocketshim.consumer.pauses import Place
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.logs import safe_logger
 
 __all__ = ["ConcurrentLoop"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 
 
 class ConcurrentLoop(PollLoop[ProcessQueue[Any]]):

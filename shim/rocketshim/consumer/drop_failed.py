@@ -3,17 +3,17 @@
 Source: `ConsumeMessageConcurrentlyService#processConsumeResult`, case BROADCASTING. Owned by the poll thread.
 """
 
-import logging
 from typing import Any
 
 from rocketshim.consumer.held_queue import Work
 from rocketshim.consumer.outcome import Outcome
 from rocketshim.consumer.send_back import SendBackCounts
+from rocketshim.logs import safe_logger
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["DropFailed"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 
 
 class DropFailed:

@@ -9,7 +9,6 @@ listener (`async def` listeners: in the event loop, so a hook must not block the
 Source: `ConsumeMessageHook`, `FilterMessageHook` of RocketMQ.
 """
 
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +17,14 @@ from typing import Any, Protocol
 from rocketshim.consumer.listener import Listener, Subscription
 from rocketshim.consumer.outcome import shown
 from rocketshim.core.consume_concurrently import ConsumeReturnType, as_one, return_type
+from rocketshim.logs import safe_logger
 from rocketshim_topics import MessageView
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import read_headers
 
 __all__ = ["ConsumeMessageContext", "ConsumeMessageHook", "FilterMessageHook", "Hooks"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 
 
 @dataclass(slots=True)

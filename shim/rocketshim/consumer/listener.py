@@ -9,17 +9,16 @@ Rules of this file:
 * A record of the group's own retry topic shows the topic of its first delivery, and goes to that topic's listener. One
   that has no listener any more goes to the dead-letter topic (`NoListener`); one that breaks the wire format is parked.
 * What user code left behind (an exception, a context, a status) is user code too: its `str()` may raise, its
-  `ack_index` may be a text. It is read with care (`outcome.shown`, `outcome.whole`), and what cannot be read is a
-  failure of the message, said in its `FAIL_TEXT` or in the log.
+  `ack_index` may be a text, its `__class__` may lie. It is read with care (`outcome.shown`, `whole`, `attribute`,
+  `class_name`, `type(…)`), and what cannot be read is a failure of the message, said in its `FAIL_TEXT` or in the log.
 * Nothing is looked up per message that can be looked up per chunk: the hot path is `_one_by_one`.
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from rocketshim.consumer.outcome import (
     DEAD_LETTER_LEVEL,
@@ -28,6 +27,8 @@ from rocketshim.consumer.outcome import (
     DeadLetter,
     Outcome,
     RetryLater,
+    attribute,
+    class_name,
     shown,
     whole,
 )
@@ -35,6 +36,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import ALL, ConsumeStatus, is_success, item_answers, succeeded_count
 from rocketshim.core.process_queue import Chunk
 from rocketshim.errors import ConfigError
+from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message import FirstView, first_views
 from rocketshim_topics.message_queue import MessageQueue
@@ -42,7 +44,7 @@ from rocketshim_topics.wire import read_headers
 
 __all__ = ["ChunkRunner", "Listener", "Subscription", "adapt", "matching"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 
 Listener = Callable[[Any, ConsumeConcurrentlyContext], Any]
 HeaderFilter = Callable[[Any], bool]
@@ -321,17 +323,18 @@ class ChunkRunner:
         return Outcome(message, failure, asked_level=DEAD_LETTER_LEVEL)
 
     def _failure(self, error: BaseException) -> Failure:
-        return Failure(shown(type(error).__qualname__), shown(error), self._clock.wall_ms())
+        return Failure(class_name(error), shown(error), self._clock.wall_ms())
 
     def _raised(self, message: Any, error: BaseException, context: ConsumeConcurrentlyContext) -> Outcome:
-        level, delay_ms = self._asked_level(getattr(context, "delay_level_when_next_consume", NOT_ASKED)), None
-        if not isinstance(error, Exception):
+        level, delay_ms = self._asked_level(attribute(context, "delay_level_when_next_consume", NOT_ASKED)), None
+        kind = type(error)  # `isinstance` would ask the error for its `__class__`
+        if not issubclass(kind, Exception):
             _LOG.warning("consumer.listener-raised", extra={"error": shown(error, repr)})
-        if isinstance(error, DeadLetter):
+        if issubclass(kind, DeadLetter):
             level = DEAD_LETTER_LEVEL
-        elif isinstance(error, RetryLater):
-            level = self._asked_level(getattr(error, "level", NOT_ASKED)) or level
-            delay_ms = whole(getattr(error, "delay_ms", None))
+        elif issubclass(kind, RetryLater):
+            level = self._asked_level(attribute(error, "level", NOT_ASKED)) or level
+            delay_ms = whole(attribute(error, "delay_ms"))
         return Outcome(message, self._failure(error), asked_level=level, asked_delay_ms=delay_ms)
 
     def _answered(self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext) -> Iterable[Outcome]:
@@ -358,8 +361,8 @@ class ChunkRunner:
 
     def _item(self, message: Any, answer: object, context: ConsumeConcurrentlyContext) -> Outcome:
         """One message of a batch, of which the listener says by itself that it failed."""
-        if isinstance(answer, BaseException):
-            return self._raised(message, answer, context)
+        if issubclass(type(answer), BaseException):
+            return self._raised(message, cast("BaseException", answer), context)
         failure = Failure(*_said(answer), self._clock.wall_ms())
         return Outcome(message, failure, asked_level=self._asked_level(context.delay_level_when_next_consume))
 

@@ -23,7 +23,6 @@ Rules of this file:
 """
 
 import hashlib
-import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +43,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.pull_positions import PullPositions
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
 from rocketshim.filters import MessageSelector, TagFilter
+from rocketshim.logs import safe_logger
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.kafka_codes import DENIED
@@ -53,7 +53,7 @@ from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates
 
 __all__ = ["LitePullConsumer", "as_selector", "unreadable_headers"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 _SLICE_S: Final = 0.1
 _LEAVE_S: Final = 10.0
 _HALF_HOUR_MS: Final = 1_800_000

@@ -14,7 +14,6 @@ Source: `LocalFileOffsetStore` of RocketMQ.
 """
 
 import fcntl
-import logging
 import os
 import re
 from collections.abc import Callable
@@ -27,11 +26,12 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPar
 
 from rocketshim.core.offset_file import OffsetFile, Stored, decode, encode
 from rocketshim.errors import OffsetStoreError
+from rocketshim.logs import safe_logger
 from rocketshim_topics import TopicNames
 
 __all__ = ["LocalOffsetStore", "offset_folder"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 _FILE: Final = "offsets.json"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9@_-]")
 

@@ -17,7 +17,6 @@ What it does its own way:
 * No consume timeout: a listener call that hangs holds its queue (RocketMQ has none either).
 """
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -40,13 +39,14 @@ from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.core.queue_lock_actions import ReconsumeCounts, StopReason
 from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["OrderlyCounts", "OrderlyDispatch", "OrderlyLoop", "OrderlySettings"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 _AWAITING_S: Final = 0.005
 _IDLE_S: Final = 0.1
 _SEEK_AGAIN_MS: Final = 100

@@ -13,7 +13,6 @@ many failing keys would do nothing but that.
   `SystemExit` and its like, as RocketMQ catches every Throwable.
 """
 
-import logging
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from itertools import islice
@@ -22,10 +21,11 @@ from typing import Any, Final
 from rocketshim.consumer.listener import Subscription, WithoutContext
 from rocketshim.consumer.orderly_context import ConsumeOrderlyContext, TriedMessageView
 from rocketshim.consumer.orderly_place import OrderlyTask
-from rocketshim.consumer.outcome import DeadLetter, RetryLater, shown, whole
+from rocketshim.consumer.outcome import DeadLetter, RetryLater, attribute, class_name, shown, whole
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
 from rocketshim.group.lease import Lease
+from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message import FirstView
 from rocketshim_topics.message_queue import MessageQueue
@@ -33,7 +33,7 @@ from rocketshim_topics.wire import read_again, read_headers
 
 __all__ = ["OrderlyRunner"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 _SLICE_NS: Final = 100_000_000
 _NS: Final = 1_000_000
 _NEVER_MS: Final = 2**62
@@ -287,18 +287,19 @@ class OrderlyRunner:
     def _raised(
         self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, messages: list[Any]
     ) -> BatchAnswer:
-        if not isinstance(error, Exception):
+        kind = type(error)  # `isinstance` would ask the error for its `__class__`
+        if not issubclass(kind, Exception):
             _LOG.warning("consumer.listener-raised", extra={"error": shown(error, repr)})
         task.failure = self._failure(error)
         suspend_ms = _suspend_ms(context)
-        if isinstance(error, RetryLater):
-            delay_ms, level = whole(getattr(error, "delay_ms", None)), whole(getattr(error, "level", None))
+        if issubclass(kind, RetryLater):
+            delay_ms, level = whole(attribute(error, "delay_ms")), whole(attribute(error, "level"))
             if delay_ms is not None:
                 suspend_ms = delay_ms
             elif level is not None:
                 suspend_ms = self._levels.delay_ms(self._levels.clamp(level))
-        dead_letter = self._is_unreadable(task, messages) or isinstance(error, DeadLetter)
-        auto_commit = getattr(context, "auto_commit", True) is not False
+        dead_letter = self._is_unreadable(task, messages) or issubclass(kind, DeadLetter)
+        auto_commit = attribute(context, "auto_commit") is not False
         return BatchAnswer(len(messages), _SUSPEND, auto_commit, suspend_ms, dead_letter=dead_letter)
 
     def _is_unreadable(self, task: OrderlyTask, messages: list[Any]) -> bool:
@@ -326,7 +327,7 @@ class OrderlyRunner:
         return self._failed(task, 1, dead_letter=True)
 
     def _failure(self, error: BaseException) -> Failure:
-        return Failure(shown(type(error).__qualname__), shown(error), self._clock.wall_ms())
+        return Failure(class_name(error), shown(error), self._clock.wall_ms())
 
 
 def _malformed(message: Any) -> str | None:
@@ -340,7 +341,7 @@ def _malformed(message: Any) -> str | None:
 
 def _suspend_ms(context: ConsumeOrderlyContext) -> int:
     """The wait that the listener asked for; what is no whole number is said, and counts as not asked."""
-    asked: object = getattr(context, "suspend_current_queue_time_ms", -1)  # what it deleted was not asked
+    asked: object = attribute(context, "suspend_current_queue_time_ms", -1)  # what it deleted was not asked
     wait_ms = whole(asked)
     if wait_ms is None:
         _LOG.error("consumer.suspend-time-ignored", extra={"asked": shown(asked, repr)})

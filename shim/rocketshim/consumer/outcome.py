@@ -14,23 +14,47 @@ from rocketshim.errors import ConfigError
 from rocketshim_topics import Duration, Failure, parse_duration_ms
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["ConsumeConcurrentlyContext", "DeadLetter", "Outcome", "RetryLater", "shown", "whole"]
+__all__ = [
+    "ConsumeConcurrentlyContext",
+    "DeadLetter",
+    "Outcome",
+    "RetryLater",
+    "attribute",
+    "class_name",
+    "shown",
+    "whole",
+]
 
 DEAD_LETTER_LEVEL: Final = -1
 NOT_ASKED: Final = 0
+_MAX_SHOWN_CHARS: Final = 4_096  # a record keeps 1 KiB, a log line needs no more
+_QUALNAME: Final = type.__dict__["__qualname__"]
 
 
 def shown(value: object, how: Callable[[Any], str] = str) -> str:
-    """An object of user code as text, whatever its `str` or `repr` does.
+    """Return an object of user code as text, whatever its `str` or `repr` does; at most 4,096 characters.
 
     Args:
         value: anything.
         how: `str` or `repr`.
     """
     try:
-        return str(how(value))
+        return str.__str__(how(value))[:_MAX_SHOWN_CHARS]  # a plain text, also of a subclass
     except BaseException as error:  # noqa: BLE001 - user code; nothing is lost, the text says it
-        return f"({how.__name__}() of a {type(value).__name__} raised {type(error).__name__})"
+        return f"({how.__name__}() of a {class_name(value)} raised {class_name(error)})"
+
+
+def class_name(value: object) -> str:
+    """Return the qualified name of an object's class, whatever its class or metaclass says."""
+    return str.__str__(_QUALNAME.__get__(type(value)))
+
+
+def attribute(value: object, name: str, default: object = None) -> object:
+    """Return an attribute of an object of user code; the default where it cannot be read."""
+    try:
+        return getattr(value, name, default)
+    except BaseException:  # noqa: BLE001 - `__getattribute__` and properties are user code
+        return default
 
 
 def whole(value: object) -> int | None:

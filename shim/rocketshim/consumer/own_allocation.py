@@ -21,24 +21,25 @@ Source: `RebalanceImpl#rebalanceByTopic`; leases are ours (RocketMQ's concurrent
 may consume one queue for a while).
 """
 
-import logging
 from collections.abc import Callable, Collection
 from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaException
 
 from rocketshim.clients import ConsumerClient
+from rocketshim.consumer.outcome import shown
 from rocketshim.consumer.pauses import Place, shown_places
 from rocketshim.consumer.sharing import partitions_of
 from rocketshim.core.allocate import AllocateMessageQueueStrategy, share_of
 from rocketshim.core.queue_lock_actions import StopReason
 from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.logs import safe_logger
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["LeasedShare", "StrategyShare"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 _AGAIN_MS: Final = 1_000
 _STOP_S: Final = 2.0
 
@@ -121,8 +122,8 @@ class StrategyShare:
         try:
             share: list[Any] = share_of(self._strategy, self._group, self._client_id, places, members)
             return {places[queue] for queue in share if queue in places}
-        except Exception:  # noqa: BLE001 - a strategy is user code; as in RocketMQ what was held is kept
-            _LOG.exception("consumer.strategy-failed", extra={"topic": topic, "strategy": repr(self._strategy)})
+        except BaseException:  # noqa: BLE001 - a strategy is user code; as in RocketMQ what was held is kept
+            _LOG.exception("consumer.strategy-failed", extra={"topic": topic, "strategy": shown(self._strategy, repr)})
             return {place for place in held if place[0] == topic}
 
 

@@ -19,7 +19,6 @@ what is pending, fetch. Rules:
   commit, then the group is left.
 """
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +35,7 @@ from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
 from rocketshim.consumer.held_queue import QueueT, Work
 from rocketshim.consumer.offset_store import OffsetStore
-from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.outcome import Outcome, shown
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place, shown_places
 from rocketshim.consumer.runs import runs_of
 from rocketshim.consumer.send_back import FailedSink, SendBackCounts
@@ -47,11 +46,12 @@ from rocketshim.consumer.topic_watch import FindTopics, TopicWatch
 from rocketshim.core.clock import Clock
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.errors import ConsumerError, NotAuthorizedError
+from rocketshim.logs import safe_logger
 from rocketshim_topics.kafka_codes import DENIED
 
 __all__ = ["LoopSettings", "PollLoop"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 T = TypeVar("T")
 _ERROR: Final = Message.error  # called in C, by `map`
 _SERVE_MS: Final = 500
@@ -202,17 +202,22 @@ class PollLoop(ABC, Generic[QueueT]):
         return future
 
     def run(self) -> None:
-        """Consume until `stop`, or until the loop cannot go on; then `error` says why."""
+        """Consume until `stop`, or until the loop cannot go on; then `error` says why. Never raises."""
+        self._keep_error(self._consume)
+        self.opened.set()
+        self._keep_error(self.close)
+
+    def _consume(self) -> None:
+        self.open()
+        while not self._stopping.is_set():
+            self.turn()
+
+    def _keep_error(self, act: Callable[[], None]) -> None:
         try:
-            self.open()
-            while not self._stopping.is_set():
-                self.turn()
+            act()
         except BaseException as error:  # noqa: BLE001 - the top of a thread: kept, said, and raised by the facade
+            self.error = error if self.error is None else self.error
             _LOG.exception("consumer.poll-thread-failed")
-            self.error = self.error or error
-        finally:
-            self.opened.set()
-            self.close()
 
     def open(self) -> None:
         """Make the clients and subscribe; no network yet, but to ask for the topics that patterns stand for."""
@@ -244,9 +249,9 @@ class PollLoop(ABC, Generic[QueueT]):
         while self._asked.qsize():
             self._asked.get()()
         self.dispatch.hand_out(self._workable())
-        self.error = self.error or self.dispatch.died
+        self.error = self.dispatch.died if self.error is None else self.error
         if self.error is not None:
-            raise ConsumerError(f"the consumer cannot go on: {self.error}") from self.error
+            raise ConsumerError(f"the consumer cannot go on: {shown(self.error)}") from self.error
         self._fetch()
         self.turn_ended_ms = now_ms
 

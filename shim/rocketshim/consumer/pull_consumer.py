@@ -16,7 +16,6 @@ that was pulled has a *shelf* with what has been fetched of it and not asked for
   selects; `NO_MATCHED_MSG` says where to go on.
 """
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -37,6 +36,7 @@ from rocketshim.consumer.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector, TagFilter
+from rocketshim.logs import safe_logger
 from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
 from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.kafka_codes import DENIED, MISSING
@@ -45,7 +45,7 @@ from rocketshim_topics.wire import read_headers
 
 __all__ = ["PullConsumer", "PullResult", "PullStatus"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 _LOOK_AT_COUNT: Final = 800
 _SHELF_COUNT: Final = 4_000  # a queue is pulled in turn with others: each pause throws away what was fetched ahead
 _SHELF_BYTES: Final = 8 * 1_048_576

@@ -28,6 +28,7 @@ from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.local_offsets import LocalOffsetStore, offset_folder
 from rocketshim.consumer.orderly_loop import OrderlyCounts, OrderlyLoop, OrderlySettings
 from rocketshim.consumer.orderly_runner import OrderlyRunner
+from rocketshim.consumer.outcome import shown
 from rocketshim.consumer.own_allocation import LeasedShare, StrategyShare
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.pool import ListenerPool
@@ -667,9 +668,11 @@ class PushConsumer:
         return OrderlyLoop(log=log, orderly=orderly, **arguments)
 
     def _run_loop(self, loop: PollLoop[Any], store: LocalOffsetStore | None) -> None:
-        loop.run()
-        self._let_go(store)
-        self._ended.set()
+        try:
+            loop.run()
+            self._let_go(store)
+        finally:
+            self._ended.set()
 
     def _let_go(self, store: LocalOffsetStore | None) -> None:
         """What the loop does not own: the file of positions, and the admin client, whose last reference this is."""
@@ -695,7 +698,7 @@ class PushConsumer:
             return
         if isinstance(error, RocketshimError):
             raise error
-        raise ConsumerError(f"the consumer of group {self.settings.group!r} could not go on: {error}") from error
+        raise ConsumerError(f"the consumer of group {self.settings.group!r} could not go on: {shown(error)}") from error
 
     def _prepare(self, clients: Clients) -> None:
         """Have the topics that the consumer needs; without an admin client they are taken for granted."""

@@ -8,7 +8,6 @@ its headers is too large for the next topic, becomes a dead letter by reference.
 record as fetched, never from what the listener held.
 """
 
-import logging
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from rocketshim.core.retry_policy import (
     decide,
 )
 from rocketshim.errors import RocketshimError
+from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, bare_parked, dead_letter_by_reference, parked
 from rocketshim_topics.kafka_codes import TOO_LARGE
@@ -39,7 +39,7 @@ from rocketshim_topics.wire import coordinates, decode, read_again, read_headers
 
 __all__ = ["FailedSink", "SendBack", "SendBackCounts"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 TIMED_OUT_LEVEL: Final = 3
 _FALLBACK: Final = LevelTableRetryPolicy()
 _LAST_REPORTS_S: Final = 1.0

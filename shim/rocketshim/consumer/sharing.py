@@ -4,7 +4,6 @@ A consumer that shares out by itself is no member of a Kafka group: it assigns i
 loop asks it each turn and treats what comes and goes like any assignment and revocation.
 """
 
-import logging
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
@@ -12,10 +11,11 @@ from confluent_kafka import KafkaException
 
 from rocketshim.clients import ConsumerClient
 from rocketshim.consumer.pauses import Place
+from rocketshim.logs import safe_logger
 
 __all__ = ["EveryQueue", "Sharing", "partitions_of"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 _TIMEOUT_S: Final = 1.0
 
 

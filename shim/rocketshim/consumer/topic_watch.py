@@ -5,7 +5,6 @@ know may be one that was made just now, or a broker's that is behind: it is doub
 for. Owned by the poll thread.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -13,10 +12,11 @@ from confluent_kafka import KafkaException
 
 from rocketshim.clients import ConsumerClient
 from rocketshim.errors import TopicMissingError
+from rocketshim.logs import safe_logger
 
 __all__ = ["FindTopics", "TopicWatch"]
 
-_LOG = logging.getLogger("rocketshim.consumer")
+_LOG = safe_logger("rocketshim.consumer")
 FindTopics = Callable[[Iterable[str]], list[str]]
 """Takes the names of all topics there are, gives those to read now."""
 

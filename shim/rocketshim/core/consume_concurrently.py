@@ -97,7 +97,7 @@ def return_type(status: object, *, raised: bool, elapsed_ms: float, timeout_ms: 
     """
     if raised:
         return ConsumeReturnType.EXCEPTION
-    if status is not None and not isinstance(status, ConsumeStatus | ConsumeOrderlyStatus):
+    if status is not None and not issubclass(type(status), ConsumeStatus | ConsumeOrderlyStatus):
         return ConsumeReturnType.RETURNNULL
     if elapsed_ms >= timeout_ms:
         return ConsumeReturnType.TIME_OUT

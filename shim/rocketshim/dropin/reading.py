@@ -29,7 +29,6 @@ Not handled: a message that is sent back by one thread in the moment in which an
 delivered twice, as at any loss of a partition.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -55,13 +54,14 @@ from rocketshim.dropin.consumer import Consumer, checked, viewed
 from rocketshim.dropin.ledger import Place
 from rocketshim.dropin.state import Rebalance, place_of
 from rocketshim.errors import NotSupportedError, SendTimeoutError
+from rocketshim.logs import safe_logger
 from rocketshim_topics import provision
 from rocketshim_topics.durations import parse_duration_ms
 from rocketshim_topics.message import MessageView
 
 __all__ = ["ReadingConsumer"]
 
-_LOG = logging.getLogger("rocketshim.dropin")
+_LOG = safe_logger("rocketshim.dropin")
 _SETTLE_INTERVAL_S: Final = 0.1
 _COMMITTED_TIMEOUT_S: Final = 10.0
 _OWED_TIMEOUT_S: Final = 1.0

@@ -8,7 +8,6 @@ A record that breaks the wire format is parked, one that is too large with its h
 reference: both are stored hops and so end the message as any other.
 """
 
-import logging
 import random
 import threading
 import time
@@ -19,12 +18,13 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.outcome import shown
+from rocketshim.consumer.outcome import class_name, shown
 from rocketshim.core.failed_hop import failed_hop
 from rocketshim.core.retry_policy import Failed, LevelTableRetryPolicy, decide
 from rocketshim.dropin.lanes import Lanes
 from rocketshim.errors import ClosedError, MalformedRecordError, MessageError, SendTimeoutError
 from rocketshim.kafka_errors import send_error
+from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, dead_letter_by_reference, parked
 from rocketshim_topics.kafka_codes import TOO_LARGE
@@ -32,7 +32,7 @@ from rocketshim_topics.wire import coordinates, read_again
 
 __all__ = ["HopStore", "SendBack"]
 
-_LOG = logging.getLogger("rocketshim.dropin")
+_LOG = safe_logger("rocketshim.dropin")
 _POLL_S: Final = 0.1
 _GRACE_S: Final = 5.0
 _DEAD_LETTER_LEVEL: Final = -1
@@ -176,11 +176,11 @@ def _serve(producer: Producer, over: threading.Event, timeout_s: float) -> None:
     while not over.is_set():
         try:
             producer.poll(_POLL_S)
-        except Exception as error:  # noqa: BLE001 - of user code too; whoever waits for a report is to get it
+        except BaseException as error:  # noqa: BLE001 - of user code too; whoever waits for a report is to get it
             _LOG.warning("dropin.producer-error", extra={"error": shown(error)})
     try:
         producer.flush(timeout_s)
-    except Exception as error:  # noqa: BLE001 - as above
+    except BaseException as error:  # noqa: BLE001 - as above
         _LOG.warning("dropin.producer-error", extra={"error": shown(error)})
 
 
@@ -223,9 +223,9 @@ class SendBack:
 
     def _failure(self, error: BaseException | str | None, name: str) -> Failure:
         at_ms = self._clock.wall_ms()
-        if isinstance(error, BaseException):
-            return Failure(type(error).__qualname__, shown(error), at_ms)
-        return Failure(name, "the consumer asked for it" if error is None else error, at_ms)
+        if issubclass(type(error), BaseException):  # `isinstance` would ask the error for its `__class__`
+            name = class_name(error)
+        return Failure(name, "the consumer asked for it" if error is None else shown(error), at_ms)
 
     def _send(self, message: Message, failure: Failure, level: int, delay_ms: int | None) -> None:
         for what, content in (("value", message.value()), ("key", message.key())):

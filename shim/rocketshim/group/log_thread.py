@@ -33,7 +33,6 @@ believe, and what it writes). This file only acts:
 * A leave is written only when everything was given back. Whoever does not drain in time leaves its leases to run out.
 """
 
-import logging
 import math
 import threading
 from collections import deque
@@ -65,13 +64,14 @@ from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError
 from rocketshim.group.lease import GroupEvent, Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.topic_id import TopicId
+from rocketshim.logs import safe_logger
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import GroupRecord, decode_group_record, encode_group_record
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["GroupLogThread"]
 
-_LOG = logging.getLogger("rocketshim.group")
+_LOG = safe_logger("rocketshim.group")
 
 _READ_COUNT: Final = 1_000
 _AT_THE_CONSUMER_S: Final = 0.005
@@ -229,8 +229,8 @@ class GroupLogThread:
             while not self.over:
                 self.turn(self._wait_s())
         except BaseException as error:  # noqa: BLE001 - the top of a thread: kept, said, and every lease ends
-            _LOG.exception("group.log-thread-failed", extra={"topic": self._place.topic})
             self._fail(error)
+            _LOG.exception("group.log-thread-failed", extra={"topic": self._place.topic})
         finally:
             self.close()
 

@@ -1,6 +1,5 @@
 """Is the topic still the one it was? Asked without waiting, through an admin client."""
 
-import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +10,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TopicId"]
 
-_LOG = logging.getLogger("rocketshim.group")
+from rocketshim.logs import safe_logger
+
+_LOG = safe_logger("rocketshim.group")
 _TIMEOUT_S: Final = 5.0
 
 

@@ -8,7 +8,6 @@ knows yet; the same `Message` sent again is another message with another id.
 """
 
 import itertools
-import logging
 import os
 import threading
 import time
@@ -30,6 +29,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.failed_hop import LaneTurns
 from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka_errors import send_error
+from rocketshim.logs import safe_logger
 from rocketshim.producer.selectors import (
     MessageQueueSelector,
     SelectFunction,
@@ -44,7 +44,7 @@ from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES
 
 __all__ = ["Producer", "SendResult", "SendStatus"]
 
-_LOG = logging.getLogger("rocketshim.producer")
+_LOG = safe_logger("rocketshim.producer")
 _POLL_S: Final = 0.1
 _METADATA_TIMEOUT_S: Final = 10.0
 _METADATA_TTL_S: Final = 60.0
@@ -363,7 +363,7 @@ class Producer:
         while not self._closed.is_set() or len(producer):
             try:
                 producer.poll(_POLL_S)
-            except Exception:  # noqa: BLE001 - the top of a thread; without it later sends would wait in vain
+            except BaseException:  # noqa: BLE001 - the top of a thread; without it later sends would wait in vain
                 _LOG.exception("producer.poll-failed")
 
     def _on_error(self, error: KafkaError) -> None:

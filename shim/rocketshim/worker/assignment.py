@@ -16,7 +16,6 @@
 Not handled: who gets which partition; the group protocol (cooperative-sticky) decides.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -25,11 +24,12 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaEr
 from rocketshim.clients import ConsumerClient
 from rocketshim.core.level_queue import LevelQueue, QueueLimits
 from rocketshim.errors import ConfigError
+from rocketshim.logs import safe_logger
 from rocketshim_topics.levels import DelayLevels
 
 __all__ = ["Assignment", "HeldQueue", "levels_metadata", "levels_of"]
 
-_LOG = logging.getLogger("rocketshim.worker")
+_LOG = safe_logger("rocketshim.worker")
 _TIMEOUT_S: Final = 5.0
 _TRIES: Final = 20
 _TRY_AGAIN_S: Final = 0.1

@@ -22,7 +22,6 @@ Invariants:
 * The worker's wall clock decides nothing.
 """
 
-import logging
 import socket
 import threading
 import time
@@ -44,6 +43,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import QueueLimits
 from rocketshim.errors import TopicMissingError, WorkerError
+from rocketshim.logs import safe_logger
 from rocketshim.rights import denied_topics
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.assignment import Assignment, HeldQueue
@@ -63,7 +63,7 @@ from rocketshim_topics.wire import headers_shown
 
 __all__ = ["DelayWorker", "WorkerCounts"]
 
-_LOG = logging.getLogger("rocketshim.worker")
+_LOG = safe_logger("rocketshim.worker")
 
 _NS: Final = 1_000_000
 _IDLE_MS: Final = 1_000

@@ -169,3 +169,10 @@ def test_an_async_listener_has_hooks_too() -> None:
 def test_the_label_of_a_call(status: object, raised: bool, elapsed_ms: int, expected: str) -> None:
     found = return_type(status, raised=raised, elapsed_ms=elapsed_ms, timeout_ms=10)
     assert found is ConsumeReturnType(expected)
+
+
+@pytest.mark.usefixtures("broken_logging")
+def test_a_hook_that_raises_fails_nothing_where_logging_raises_too() -> None:
+    hooks = Hooks(1_000)
+    hooks.consuming.append(Broken())
+    assert run(hooks, lambda message: None, count=2) == []  # noqa: ARG005

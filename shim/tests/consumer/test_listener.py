@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Message
 
 from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
-from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, DeadLetter, Outcome, RetryLater, shown, whole
+from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, DeadLetter, Outcome, RetryLater, class_name, shown, whole
 from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.filters import TagFilter
@@ -288,3 +288,25 @@ def test_a_listener_gets_views_that_it_cannot_change(batch_count: int) -> None:
     for name in ("body", "topic", "trusted", "properties", "new"):
         with pytest.raises(AttributeError):
             setattr(views[0], name, b"")
+
+
+@pytest.mark.parametrize("batch_count", [1, 3])
+def test_an_exception_that_cannot_be_read_is_a_failure_like_any_other(hostile: BaseException, batch_count: int) -> None:
+    def handle(message: Any) -> None:
+        del message
+        raise hostile
+
+    outcomes = run(handle, batch_count=batch_count)
+    assert len(outcomes) == 3
+    for outcome in outcomes:
+        failure = outcome.failure
+        assert (outcome.asked_level, outcome.asked_delay_ms) == (0, None)
+        assert failure.exception_class == class_name(hostile)
+        assert (type(failure.exception_class), type(failure.text)) == (str, str)
+        assert len(failure.text) <= 4_096
+
+
+def test_an_answer_that_cannot_be_read_fails_its_message_alone(hostile: BaseException) -> None:
+    outcomes = run(lambda messages: [None, hostile, None], batch_count=3)  # noqa: ARG005
+    assert [outcome.message.offset() for outcome in outcomes] == [1]
+    assert outcomes[0].failure.exception_class == class_name(hostile)

@@ -148,3 +148,21 @@ def test_listeners_of_one_consumer_are_of_one_kind(kafka: InMemoryKafka) -> None
 def test_settings_that_do_not_fit_are_refused(kafka: InMemoryKafka, values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         consumer_of(kafka, Heard(), **values)
+
+
+@pytest.mark.usefixtures("broken_logging")
+def test_an_exception_that_cannot_be_read_comes_again_and_the_queue_goes_on(
+    kafka: InMemoryKafka, hostile: BaseException
+) -> None:
+    heard = Heard()
+
+    def handle(message: Any, context: Any) -> None:
+        heard(message, context)
+        if message.queue_offset == 1 and message.reconsume_times == 0:
+            raise hostile
+
+    fill(kafka, 3)
+    with consumer_of(kafka, handle):
+        kafka.wait_until(lambda: len(heard.offsets) >= 4, guard_s=GUARD_S)
+    assert heard.offsets == [0, 1, 1, 2]
+    assert kafka.committed("g")["orders", 0] == 3

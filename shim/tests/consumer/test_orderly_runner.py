@@ -9,7 +9,7 @@ import pytest
 from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.consumer.orderly_place import OrderlyTask
 from rocketshim.consumer.orderly_runner import OrderlyRunner
-from rocketshim.consumer.outcome import RetryLater
+from rocketshim.consumer.outcome import RetryLater, class_name
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, OrderlyRun
 from rocketshim.testing import VirtualClock
 from rocketshim_topics import DelayLevels, MalformedRecordError
@@ -250,3 +250,17 @@ def test_by_key_what_the_filter_skips_is_answered_first_and_the_rest_behind_it()
     )
     assert answers == [BatchAnswer(2, skipped=True), BatchAnswer(1, SUSPEND), BatchAnswer(1)]
     assert [message.offset() for message in task.messages] == [0, 2, 1, 4, 3]
+
+
+@pytest.mark.parametrize("batch_count", [1, 2])
+def test_an_exception_that_cannot_be_read_is_a_failure_like_any_other(hostile: BaseException, batch_count: int) -> None:
+    def refuse(_: Any) -> None:
+        raise hostile
+
+    answers, task = run(refuse, batch_count=batch_count)
+    assert answers == [BatchAnswer(batch_count, SUSPEND)]
+    failure = task.failure
+    assert failure is not None
+    assert failure.exception_class == class_name(hostile)
+    assert (type(failure.exception_class), type(failure.text)) == (str, str)
+    assert len(failure.text) <= 4_096

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from rocketshim.consumer.outcome import DeadLetter, RetryLater
+from rocketshim.consumer.dispatch import Result
+from rocketshim.consumer.outcome import DeadLetter, RetryLater, class_name
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConsumerError, NotAuthorizedError, TopicMissingError
@@ -763,3 +764,45 @@ def test_a_slow_message_gives_its_neighbours_back(kafka: InMemoryKafka, bench: M
     b.run(5)
     b.commit_now()
     assert b.committed() == 40
+
+
+def test_an_exception_that_cannot_be_read_is_sent_back_with_a_short_text(
+    kafka: InMemoryKafka, bench: Make, hostile: BaseException
+) -> None:
+    def handle(message: Any) -> None:
+        if message.queue_offset == 1:
+            raise hostile
+
+    fill(kafka, 3)
+    b = bench(handle)
+    b.run()
+    b.commit_now()
+    (retry,) = b.retries()
+    assert header(retry, "FAIL_CLASS") == class_name(hostile)
+    assert len((header(retry, "FAIL_TEXT") or "").encode()) <= 1_024
+    assert b.committed() == 3
+
+
+@pytest.mark.usefixtures("broken_logging")
+def test_a_loop_that_fails_keeps_its_error_before_it_logs(
+    kafka: InMemoryKafka, unopened: Make, hostile: BaseException
+) -> None:
+    b = unopened(nothing)
+    fill(kafka, 1)
+    chunk: Any = type("Chunk", (), {"messages": []})()
+    b.pool.results.put(Result(chunk, None, 0, died=hostile))
+    b.loop.run()
+    assert b.loop.error is hostile
+    assert b.pool.stopped
+    assert kafka.members("g") == []
+
+
+def test_a_loop_that_cannot_close_keeps_that_error(unopened: Make) -> None:
+    def stop(timeout_s: float) -> bool:
+        raise OSError(f"no thread ends within {timeout_s} s")
+
+    b = unopened(nothing)
+    b.pool.stop = stop
+    b.loop.stop(0)
+    b.loop.run()
+    assert isinstance(b.loop.error, OSError)

@@ -118,3 +118,15 @@ def test_a_listener_thread_knows_that_it_is_one(make: Make) -> None:
     pool.wait(GUARD_S, 0)
     assert own == [True]
     assert not pool.is_own_thread()
+
+
+@pytest.mark.usefixtures("broken_logging")
+def test_a_thread_that_dies_says_so_before_it_logs(make: Make, hostile: BaseException) -> None:
+    def run(chunk: Chunk[Any]) -> None:
+        del chunk
+        raise hostile
+
+    pool = make(run)
+    (chunk,) = chunks(1)
+    pool.submit(chunk)
+    assert pool.wait(GUARD_S, 0).died is hostile

@@ -4,13 +4,15 @@ import threading
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push_consumer import PushConsumer
 from rocketshim.core.consume_concurrently import ConsumeStatus
+from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
-from rocketshim.errors import ConfigError, ConsumerError
+from rocketshim.errors import ConfigError, ConsumerError, NotAuthorizedError
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames
@@ -240,3 +242,52 @@ def test_kip_848_gets_no_assignor_of_the_client(live: InMemoryKafka) -> None:
         with consumer:
             pass
     assert ["partition.assignment.strategy" in config for config in configs] == [False, True]
+
+
+@pytest.mark.usefixtures("broken_logging")
+def test_where_logging_raises_every_message_is_handled_and_the_failed_ones_come_again(live: InMemoryKafka) -> None:
+    seen: list[int] = []
+
+    def handle(message: Any, context: Any) -> None:
+        context.delay_level_when_next_consume = "nonsense"  # which is logged
+        seen.append(message.queue_offset)
+        if message.queue_offset % 2:
+            raise SystemExit  # which is logged too
+
+    for _ in range(60):
+        live.append("orders", b"")
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", handle)
+    with consumer:
+        live.wait_until(lambda: len(live.records("SCHEDULE_TOPIC_XXXX")) == 30, guard_s=GUARD_S)
+    assert sorted(seen) == list(range(60))
+    assert live.committed("g")["orders", 0] == 60
+
+
+@pytest.mark.usefixtures("broken_logging")
+def test_run_raises_what_ended_the_poll_thread_where_logging_raises(live: InMemoryKafka) -> None:
+    class Broken(LevelTableRetryPolicy):
+        def next_hop(self, reconsume_times: int, unit: float) -> Any:
+            raise OSError(f"{reconsume_times} {unit}")  # logged, and the level table decides
+
+    handled = threading.Event()
+    consumer = consumer_of(live, retry_policy=Broken())
+
+    def handle(message: Any) -> None:
+        del message
+        handled.set()
+        raise OSError
+
+    def deny() -> None:
+        assert handled.wait(GUARD_S)
+        loop: Any = consumer._loop
+        live.wait_until(lambda: len(live.records("SCHEDULE_TOPIC_XXXX")) == 1, guard_s=GUARD_S)
+        live.raise_in_poll(loop._consumer, KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+
+    consumer.register_message_listener("orders", handle)
+    live.append("orders", b"")
+    denying = threading.Thread(target=deny)
+    denying.start()
+    with pytest.raises(NotAuthorizedError):
+        consumer.run()
+    denying.join()

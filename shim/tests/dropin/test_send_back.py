@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from rocketshim.consumer.outcome import class_name
 from rocketshim.dropin.send_back import HopStore, SendBack, _serve
 from rocketshim.errors import MessageError
 from rocketshim_topics import DelayLevels, TopicNames, decode
@@ -111,7 +112,9 @@ def test_who_else_waits_when_a_producer_is_given_up_gets_the_report() -> None:
     assert [error.args[0].code() for error in failed] == [KafkaError._MSG_TIMED_OUT]
 
 
-def test_reports_are_taken_in_after_an_error_came_out_of_the_producer() -> None:
+@pytest.mark.usefixtures("broken_logging")
+@pytest.mark.parametrize("error", [KafkaException(KafkaError(KafkaError._FATAL, fatal=True)), SystemExit(), OSError()])
+def test_reports_are_taken_in_after_an_error_came_out_of_the_producer(error: BaseException) -> None:
     class Failing:
         polls = 0
         flushed: float | None = None
@@ -119,7 +122,7 @@ def test_reports_are_taken_in_after_an_error_came_out_of_the_producer() -> None:
         def poll(self, _: float) -> None:
             self.polls += 1
             if self.polls == 1:
-                raise KafkaException(KafkaError(KafkaError._FATAL, fatal=True))
+                raise error
             over.set()
 
         def flush(self, timeout: float) -> None:
@@ -128,3 +131,15 @@ def test_reports_are_taken_in_after_an_error_came_out_of_the_producer() -> None:
     over, producer = threading.Event(), Failing()
     _serve(producer, over, 7.0)  # type: ignore[arg-type]
     assert (producer.polls, producer.flushed) == (2, 7.0)
+
+
+@pytest.mark.parametrize("call", ["retry", "kill"])
+def test_an_exception_that_cannot_be_read_is_written_with_a_short_text(hostile: BaseException, call: str) -> None:
+    sends, kept = send_back()
+    if call == "retry":
+        sends.retry(message(), hostile, level=None, delay_ms=None)
+    else:
+        sends.kill(message(), hostile)
+    envelope = decode(kept.records[0].headers, trusted=True)
+    assert envelope.fail_class == class_name(hostile)
+    assert len((envelope.fail_text or "").encode()) <= 1_024

@@ -252,3 +252,15 @@ def test_a_bad_setting_is_a_config_error(kafka: InMemoryKafka, arguments: dict[s
 def test_a_property_with_a_reserved_name_is_refused_where_the_message_is_made() -> None:
     with pytest.raises(MessageError, match="REAL_TOPIC"):
         Message("orders", b"x", properties={"REAL_TOPIC": "other"})
+
+
+@pytest.mark.usefixtures("broken_logging")
+@pytest.mark.parametrize("error", [OSError(), SystemExit()])
+def test_a_callback_of_a_future_that_raises_ends_no_thread(producer: Producer, error: BaseException) -> None:
+    def raising(future: object) -> None:
+        del future
+        raise error
+
+    for _ in range(3):
+        producer.send_async(Message("orders", b"x")).add_done_callback(raising)
+    assert producer.send(Message("orders", b"y")).status is SendStatus.SEND_OK

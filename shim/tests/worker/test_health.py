@@ -79,3 +79,26 @@ def test_positions_that_cannot_be_committed_make_it_unready(sim: Any) -> None:
     sim.run(worker, 60_000)
     assert not worker.state.is_ready(sim.clock.monotonic_ns())
     assert worker.state.is_live(sim.clock.monotonic_ns())
+
+
+def test_a_request_that_fails_is_logged_and_the_next_one_is_answered(
+    sim: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    def state() -> None:
+        asked.append("")
+        if len(asked) == 1:
+            raise OSError
+
+    caplog.set_level("DEBUG", "rocketshim.health")
+    server = HealthServer("127.0.0.1", 0, state, sim.clock)
+    server.start()
+    try:
+        with pytest.raises(ConnectionError):
+            get(server, "/live")
+        assert get(server, "/live")[0] == 503
+    finally:
+        server.stop()
+    assert [record.message for record in caplog.records] == ["health.request-failed"]
+    assert capfd.readouterr().err == ""
