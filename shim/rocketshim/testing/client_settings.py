@@ -85,6 +85,7 @@ class ProducerSettings:
     reports_only_errors: bool
     transactional_id: str | None
     transaction_timeout_ms: int
+    metadata_refresh_ms: int
     on_delivery: Callback | None
     error_cb: Callback | None
 
@@ -104,6 +105,7 @@ class ProducerSettings:
             reports_only_errors=_flag(config, "delivery.report.only.error", default=False),
             transactional_id=config.get("transactional.id") or None,
             transaction_timeout_ms=_count(config, "transaction.timeout.ms", 60_000),
+            metadata_refresh_ms=_count(config, "topic.metadata.refresh.interval.ms", 300_000),
             on_delivery=config.get("on_delivery"),
             error_cb=config.get("error_cb"),
         )

@@ -14,7 +14,8 @@ Imitated because programs stumble over it (measured on librdkafka 2.16 and a rea
 * A message too large for this client is refused by `produce`, one too large for its topic by its report.
 * A full queue is a `BufferError`; messages whose reports have not been served count.
 * An unknown topic fails by report the first time and by `produce` from then on; an unknown partition is refused by
-  `produce` where the topic is known already.
+  `produce` where the topic is known already. What it knows of a topic stays as it is when partitions are added, until
+  it asks (`list_topics`, or `topic.metadata.refresh.interval.ms` later).
 * A fatal error comes out of `poll` or `flush` as an exception, once, whatever `error_cb` says; messages that were
   still waiting are reported with `_PURGE_QUEUE`.
 
@@ -65,7 +66,7 @@ class InMemoryProducer:
         self._session = TransactionSession(broker, settings.transactional_id, settings.transaction_timeout_ms)
         self._queue: deque[Outgoing] = deque()
         self._done: deque[Outgoing] = deque()
-        self._known_topics: set[str] = set()
+        self._known_counts: dict[str, tuple[int, int]] = {}  # partitions of a topic; until when that counts, ns
         self._missing_topics: set[str] = set()
         self._fatal_is_told = False
         self._is_gone = False
@@ -119,11 +120,23 @@ class InMemoryProducer:
         topic = self._broker.topics.get(outgoing.topic)
         if topic is None and outgoing.topic in self._missing_topics:
             raise failure(Code.UNKNOWN_TOPIC, doing)
-        if topic is not None and outgoing.partition >= len(topic.partitions) and topic.name in self._known_topics:
+        if topic is not None and outgoing.partition >= self._known_count(topic, outgoing.partition + 1):
             raise failure(Code.UNKNOWN_PARTITION, doing)
         fault = self._broker.faults.take_produce(outgoing.topic, outgoing.partition, is_synchronous=True)
         if fault is not None:
             raise KafkaException(fault.error)
+
+    def _learn(self, name: str, count: int) -> int:
+        until_ns = self._broker.clock.monotonic_ns() + self._settings.metadata_refresh_ms * NS_PER_MS
+        self._known_counts[name] = count, until_ns
+        return count
+
+    def _known_count(self, topic: Topic, unknown: int) -> int:
+        """How many partitions of a topic this producer knows; `unknown`: it has not heard of it (locked)."""
+        count, until_ns = self._known_counts.get(topic.name, (unknown, -1))
+        if 0 <= until_ns <= self._broker.clock.monotonic_ns():
+            return self._learn(topic.name, len(topic.partitions))
+        return count
 
     def transmit(self) -> None:
         """Send on what waits, as far as it goes (locked)."""
@@ -158,9 +171,11 @@ class InMemoryProducer:
             self._missing_topics.add(outgoing.topic)
             self._fail(outgoing, Code.UNKNOWN_TOPIC_OR_PART)
             return None
-        self._known_topics.add(topic.name)
+        if topic.name not in self._known_counts:
+            self._learn(topic.name, len(topic.partitions))
         if outgoing.partition == PARTITION_UNKNOWN:
-            outgoing.partition = self._choose_partition(outgoing.key, len(topic.partitions))
+            count = min(self._known_count(topic, 0), len(topic.partitions))
+            outgoing.partition = self._choose_partition(outgoing.key, count)
         if outgoing.partition >= len(topic.partitions):
             self._fail(outgoing, Code.UNKNOWN_PARTITION)
             return None
@@ -290,7 +305,10 @@ class InMemoryProducer:
             if self._broker.faults.is_broker_down:
                 raise failure(Code.TRANSPORT, "Failed to get metadata")
             metadata = self._broker.cluster_metadata(topic)
-            self._known_topics.update(name for name, found in metadata.topics.items() if found.error is None)
+            for name, found in metadata.topics.items():
+                if found.error is None:
+                    self._learn(name, len(found.partitions))
+                    self._missing_topics.discard(name)
             return metadata
 
     def __len__(self) -> int:

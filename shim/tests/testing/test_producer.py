@@ -132,6 +132,24 @@ def test_an_unknown_topic_is_refused_at_once_from_the_second_time_on(kafka: InMe
     assert bodies(kafka, "later") == [b"3"]
 
 
+def test_partitions_that_were_added_are_known_once_the_producer_asks_or_its_metadata_is_old(
+    kafka: InMemoryKafka, clock: VirtualClock
+) -> None:
+    asks, waits = kafka.producer({}), kafka.producer({"topic.metadata.refresh.interval.ms": 5_000})
+    for producer in (asks, waits):
+        producer.produce("orders", partition=1)
+    kafka.add_partitions("orders", 4)
+    for producer in (asks, waits):
+        assert (
+            code_of(lambda producer=producer: producer.produce("orders", partition=3)) == KafkaError._UNKNOWN_PARTITION
+        )
+    asks.list_topics("orders", timeout=0)
+    asks.produce("orders", partition=3)
+    clock.advance(5_000)
+    waits.produce("orders", partition=3)
+    assert len(bodies(kafka)) == 4
+
+
 def test_a_refusal_ordered_for_produce_queues_nothing(kafka: InMemoryKafka) -> None:
     producer = kafka.producer({})
     kafka.fail_produce(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), topic="orders", synchronous=True)
