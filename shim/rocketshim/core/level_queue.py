@@ -216,6 +216,10 @@ class LevelQueue(Generic[RecordT]):
             self._next_ns = self._find_next_ns()
         return self._next_ns
 
+    def has_due(self, now_ns: int) -> bool:
+        """Whether something would leave now, as far as is known without a probe."""
+        return bool(self._retry) or (bool(self._batches) and self._head_due_ns() <= now_ns)
+
     def asks_for_probe(self, now_ns: int) -> bool:
         """Whether a probe, sent into this partition now, is worth its while; says so once a second until `probed`."""
         if self._nothing_to_do(now_ns) or self._retry or self._head_due_ns() <= now_ns:

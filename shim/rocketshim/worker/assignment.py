@@ -17,7 +17,7 @@ Not handled: who gets which partition; the group protocol (cooperative-sticky) d
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaError, KafkaException, TopicPartition
 
@@ -26,6 +26,9 @@ from rocketshim.core.level_queue import LevelQueue, QueueLimits
 from rocketshim.errors import ConfigError
 from rocketshim.logs import safe_logger
 from rocketshim_topics.levels import DelayLevels
+
+if TYPE_CHECKING:
+    from rocketshim.worker.target_table import Target
 
 __all__ = ["Assignment", "HeldQueue", "levels_metadata", "levels_of"]
 
@@ -65,13 +68,14 @@ class HeldQueue:
         gone: it was given up; what arrives for it is dropped.
         skipped_to: the position after the last probe that was read.
         rest_until_ns: nothing leaves it before: a record of it could not be placed.
+        awaited: nothing leaves it while one of these targets is not known.
         rests: how often in a row.
         hop_prefix: first part of the coordinates of its records.
     """
 
     __slots__ = (
-        "_metadata", "_topic", "committed", "gone", "hop_prefix", "number", "paused", "queue", "rest_until_ns", "rests",
-        "skipped_to",
+        "_metadata", "_topic", "awaited", "committed", "gone", "hop_prefix", "number", "paused", "queue",
+        "rest_until_ns", "rests", "skipped_to",
     )  # fmt: skip
 
     def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int, metadata: str = "") -> None:
@@ -85,6 +89,7 @@ class HeldQueue:
         self.skipped_to = -1
         self.rest_until_ns = 0
         self.rests = 0
+        self.awaited: set[Target] = set()
         self.hop_prefix = f"{topic}/{number}/".encode()
 
     @property
@@ -98,6 +103,12 @@ class HeldQueue:
     def at(self, offset: int) -> TopicPartition:
         """This offset of the partition as it is committed: with the level table of the worker that commits."""
         return TopicPartition(self._topic, self.number, offset, metadata=self._metadata)
+
+    def is_waiting(self, now_ns: int) -> bool:
+        """Whether a target of its records is not known yet, so that nothing leaves it."""
+        if self.awaited and all(now_ns >= target.ready_ns for target in self.awaited):
+            self.awaited = set()
+        return bool(self.awaited)
 
     @property
     def has_uncommitted(self) -> bool:

@@ -8,6 +8,7 @@
   later. A target that has not answered within `target_patience_ms`, while others have, gets its records re-appended.
   Where there are no others, a probe of the clock says whether the schedule topic still takes records, as re-appending
   needs. The first copy may still be stored: a repeat, with the same identity.
+* A record whose target is not known yet waits in hand until it is, and goes before the records that left later.
 * What is in hand is bounded by number and bytes: what is sent and not settled, and what waits to be sent again. Copies
   that a silent target has been given and that were replaced since lie in the producer until their time is over; they
   count apart, so that such a target does not hold up the others.
@@ -32,6 +33,7 @@ from rocketshim.worker.target_table import Target
 
 __all__ = ["AtLeastOnce"]
 
+_UNREADY_MS: Final = 2  # while records wait for what is not known of their targets
 _BUSY_MS: Final = 20  # while hops are in flight: how long their reports may lie unread
 _RESEND_NS: Final = 1_000_000_000
 _PROOF_NS: Final = 1_000_000_000
@@ -161,6 +163,7 @@ class AtLeastOnce:
         self._flying: deque[_Batch] = deque()  # deliveries, in the order in which they were begun
         self._open_batches: set[_Batch] = set()
         self._waiting: deque[tuple[int, _Flight, int]] = deque()  # (when, ns; flight; place)
+        self._unready: dict[Target, list[tuple[_Flight, int]]] = {}  # (flight; place), by the target that is not known
         self._in_hand = 0  # records of open batches, and those that wait
         self._in_hand_bytes = 0.0
         self._confirmed_ns = 0
@@ -172,8 +175,7 @@ class AtLeastOnce:
     def start(self, consumer: ConsumerClient) -> None:
         """Make the producer."""
         self._consumer = consumer
-        self._producer = self._make_producer(self._config)
-        self._prober.use(self._producer)
+        self._open()
 
     def room(self, now_ns: int) -> int:
         """How many records may be sent now."""
@@ -194,6 +196,7 @@ class AtLeastOnce:
     def relay(self, held: HeldQueue, due: Due[Any], now_ns: int) -> None:
         """Send what left a queue."""
         self._point("before-produce")
+        self._look_again(now_ns)
         flight = _Flight(held, due, now_ns)
         place, end = 0, len(due.records)
         while place < end:
@@ -246,6 +249,10 @@ class AtLeastOnce:
             self._counts.skipped += 1
             self._settled(flight, 1)
             return
+        if kind is Kind.NOT_YET and placement.target is not None:
+            self._unready.setdefault(placement.target, []).append((flight, place))
+            self._hold(flight, 1)
+            return
         batch = _Batch(flight, kind, placement.topic, placement.target, self._inbox, now_ns)
         batch.places.append(place)
         batch.reason = placement.reason
@@ -294,6 +301,7 @@ class AtLeastOnce:
             self._take_in(self._inbox.popleft(), now_ns)
         if self._fatal is not None:
             self._recycle(now_ns)
+        self._look_again(now_ns)
         while self._waiting and self._waiting[0][0] <= now_ns:
             _, flight, place = self._waiting.popleft()
             self._hold(flight, -1)
@@ -301,6 +309,17 @@ class AtLeastOnce:
                 self._counts.resent += 1
                 self._place(flight, place, now_ns)
         self._look_after_targets(now_ns)
+
+    def _look_again(self, now_ns: int) -> None:
+        """Route what waits for targets that are known by now."""
+        if not self._unready:
+            return
+        self._router.targets.hear(now_ns)
+        for target in [target for target in self._unready if now_ns >= target.ready_ns]:
+            for flight, place in self._unready.pop(target):
+                self._hold(flight, -1)
+                if not flight.held.gone:
+                    self._place(flight, place, now_ns)
 
     def _poll(self, timeout_s: float) -> None:
         for producer, wait_s in ((self._producer, timeout_s), (self._one_by_one, 0.0)):
@@ -450,6 +469,8 @@ class AtLeastOnce:
     def wait_ns(self, now_ns: int) -> int | None:
         """Not long while reports are outstanding."""
         del now_ns
+        if self._unready:
+            return _UNREADY_MS * 1_000_000
         return _BUSY_MS * 1_000_000 if self._waiting or self._outstanding() else None
 
     def commit(self, held: list[HeldQueue], *, asynchronous: bool) -> None:
@@ -497,6 +518,8 @@ class AtLeastOnce:
         self._inbox.clear()
         self._flying.clear()
         self._waiting.clear()
+        self._unready.clear()
+        self._router.targets.use()
         self._open_batches.clear()
         self._in_hand = 0
         self._in_hand_bytes = 0.0
@@ -509,9 +532,8 @@ class AtLeastOnce:
         for old in (self._producer, self._one_by_one):
             if old is not None:
                 let_go(old, _LAST_REPORTS_S)
-        self._one_by_one = None
-        self._producer = self._make_producer(self._config)
-        self._prober.use(self._producer)
+        self._producer = self._one_by_one = None
+        self._open()
         lost = sorted(self._open_batches, key=_began)
         self._inbox.clear()
         self._flying.clear()
@@ -526,11 +548,13 @@ class AtLeastOnce:
         if self._producer is None:
             self._producer = self._make_producer(self._config)
             self._prober.use(self._producer)
+            self._router.targets.use(self._producer)
         return self._producer
 
     def _careful(self) -> ProducerClient:
         if self._one_by_one is None:
             self._one_by_one = self._make_producer({**self._config, "batch.num.messages": 1})
+            self._router.targets.use(self._open(), self._one_by_one)
         return self._one_by_one
 
 

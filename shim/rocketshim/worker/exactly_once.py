@@ -4,6 +4,7 @@
   produced too, up to 5,000 records or 50 ms, so it grows with the backlog; then the positions, as the member of the
   group that we are now; then the commit. Between a commit and the next begin lie 5 ms: without them librdkafka waits
   20 ms for the coordinator to finish the last one (measured).
+* A run with a record whose target is not known yet waits in its queue until it is; the other queues go on.
 * No report of a record is needed: a transaction with a record that was not stored does not commit. Reports come of
   failures only; they name the target, and it is avoided. Where one record spoils its batch, the producer sends records
   one a batch for a while, and then the report names the record.
@@ -24,7 +25,7 @@
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -35,12 +36,10 @@ from rocketshim.errors import WorkerError
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.delivery import WorkerCounts
 from rocketshim.worker.prober import Prober
-from rocketshim.worker.router import Kind, PlainGroup, Router, Verdict
+from rocketshim.worker.router import Kind, Placement, PlainGroup, Router, Verdict
+from rocketshim.worker.target_table import Target
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim_topics.wire import coordinates
-
-if TYPE_CHECKING:
-    from rocketshim.worker.target_table import Target
 
 __all__ = ["ExactlyOnce"]
 
@@ -166,6 +165,11 @@ class ExactlyOnce:
 
     def relay(self, held: HeldQueue, due: Due[Any], now_ns: int) -> None:
         """Produce what left a queue, in the running transaction."""
+        placed, awaited = self._route(held, due, now_ns)
+        if awaited:
+            held.awaited = awaited
+            held.queue.failed(due)
+            return
         if self._begun_ns is None and not self._begin(now_ns):
             held.queue.failed(due)
             return
@@ -175,19 +179,37 @@ class ExactlyOnce:
         producer = self._producer
         if producer is None:
             return
+        for each in placed:
+            if self._is_spoilt:
+                return
+            if isinstance(each, PlainGroup):
+                self._produce_plain(producer, due, each, now_ns)
+            else:
+                self._produce_slowly(producer, due, *each, now_ns)
+        self._is_spoilt = serve(producer) is not None or self._is_spoilt
+        self._point("after-produce")
+
+    def _route(
+        self, held: HeldQueue, due: Due[Any], now_ns: int
+    ) -> tuple[list[PlainGroup | tuple[int, Placement]], set[Target]]:
+        """Where each record of a run goes, and the targets that are not known yet: with one of them, all of it waits.
+
+        All of a run is looked at before any of it is produced, so that none of a transaction is aborted for it.
+        """
+        placed: list[PlainGroup | tuple[int, Placement]] = []
+        awaited: set[Target] = set()
         place, end = 0, len(due.records)
-        while place < end and not self._is_spoilt:
+        while place < end:
             if not self._is_careful:
                 groups, place = self._router.plain_ones(due, place, held, now_ns)
-                for group in groups:
-                    self._produce_plain(producer, due, group, now_ns)
-            if place < end and not self._is_spoilt:
-                self._produce_slowly(producer, due, place, now_ns)
+                placed += groups
+            if place < end:
+                placement = self._router.route_due(due, place, now_ns)
+                if placement.kind is Kind.NOT_YET and placement.target is not None:
+                    awaited.add(placement.target)
+                placed.append((place, placement))
                 place += 1
-        if self._is_spoilt:
-            return
-        self._is_spoilt = serve(producer) is not None
-        self._point("after-produce")
+        return placed, awaited
 
     def _produce_plain(self, producer: ProducerClient, due: Due[Any], group: PlainGroup, now_ns: int) -> None:
         """Produce the plain due ones of one target partition."""
@@ -199,7 +221,8 @@ class ExactlyOnce:
             try:
                 produce(topic, value, key, partition, on_delivery=failed, headers=headers)
             except (BufferError, KafkaException):
-                self._produce_slowly(producer, due, place, now_ns)  # it looks at the error
+                placement = self._router.route_due(due, place, now_ns)
+                self._produce_slowly(producer, due, place, placement, now_ns)  # it looks at the error
             else:
                 add_due(due_ms)
 
@@ -215,11 +238,15 @@ class ExactlyOnce:
         self._begun_ns = now_ns
         return True
 
-    def _produce_slowly(self, producer: ProducerClient, due: Due[Any], place: int, now_ns: int) -> None:
-        """Route one record and produce it; one that cannot even be produced is routed again, which parks it."""
+    def _produce_slowly(  # noqa: C901 - one record, and all that can come of producing it
+        self, producer: ProducerClient, due: Due[Any], place: int, placement: Placement, now_ns: int
+    ) -> None:
+        """Produce one record; one that cannot even be produced is routed again, which parks it or lets it wait."""
         record = due.records[place]
         for _ in range(4):
-            placement = self._router.route_due(due, place, now_ns)
+            if placement.kind is Kind.NOT_YET:
+                self._is_spoilt = True  # the producer has to learn what its target has got
+                return
             if placement.kind is Kind.SKIP:
                 self._counts.skipped += 1
                 return
@@ -249,6 +276,7 @@ class ExactlyOnce:
                     self._is_spoilt = True  # something before it failed; nobody's fault here
                     return
                 self._router.refused(record, placement.kind, placement.topic, error, now_ns, alone=True)
+                placement = self._router.route_due(due, place, now_ns)
                 continue
             if placement.kind is Kind.DELIVER:
                 self._dues_ms.append(placement.due_ms)
@@ -453,6 +481,7 @@ class ExactlyOnce:
     def _renew(self) -> None:
         """Throw the producer away; the next `settle` makes a new one."""
         old, self._producer = self._producer, None
+        self._router.targets.use()
         if old is not None:
             let_go(old, _LAST_REPORTS_S)
 
@@ -496,6 +525,7 @@ class ExactlyOnce:
             self._not_before_ns = self._clock.monotonic_ns() + _AGAIN_NS
             return
         self._producer = producer
+        self._router.targets.use(producer)
         self._is_stale, self._renewed_ns = False, self._clock.monotonic_ns()
 
     def _resolve(self, consumer: ConsumerClient) -> None:

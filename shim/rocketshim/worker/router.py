@@ -3,6 +3,7 @@
 `route` gives a `Placement`: topic, partition, headers, and what kind of hop it is. It is asked again for a record whose
 hop was refused; what was learnt meanwhile changes the answer:
 
+* a target of which nothing is known yet lets the record wait (`NOT_YET`), as does a partition that it may have got;
 * a target that is not there parks the record; one that is avoided re-appends it (`TARGET_TRIES`), or parks it when that
   has been done often enough;
 * a record that was itself refused (`blame`) is parked, or re-appended, or parked without its body.
@@ -23,14 +24,15 @@ from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.quick import QuickHeaders
 from rocketshim.worker.relay import Deliver, Hop, Park, Planner, Skip
-from rocketshim.worker.target_table import NO_TARGET, Target, TargetTable
+from rocketshim.worker.target_table import Target, TargetTable
 from rocketshim.worker.targets import TargetPolicy
+from rocketshim.worker.topic_lookup import NO_TARGET
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, bare_parked
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import Header, read_headers
+from rocketshim_topics.wire import REAL_TOPIC, Header, headers_shown, read_headers
 
 __all__ = ["Kind", "Placement", "PlainGroup", "Router", "Verdict"]
 
@@ -52,6 +54,9 @@ _NOTHING_SAID: Final = frozenset(
     }
 )
 """Errors that say nothing against record or target: send it again."""
+_PRODUCER_LACKS: Final = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
+"""Errors that come from the metadata of a producer, which may be older than ours."""
+_LOOK_AGAIN_NS: Final = 1_000_000_000
 _MOST_ROUTES: Final = 10_000
 _LONGEST_NAME: Final = 300  # bytes of a logical name; what is longer is no name, and not kept
 
@@ -64,6 +69,7 @@ class Kind(Enum):
     RE_APPEND = "re-append"
     PARK = "park"
     SKIP = "skip"
+    NOT_YET = "not-yet"
 
 
 class Verdict(Enum):
@@ -78,13 +84,13 @@ class Placement:
 
     Attributes:
         kind: what it is.
-        topic: physical; `""` for a skip.
+        topic: physical; `""` for a skip and for what has to wait.
         partition: -1: any.
         headers: as they are to be written.
         value: None is a tombstone; the record's own, but for a body that was too large to be parked.
         due_ms: when it was due, epoch ms; 0 for what is not delivered.
         reason: why it was parked or re-appended.
-        target: for a delivery.
+        target: for a delivery, and for what has to wait until its `ready_ns`.
         careful: it must be a batch of its own.
     """
 
@@ -199,11 +205,24 @@ class Router:
         if route is None or (route.group is not None and route.group != group):
             return None
         target = route.target
-        if target is None or now_ns >= target.known_until_ns:
+        if target is None or now_ns >= target.ask_ns:
             target = route.target = self.targets.target(route.topic, now_ns)
-        if not target.partitions or target.failures or now_ns < target.careful_until_ns:
+        if not target.partitions or now_ns < target.ready_ns or target.failures or now_ns < target.careful_until_ns:
             return None
         return target
+
+    def expect(self, run: list[Any], now_ns: int) -> None:
+        """Ask for the targets of fetched records long before they are due."""
+        last: bytes | None = None
+        for record in run:
+            for name, value in headers_shown(record):
+                if name == REAL_TOPIC:
+                    if value is not last and value:
+                        last = value
+                        route = self._known_route(value)
+                        if route is not None and (route.target is None or now_ns >= route.target.ask_ns):
+                            route.target = self.targets.target(route.topic, now_ns)
+                    break
 
     def _known_route(self, real_topic: bytes) -> _Route | None:
         if real_topic in self._routes:
@@ -310,6 +329,8 @@ class Router:
     def _deliver(self, record: Any, deliver: Deliver, now_ns: int) -> Placement:
         out = deliver.out
         target = self.targets.target(out.topic, now_ns)
+        if now_ns < target.ready_ns:
+            return Placement(Kind.NOT_YET, None, target=target)
         if target.partitions == 0:
             return self._park(record, f"unknown-topic:{deliver.envelope.real_topic}")
         if target.is_avoided(now_ns):
@@ -318,6 +339,9 @@ class Router:
             partition = -1
         elif out.partition is not None and out.partition < target.partitions:
             partition = out.partition
+        elif out.partition is not None and now_ns >= target.answered_ns + _LOOK_AGAIN_NS:
+            self.targets.look_again(out.topic)  # it may have grown
+            return Placement(Kind.NOT_YET, None, target=target)
         elif out.key is None:
             partition = target.turn % target.partitions
         else:
@@ -371,8 +395,10 @@ class Router:
         if kind is not Kind.DELIVER:
             return self._own_hop_refused(place, kind, code, error)
         target = self.targets.target(topic, now_ns)
+        if code in _PRODUCER_LACKS and self.targets.producer_lacks(target, now_ns):
+            return Verdict.ROUTE_AGAIN
         if code in NO_TARGET:
-            self.targets.forget(topic)
+            self.targets.look_again(topic)
             # metadata decides at the next look; if it knows the topic, the broker that refused may not, for a moment
             target.failed(now_ns, error.name())
             return Verdict.ROUTE_AGAIN
@@ -392,8 +418,10 @@ class Router:
         if code in _NOTHING_SAID:
             return False
         target = self.targets.target(topic, now_ns)
+        if code in _PRODUCER_LACKS and self.targets.producer_lacks(target, now_ns):
+            return False
         if code in NO_TARGET:
-            self.targets.forget(topic)
+            self.targets.look_again(topic)
         if code in _REFUSED_RECORD:
             if target.be_careful(now_ns):
                 self._alarm("worker.target-careful", topic=topic, error=error.name())

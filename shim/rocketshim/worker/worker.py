@@ -3,19 +3,21 @@
 A step of the loop:
 
 1. wait for records until the next head is due (no tick: `poll` for the whole milliseconds, a sleep for the rest);
-2. offer what came to the queues; pause and resume fetching by what waits (`assignment`);
+2. offer what came to the queues, ask for targets that are not known; pause and resume fetching by what waits
+   (`assignment`);
 3. take everything that is due from all queues and relay it (`at_least_once`, `exactly_once`);
 4. take in what has become of it, and of probes (`prober`);
 5. commit the positions after the longest confirmed prefixes.
 
 Who decides what: `relay` what becomes of a record, `targets` where records may go, `target_table` which targets take
 records at the moment, `router` brings the three together, `core.level_queue` says what is due and how far a partition
-is done.
+is done. `topic_lookup` asks the cluster about targets, in a thread of its own.
 
 Invariants:
 
 * A position moves by confirmed hops only. A hop that is not stored holds its partition's commit; it is made again.
 * A target that does not take a record does not hold its queue.
+* Nothing in the loop waits for the metadata of a target.
 * Callbacks of the Kafka clients only hand over, and no rebalance callback raises. The latter may commit, wait for
   reports and end a transaction, all bounded.
 * A queue with much to do, or much to do for each record, holds up no other: queues take turns.
@@ -38,7 +40,7 @@ from typing import Any, Final
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
-from rocketshim.clients import Clients, ConsumerClient, confluent_clients, leave
+from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients, leave
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import QueueLimits
@@ -56,6 +58,7 @@ from rocketshim.worker.relay import is_probe
 from rocketshim.worker.router import Router
 from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.targets import TargetPolicy
+from rocketshim.worker.topic_lookup import TopicLookup
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
@@ -67,6 +70,7 @@ _LOG = safe_logger("rocketshim.worker")
 
 _NS: Final = 1_000_000
 _IDLE_MS: Final = 1_000
+_AWAITED_NS: Final = 2_000_000  # while a queue waits for what is not known of a target
 _PROBED_NS: Final = 1_000_000  # while a probe is on its way: its report decides what is due
 _FETCH_COUNT: Final = 1_000
 _TURN_NS: Final = 500 * _NS  # then the group wants to be served, whatever else is due
@@ -163,6 +167,7 @@ class DelayWorker:
         self._served = -1  # the partition that something left last
         self._consumer: ConsumerClient | None = None
         self._delivery: Delivery | None = None
+        self._lookup: TopicLookup | None = None
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -192,7 +197,9 @@ class DelayWorker:
         self._ensure_topics(clients)
         consumer = clients.consumer(self._consumer_config())
         self._consumer = consumer
-        self._targets.ask(consumer)
+        # the in-memory Kafka has no admin client and answers immediately
+        self._lookup = TopicLookup(lambda: clients.consumer(self._lookup_config()), in_background=bool(clients.admin))
+        self._targets.ask(self._lookup)
         self._delivery = self._make_delivery(clients)
         self._delivery.start(consumer)
         assignment = self._assignment
@@ -235,6 +242,8 @@ class DelayWorker:
                 self._assignment.held.clear()
                 delivery.close()
                 self._delivery = None
+                if self._lookup is not None:
+                    self._lookup.close()
         _LOG.info("worker.stopped", extra={"delivered": self.counts.delivered})
 
     def step(self, max_wait_ms: int = _IDLE_MS) -> None:
@@ -283,7 +292,9 @@ class DelayWorker:
         if delivery.room(now_ns):
             for held in self._assignment.held.values():
                 next_ns = held.queue.next_ns()
-                if next_ns is not None and next_ns < until_ns:
+                if held.is_waiting(now_ns):
+                    until_ns = min(until_ns, now_ns + _AWAITED_NS)
+                elif next_ns is not None and next_ns < until_ns:
                     until_ns = min(until_ns, max(next_ns, held.rest_until_ns))
         if until_ns > self._commit_ns and any(held.has_uncommitted for held in self._assignment.held.values()):
             until_ns = self._commit_ns
@@ -338,7 +349,10 @@ class DelayWorker:
         try:
             held.queue.offer(run, seen_ns, extra_bytes)
         except ValueError:
-            self._assignment.restarted(held.number).queue.offer(run, seen_ns, extra_bytes)
+            held = self._assignment.restarted(held.number)
+            held.queue.offer(run, seen_ns, extra_bytes)
+        if not held.queue.has_due(seen_ns):  # what is due asks when it leaves
+            self._router.expect(run, seen_ns)
 
     def _without_append_time(self, held: HeldQueue, run: list[Any]) -> None:
         """Records whose stamps are their senders' cannot be timed, and are parked.
@@ -379,6 +393,7 @@ class DelayWorker:
     def _relay_due(self, delivery: Delivery) -> None:
         """Place what is due, as much as there is room and time for; the next turn goes on behind the last queue."""
         until_ns = self._clock.monotonic_ns() + _TURN_NS
+        self._targets.hear(self._clock.monotonic_ns())
         progress = True
         while progress:
             progress = False
@@ -388,7 +403,7 @@ class DelayWorker:
                 if room <= 0 or now_ns >= until_ns:
                     progress = False
                     break
-                if now_ns < held.rest_until_ns:
+                if now_ns < held.rest_until_ns or held.is_waiting(now_ns):
                     continue
                 due = held.queue.take(now_ns, min(room, self.settings.drain_count), self.settings.prefetch_bytes)
                 if due is not None:
@@ -557,6 +572,18 @@ class DelayWorker:
             "topic.metadata.refresh.interval.ms": 5_000,  # how soon new lanes and re-created topics are noticed
         }
         return self._connection(required, defaults)
+
+    def _lookup_config(self) -> dict[str, Any]:
+        return merge(
+            self.settings.client,
+            defaults={"client.id": "rocketshim-worker", **Complaints().settings},
+            required={
+                **PROTECTED_CONSUMER,
+                "bootstrap.servers": self.settings.bootstrap,
+                "group.id": self.group,  # it never joins
+            },
+            allow_code_settings=self.settings.allow_code_settings,
+        )
 
     def _producer_config(self) -> dict[str, Any]:
         defaults = {

@@ -705,3 +705,17 @@ def test_quiet_two_hours_are_kept_to_the_hundredth_of_a_second_across_a_restart(
     assert queue.asks_for_probe(next_ns)
     queue.probed(2, EPOCH_MS + 7_200_000 + 12, next_ns + 2 * MS)
     assert offsets_of(queue.take(next_ns + 2 * MS)) == [0]
+
+
+def test_what_would_leave_is_known_by_the_clock_that_decides_it() -> None:
+    queue: LevelQueue[Record] = LevelQueue(1_000)
+    assert not queue.has_due(0)
+    queue.offer(records(0), 50 * S)
+    assert not queue.has_due(50 * S + 900 * MS)
+    queue.probed(1, EPOCH_MS + 1_000, 50 * S + 901 * MS)
+    assert queue.has_due(50 * S + 901 * MS)
+    due = queue.take(50 * S + 901 * MS)
+    assert due is not None
+    assert not queue.has_due(60 * S)
+    queue.failed(due)
+    assert queue.has_due(60 * S)

@@ -55,7 +55,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
     out = AtLeastOnce(
         make,  # type: ignore[arg-type]
         {},
-        Of(holds_blame=False, route_due=route),  # type: ignore[arg-type]
+        Of(holds_blame=False, route_due=route, targets=Of(use=lambda *_: None)),  # type: ignore[arg-type]
         counts,  # type: ignore[arg-type]
         clock=None,  # type: ignore[arg-type]
         prober=Of(use=lambda _: None, confirmed_ns=0),  # type: ignore[arg-type]

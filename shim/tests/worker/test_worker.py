@@ -416,7 +416,8 @@ def test_however_much_is_due_the_group_is_served_meanwhile(sim: Any, monkeypatch
     for number in range(5_000):
         sim.schedule(topic=f"audit.{number}", level=4)
     consumer, polls = worker._consumer, [0]
-    list_topics, poll = consumer.list_topics, consumer.poll
+    lookup = worker._lookup._client = worker._lookup._make_client()
+    list_topics, poll = lookup.list_topics, consumer.poll
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
         sim.clock.advance(3)  # each of them is asked for, and none is there
@@ -426,7 +427,7 @@ def test_however_much_is_due_the_group_is_served_meanwhile(sim: Any, monkeypatch
         polls.append(sim.clock.monotonic_ns())
         return poll(timeout)
 
-    monkeypatch.setattr(consumer, "list_topics", slowly)
+    monkeypatch.setattr(lookup, "list_topics", slowly)
     monkeypatch.setattr(consumer, "poll", noted)
     sim.until(worker, lambda: len(sim.parked()) == 5_000)
     longest_ms = max(later - before for before, later in pairwise(polls)) / 1e6

@@ -1,0 +1,219 @@
+"""What the worker does while it does not know a target, or knows it no longer, in virtual time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, murmur2
+
+from rocketshim.worker.topic_lookup import Answer
+
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+STAMPED = {"message.timestamp.type": "LogAppendTime"}
+
+
+class Lookup:
+    """Answers when the test says."""
+
+    def __init__(self, sim: Any) -> None:
+        self.sim = sim
+        self.asked: list[tuple[str, int]] = []
+        self.is_silent = False
+
+    def ask(self, topic: str, ticket: int, *, is_urgent: bool) -> None:
+        del is_urgent
+        self.asked.append((topic, ticket))
+
+    def answers(self) -> Iterator[Answer]:
+        while self.asked and not self.is_silent:
+            topic, ticket = self.asked.pop(0)
+            there = topic in self.sim.kafka.topics()
+            yield Answer(topic, ticket, len(self.sim.kafka._topic(topic).partitions) if there else 0)
+
+    def close(self) -> None: ...
+
+
+def watched(sim: Any, **settings: Any) -> tuple[Any, Lookup]:
+    worker, lookup = sim.worker(**settings), Lookup(sim)
+    worker._lookup = lookup
+    worker._targets.ask(lookup)
+    return worker, lookup
+
+
+def test_the_loops_own_consumer_is_never_asked_for_a_target(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = sim.worker()
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        pytest.fail("a client that fetches answers half a second later")
+
+    monkeypatch.setattr(worker._consumer, "list_topics", refuse)
+    sim.schedule()
+    sim.schedule(topic="audit.gone")
+    sim.until(worker, lambda: bool(sim.delivered()) and bool(sim.parked()))
+
+
+def test_a_target_that_is_not_known_yet_holds_up_no_other_queue(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1, config=STAMPED)
+    worker, lookup = watched(sim)
+    sim.schedule(level=2)
+    sim.run(worker, 100)  # orders is asked for
+    lookup.is_silent = True
+    sent = sim.schedule(topic="audit", level=1)
+    sim.run(worker, 3_000)
+    assert sim.delivered("audit") == []
+    [record] = sim.delivered()
+    assert record.timestamp()[1] - sim.kafka.records(SCHEDULE, 1)[0].timestamp()[1] <= 2_050
+    assert not worker.counts.alarms
+    assert sim.position() == sent.offset()
+    lookup.is_silent = False
+    sim.until(worker, lambda: len(sim.delivered("audit")) == 1, 50)
+    sim.until(worker, lambda: sim.position() > sent.offset(), 1_000)
+    assert worker.counts.aborted == worker.counts.re_appended == 0
+
+
+@pytest.mark.only("at-least-once")
+def test_records_that_wait_for_their_target_keep_their_order_and_let_others_of_their_queue_pass(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1, config=STAMPED)
+    worker, lookup = watched(sim)
+    sim.schedule(value=b"first")
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    lookup.is_silent = True
+    for number in range(5):
+        sim.schedule(topic="audit", value=b"%d" % number)
+        sim.schedule(value=b"other %d" % number)
+    sim.until(worker, lambda: len(sim.delivered()) == 6, 1_100)
+    sim.clock.advance(400)
+    for number in range(5, 10):
+        sim.schedule(topic="audit", value=b"%d" % number)
+    sim.clock.advance(1_000)  # due, and not fetched yet
+    lookup.is_silent = False
+    sim.until(worker, lambda: len(sim.delivered("audit")) == 10, 100)
+    assert [record.value() for record in sim.delivered("audit")] == [b"%d" % number for number in range(10)]
+
+
+def test_what_waits_for_its_target_goes_with_its_partition(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1, config=STAMPED)
+    worker, lookup = watched(sim)
+    lookup.is_silent = True
+    sim.schedule(topic="audit")
+    sim.run(worker, 1_200)
+    sim.kafka.evict(worker._consumer)
+    sim.run(worker, 500)
+    lookup.is_silent = False
+    sim.until(worker, lambda: len(sim.delivered("audit")) == 1)
+    sim.run(worker, 2_000)
+    assert len(sim.delivered("audit")) == 1
+    assert sim.position() >= 1
+
+
+def test_targets_are_asked_for_when_their_records_are_fetched(sim: Any) -> None:
+    worker, lookup = watched(sim)
+    lookup.is_silent = True
+    for number in range(30):
+        sim.schedule(topic=f"audit.{number}", level=4)
+    sim.run(worker, 200)
+    assert [topic for topic, _ in lookup.asked] == [f"audit.{number}" for number in range(30)]
+
+
+def test_a_target_is_asked_for_again_in_the_background(sim: Any) -> None:
+    worker, lookup = watched(sim)
+    for _ in range(80):
+        sim.schedule()
+        sim.run(worker, 100)
+        lookup.is_silent = len(sim.delivered()) > 0 and sim.clock.monotonic_ns() < 3_500e6
+    assert len(sim.delivered()) >= 65, "nobody waited for an answer that was late"
+    assert worker._targets._targets["orders"].ticket in {3, 4}
+
+
+def test_a_missing_target_that_is_made_meanwhile_gets_its_records(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule(topic="audit")
+    sim.until(worker, lambda: len(sim.parked()) == 1)
+    sim.kafka.create_topic("audit", 1, config=STAMPED)
+    sim.run(worker, 1_000)
+    sim.schedule(topic="audit")
+    sim.until(worker, lambda: len(sim.delivered("audit")) == 1, 2_000)
+    assert len(sim.parked()) == 1
+
+
+def test_a_cluster_that_does_not_say_what_it_has_is_an_alarm_and_no_record_is_lost(sim: Any) -> None:
+    worker = sim.worker()
+    client = worker._lookup._client = worker._lookup._make_client()
+    answers = client.list_topics
+    client.list_topics = lambda *_, **__: (_ for _ in ()).throw(KafkaException("nobody answers"))
+    sim.schedule()
+    sim.until(worker, lambda: "worker.metadata-failed" in worker.counts.alarms)
+    client.list_topics = answers
+    sim.until(worker, lambda: len(sim.delivered()) == 1, 5_000)
+    assert not sim.parked()
+
+
+# --- targets that grow -----------------------------------------------------------------------------------------------
+
+
+def test_a_target_that_grows_gets_every_record_and_its_new_partitions_within_five_seconds(sim: Any) -> None:
+    worker = sim.worker()
+    for number in range(120):
+        if number == 30:
+            sim.kafka.add_partitions("orders", 8)
+            grown_ms = sim.clock.wall_ms()
+        sim.schedule(key=b"%d" % number, value=b"%d" % number)
+        sim.run(worker, 100)
+    sim.until(worker, lambda: len(sim.delivered()) >= 120, 5_000)
+    assert len(sim.delivered()) == 120
+    assert not worker.counts.parked
+    assert worker.counts.re_appended == worker.counts.aborted == 0
+    new = [record.timestamp()[1] for record in sim.delivered() if record.partition() >= 3]
+    assert min(new) - grown_ms <= 5_000
+    late = [record for record in sim.delivered() if record.timestamp()[1] - grown_ms > 5_000]
+    assert all(record.partition() == murmur2(record.key(), 8) for record in late)
+
+
+def test_a_partition_that_a_record_names_is_looked_for_again_before_its_key_decides(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule(key=b"k")
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    sim.run(worker, 1_000)
+    sim.kafka.add_partitions("orders", 8)
+    sim.schedule(key=b"k", headers=[("REAL_QID", b"7")])
+    sim.until(worker, lambda: len(sim.delivered()) == 2, 1_200)
+    assert {record.partition() for record in sim.delivered()} == {murmur2(b"k", 3), 7}
+    assert not worker.counts.parked
+    assert worker.counts.re_appended == 0
+
+
+def test_a_producer_that_does_not_know_what_the_cluster_has_blames_no_target(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule(key=b"k")
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    sim.kafka.add_partitions("orders", 8)
+    worker._targets._targets["orders"].partitions = 8  # what the worker knows, its producer does not
+    for number in range(20):
+        sim.schedule(key=b"%d" % number, value=b"%d" % number)
+    sim.until(worker, lambda: len(sim.delivered()) == 21, 1_400)
+    assert {record.partition() for record in sim.delivered()} == {murmur2(b"%d" % n, 8) for n in range(20)} | {
+        murmur2(b"k", 3)
+    }
+    assert not worker.counts.parked
+    assert worker.counts.re_appended == 0
+    assert "worker.target-avoided" not in worker.counts.alarms
+
+
+def test_a_producer_and_a_cluster_that_do_not_agree_for_long_are_a_target_that_does_not_take_records(sim: Any) -> None:
+    worker, lookup = watched(sim)
+    lookup.answers = lambda: iter([Answer(lookup.asked[0][0], lookup.asked.pop(0)[1], 8)] if lookup.asked else [])  # type: ignore[method-assign]
+    sim.schedule(headers=[("REAL_QID", b"7")])
+    sim.until(worker, lambda: worker.counts.re_appended == 1, 5_000)
+    assert not worker.counts.parked
+
+
+def test_a_target_that_is_made_again_with_fewer_partitions_gets_its_records(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule(key=b"k")
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    sim.kafka.delete_topic("orders")
+    sim.kafka.create_topic("orders", 1, config=STAMPED)
+    for number in range(20):
+        sim.schedule(key=b"%d" % number)
+    sim.until(worker, lambda: len(sim.delivered()) == 20, 5_000)
+    assert not worker.counts.parked
