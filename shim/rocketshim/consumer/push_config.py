@@ -48,7 +48,12 @@ def consumer_config(settings: PushConsumerSettings, *, orderly: bool, on_commit:
 
 def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:
     """Settings of the producer that sends back."""
-    defaults = {"client.id": "rocketshim", "linger.ms": 1, "message.max.bytes": 100_000_000}
+    defaults = {
+        "client.id": "rocketshim",
+        "linger.ms": 1,
+        "message.max.bytes": 100_000_000,
+        "topic.metadata.refresh.interval.ms": 4_000,  # how soon partitions that a dead-letter topic was given are used
+    }
     return connection(settings, {**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms}, defaults)
 
 

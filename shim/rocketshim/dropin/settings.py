@@ -146,7 +146,12 @@ def inner_producer_config(config: Mapping[str, Any], settings: ConsumerDropinSet
     """
     return merge(
         {**connection(config), **settings.producer},
-        defaults={"linger.ms": 1, "message.max.bytes": 100_000_000, "topic.metadata.propagation.max.ms": 2_000},
+        defaults={
+            "linger.ms": 1,
+            "message.max.bytes": 100_000_000,
+            "topic.metadata.propagation.max.ms": 2_000,
+            "topic.metadata.refresh.interval.ms": 4_000,  # how soon added partitions of a dead-letter topic are used
+        },
         required={**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms},
         allow_code_settings=True,
     )

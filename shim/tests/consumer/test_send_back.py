@@ -6,10 +6,13 @@ import pytest
 from confluent_kafka import Message
 
 from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.push_config import producer_config
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.retry_policy import AfterDelay, AtLevel, LevelTableRetryPolicy
-from rocketshim.testing import InMemoryKafka
+from rocketshim.dropin.settings import ConsumerDropinSettings, inner_producer_config
+from rocketshim.settings import PushConsumerSettings
+from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, Failure, TopicNames
 
 LEVELS = DelayLevels.parse("1s 2s 3s 4s 5s")
@@ -91,3 +94,25 @@ def test_what_was_asked_out_of_all_range_is_not_lost(kafka: InMemoryKafka, level
     _, send_back, queue = failed(kafka, asked_level=level, asked_delay_ms=delay_ms)
     assert send_back.counts.retried == 1
     assert queue.next_offset == 5
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        producer_config(PushConsumerSettings.make(bootstrap="memory", group="g")),
+        inner_producer_config({"bootstrap.servers": "memory"}, ConsumerDropinSettings.make()),
+    ],
+    ids=["push consumer", "drop-in"],
+)
+def test_partitions_that_a_dead_letter_topic_was_given_are_used_within_five_seconds(config: dict[str, Any]) -> None:
+    clock = VirtualClock()
+    kafka = InMemoryKafka(clock)
+    kafka.create_topic("rmq.dlq.g", 1)
+    producer = kafka.producer(config)
+    producer.produce("rmq.dlq.g", b"before", b"0")
+    kafka.add_partitions("rmq.dlq.g", 4)
+    clock.advance(5_000)
+    for number in range(20):
+        producer.produce("rmq.dlq.g", b"after", b"%d" % number)
+    assert {record.partition() for record in kafka.records("rmq.dlq.g")} == {0, 1, 2, 3}
+    assert producer.flush(0) == 0
