@@ -98,6 +98,7 @@ def broken(broker: Broker, admin: AdminClient, space: str) -> Iterator[tuple[lis
     for number in range(20):
         write(there, orders, partition=0, key=f"k{number}")
     write(there, names.parked, partition=0)
+    write(there, names.parked, partition=0, headers=[("PARK_REASON", b"forbidden-target:not-allowed")])
     write(there, names.schedule, partition=0, count=3)
     create(admin, names.retry("renamed"), 1)
     write(there, names.retry("renamed"), partition=0, timestamp=time.time_ns() // 1_000_000 - 2 * 3_600_000)
@@ -187,6 +188,7 @@ ONE_BROKER = {
     "level-changed": ("SCHEDULE_TOPIC_XXXX/2", "error"),
     "level-table": ("rmq.sched", "warning"),
     "parked": ("rmq.parked", "warning"),
+    "parked-not-allowed": ("rmq.parked", "warning"),
     "open-transaction": ("orders/3", "error"),
     "subscriptions-differ": ("orders", "error"),
     "partitioner": ("orders", "warning"),

@@ -111,6 +111,7 @@ class Facts:
         group_operations: group to what the principal may do with it.
         queues: what waits.
         parked: records parked within a day, 1,000 at most.
+        parked_not_allowed: those of them whose target was not on the allow-list of the workers that had them.
         open_transactions_ms: `topic/partition` to the age of the oldest record that an open transaction holds back, ms.
         keys: topic to where its keys lie.
         clocks_ms: node id to how far its clock is ahead of this machine's, in ms (negative: behind).
@@ -133,6 +134,7 @@ class Facts:
     group_operations: Mapping[str, frozenset[str]] = field(default_factory=dict)
     queues: tuple[QueueFacts, ...] = ()
     parked: int | None = None
+    parked_not_allowed: int = 0
     open_transactions_ms: Mapping[str, int] = field(default_factory=dict)
     keys: Mapping[str, KeySample] = field(default_factory=dict)
     clocks_ms: Mapping[int, int] = field(default_factory=dict)

@@ -29,13 +29,14 @@ from rocketshim.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts
 from rocketshim.errors import BrokerUnavailableError, ConfigError, MalformedRecordError, RocketshimError
 from rocketshim.operations.group_standing import GroupReader, GroupStanding
 from rocketshim.worker.relay import is_probe
+from rocketshim.worker.targets import NOT_ALLOWED
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.layout import Layout, TopicState
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames, check_group
 from rocketshim_topics.partitioner import partition_for
 from rocketshim_topics.provision import read_topics
-from rocketshim_topics.wire import decode, read_headers
+from rocketshim_topics.wire import PARK_REASON, decode, headers_shown, read_headers
 
 __all__ = ["gather"]
 
@@ -93,6 +94,7 @@ def gather(
         spans = look.spans(names.schedule, described, standings.get(names.worker_group))
         sources = {name: described[name] for name in user_topics if name in described}
         schedule = {name: topic for name, topic in described.items() if name == names.schedule}
+        parked, not_allowed = look.parked(described)
         return Facts(
             bootstrap=bootstrap,
             layout=_layout(names, levels, list(sources.values())),
@@ -107,7 +109,8 @@ def gather(
             unread_retries_ms=look.unread_retries_ms(standings),
             group_operations=operations,
             queues=look.queues(spans),
-            parked=look.parked(described),
+            parked=parked,
+            parked_not_allowed=not_allowed,
             open_transactions_ms=look.open_transactions({**schedule, **sources}),
             keys=look.keys(sources),
             clocks_ms=look.clocks(described.get(names.schedule)) if probe else {},
@@ -306,17 +309,19 @@ class _Look:
         records = (each for each in self.reader.read_spans({place: (start, end)}) if not is_probe(each))
         return tuple(_sample(record) for record in islice(records, _SAMPLES))
 
-    def parked(self, described: Mapping[str, TopicFacts]) -> int | None:
-        """Records parked within a day, up to a thousand."""
+    def parked(self, described: Mapping[str, TopicFacts]) -> tuple[int | None, int]:
+        """Records parked within a day, up to a thousand; and those whose target was on no allow-list."""
         name = self._names.parked
         if name not in described:
-            return None
+            return None, 0
 
-        def question() -> int | None:
+        def question() -> tuple[int | None, int]:
             records = self.reader.read([name], since_ms=_now_ms() - _DAY_MS)
-            return sum(1 for _ in islice(records, _MOST_PARKED))
+            reasons = [dict(headers_shown(record)).get(PARK_REASON) for record in islice(records, _MOST_PARKED)]
+            return len(reasons), reasons.count(NOT_ALLOWED.encode())
 
-        return self._ask(f"records of {name}", question, None)
+        unknown: tuple[int | None, int] = (None, 0)
+        return self._ask(f"records of {name}", question, unknown)
 
     def open_transactions(self, topics: Mapping[str, TopicFacts]) -> dict[str, int]:
         """The age of the oldest record behind each last stable offset, ms."""

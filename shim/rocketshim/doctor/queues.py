@@ -6,6 +6,7 @@ from typing import Final
 from rocketshim.doctor.facts import Facts, QueueFacts
 from rocketshim.doctor.finding import Finding, Severity
 from rocketshim.worker.assignment import levels_of
+from rocketshim.worker.targets import NOT_ALLOWED
 from rocketshim_topics.levels import DelayLevels
 
 __all__ = ["backlog", "clocks", "level_table", "open_transactions", "parked", "worker"]
@@ -157,14 +158,26 @@ def _senders_table(facts: Facts, queue: QueueFacts, level: int) -> Iterator[Find
 
 def parked(facts: Facts) -> Iterator[Finding]:
     """Nothing lies in the parking topic."""
-    if facts.parked:
+    others = (facts.parked or 0) - facts.parked_not_allowed
+    if others:
         yield Finding(
             "parked",
             Severity.WARNING,
             facts.names.parked,
-            f"{facts.parked} records were parked within a day: malformed, forbidden, or refused by their target",
+            f"{others} records were parked within a day: malformed, forbidden, or refused by their target",
             "they were not delivered, and retention deletes them",
             facts.command("parked", "ls"),
+        )
+    if facts.parked_not_allowed:
+        yield Finding(
+            "parked-not-allowed",
+            Severity.WARNING,
+            facts.names.parked,
+            f"{facts.parked_not_allowed} records were parked within a day because no worker that had them may write to "
+            "their target",
+            "they were not delivered; the target is missing on allow-lists, or the workers' lists differ",
+            "start all workers with the same --allow list, then "
+            + facts.command("parked", "redrive", "--reason", NOT_ALLOWED),
         )
 
 

@@ -26,7 +26,7 @@ from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory, 
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
-from rocketshim.worker.delivery import WorkerCounts
+from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.router import Kind, Placement, PlainGroup, Router, Verdict
 from rocketshim.worker.target_table import Target
@@ -370,7 +370,7 @@ class AtLeastOnce:
             record = _name(batch.flight.due.records[place])
             if batch.kind is Kind.RE_APPEND:
                 self._counts.re_appended += 1
-                self._alarm("worker.re-appended", record=record, error=batch.reason)
+                self._alarm(re_append_event(batch.reason), record=record, error=batch.reason)
             else:
                 self._counts.was_parked(batch.reason)
                 self._alarm("worker.parked", reason=batch.reason, record=record)

@@ -6,8 +6,9 @@ from typing import Any, Final, Protocol
 from rocketshim.clients import ConsumerClient
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
+from rocketshim.worker.targets import NOT_ALLOWED
 
-__all__ = ["LATENESS_BOUNDS_MS", "Delivery", "WorkerCounts"]
+__all__ = ["LATENESS_BOUNDS_MS", "Delivery", "WorkerCounts", "re_append_event"]
 
 LATENESS_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000)
 """Upper bounds of the buckets of lateness (due to delivered), in ms; one more bucket lies above the last."""
@@ -60,6 +61,11 @@ class WorkerCounts:
             self.lateness[bucket] += upto - below
             below = upto
         self.lateness[-1] += len(late_ms) - below
+
+
+def re_append_event(reason: str) -> str:
+    """The event of a record that waits in a queue again for this reason."""
+    return "worker.not-allowed" if reason == NOT_ALLOWED else "worker.re-appended"
 
 
 def _count_up_to(ascending: list[int], bound: int, start: int) -> int:

@@ -34,7 +34,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.errors import WorkerError
 from rocketshim.worker.assignment import HeldQueue
-from rocketshim.worker.delivery import WorkerCounts
+from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.router import Kind, Placement, PlainGroup, Router, Verdict
 from rocketshim.worker.target_table import Target
@@ -354,7 +354,7 @@ class ExactlyOnce:
                 self._counts.hopped += 1
             elif kind is Kind.RE_APPEND:
                 self._counts.re_appended += 1
-                self._alarm("worker.re-appended", error=reason)
+                self._alarm(re_append_event(reason), error=reason)
             else:
                 self._counts.was_parked(reason)
                 self._alarm("worker.parked", reason=reason)

@@ -28,6 +28,7 @@ EVENTS: Final[dict[str, str]] = {
     "worker.parked": "alarm: a record was parked",
     "worker.parked-without-body": "alarm: the record was too large to be parked whole",
     "worker.re-appended": "alarm: a target did not take a record, it waits in a queue again",
+    "worker.not-allowed": "alarm: a record's target is not on this worker's allow-list; it waits for a worker that may",
     "worker.target-avoided": "alarm: a target is not tried for a while",
     "worker.target-careful": "alarm: a target refused a batch as too large; its records go one a batch for a while",
     "worker.hop-not-stored": "alarm: a hop was not stored and is made again; its partition's commit stops there",

@@ -4,7 +4,8 @@ The order of the questions is part of the guarantee:
 
 1. a probe of the leader's clock is skipped;
 2. a record that breaks the wire format is parked with its reason;
-3. a record whose target is forbidden is parked, before it is asked when it is due (it never will be);
+3. a record whose target is forbidden is parked, before it is asked when it is due (it never will be); one that is only
+   not on this worker's allow-list is offered to other workers first;
 4. a record that is due later than the longest delay allowed from now is parked;
 5. a record that is not due yet hops on, carrying `DELIVER_AT_MS` from the first hop on;
 6. a record that is due is delivered.
@@ -19,14 +20,14 @@ Nothing here raises for any record, whoever wrote it.
 from dataclasses import dataclass
 from typing import Final
 
-from rocketshim.worker.targets import TargetPolicy
+from rocketshim.worker.targets import NOT_ALLOWED, TargetPolicy
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, hopped, parked, retried_target
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import CLOCK, Envelope, Record, decode, headers_shown, read_headers
 
-__all__ = ["Deliver", "Hop", "Park", "Planner", "Skip", "Step", "is_probe", "queue_append_ms"]
+__all__ = ["Deliver", "Hop", "NotAllowed", "Park", "Planner", "Skip", "Step", "is_probe", "queue_append_ms"]
 
 
 @dataclass(slots=True)
@@ -58,11 +59,20 @@ class Park:
     reason: str
 
 
-Step = Skip | Deliver | Hop | Park
+@dataclass(slots=True)
+class NotAllowed:
+    """This worker may not deliver it; another one may."""
+
+    envelope: Envelope
+    due_ms: int
+
+
+Step = Skip | Deliver | Hop | Park | NotAllowed
 
 _SKIP: Final = Skip()
 _RE_APPEND_MS: Final = 1_000
 _RE_APPEND_CAP_MS: Final = 60_000
+_OFFER_MS: Final = (1_000, 512, 10_000, 512, 60_000)
 _DEFAULT_MAX_DELAY_MS: Final = 40 * 86_400_000
 
 
@@ -126,7 +136,7 @@ class Planner:
         if not real_topic:
             return self.park(record, "missing-header:REAL_TOPIC")
         refusal = self._policy.refusal(real_topic, envelope.consumer_group)
-        if refusal is not None:
+        if refusal is not None and refusal != NOT_ALLOWED:
             return self.park(record, refusal)
         partition = record.partition() or 0
         queue_delay_ms = self._levels.queue_delay_ms(partition)
@@ -135,6 +145,8 @@ class Planner:
         at_ms = due_ms(envelope, append_ms, unknown_ms if queue_delay_ms is None else queue_delay_ms)
         if at_ms - clock_ms > self._max_delay_ms:
             return self.park(record, "due-too-late")
+        if refusal is not None:
+            return NotAllowed(envelope, at_ms)
         if at_ms > clock_ms:
             target = self._levels.queue_for(at_ms - clock_ms, partition // self._levels.STRIDE)
             return Hop(hopped(record, envelope, self._names, deliver_at_ms=at_ms, partition=target))
@@ -151,5 +163,16 @@ class Planner:
         """
         wait_ms = min(_RE_APPEND_MS << min(envelope.target_tries or 0, 16), _RE_APPEND_CAP_MS)
         lane = (record.partition() or 0) // self._levels.STRIDE
+        partition = self._levels.queue_for(wait_ms, lane)
+        return Hop(retried_target(record, envelope, self._names, partition=partition, due_ms=due_ms))
+
+    def offer(self, record: Record, envelope: Envelope, due_ms: int, lanes: int) -> Hop:
+        """Put a record that this worker may not deliver into another queue, which another worker may own.
+
+        The waits grow (1 s, 10 s, 1 min). Between them comes a fine queue, whose partition lies far from the levels',
+        and each time another lane: workers own neighbouring partitions. The due time itself (`due_ms`) does not change.
+        """
+        wait_ms = _OFFER_MS[min(envelope.target_tries or 0, len(_OFFER_MS) - 1)]
+        lane = ((record.partition() or 0) // self._levels.STRIDE + 1) % lanes
         partition = self._levels.queue_for(wait_ms, lane)
         return Hop(retried_target(record, envelope, self._names, partition=partition, due_ms=due_ms))

@@ -4,6 +4,7 @@
 hop was refused; what was learnt meanwhile changes the answer:
 
 * a target of which nothing is known yet lets the record wait (`NOT_YET`), as does a partition that it may have got;
+* a target that is not on the allow-list re-appends it, for a worker that may, and parks it in the end;
 * a target that is not there parks the record; one that is avoided re-appends it (`TARGET_TRIES`), or parks it when that
   has been done often enough;
 * a record that was itself refused (`blame`) is parked, or re-appended, or parked without its body.
@@ -23,9 +24,9 @@ from confluent_kafka import KafkaError, murmur2
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.quick import QuickHeaders
-from rocketshim.worker.relay import Deliver, Hop, Park, Planner, Skip
+from rocketshim.worker.relay import Deliver, Hop, NotAllowed, Park, Planner, Skip
 from rocketshim.worker.target_table import Target, TargetTable
-from rocketshim.worker.targets import TargetPolicy
+from rocketshim.worker.targets import NOT_ALLOWED, TargetPolicy
 from rocketshim.worker.topic_lookup import NO_TARGET
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, bare_parked
@@ -325,6 +326,19 @@ class Router:
                 if blame is not None:
                     return self._park(record, blame)
                 return self._deliver(record, step, now_ns)
+            case NotAllowed():
+                if blame is not None:
+                    return self._park(record, blame)
+                return self._offer(record, step, now_ns)
+
+    def _offer(self, record: Any, step: NotAllowed, now_ns: int) -> Placement:
+        """A record that another worker may deliver, if its allow-list is another."""
+        if (step.envelope.target_tries or 0) >= self._target_tries:
+            return self._park(record, NOT_ALLOWED)
+        lanes = (self.targets.target(self._names.schedule, now_ns).partitions or 0) // self._levels.STRIDE
+        out = self._planner.offer(record, step.envelope, step.due_ms, max(1, lanes)).out
+        partition = -1 if out.partition is None else out.partition
+        return Placement(Kind.RE_APPEND, out, partition=partition, reason=NOT_ALLOWED)
 
     def _deliver(self, record: Any, deliver: Deliver, now_ns: int) -> Placement:
         out = deliver.out

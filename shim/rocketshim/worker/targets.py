@@ -11,11 +11,15 @@ Source: `kafka-facts` 4.1; RocketMQ's `NOT_ALLOWED_SEND_TOPIC_SET` keeps clients
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from rocketshim.errors import ConfigError
 from rocketshim_topics.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TopicNames, check_topic
 
-__all__ = ["TargetPolicy"]
+__all__ = ["NOT_ALLOWED", "TargetPolicy"]
+
+NOT_ALLOWED: Final = "forbidden-target:not-allowed"
+"""The refusal that is one worker's alone: another may have a longer allow-list. All others hold for everybody."""
 
 
 class TargetPolicy:
@@ -80,4 +84,4 @@ class TargetPolicy:
             return "malformed:REAL_TOPIC"
         if real_topic in self._exact or any(map(real_topic.startswith, self._prefixes)):
             return None
-        return "forbidden-target:not-allowed"
+        return NOT_ALLOWED

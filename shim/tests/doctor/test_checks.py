@@ -142,6 +142,7 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("level-table", "rmq.sched", Severity.WARNING,
      {"standings": {"rmq.sched": worker(levels_metadata(DelayLevels.parse("1s 5s")))}}),
     ("parked", "rmq.parked", Severity.WARNING, {"parked": 3}),
+    ("parked-not-allowed", "rmq.parked", Severity.WARNING, {"parked": 2, "parked_not_allowed": 2}),
     ("clock-skew", "broker 2", Severity.WARNING, {"clocks_ms": {1: 5, 2: -1_500}}),
     ("open-transaction", "orders/1", Severity.ERROR, {"open_transactions_ms": {"orders/1": 61_000, "orders/2": 9}}),
     ("subscriptions-differ", "g on orders", Severity.ERROR,

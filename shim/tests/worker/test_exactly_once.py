@@ -199,7 +199,7 @@ def test_a_record_that_cannot_even_be_parked_holds_up_its_own_queue_only(sim: An
         sim.kafka.deny("rmq.parked", read=False)
     else:
         sim.kafka.delete_topic("rmq.parked")
-    sim.schedule(topic="nobody")
+    sim.schedule(topic="__nobody")
     for number in range(5):
         sim.schedule(value=b"%d" % number, level=2)
     sim.until(worker, lambda: len(values(sim)) == 5, 10_000)

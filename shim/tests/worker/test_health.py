@@ -23,7 +23,7 @@ def get(server: HealthServer, path: str) -> tuple[int, bytes]:
 def test_state_and_metrics_say_what_waits_and_what_was_done(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()
-    sim.schedule(topic="payments")
+    sim.schedule(topic="__payments")
     sim.schedule(level=4)
     sim.run(worker, 2_100)
     state = worker.state

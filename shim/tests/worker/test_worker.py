@@ -397,7 +397,7 @@ def test_a_target_that_does_not_answer_does_not_hold_up_others_by_what_is_in_fli
 def test_what_waits_for_a_topic_of_our_own_is_bounded(sim: Any, limit: dict[str, int]) -> None:
     worker = sim.worker(drain_count=20, **limit)
     for number in range(500):
-        sim.schedule(topic="nobody", value=b"%d" % number + b"." * 97)
+        sim.schedule(topic="__nobody", value=b"%d" % number + b"." * 97)
     sim.kafka.deny("rmq.parked", read=False)
     sim.run(worker, 5_000)
     # 70: a run more than 5,000 bytes
@@ -516,7 +516,6 @@ def test_a_keyless_record_for_a_compacted_target_is_parked_alone(sim: Any) -> No
 @pytest.mark.parametrize(
     ("topic", "headers", "reason"),
     [
-        ("payments", [], "forbidden-target:not-allowed"),
         ("__consumer_offsets", [], "forbidden-target:internal"),
         ("SCHEDULE_TOPIC_XXXX", [], "forbidden-target:shim-topic"),
         ("rmq.parked", [], "forbidden-target:shim-topic"),
@@ -545,6 +544,56 @@ def test_forbidden_and_malformed_records_are_parked_with_their_reason(
     assert sim.parked() == [(reason, f"{SCHEDULE}/0/{sent.offset()}")]
     assert [record.value() for record in sim.kafka.records("rmq.parked")] == [b"bad"]
     assert [record.value() for record in sim.delivered()] == [b"good"]
+
+
+def test_a_target_that_is_not_on_the_allow_list_is_offered_to_other_workers_and_parked_in_the_end(sim: Any) -> None:
+    sim.kafka.create_topic("payments", 1)
+    worker = sim.worker()
+    sim.schedule(topic="payments", value=b"bad")
+    sim.schedule(value=b"good")
+    sim.until(worker, lambda: bool(sim.delivered()), 1_500)
+    sim.until(worker, lambda: bool(sim.parked()), 30_000)
+    assert [reason for reason, _ in sim.parked()] == ["forbidden-target:not-allowed"]
+    assert [record.value() for record in sim.kafka.records("rmq.parked")] == [b"bad"]
+    assert sim.kafka.records("payments") == []
+    tries = sorted(
+        (int(header(record, "TARGET_TRIES") or 0), record.partition())
+        for record in sim.kafka.records(SCHEDULE)
+        if record.value() == b"bad"
+    )
+    assert tries == [(0, 0), (1, 0), (2, 27), (3, 3), (4, 27), (5, 3)], "queues of 1 s, 0.5 s, 10 s, 0.5 s, 10 s"
+    assert worker.counts.alarms["worker.not-allowed"] == worker.counts.re_appended == 5
+    assert "worker.target-avoided" not in worker.counts.alarms
+
+
+@pytest.mark.parametrize("is_narrow_first", [False, True])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_with_different_allow_lists_each_record_goes_by_a_worker_that_may_deliver_it(
+    sim: Any, is_narrow_first: bool, lanes: int
+) -> None:
+    """One of them has half of the queues, and not the right to write to the target."""
+    sim.kafka.create_topic("payments", 1, config={"message.timestamp.type": "LogAppendTime"})
+    sim.kafka.add_partitions(SCHEDULE, 32 * lanes)
+    lists = [("orders",), ("orders", "payments")]
+    first = sim.worker(allow=lists[0 if is_narrow_first else 1])
+    sim.run(first, 300)
+    second = sim.worker(allow=lists[1 if is_narrow_first else 0])
+    for _ in range(6):
+        sim.run(first, 50)
+        sim.run(second, 50)
+    assert all(worker._assignment.held for worker in (first, second))
+    sent = [
+        sim.schedule(topic="payments", level=level, partition=32 * lane + level - 1)
+        for level in (1, 2, 3, 4)
+        for lane in range(lanes)
+    ]
+    for _ in range(10_000):
+        sim.run(first, 5)
+        sim.run(second, 5)
+        if len(sim.delivered("payments")) == len(sent):
+            break
+    assert len(sim.delivered("payments")) == len(sent)
+    assert sim.parked() == []
 
 
 @pytest.mark.parametrize("name", ["DELAY_MS", "DELIVER_AT_MS"])
