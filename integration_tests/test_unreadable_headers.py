@@ -175,7 +175,7 @@ def test_a_drop_in_consumer_parks_the_message_that_is_sent_back(
         message = consumer.poll(GUARD_S)
         assert message is not None
         for look in (consumer.tag, consumer.origin, consumer.tag) if looks else ():
-            with pytest.raises(MalformedRecordError, match="no UTF-8"):
+            with pytest.raises(MalformedRecordError, match="not UTF-8"):
                 look(message)
         consumer.reconsume_later(message, "why")
     assert stage.parked() == ["bad-header-key"]

@@ -1,7 +1,7 @@
 """The contract on the cluster: topic names, wire format, delay levels, group-log records, topic layout.
 
-Importing this package loads no Kafka client: the names of `rocketshim_topics.provision`, its only module with one, are
-resolved when they are first asked for.
+Importing this package loads no Kafka client. Only `rocketshim_topics.provision` needs one; it is loaded when one of its
+names is first used.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Durations as people write them: `"90s"`, `"30m"`, a number of seconds, a `timedelta`.
 
-One number and one unit (`ms`, `s`, `m`, `h`, `d`; lower case), a decimal point allowed: `"1.5h"`. The result is whole
-milliseconds, rounded *up*, so that a wait is never shorter than what was written.
+A text is one number and one unit (`ms`, `s`, `m`, `h`, `d`; lower case). A decimal point is allowed: `"1.5h"`. The
+result is whole milliseconds, rounded *up*, so that a wait is never shorter than written.
 """
 
 import math
@@ -15,7 +15,7 @@ from rocketshim_topics.errors import ConfigError
 __all__ = ["Duration", "parse_duration_ms"]
 
 Duration = str | int | float | timedelta
-"""What a duration may be given as; numbers are seconds."""
+"""The types of a duration. A number is seconds."""
 
 _UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TEXT: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
@@ -24,7 +24,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def parse_duration_ms(value: Duration) -> int:
-    """Read a duration.
+    """Return a duration in whole milliseconds.
 
     Args:
         value: a text of one number and one unit (`"500ms"`, `"90s"`, `"1.5h"`), a `timedelta`, or an int or float of
@@ -43,14 +43,14 @@ def parse_duration_ms(value: Duration) -> int:
     elif isinstance(value, str):
         match = _TEXT.fullmatch(value)
         if match is None:
-            raise ConfigError(f"{value!r:.80} is no duration: write one number and one of ms, s, m, h, d, as in '90s'")
+            raise ConfigError(f"{value!r:.80} is not a duration: write a number and one of ms, s, m, h, d, as in '90s'")
         milliseconds = int((Decimal(match[1]) * _UNIT_MS[match[2]]).to_integral_value(rounding=ROUND_CEILING))
     elif isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{value!r:.80} is no duration: give a text like '90s', seconds, or a timedelta")
+        raise ConfigError(f"{value!r:.80} is not a duration: give a text like '90s', seconds, or a timedelta")
     elif not math.isfinite(value):
-        raise ConfigError(f"{value!r} is no duration: it has to be finite")
+        raise ConfigError(f"{value!r} is not a duration: give a finite number")
     else:
         milliseconds = int((Decimal(str(value)) * 1_000).to_integral_value(rounding=ROUND_CEILING))
     if not 0 <= milliseconds <= _LONG_MAX:
-        raise ConfigError(f"{value!r:.80} is no duration: a duration is 0 to 2^63 - 1 milliseconds")
+        raise ConfigError(f"{value!r:.80} is not a duration: a duration is 0 to 2^63 - 1 milliseconds")
     return milliseconds

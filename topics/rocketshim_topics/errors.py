@@ -1,17 +1,17 @@
-"""The root of the one error tree; `rocketshim.errors` extends it.
+"""The root of the error tree; `rocketshim.errors` extends it.
 
 Split by who can do something about it::
 
     RocketshimError
-    ├── ConfigError                a setting, a level table, a name: mend the configuration  (also a ValueError)
-    ├── MessageError               a message that may not be sent as it is: mend the caller  (also a ValueError)
+    ├── ConfigError                a setting, a level table, a name: fix the configuration  (also a ValueError)
+    ├── MessageError               a message that may not be sent as it is: fix the caller  (also a ValueError)
     │   ├── ReservedHeaderError    a property name that belongs to the wire format
-    │   └── MessageTooLargeError   larger than a hop that is still to come will take
+    │   └── MessageTooLargeError   larger than a later hop accepts
     ├── MalformedRecordError       a record on a topic that breaks the wire format: park it  (also a ValueError)
     ├── UnknownVersionError        a record of the group log has a newer version: the consumer stops holding queues
-    └── ClusterError               what lies on the cluster: mend it there
-        ├── TopicMissingError      a topic that has to be there is not, and may not be created
-        ├── TopicMismatchError     a topic is there, but not as the layout needs it
+    └── ClusterError               a problem on the cluster: fix it there
+        ├── TopicMissingError      a required topic does not exist, and may not be created
+        ├── TopicMismatchError     a topic exists, but not as the layout needs it
         ├── NotAuthorizedError     the principal lacks a right
         └── BrokerUnavailableError no broker answered in time
 
@@ -29,7 +29,7 @@ class ConfigError(RocketshimError, ValueError):
 
 
 class MessageError(RocketshimError, ValueError):
-    """A message breaks a rule of sending. Nothing was sent."""
+    """A message cannot be sent as it is. Nothing was sent."""
 
 
 class ReservedHeaderError(MessageError):
@@ -37,7 +37,7 @@ class ReservedHeaderError(MessageError):
 
 
 class MessageTooLargeError(MessageError):
-    """A message is larger than a hop that is still to come will take. Nothing was sent."""
+    """A message is larger than a later hop accepts. Nothing was sent."""
 
 
 class MalformedRecordError(RocketshimError, ValueError):
@@ -69,15 +69,15 @@ class UnknownVersionError(RocketshimError):
 
 
 class ClusterError(RocketshimError):
-    """What lies on the cluster is not as it has to be."""
+    """The cluster is not set up as required."""
 
 
 class TopicMissingError(ClusterError):
-    """A topic that has to be there is not there, and could not or may not be created."""
+    """A required topic does not exist, and could not or may not be created."""
 
 
 class TopicMismatchError(ClusterError):
-    """A topic is there, but with partitions or settings that the layout cannot work with. Nothing was changed."""
+    """A topic exists, but with partitions or settings that the layout cannot work with. Nothing was changed."""
 
 
 class NotAuthorizedError(ClusterError):

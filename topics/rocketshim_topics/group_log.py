@@ -1,22 +1,22 @@
-"""Records of a group's log: who is a member, who claims, renews and releases which queue (format version 1).
+"""Records of a group's log: members, and the claims, renewals and releases of queues (format version 1).
 
-One partition per group carries these records as JSON text in the record's value; key and headers are not used. What
-they mean together is decided by the fold (`rocketshim.core.group_log`) from their order and append times alone; this
-module says what one record may look like.
+One partition per group has these records, as JSON text in the value. Key and headers are not used. The fold
+(`rocketshim.core.group_log`) decides what the records mean together, from their order and append times alone. This
+module defines one record.
 
-* `v` is the version. A reader that meets another one cannot know who holds what any more: `decode_group_record`
-  raises `UnknownVersionError`, and a consumer then stops holding queues. So a change of *meaning* takes a new version.
-  Fields a reader does not know are ignored; they must be such that ignoring them changes no decision.
-* Anything else that is not a record of version 1 raises `MalformedRecordError`: every reader counts it as void.
-* An owner is `client_id` and `incarnation`, a random text made by the process, so that two runs under one client id
-  are two owners. `seq` numbers the records of one owner from 1: by it the owner knows its own record when it reads it
-  back.
-* `lease_ms` is the length of the lease (claim, renew) or membership (member) that the record asks for.
-* `base` + the offset of a claim is the token of what it wins. The writer repeats the base its fold knows; a claim,
-  renewal or release for another base was written for a former log and is void. Only a member may not know it yet.
-* Renewals and releases name for each queue its token, `confirmed_offset` (offset of the last record of this owner by
-  which it knows that it holds the queue: the claim or a renewal, read back), the position to go on from, and how often
-  each unfinished message has been tried (`reconsume_counts`, pairs of offset and count, counts of 1 and more).
+* `v` is the version. A reader that finds another version no longer knows who holds a queue: `decode_group_record`
+  raises `UnknownVersionError`, and a consumer then stops holding queues. So a change of *meaning* needs a new version.
+  Readers ignore unknown fields, so an additional field must not change any decision.
+* Anything else that is not a record of version 1 raises `MalformedRecordError`. Every reader ignores such a record.
+* An owner is `client_id` and `incarnation`, a random text of the process, so that two runs with one client id are two
+  owners. `seq` numbers the records of one owner from 1. By it an owner recognises its own record when it reads it back.
+* `lease_ms` is the length of the lease (claim, renew) or membership (member) that the record requests.
+* `base` plus the offset of a claim is the fencing token of the queues that it wins. The writer repeats the base that
+  its fold knows. A claim, renewal or release with another base was written for an earlier log and is ignored. Only a
+  new member may not know the base yet.
+* Renewals and releases give for each queue: its token; `confirmed_offset`, the offset of the owner's last record (claim
+  or renewal) that it has read back; the position to continue from; and how often each unfinished message has failed
+  (`reconsume_counts`: pairs of offset and count, counts of 1 and more).
 """
 
 from typing import Annotated, Final, Literal
@@ -58,7 +58,7 @@ class _Part(BaseModel):
 
 
 class ClaimedQueue(_Part):
-    """A queue as the log names it.
+    """A queue in the log.
 
     Attributes:
         topic: logical topic name.
@@ -78,11 +78,11 @@ class HeldQueue(ClaimedQueue):
     """A queue that is renewed or released.
 
     Attributes:
-        token: fencing token by which it is held.
+        token: fencing token of its owner.
         confirmed_offset: offset in the group log of the owner's last record for this queue that it has read back as
             granted or renewed.
-        next_offset: position from which a new owner goes on; None: nothing new to say.
-        reconsume_counts: (offset, failed attempts so far) of the messages that are not finished, ascending.
+        next_offset: position from which a new owner continues; None: unchanged.
+        reconsume_counts: (offset, failed attempts so far) of the unfinished messages, ascending.
     """
 
     token: _Offset
@@ -102,7 +102,7 @@ class _Record(_Part):
 
 
 class ClaimRecord(_Record):
-    """An owner asks for queues. Granted or refused queue by queue."""
+    """An owner claims queues. Each queue is granted or refused by itself."""
 
     kind: Literal["claim"] = "claim"
     base: _Offset
@@ -110,7 +110,7 @@ class ClaimRecord(_Record):
 
 
 class RenewRecord(_Record):
-    """An owner prolongs its leases from here on, and says how far it is."""
+    """An owner renews its leases from this record on, and reports its positions."""
 
     kind: Literal["renew"] = "renew"
     base: _Offset
@@ -118,7 +118,7 @@ class RenewRecord(_Record):
 
 
 class ReleaseRecord(_Record):
-    """An owner gives queues back: it has stopped, drained and committed."""
+    """An owner releases queues, after it has stopped, drained and committed them."""
 
     kind: Literal["release"] = "release"
     base: _Offset
@@ -126,11 +126,11 @@ class ReleaseRecord(_Record):
 
 
 class MemberRecord(_Record):
-    """A heartbeat.
+    """A member's heartbeat.
 
     Attributes:
-        strategy: name of the allocation strategy by which this member shares queues out; None: Kafka's group protocol
-            does. One group uses one way.
+        strategy: name of the member's allocation strategy; None: Kafka's group protocol assigns queues. All members of
+            a group use the same.
     """
 
     kind: Literal["member"] = "member"
@@ -138,7 +138,7 @@ class MemberRecord(_Record):
 
 
 class LeaveRecord(_Record):
-    """A member ends: its last record."""
+    """A member leaves; its last record."""
 
     kind: Literal["leave"] = "leave"
 
@@ -154,35 +154,35 @@ _RECORD: Final[TypeAdapter[GroupRecord]] = TypeAdapter(Annotated[GroupRecord, Fi
 
 
 def encode_group_record(record: GroupRecord) -> bytes:
-    """The value of the Kafka record: JSON in UTF-8, fields in the order of this file, absent ones left out."""
+    """Return the value of the Kafka record: JSON in UTF-8, fields in the order of this file, without absent ones."""
     return record.model_dump_json(exclude_none=True).encode()
 
 
 def decode_group_record(value: bytes | None) -> GroupRecord:
-    """Read the value of a Kafka record of the group log.
+    """Decode the value of a record of the group log.
 
     Args:
-        value: as fetched; None (no value) is malformed.
+        value: as fetched. None (no value) is malformed.
 
     Raises:
-        UnknownVersionError: a version this module does not know; the caller stops holding queues.
-        MalformedRecordError: no record of the version it claims; every reader counts it as void.
+        UnknownVersionError: the record has an unknown version; the caller stops holding queues.
+        MalformedRecordError: the record does not follow its version; every reader ignores it.
     """
     if value is None:
         raise MalformedRecordError("group-log:no-value", "a group-log record without a value")
     try:
         envelope = _Envelope.model_validate_json(value)
     except ValidationError as error:
-        raise MalformedRecordError("group-log:envelope", f"no group-log record: {_first(error)}") from error
+        raise MalformedRecordError("group-log:envelope", f"not a group-log record: {_first(error)}") from error
     if envelope.v != GROUP_LOG_VERSION:
         raise UnknownVersionError(envelope.v, GROUP_LOG_VERSION)
     try:
         return _RECORD.validate_json(value)
     except ValidationError as error:
-        raise MalformedRecordError("group-log:record", f"group-log record breaks its form: {_first(error)}") from error
+        raise MalformedRecordError("group-log:record", f"malformed group-log record: {_first(error)}") from error
 
 
 def _first(error: ValidationError) -> str:
-    """The first complaint, without the input: that may be large, and its text is another's."""
+    """Return the first error, without the input, which may be large and is not ours to print."""
     complaint = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(map(str, complaint['loc'])) or 'record'}: {complaint['msg']}"

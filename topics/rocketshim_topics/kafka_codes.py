@@ -1,4 +1,4 @@
-"""Kafka's error codes by what is to be done about them; the one list of each kind.
+"""Kafka's error codes, grouped by what to do about them.
 
 librdkafka's local errors have no public spelling, hence the underscores.
 """
@@ -31,7 +31,7 @@ DENIED: Final = frozenset(
 """The principal lacks a right."""
 
 NO_LOGIN: Final = frozenset({KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION})
-"""The broker does not know who asks. Apart from `DENIED`: while credentials are changed it passes by itself."""
+"""The broker does not accept the credentials. Unlike `DENIED` this is temporary while credentials are changed."""
 
 COORDINATOR_AWAY: Final = frozenset(
     {
@@ -40,7 +40,7 @@ COORDINATOR_AWAY: Final = frozenset(
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     }
 )
-"""A group's coordinator moves or begins: passes by itself within seconds."""
+"""A group's coordinator is moving or starting. This passes within seconds."""
 
 AWAY: Final = COORDINATOR_AWAY | frozenset(
     {
@@ -53,7 +53,7 @@ AWAY: Final = COORDINATOR_AWAY | frozenset(
         KafkaError.BROKER_NOT_AVAILABLE,
     }
 )
-"""Nobody answers, or not yet: try again."""
+"""No broker answers, or not yet: try again."""
 
 TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 """The record is larger than its topic, or the client, allows."""

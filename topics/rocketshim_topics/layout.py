@@ -1,28 +1,28 @@
-"""What has to lie on the cluster: partitions and settings of each topic of the shim's, and what to do about the rest.
+"""The topics that the shim needs: partitions and settings of each, and the plan that creates or changes them.
 
-`Layout` says how each topic should be (`TopicSpec`), `compare` holds that against what is there (`TopicState`) and
-makes a `Plan`. All pure; `rocketshim_topics.provision` looks and acts.
+`Layout` defines how each topic should be (`TopicSpec`). `compare` compares that with the existing topics (`TopicState`)
+and returns a `Plan`. All of this is pure; `rocketshim_topics.provision` reads the cluster and changes it.
 
 =============  ===========================  ===========================================================================
 topic          partitions                   settings that matter
 =============  ===========================  ===========================================================================
-schedule       32 per lane, for ever        append time; delete; retention of twice the longest level and the outage
+schedule       32 per lane, always          append time; delete; retention of twice the longest level and the outage
                                             budget
 retry          1 or more (keyed records     delete; 7 days
                keep their key's partition)
 dead letters   1 or more                    delete; 30 days
 group log      1                            append time; delete; 24 hours; segments of 10 minutes
 parked         1                            delete; 30 days
-redrive log    1                            append time; delete; kept for ever (a line a letter)
+redrive log    1                            append time; delete; kept forever (one line a dead letter)
 =============  ===========================  ===========================================================================
 
-Each but the group log and the redrive log takes records 64 KiB larger than the largest source record (a hop adds
-headers, and a topic's limit is for a whole batch), and none is cut by size: a message that waits must not be deleted
-to make room.
+Each topic but the group log and the redrive log accepts records 64 KiB larger than the largest source record, since a
+hop adds headers and a topic's limit is for a whole batch. No topic has a limit of its total size: a waiting message
+must not be deleted to make room.
 
-What exists is judged so: a longer retention, a larger record limit, shorter segments and more partitions are fine;
-every other setting has to be as specified. A difference is *fatal* where the shim would lose messages or run wild
-with it (append time, compaction, partitions of the schedule topic that are not whole lanes); others are for a person.
+Of an existing topic, a longer retention, a larger record limit, shorter segments and more partitions are accepted.
+Every other setting has to be as specified. A difference is *fatal* if the shim would lose messages or not work with it:
+append time, compaction, partitions of the schedule topic that are not whole lanes. A person decides about the others.
 """
 
 import shlex
@@ -37,7 +37,7 @@ from rocketshim_topics.names import TopicNames
 __all__ = ["HEADROOM_BYTES", "Difference", "Layout", "Plan", "TopicSpec", "TopicState", "compare"]
 
 HEADROOM_BYTES: Final = 65_536
-"""How much larger than the largest source record the shim's topics take."""
+"""How much larger than the largest source record a record on the shim's topics may be, in bytes."""
 
 _DAY_MS: Final = 86_400_000
 _KAFKA_DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
@@ -52,17 +52,17 @@ _UNLIMITED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """How a topic has to be.
+    """The required partitions and settings of a topic.
 
     Attributes:
         name: physical name.
-        partitions: how many at least; exactly this many when it is created.
-        config: settings, as Kafka names and writes them.
-        purpose: what it is for, for a person.
-        partition_step: the number of partitions is a multiple of this (32 for the schedule topic).
+        partitions: the least number; exactly this number when it is created.
+        config: settings, named and written as in Kafka.
+        purpose: what it is for, for a person to read.
+        partition_step: the number of partitions is a multiple of this; 32 for the schedule topic.
         replication_factor: None: the cluster's default.
         init_command: the command that creates it.
-        grows: partitions may be added where there are too few, when that is asked for.
+        grows: a plan may add partitions if there are too few, when it is asked to.
     """
 
     name: str
@@ -77,11 +77,11 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """How a topic is.
+    """The actual partitions and settings of a topic.
 
     Attributes:
-        partitions: how many it has.
-        config: its settings in force; None if they may not be read.
+        partitions: the number of partitions.
+        config: its settings in force; None without the right to read them.
     """
 
     partitions: int
@@ -90,15 +90,15 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing of an existing topic that is not as specified.
+    """One setting of an existing topic that is not as specified.
 
     Attributes:
         topic: physical name.
         setting: Kafka's name of the setting, or `partitions`.
-        found: what it is.
-        wanted: what it should be.
-        fatal: the shim would lose messages or run wild with it.
-        will_change: the plan changes it, because it was told to.
+        found: its value.
+        wanted: the value that it should have.
+        fatal: the shim would lose messages or not work with it.
+        will_change: the plan changes it, because it was asked to.
     """
 
     topic: str
@@ -109,19 +109,19 @@ class Difference:
     will_change: bool
 
     def __str__(self) -> str:
-        """For a person."""
+        """Return the difference as a text for a person."""
         return f"{self.topic}: {self.setting} is {self.found}, should be {self.wanted}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What there is, what is missing, what differs. Nothing is changed by a plan.
+    """Which topics exist, which are missing, and what differs. A plan itself changes nothing.
 
     Attributes:
-        specs: every topic asked about, in the order given.
-        missing: those that are not there, and will be created.
-        differences: of those that are there.
-        unread: physical names of topics whose settings may not be read, and so were not compared.
+        specs: every topic of the plan, in the order given.
+        missing: the topics that do not exist; applying the plan creates them.
+        differences: of the topics that exist.
+        unread: physical names of topics whose settings could not be read and so were not compared.
     """
 
     specs: tuple[TopicSpec, ...]
@@ -131,16 +131,16 @@ class Plan:
 
     @property
     def is_done(self) -> bool:
-        """Whether applying the plan would do nothing."""
+        """Whether the plan has nothing to apply."""
         return not self.missing and not any(difference.will_change for difference in self.differences)
 
     @property
     def fatal(self) -> tuple[Difference, ...]:
-        """The differences that the shim cannot work with and that the plan does not change."""
+        """The fatal differences that the plan does not change."""
         return tuple(each for each in self.differences if each.fatal and not each.will_change)
 
     def lines(self) -> tuple[str, ...]:
-        """The plan for a person, one line a topic and one a difference."""
+        """Return the plan for a person: one line for each topic and each difference."""
         missing = {spec.name for spec in self.missing}
         lines = []
         for spec in self.specs:
@@ -155,7 +155,7 @@ class Plan:
                 if each.topic == spec.name
             )
             if spec.name in self.unread:
-                lines.append(f"unread  {spec.name}: no right to read its settings, they were not compared")
+                lines.append(f"unread  {spec.name}: no right to read its settings; they were not compared")
         return tuple(lines)
 
 
@@ -168,7 +168,7 @@ class Layout:
         levels: the level table; its longest delay sets the retention of the schedule topic.
         lanes: lanes of the schedule topic, 1 or more (default 1), 32 partitions each.
         max_message_bytes: `max.message.bytes` of the largest source topic; default Kafka's own default (1,048,588).
-        outage_budget_ms: for how long nobody may redeliver without loss; default 7 days.
+        outage_budget_ms: how long no worker may run without loss, in ms; default 7 days.
         retry_partitions: partitions of each retry topic, default 1.
         dead_letter_partitions: partitions of each dead-letter topic, default 1.
         replication_factor: None (default): the cluster's default.
@@ -218,19 +218,19 @@ class Layout:
         return self._spec(self.names.parked, 1, self._kept(30 * _DAY_MS), purpose="parked records", group=None)
 
     def redrive_log(self) -> TopicSpec:
-        """What became of dead letters; kept for ever, so that no letter that is still there is sent twice."""
+        """The log of redriven and discarded dead letters. It is kept forever, so that no dead letter is sent twice."""
         config = _APPEND_TIME | {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
         return self._spec(self.names.redrive_log, 1, config, purpose="what became of dead letters", group=None)
 
     def retry(self, group: str) -> TopicSpec:
-        """What the group gets again."""
+        """The group's retry topic."""
         config = self._kept(7 * _DAY_MS)
         return self._spec(
             self.names.retry(group), self.retry_partitions, config, purpose=f"retries of {group}", group=group
         )
 
     def dead_letter(self, group: str) -> TopicSpec:
-        """What the group could not consume."""
+        """The group's dead-letter topic."""
         config = self._kept(30 * _DAY_MS)
         return self._spec(
             self.names.dead_letter(group),
@@ -241,7 +241,7 @@ class Layout:
         )
 
     def group_log(self, group: str) -> TopicSpec:
-        """Members and locks of the group."""
+        """The group's log of members and locks."""
         config = _APPEND_TIME | {
             "cleanup.policy": "delete",
             "retention.ms": str(_DAY_MS),
@@ -251,11 +251,11 @@ class Layout:
         return self._spec(self.names.group_log(group), 1, config, purpose=purpose, group=group, is_log=True)
 
     def shared(self) -> tuple[TopicSpec, ...]:
-        """What the namespace has once: delay queues and parked records."""
+        """Return the topics that a namespace has once: delay queues and parked records."""
         return (self.schedule(), self.parked())
 
     def for_group(self, group: str, *, with_log: bool) -> tuple[TopicSpec, ...]:
-        """What a group has: retries, dead letters, and (orderly or with an allocation strategy) its log."""
+        """Return the topics of a group: retries, dead letters, and its log if it is orderly or has a strategy."""
         topics = (self.retry(group), self.dead_letter(group))
         return (*topics, self.group_log(group)) if with_log else topics
 
@@ -299,16 +299,16 @@ class Layout:
 def compare(
     specs: Iterable[TopicSpec], found: Mapping[str, TopicState], *, grow: bool = False, mend: bool = False
 ) -> Plan:
-    """Hold what is there against what should be.
+    """Compare the existing topics with the required ones.
 
     Args:
-        specs: how the topics have to be.
-        found: those that exist, by physical name.
-        grow: add partitions where there are too few (never taken away; more partitions move keys of retry topics).
+        specs: the required topics.
+        found: the existing topics, by physical name.
+        grow: add partitions where there are too few. More partitions move the keys of a retry topic.
         mend: change settings that differ.
 
     Returns:
-        The plan; nothing is changed.
+        The plan. Nothing is changed.
     """
     specs = tuple(specs)
     missing: list[TopicSpec] = []

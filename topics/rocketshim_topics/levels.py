@@ -1,22 +1,22 @@
-"""The delay-level table, and which queue a wait of so many milliseconds belongs into.
+"""The delay-level table, and the rule that chooses the queue for a wait.
 
 A table is RocketMQ's `messageDelayLevel`: entries of "integer and one unit letter" (`s`, `m`, `h`, `d`), separated by
-exactly one space; the first entry is level 1. It is read as RocketMQ's loop reads it, oddities included:
+exactly one space. The first entry is level 1. It is parsed as RocketMQ parses it:
 
 * Java's integer rules: `+5s`, `007m`, `0s`, `-0s` and decimal digits of any script are numbers; `1.5s`, `s`, `1ms`,
-  `1S`, `10`, `1_0s` are not;
-* spaces at the end are dropped, so a text of spaces only is a legal, *empty* table; a space at the start, two in a
-  row, or the empty text make an empty entry, and that is an error;
-* tabs and line ends are no separators; levels need not ascend and may repeat.
+  `1S`, `10`, `1_0s` are not.
+* Spaces at the end are dropped, so that a text of spaces only is a legal, *empty* table. A space at the start, two
+  spaces in a row, or the empty text make an empty entry, which is an error.
+* Tabs and line ends are not separators. Levels need not ascend and may repeat.
 
-Four things RocketMQ takes without a word are a `ConfigError` here: a negative delay (`-1s`; `DELAY_MS` cannot carry
-it), a delay whose milliseconds overflow 64 bits (RocketMQ wraps it round, perhaps to something negative), more than 27
-levels (a lane of the schedule topic has 27 queues for levels, design of the topic layout), and a table in which
-anything is wrong (RocketMQ's broker does not start, after it has kept the entries before the error).
+Four things that RocketMQ accepts silently are a `ConfigError` here: a negative delay (`-1s`; `DELAY_MS` cannot carry
+it); a delay whose milliseconds overflow 64 bits (RocketMQ wraps it around, even to a negative one); more than 27 levels
+(a lane of the schedule topic has 27 queues for levels); and a table with an error after valid entries (RocketMQ's
+broker keeps these entries and does not start).
 
 Queues. Lane `l` of the schedule topic is the partitions `32·l … 32·l+31`: level `n` is `32·l + n - 1`, fine level `k`
-is `32·l + 27 + k`. A record leaves a queue when the queue's own delay has passed since its append; what then remains
-is waited for in the next queue, chosen by `DelayLevels.queue_for` alone, by sender and worker alike.
+is `32·l + 27 + k`. A record leaves a queue when the queue's own delay has passed since its append. If it is not due
+then, it waits in a next queue. `DelayLevels.queue_for` alone chooses that queue, for sender and worker.
 """
 
 import re
@@ -41,7 +41,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 class DelayLevels:
     """One delay-level table.
 
-    Make it with `parse` or `default`. Two tables are equal if their delays are.
+    Make it with `parse` or `default`. Two tables with equal delays are equal.
 
     Attributes:
         delays_ms: delay of each level in ms, level 1 first; 0 to 27 entries of 0 … 2^63 - 1, in no particular order.
@@ -57,15 +57,15 @@ class DelayLevels:
     DEFAULT: ClassVar[str] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     """RocketMQ's default table (`MessageStoreConfig.messageDelayLevel`): 18 levels."""
     STRIDE: ClassVar[int] = 32
-    """Partitions per lane, for ever: a longer table or more lanes never move a queue."""
+    """Partitions per lane. This never changes, so that a longer table or more lanes never move a queue."""
     MAX_LEVELS: ClassVar[int] = _MAX_LEVELS
-    """Levels a lane has room for; the five queues behind them are the fine levels."""
+    """Most levels of a table. The five queues behind them are the fine levels."""
     FINE_MS: ClassVar[tuple[int, ...]] = (512, 256, 128, 64, 32)
     """Delays of the fine levels in ms, in the order of their partitions."""
     HOP_SLACK_MS: ClassVar[int] = 32
-    """A queue may be this much longer than what remains, so that the rest is not cut into a dozen pieces."""
+    """A queue may be longer than the remaining time by this, in ms, so that the rest does not cost a dozen hops."""
     UNKNOWN_LEVEL_MS: ClassVar[int] = 1_000
-    """Delay of a level the table does not know, as in RocketMQ."""
+    """Delay of a level that is not in the table, in ms, as in RocketMQ."""
 
     delays_ms: tuple[int, ...]
     _hop_delays_ms: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -92,7 +92,7 @@ class DelayLevels:
 
     @classmethod
     def parse(cls, text: str) -> "DelayLevels":
-        """Read a table as RocketMQ reads `messageDelayLevel`.
+        """Parse a table as RocketMQ parses `messageDelayLevel`.
 
         Args:
             text: for example `"1s 5s 10s 30s 1m"`; the module's docstring has the rules.
@@ -101,8 +101,8 @@ class DelayLevels:
             The table; empty (`max_level == 0`) for a text of spaces only.
 
         Raises:
-            ConfigError: an entry RocketMQ refuses too (empty, no integer, unknown unit), or one that only RocketMQ
-                takes (negative, overflowing, more than 27 levels). Says which entry, and why.
+            ConfigError: an entry that RocketMQ refuses, too (empty, not an integer, unknown unit), or one that only
+                RocketMQ accepts (negative, overflowing, more than 27 levels). It names the entry and the rule.
         """
         entries = text.split(" ")
         if text:
@@ -110,14 +110,14 @@ class DelayLevels:
                 entries.pop()
         if len(entries) > cls.MAX_LEVELS:
             raise ConfigError(
-                f"the level table {_shown(text)} has {len(entries)} levels; RocketMQ would take them, but a lane of "
+                f"the level table {_shown(text)} has {len(entries)} levels; RocketMQ would accept them, but a lane of "
                 f"the schedule topic has room for {cls.MAX_LEVELS}: leave some out (any delay can be had with delay=)"
             )
         return cls(tuple(_entry_ms(entry, level, text) for level, entry in enumerate(entries, start=1)))
 
     @classmethod
     def default(cls) -> "DelayLevels":
-        """RocketMQ's default table of 18 levels, 1 s to 2 h."""
+        """Return RocketMQ's default table of 18 levels, 1 s to 2 h."""
         return _default()
 
     @property
@@ -127,7 +127,7 @@ class DelayLevels:
 
     @property
     def longest_ms(self) -> int:
-        """The longest time a record lies in one queue, in ms (a fine level's for an empty table)."""
+        """The longest time that a record waits in one queue, in ms; that of a fine level for an empty table."""
         return max(self.delays_ms + self.FINE_MS)
 
     def __str__(self) -> str:
@@ -135,27 +135,27 @@ class DelayLevels:
         return " ".join(_text_of(delay_ms) for delay_ms in self.delays_ms) or " "
 
     def clamp(self, level: int) -> int:
-        """Replace a level above the highest by the highest.
+        """Return the level, or the highest one if it is above that.
 
         Args:
-            level: a requested level. 0 and less mean "not scheduled" and come back as they are.
+            level: a requested level. 0 and less mean "not scheduled" and are returned unchanged.
 
         Returns:
-            `min(level, max_level)`; so 0 for every positive level of an empty table.
+            `min(level, max_level)`, which is 0 for every positive level of an empty table.
         """
         return min(level, len(self.delays_ms))
 
     def delay_ms(self, level: int) -> int:
-        """The delay of a level in ms; 1000 for a level that the table does not know (also for 0 and less)."""
+        """Return the delay of a level in ms; 1000 for a level that is not in the table, also for 0 and less."""
         if 1 <= level <= len(self.delays_ms):
             return self.delays_ms[level - 1]
         return self.UNKNOWN_LEVEL_MS
 
     def partition(self, level: int, lane: int = 0) -> int:
-        """The partition of the schedule topic that holds a level.
+        """Return the partition of the schedule topic that holds a level.
 
         Args:
-            level: 1 to 27, also one that this table does not know: its place is fixed.
+            level: 1 to 27. It need not be in this table, since its partition is fixed.
             lane: 0 or more.
 
         Raises:
@@ -166,11 +166,11 @@ class DelayLevels:
         return self._first_partition(lane) + level - 1
 
     def queue_delay_ms(self, partition: int) -> int | None:
-        """The delay of a queue in ms, for any partition number of the schedule topic.
+        """Return the delay of a queue in ms, for any partition of the schedule topic.
 
         Returns:
-            A level's or fine level's delay. None where this table has no such level: a sender with a longer table
-            wrote there; RocketMQ would leave such records lying.
+            The delay of a level or fine level. None if this table has no such level: a sender with a longer table
+            wrote there. RocketMQ would never deliver such records.
         """
         slot = partition % self.STRIDE
         if slot >= self.MAX_LEVELS:
@@ -180,19 +180,19 @@ class DelayLevels:
         return None
 
     def is_level(self, partition: int) -> bool:
-        """Whether a partition is the queue of a public level that this table has (and not of a fine level)."""
+        """Return whether a partition is the queue of a level of this table, and not of a fine level."""
         return partition % self.STRIDE < len(self.delays_ms)
 
     def queue_for(self, remaining_ms: int, lane: int = 0) -> int:
-        """The partition in which a record waits next: the one queue rule for senders and worker.
+        """Return the partition in which a record waits next: the one queue rule for senders and worker.
 
         Args:
-            remaining_ms: time to the record's due time in ms; may be negative.
+            remaining_ms: time until the record is due, in ms; may be negative.
             lane: 0 or more.
 
         Returns:
-            The queue with the longest delay not longer than `remaining_ms + 32` among the distinct delays of levels of
-            at least 1 s and the fine levels (of levels with equal delay the lowest); the finest queue if there is none.
+            The queue with the longest delay that is at most `remaining_ms + 32`, among the levels of at least 1 s and
+            the fine levels; of levels with equal delay the lowest. The finest queue if there is none.
         """
         place = bisect_right(self._hop_delays_ms, remaining_ms + self.HOP_SLACK_MS)
         return self._first_partition(lane) + self._hop_slots[max(place - 1, 0)]
@@ -218,14 +218,14 @@ def _entry_ms(entry: str, level: int, text: str) -> int:
         raise ConfigError(f"{place} is not an integer and one of the units s, m, h, d (lower case): write 30s, 5m, 2h")
     delay_ms = number * unit_ms
     if delay_ms < 0:
-        raise ConfigError(f"{place} is negative; RocketMQ delivers at once then, here a delay is 0 or more: write 0s")
+        raise ConfigError(f"{place} is negative; here a delay is 0 or more: write 0s to deliver immediately")
     if delay_ms > _LONG_MAX:
-        raise ConfigError(f"{place} overflows 64 bits of milliseconds; RocketMQ wraps it round without a word")
+        raise ConfigError(f"{place} overflows 64 bits of milliseconds; RocketMQ wraps it around silently")
     return delay_ms
 
 
 def _java_long(text: str) -> int | None:
-    """`Long.parseLong`: an optional sign and decimal digits of the basic plane, within 64 bits; None if it throws."""
+    """Parse as `Long.parseLong`: an optional sign and digits of the basic plane, 64 bits; None if Java throws."""
     digits = text[1:] if text[:1] in {"+", "-"} else text
     values = [unicodedata.decimal(char, None) if char <= "\uffff" else None for char in digits]
     if not values:
@@ -248,7 +248,7 @@ def _text_of(delay_ms: int) -> str:
             return f"{delay_ms // _UNIT_MS[letter]}{letter}"
     if delay_ms == 0:
         return "0s"
-    raise ConfigError(f"a delay of {delay_ms} ms has no place in the text of a level table: its finest unit is 1 s")
+    raise ConfigError(f"a delay of {delay_ms} ms cannot be written in a level table: its finest unit is 1 s")
 
 
 def _shown(text: str) -> str:

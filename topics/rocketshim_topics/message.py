@@ -1,14 +1,14 @@
-"""Messages: `Message` is what a user sends, `MessageView` what a listener gets, `Origin` where a record lay.
+"""Messages: `Message` is what a user sends, `MessageView` what a listener gets, `Origin` the coordinates of a record.
 
-`Message` is checked when it is made, so that a bad one fails where it is written and nothing is half-sent.
-`MessageView` is a window on a record as it was fetched: making one stores two references and reads nothing, each
-attribute looks up what it needs. It has no setters; what a listener does to it never reaches the retry record, which
-is built from the record as fetched.
+`Message` is checked when it is made, so that a bad message fails where it is written and is never half-sent.
+`MessageView` is a view of a fetched record. Making a view stores two references and reads nothing; each attribute reads
+what it needs. A view has no setters. Nothing that a listener does to it reaches the retry record, which is built from
+the record as fetched.
 
-Which headers a view believes depends on where the record lies (`rocketshim_topics.wire`): pass `trusted=True` for
-records from the group's own retry topic (or another topic of the shim's), after `wire.decode` has accepted them. On a
-trusted record that breaks the wire format the attributes raise `MalformedRecordError`, on any other only those that
-look at headers, where a header's name is no UTF-8.
+Which headers a view believes depends on the record's topic (`rocketshim_topics.wire`). Pass `trusted=True` for records
+of the group's own retry topic, or of another topic of the shim, after `wire.decode` has accepted them. The attributes
+raise `MalformedRecordError` for a trusted record that breaks the wire format, and for any record whose headers are
+needed and have a name that is not UTF-8.
 """
 
 import re
@@ -38,13 +38,13 @@ MAX_PROPERTY_NAME_BYTES: Final = 128
 MAX_PROPERTIES_BYTES: Final = 16_384
 
 Properties = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
-"""User properties: a mapping, or pairs where order and repeats matter. Text is sent as UTF-8."""
+"""User properties: a mapping, or pairs if order or repeated names matter. Text is sent as UTF-8."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ORIGIN: Final = re.compile(r"([a-zA-Z0-9._-]{1,249})/([0-9]{1,10})/([0-9]{1,19})")
 _LONG_MAX: Final = 2**63 - 1
 _INT_MAX: Final = 2**31 - 1
-_EPOCH_SECONDS: Final = range(1_000_000_000, 100_000_000_000)  # from 2001 on; as milliseconds: January 1970 to 1973
+_EPOCH_SECONDS: Final = range(1_000_000_000, 100_000_000_000)  # as seconds: from 2001 on; as milliseconds: 1970 to 1973
 _TAGS: Final = "TAGS"
 
 
@@ -53,31 +53,31 @@ class Message:
     """A message to send.
 
     Args:
-        topic: logical topic: an ordinary one, or `%RETRY%g` / `%DLQ%g` (never `SCHEDULE_TOPIC_XXXX`: use a delay).
+        topic: logical topic: an ordinary one, `%RETRY%g` or `%DLQ%g`. For `SCHEDULE_TOPIC_XXXX` use a delay instead.
         body: bytes, `b""`, or None for a tombstone.
-        key: Kafka's key; text is sent as UTF-8. None: no key. Never made from `keys`.
+        key: Kafka's key; text is sent as UTF-8. None: no key. `keys` has no influence on it.
         tag: one tag to filter by: not empty, no control characters, not `*`, no `||` and no blank at either end, since
             no subscription could select it. None: no tag.
-        keys: business keys to search by, each without spaces; one text is split at spaces.
-        delay: deliver this long after the record was appended: `"90s"`, seconds, or a timedelta. 0: at once.
-        delay_level: deliver after the delay of this level of the table; above the highest: the highest; 0 or less: at
-            once.
+        keys: business keys to search by, each without spaces. A single text is split at spaces.
+        delay: deliver this long after the record is appended: `"90s"`, seconds, or a timedelta. 0: immediately.
+        delay_level: deliver after the delay of this level of the table. Above the highest level: the highest. 0 or
+            less: immediately.
         deliver_at: deliver at this time on the broker's clock: epoch milliseconds, or a datetime with a time zone. In
-            the past: as soon as possible; a number that can only be seconds (before 1973 as milliseconds) is refused.
-        properties: user properties, at most 64 and, with tag and keys, 16 KiB; names of 1 to 128 bytes without control
-            characters that the wire format does not reserve.
-        max_reconsume_times: limit of failed attempts for this one message; the lower of it and the group's counts.
-            None: the group's.
+            the past: immediately. A number that looks like seconds (before 1973 as milliseconds) is refused.
+        properties: at most 64 user properties; with tag and keys at most 16 KiB. Names have 1 to 128 bytes, no control
+            characters, and are not reserved by the wire format.
+        max_reconsume_times: limit of failed attempts for this message. The lower of it and the group's limit counts.
+            None: the group's limit.
 
     Attributes:
         delay_ms: `delay` in ms, rounded up; None if not given.
         deliver_at_ms: `deliver_at` in epoch ms, rounded up; None if not given.
-        headers: `properties` as they go on the wire, in their order.
+        headers: `properties` as they are written, in their order.
 
     Raises:
-        ReservedHeaderError: a property name that the wire format reserves, or one that no header may have.
-        MessageTooLargeError: properties, tag and keys are more than 16 KiB together.
-        MessageError: everything else that is wrong. Nothing was sent.
+        ReservedHeaderError: a property name that the wire format reserves, or that is not a legal header name.
+        MessageTooLargeError: properties, tag and keys have more than 16 KiB together.
+        MessageError: any other illegal value. Nothing was sent.
 
     Thread-safety: immutable.
     """
@@ -109,11 +109,11 @@ class Message:
             put(self, "keys", _checked_keys(self.keys))
         if self.max_reconsume_times is not None:
             _check_int("max_reconsume_times", self.max_reconsume_times, 0, _INT_MAX)
-        self._settle_delay()
+        self._resolve_delay()
         put(self, "headers", () if not self.properties else _checked_properties(self.properties))
         self._check_size()
 
-    def _settle_delay(self) -> None:
+    def _resolve_delay(self) -> None:
         given = [name for name in ("delay", "delay_level", "deliver_at") if getattr(self, name) is not None]
         if len(given) > 1:
             raise MessageError(f"{' and '.join(given)} are given: a message has at most one of its three delays")
@@ -132,7 +132,7 @@ class Message:
 
     @property
     def key_bytes(self) -> bytes | None:
-        """The key as it goes on the wire."""
+        """The key as it is written."""
         return self.key.encode() if isinstance(self.key, str) else self.key
 
 
@@ -148,7 +148,7 @@ def _check_topic(topic: object) -> None:
     if not isinstance(topic, str):
         raise MessageError(f"topic is {_type(topic)}: give a text")
     if topic == SCHEDULE_TOPIC:
-        raise MessageError(f"{topic} is not sent to: give the message a delay, delay_level or deliver_at")
+        raise MessageError(f"{topic} cannot be sent to: give the message a delay, delay_level or deliver_at")
     try:
         group = group_of(topic)
         if group is None:
@@ -193,7 +193,7 @@ def _checked_keys(keys: object) -> tuple[str, ...]:
         raise MessageError(f"keys is {_type(keys)}: give a sequence of texts")
     for key in keys:
         if not isinstance(key, str) or not key or " " in key or not _is_clean(key):
-            raise MessageError(f"{key!r:.80} is no business key: it is a text without spaces and control characters")
+            raise MessageError(f"{key!r:.80} is not a business key: give a text without spaces and control characters")
     return tuple(keys)
 
 
@@ -230,16 +230,16 @@ def _checked_properties(properties: object) -> tuple[Header, ...]:
 
 def _checked_property(pair: object) -> Header:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise MessageError(f"{pair!r:.80} is no property: give (name, value)")
+        raise MessageError(f"{pair!r:.80} is not a property: give (name, value)")
     name, value = pair
     if not isinstance(name, str) or not name or not _is_clean(name):
         raise ReservedHeaderError(
-            f"{name!r:.80} is no property name: it is a text that is not empty and has no control characters"
+            f"{name!r:.80} is not a property name: give a text that is not empty and has no control characters"
         )
     if name in RESERVED:
         raise ReservedHeaderError(f"{name} belongs to the wire format: choose another property name")
     if len(name.encode()) > MAX_PROPERTY_NAME_BYTES:
-        raise ReservedHeaderError(f"{name!r:.80} is no property name: more than {MAX_PROPERTY_NAME_BYTES} bytes")
+        raise ReservedHeaderError(f"{name!r:.80} is not a property name: more than {MAX_PROPERTY_NAME_BYTES} bytes")
     if value is None or isinstance(value, bytes):
         return (name, value)
     if isinstance(value, str) and _encodes(value):
@@ -249,7 +249,7 @@ def _checked_property(pair: object) -> Header:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Origin:
-    """Where a record lies or lay.
+    """The coordinates of a record, which may no longer exist.
 
     Attributes:
         topic: physical topic.
@@ -262,12 +262,12 @@ class Origin:
     offset: int
 
     def __str__(self) -> str:
-        """The text form, `topic/partition/offset`."""
+        """Return the text form, `topic/partition/offset`."""
         return f"{self.topic}/{self.partition}/{self.offset}"
 
     @classmethod
     def parse(cls, text: str) -> "Origin":
-        """Read the text form.
+        """Parse the text form.
 
         Raises:
             MalformedRecordError: not `topic/partition/offset`; reason `bad-origin`.
@@ -283,9 +283,9 @@ class MessageView:
 
     Args:
         record: the record as fetched (`confluent_kafka.Message`, or anything with these accessors).
-        trusted: the record comes from the group's own retry topic, see the module's docstring.
+        trusted: the record comes from the group's own retry topic; see the module's docstring.
 
-    Thread-safety: attributes may be read from any one thread at a time; nothing of the record changes.
+    Thread-safety: attributes may be read by one thread at a time, whichever it is. The record does not change.
     """
 
     __slots__ = ("_decoded", "_properties", "_record", "_trusted")
@@ -304,17 +304,17 @@ class MessageView:
 
     @property
     def record(self) -> Record:
-        """The record as fetched; from it, never from the view, hops are made."""
+        """The record as fetched. Hops are made from it, never from the view."""
         return self._record
 
     @property
     def trusted(self) -> bool:
-        """Whether the shim's headers of this record are believed."""
+        """Whether this view believes the shim's headers of the record."""
         return self._trusted
 
     @property
     def topic(self) -> str:
-        """Logical topic: the one of the first delivery for a message that is retried."""
+        """Logical topic. For a retried message this is the topic of its first delivery."""
         if self._trusted:
             first = self._envelope.retry_topic
             if first is not None:
@@ -335,7 +335,7 @@ class MessageView:
 
     @property
     def tag(self) -> str | None:
-        """The message's one tag, None if it has none (of several the first counts)."""
+        """The message's tag, None if it has none. The first of several headers counts."""
         for name, value in read_headers(self._record) or ():
             if name == _TAGS:
                 return None if value is None else value.decode("utf-8", "surrogateescape")
@@ -348,22 +348,22 @@ class MessageView:
 
     @property
     def msg_id(self) -> str:
-        """The id that is the same on every hop (`UNIQ_KEY`); for a record without one, its own coordinates."""
+        """The id, which is the same on every hop (`UNIQ_KEY`); the record's own coordinates if it has none."""
         return self._envelope.uniq_key or coordinates(self._record)
 
     @property
     def offset_msg_id(self) -> str:
-        """Where this very record lies: `topic/partition/offset` (physical topic)."""
+        """The coordinates of this record: `topic/partition/offset` (physical topic)."""
         return coordinates(self._record)
 
     @property
     def queue_id(self) -> int:
-        """Partition of this very record."""
+        """Partition of this record."""
         return _known(self._record.partition())
 
     @property
     def queue_offset(self) -> int:
-        """Offset of this very record."""
+        """Offset of this record."""
         return _known(self._record.offset())
 
     @property
@@ -375,23 +375,23 @@ class MessageView:
 
     @property
     def max_reconsume_times(self) -> int | None:
-        """The limit its sender gave this message, None if there is none."""
+        """The limit of attempts that the sender set for this message, None if it set none."""
         return self._envelope.max_reconsume_times
 
     @property
     def born_timestamp_ms(self) -> int:
-        """Epoch ms of the first send; of this record where that is not known."""
+        """Time of the first send in epoch ms; the record's own timestamp if that is not known."""
         born_ms = self._envelope.born_timestamp_ms
         return self._record.timestamp()[1] if born_ms is None else born_ms
 
     @property
     def store_timestamp_ms(self) -> int:
-        """Timestamp of this very record in epoch ms."""
+        """Timestamp of this record in epoch ms."""
         return self._record.timestamp()[1]
 
     @property
     def origin(self) -> Origin:
-        """Where the message lay at its first delivery; this very record if it has not failed before."""
+        """Coordinates of the message's first delivery; those of this record if it has not failed before."""
         text = self._envelope.origin_message_id if self._trusted else None
         if text is not None:
             return Origin.parse(text)
@@ -399,22 +399,22 @@ class MessageView:
 
     @property
     def delay_level(self) -> int:
-        """The level it was sent with while it waits in the schedule topic; 0 everywhere else."""
+        """The delay level of a record on the schedule topic; 0 on every other topic."""
         if not self._trusted:
             return 0
         return self._envelope.delay_level or 0
 
     @property
     def headers(self) -> tuple[Header, ...]:
-        """The user's headers as sent: own names, order, repeats and None kept."""
+        """The user's headers as sent, with their own names, in order, with repeats and None."""
         return tuple((own_name(name), value) for name, value in self._envelope.user)
 
     @property
     def properties(self) -> Mapping[str, str]:
         """The user's headers as a read-only mapping.
 
-        Of a repeated name the last counts (as `Headers#lastHeader` of the Java client); headers without a value are
-        left out; bytes that are not UTF-8 are kept by `surrogateescape`. `headers` has them all as they are.
+        The last of several headers with one name counts, as with `Headers#lastHeader` of the Java client. Headers
+        without a value are left out. Bytes that are not UTF-8 are kept by `surrogateescape`. `headers` has all of them.
         """
         try:
             return self._properties
@@ -429,14 +429,14 @@ class MessageView:
             return self._properties
 
     def __repr__(self) -> str:
-        """Coordinates only: never the body."""
+        """Return the coordinates only, never the body."""
         return f"<MessageView {coordinates(self._record)}>"
 
 
 class FirstView(MessageView):
-    """A view of a record that is not trusted, made in C: `FirstView()`, then its `_record` is set.
+    """A view of a record that is not trusted, made in C: call `FirstView()`, then set `_record`.
 
-    For consumers' inner loops: 0.05 µs where a call of `MessageView(record, False)` is 0.12 (our measurement).
+    For the inner loops of consumers: 0.05 µs, where `MessageView(record, False)` takes 0.12 µs (our measurement).
     """
 
     __slots__ = ()
@@ -445,10 +445,10 @@ class FirstView(MessageView):
 
 
 def first_views(records: Sequence[Record]) -> list[MessageView]:
-    """Views of records that are not trusted."""
+    """Return views of records that are not trusted."""
     views: list[MessageView] = list(starmap(FirstView, repeat((), len(records))))
     view: MessageView
-    for view, view._record in zip(views, records, strict=True):  # noqa: B007, SLF001 - it assigns, that is all
+    for view, view._record in zip(views, records, strict=True):  # noqa: B007, SLF001 - the loop only assigns
         pass
     return views
 

@@ -1,8 +1,8 @@
 """A queue as RocketMQ names it: one partition of one topic.
 
-RocketMQ's identity of a queue is topic, broker and queue id. Here the broker's name is always `kafka`: the leader of
-a partition changes, and a name that changed with it would move every consistent hash that is built on the queue's
-text. The field is kept because the text is hashed, and because the machine-room strategies read a room out of it.
+RocketMQ identifies a queue by topic, broker and queue id. Here the broker's name is always `kafka`: the leader of a
+partition changes, and a name that changed with it would move every consistent hash of the queue's text. The field
+exists because the text is hashed, and because the machine-room strategies read a room from it.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class MessageQueue:
 
     Attributes:
         topic: name of the topic; logical for retry topics (`%RETRY%g`).
-        broker_name: always `kafka`, unless a test of RocketMQ's arithmetic says otherwise.
+        broker_name: always `kafka`, except in tests of RocketMQ's arithmetic.
         queue_id: number of the partition, 0 or more.
 
     Raises:
-        ConfigError: a broker name that is no text.
+        ConfigError: a broker name that is not a text.
 
     Thread-safety: immutable.
 
@@ -39,7 +39,7 @@ class MessageQueue:
     queue_id: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a queue id in the place of the broker's name: it would mean queue 0."""
+        """Refuse a queue id that is given as the broker's name: it would mean queue 0."""
         if not isinstance(self.broker_name, str):
             raise ConfigError(
                 f"MessageQueue({self.topic!r}, {self.broker_name!r}): the second is the broker's name; write "
@@ -47,5 +47,5 @@ class MessageQueue:
             )
 
     def __str__(self) -> str:
-        """RocketMQ's text. It is hashed by the consistent-hash strategy: no character of it may change."""
+        """Return RocketMQ's text. The consistent-hash strategy hashes it, so no character of it may change."""
         return f"MessageQueue [topic={self.topic}, brokerName={self.broker_name}, queueId={self.queue_id}]"

@@ -1,7 +1,7 @@
-"""Names: logical ones (`%RETRY%g`, as RocketMQ's users know them) and the physical ones that lie on the cluster.
+"""Topic names: logical names (`%RETRY%g`, as RocketMQ's users know them) and the physical names on the cluster.
 
-`%` is illegal in Kafka's topic names. Logical names appear in the API, the command line, headers and documents; this
-module alone maps them to physical names, and nothing ever maps back: whoever needs the group reads a header.
+`%` is illegal in Kafka's topic names. The API, the command line, headers and documents use logical names. This module
+alone maps them to physical names. Nothing maps back: code that needs the group reads it from a header.
 
 =====================  ======================================
 logical                physical, namespace `""`; `pay.` before each in namespace `pay`
@@ -15,13 +15,13 @@ SCHEDULE_TOPIC_XXXX    SCHEDULE_TOPIC_XXXX
 anything else          itself, in every namespace
 =====================  ======================================
 
-`<g>`: a group of `[A-Za-z0-9_-]{1,150}` that does not end in `-` and 16 hex digits stands for itself. Every other
-group becomes: each other character replaced by `-`, cut to 120, then `-` and the first 16 hex digits of the SHA-256 of
-its UTF-8 bytes. So two groups never share a topic, not even for Kafka's rule that `.` and `_` are the same (an encoded
-group holds no dot), and each name is legal and at most 249 long.
+`<g>` is the group itself if it matches `[A-Za-z0-9_-]{1,150}` and does not end in `-` and 16 hex digits. Any other
+group is encoded: each other character becomes `-`, the result is cut to 120 characters, then `-` and the first 16 hex
+digits of the SHA-256 of the group's UTF-8 bytes follow. So two groups never share a topic, not even under Kafka's rule
+that `.` and `_` collide, since an encoded group has no dot. Each name is legal and at most 249 characters long.
 
-Invariant across namespaces: a namespace holds no dot and no part `rmq` between underscores, so that the first part
-`rmq` of a name ends its namespace, also where `.` and `_` are the same.
+Invariant across namespaces: a namespace has no dot and no part `rmq` between underscores. So the first part `rmq` of a
+name ends its namespace, also where `.` and `_` collide.
 """
 
 import hashlib
@@ -63,17 +63,17 @@ _OURS: Final = re.compile(
 
 
 def retry_topic(group: str) -> str:
-    """The logical retry topic of a group, `%RETRY%<group>`; `ConfigError` for an illegal group."""
+    """Return the logical retry topic of a group, `%RETRY%<group>`; raise `ConfigError` for an illegal group."""
     return RETRY_PREFIX + check_group(group)
 
 
 def dead_letter_topic(group: str) -> str:
-    """The logical dead-letter topic of a group, `%DLQ%<group>`; `ConfigError` for an illegal group."""
+    """Return the logical dead-letter topic of a group, `%DLQ%<group>`; raise `ConfigError` for an illegal group."""
     return DEAD_LETTER_PREFIX + check_group(group)
 
 
 def group_of(logical: str) -> str | None:
-    """The group in a logical `%RETRY%<group>` or `%DLQ%<group>`; None for every other topic. Not for physical names."""
+    """Return the group in a logical `%RETRY%<group>` or `%DLQ%<group>`; None for any other name."""
     for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
         if logical.startswith(prefix):
             return logical.removeprefix(prefix)
@@ -88,7 +88,7 @@ def check_topic(topic: str) -> str:
     """Return an ordinary topic name, or raise `ConfigError` if Kafka would refuse it."""
     if not _is_text(topic) or _TOPIC.fullmatch(topic) is None or topic in {".", ".."}:
         raise ConfigError(
-            f"{topic!r:.80} is no topic name: Kafka takes 1 to 249 of [a-zA-Z0-9._-], but not '.' and '..' "
+            f"{topic!r:.80} is not a topic name: Kafka accepts 1 to 249 of [a-zA-Z0-9._-], but not '.' and '..' "
             f"(logical names are {RETRY_PREFIX}<group> and {DEAD_LETTER_PREFIX}<group>)"
         )
     return topic
@@ -98,20 +98,20 @@ def check_topic(topic: str) -> str:
 def check_group(group: str) -> str:
     """Return a group name, or raise `ConfigError`.
 
-    A group is 1 to 255 bytes of UTF-8 without control characters, and not `DEFAULT_CONSUMER` (RocketMQ refuses that).
+    A group is 1 to 255 bytes of UTF-8 without control characters, but not `DEFAULT_CONSUMER`, which RocketMQ refuses.
     """
     if not _is_text(group) or not group:
-        raise ConfigError(f"{group!r:.80} is no group name: it has to be a text that is not empty")
+        raise ConfigError(f"{group!r:.80} is not a group name: give a text that is not empty")
     try:
         encoded = group.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{group!r:.80} is no group name: it is not Unicode text") from error
+        raise ConfigError(f"{group!r:.80} is not a group name: it is not Unicode text") from error
     if len(encoded) > MAX_GROUP_BYTES:
-        raise ConfigError(f"{group!r:.80} is no group name: {len(encoded)} bytes are more than {MAX_GROUP_BYTES}")
+        raise ConfigError(f"{group!r:.80} is not a group name: {len(encoded)} bytes are more than {MAX_GROUP_BYTES}")
     if _CONTROL.search(group) is not None:
-        raise ConfigError(f"{group!r:.80} is no group name: it holds control characters")
+        raise ConfigError(f"{group!r:.80} is not a group name: it has control characters")
     if group == "DEFAULT_CONSUMER":
-        raise ConfigError("'DEFAULT_CONSUMER' is no group name: RocketMQ keeps it for itself, choose your own")
+        raise ConfigError("'DEFAULT_CONSUMER' is not a group name: RocketMQ reserves it, choose another")
     return group
 
 
@@ -130,10 +130,10 @@ class TopicNames:
 
     Args:
         namespace: `""` (default) for the plain names, or 1 to 64 of `[A-Za-z0-9_-]` with no part `rmq` between
-            underscores: the domain whose topics and worker stand apart from the others on the cluster.
+            underscores. Each namespace has its own topics and its own worker.
 
     Raises:
-        ConfigError: an illegal namespace, or (from the methods) an illegal group or topic.
+        ConfigError: an illegal namespace, or, from the methods, an illegal group or topic.
 
     Thread-safety: immutable.
     """
@@ -144,13 +144,13 @@ class TopicNames:
         if self.namespace == "":
             return
         if not _is_text(self.namespace) or _NAMESPACE.fullmatch(self.namespace) is None:
-            raise ConfigError(f"{self.namespace!r:.80} is no namespace: it is 1 to 64 of [A-Za-z0-9_-], or empty")
+            raise ConfigError(f"{self.namespace!r:.80} is not a namespace: give 1 to 64 of [A-Za-z0-9_-], or nothing")
         if "rmq" in self.namespace.split("_"):
-            raise ConfigError(f"{self.namespace!r} is no namespace: with a part 'rmq' its topics look like others'")
+            raise ConfigError(f"{self.namespace!r} is not a namespace: a part 'rmq' makes its topics ambiguous")
 
     @property
     def prefix(self) -> str:
-        """What stands before each name: `""` or `<namespace>.`."""
+        """Prefix of each name: `""` or `<namespace>.`."""
         return f"{self.namespace}." if self.namespace else ""
 
     @property
@@ -160,14 +160,14 @@ class TopicNames:
 
     @property
     def parked(self) -> str:
-        """The topic of the schedule records that can never be delivered."""
+        """The topic of schedule records that can never be delivered."""
         return f"{self.prefix}rmq.parked"
 
     @property
     def redrive_log(self) -> str:
-        """The topic that says which dead letters were sent again or discarded.
+        """The topic that records which dead letters were sent again or discarded.
 
-        It is also the prefix of the `transactional.id`s by which they are.
+        Its name is also the prefix of the `transactional.id`s of redrives.
         """
         return f"{self.prefix}rmq.redrive"
 
@@ -189,10 +189,10 @@ class TopicNames:
         return f"{self.prefix}rmq.group.{_encoded(group)}"
 
     def physical(self, logical: str) -> str:
-        """The physical name of a logical one: `%RETRY%g`, `%DLQ%g` and `SCHEDULE_TOPIC_XXXX` mapped, others unchanged.
+        """Return the physical name of a logical one: `%RETRY%g`, `%DLQ%g`, `SCHEDULE_TOPIC_XXXX` mapped, others kept.
 
         Raises:
-            ConfigError: not a name that Kafka takes, or an illegal group.
+            ConfigError: not a name that Kafka accepts, or an illegal group.
         """
         if logical.startswith(RETRY_PREFIX):
             return self.retry(logical.removeprefix(RETRY_PREFIX))
@@ -203,8 +203,8 @@ class TopicNames:
         return check_topic(logical)
 
     def is_ours(self, physical: str) -> bool:
-        """Whether a physical name has the form of a shim topic, of this or any other namespace.
+        """Return whether a physical name has the form of a shim topic, of this or any other namespace.
 
-        For topic patterns and target rules: what this is true for is never a user's topic.
+        Topic patterns and target rules use this: such a name is never a user's topic.
         """
         return _OURS.fullmatch(physical) is not None

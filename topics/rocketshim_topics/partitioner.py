@@ -1,6 +1,6 @@
 """The partition of a key, as the Java client and `partitioner=murmur2_random` of librdkafka choose it.
 
-The worker needs it for records that have to go to their key's partition, senders need it to choose a lane.
+The worker uses it to send a record to the partition of its key, senders use it to choose a lane.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit MurmurHash2 of Kafka's default partitioner, as an unsigned number.
+    """Return the 32-bit MurmurHash2 of Kafka's default partitioner, as an unsigned number.
 
     Source: `org.apache.kafka.common.utils.Utils#murmur2` (which returns the same bits as a signed int).
     """
@@ -33,18 +33,18 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_for(key: bytes, count: int) -> int:
-    """The partition of a key among `count` (at least 1) partitions: `toPositive(murmur2(key)) % count`.
+    """Return the partition of a key among `count` (at least 1) partitions: `toPositive(murmur2(key)) % count`.
 
     Raises:
         ConfigError: `count` is not positive.
     """
     if count < 1:
-        raise ConfigError(f"there is no partition among {count}")
+        raise ConfigError(f"no partition can be chosen among {count}")
     return (murmur2(key) & 0x7FFFFFFF) % count
 
 
 def lane_for(key: bytes, lanes: int) -> int:
-    """The lane of a keyed record among `lanes` (at least 1) lanes of the schedule topic; keyless ones go round robin.
+    """Return the lane of a keyed record among `lanes` (at least 1) lanes. Records without a key go round robin.
 
     Raises:
         ConfigError: `lanes` is not positive.

@@ -1,16 +1,17 @@
-"""Looks at the cluster's topics and creates what is missing. The only module of the contract with a Kafka client.
+"""Compare the cluster's topics with the layout, and create what is missing.
 
-`plan` looks and changes nothing, `apply` does what a plan says and waits until it can be used, `ensure_topics` is both
-for a program that starts. Nothing that exists is changed unless the plan was told to (`grow`, `mend`).
+This is the only module of the contract with a Kafka client. `plan` changes nothing. `apply` applies a plan and waits
+until the topics can be used. `ensure_topics` does both, for a program that starts. Existing topics are changed only if
+the plan was asked to (`grow`, `mend`).
 
-* Topics are asked for by name (DescribeTopics), never by listing the cluster, and never with a metadata request that
-  could create one.
-* Each future's error is looked at. "Already exists" (somebody else was faster) is success; the topic is then read
+* Topics are described by name (DescribeTopics). The cluster is never listed, and no metadata request is sent that could
+  create a topic.
+* The error of each future is checked. "Already exists" means that another client was faster; the topic is then read
   again and compared.
-* After a creation every partition must show a leader, in as many answers as there are brokers and each time all:
-  which broker answers is the client's choice, and a broker may learn of a topic later than its neighbour.
+* After a creation every partition must have a leader, in as many answers as there are brokers. The client chooses which
+  broker answers, and one broker may learn of a topic later than another.
 
-Blocking, for at most about `timeout_s` (default 30 s) per call; call it from a thread that may wait.
+Each call blocks, for about `timeout_s` (default 30 s) at most; call it from a thread that may wait.
 """
 
 # ruff: noqa: SLF001  # librdkafka's own error codes begin with an underscore
@@ -57,14 +58,14 @@ def plan(
     mend: bool = False,
     timeout_s: float = 30.0,
 ) -> Plan:
-    """Look at the cluster and say what is there, missing and different. Changes nothing.
+    """Return what exists, what is missing and what differs. Nothing is changed.
 
     Args:
-        admin: a client; may be shared with others.
-        specs: how the topics have to be (`Layout`).
+        admin: a client; it may be shared.
+        specs: the required topics (`Layout`).
         grow: the plan adds partitions where there are too few.
         mend: the plan changes settings that differ.
-        timeout_s: longest wait for one answer, seconds.
+        timeout_s: longest wait for one answer, in seconds.
 
     Raises:
         BrokerUnavailableError: no broker answered in time.
@@ -77,28 +78,29 @@ def plan(
 
 
 def read_topics(admin: AdminClient, names: Iterable[str], *, timeout_s: float = 30.0) -> dict[str, TopicState]:
-    """The state of those of the topics that exist, by name. Errors as `plan`."""
+    """Return the state of the existing ones of these topics, by name. Errors as for `plan`."""
     described = _describe(admin, list(names), timeout_s)
     configs = _read_configs(admin, list(described), timeout_s)
     return {name: TopicState(len(topic.partitions), configs.get(name)) for name, topic in described.items()}
 
 
 def apply(admin: AdminClient, planned: Plan, *, timeout_s: float = 30.0) -> tuple[str, ...]:
-    """Do what a plan says, and wait until every partition has a leader.
+    """Apply a plan, and wait until every partition has a leader.
 
     Args:
         admin: a client.
         planned: from `plan`.
-        timeout_s: longest wait for each step, seconds.
+        timeout_s: longest wait for each step, in seconds.
 
     Returns:
-        Physical names of the topics that this call created (those somebody else created meanwhile are not among them).
+        Physical names of the topics that this call created, without those that another client created meanwhile.
 
     Raises:
-        BrokerUnavailableError: no broker answered in time; some of it may have been done: plan and apply again.
-        NotAuthorizedError: a right is missing (Create, Alter, AlterConfigs); what could be done was done.
-        TopicMismatchError: a topic somebody else created meanwhile is not as the layout needs it.
-        ClusterError: the cluster refused (a policy, more replicas than brokers …); what could be done was done.
+        BrokerUnavailableError: no broker answered in time. Part of the plan may be applied: plan and apply again.
+        NotAuthorizedError: a right is missing (Create, Alter, AlterConfigs). All allowed steps were applied.
+        TopicMismatchError: a topic that another client created meanwhile is not as the layout needs it.
+        ClusterError: the cluster refused, for example by a policy, or for more replicas than brokers. All other steps
+            were applied.
     """
     if planned.is_done:
         return ()
@@ -114,23 +116,23 @@ def apply(admin: AdminClient, planned: Plan, *, timeout_s: float = 30.0) -> tupl
 def ensure_topics(
     admin: AdminClient, specs: Iterable[TopicSpec], *, create: bool = True, timeout_s: float = 30.0
 ) -> Plan:
-    """Make sure that the topics are there and can be worked with, as a program does at its start.
+    """Ensure that the topics exist and can be used, as a program does at its start.
 
     Args:
         admin: a client.
-        specs: how the topics have to be.
+        specs: the required topics.
         create: create what is missing.
-        timeout_s: longest wait for each step, seconds; for the first look, which finds out that no broker is there,
-            at most 10.
+        timeout_s: longest wait for each step, in seconds. The first step, which finds out that no broker answers, waits
+            at most 10 s.
 
     Returns:
-        What was found before; its differences, none of them fatal, are worth a warning.
+        The plan that was applied. Its differences, none of them fatal, are worth a warning.
 
     Raises:
-        TopicMissingError: a topic is missing and `create` is false or there is no right to create it. Names the
-            command that does.
-        TopicMismatchError: a topic is there, but the shim would lose messages with it. Names settings and values.
-        BrokerUnavailableError, NotAuthorizedError, ClusterError: as `plan` and `apply`.
+        TopicMissingError: a topic is missing, and `create` is false or the right to create it is missing. The error
+            names the command that creates it.
+        TopicMismatchError: a topic exists, but the shim would lose messages with it. The error names the settings.
+        BrokerUnavailableError, NotAuthorizedError, ClusterError: as for `plan` and `apply`.
     """
     planned = plan(admin, specs, timeout_s=min(timeout_s, _LOOK_S))
     _refuse_fatal(planned)
@@ -146,21 +148,21 @@ def ensure_topics(
 def _missing(planned: Plan, *, because: str = "") -> TopicMissingError:
     names = ", ".join(spec.name for spec in planned.missing)
     commands = "; ".join(dict.fromkeys(spec.init_command for spec in planned.missing))
-    return TopicMissingError(f"missing: {names}{because}. Somebody with the right to create topics runs: {commands}")
+    return TopicMissingError(f"missing: {names}{because}. Run with the right to create topics: {commands}")
 
 
 def _refuse_fatal(planned: Plan) -> None:
     if planned.fatal:
         found = "; ".join(map(str, planned.fatal))
         raise TopicMismatchError(
-            f"{found}. Messages would be lost: mend it (rocketshim init --mend) or use a namespace"
+            f"{found}. Messages would be lost: fix the topic (rocketshim init --mend) or use a namespace"
         )
 
 
 def _create(
     admin: AdminClient, specs: tuple[TopicSpec, ...], timeout_s: float
 ) -> tuple[tuple[str, ...], tuple[TopicSpec, ...]]:
-    """Create topics; returns the names created and the specs of those that somebody else had created."""
+    """Create topics. Return the names created, and the specs of topics that another client had created."""
     if not specs:
         return (), ()
     topics = [
@@ -209,9 +211,10 @@ def _change(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
 
 
 def _await_leaders(admin: AdminClient, planned: Plan, raced: tuple[TopicSpec, ...], timeout_s: float) -> None:
-    """Wait until the topics that were created or grew show a leader for each partition, in several answers.
+    """Wait until each partition of the topics that were created or grown has a leader, in several answers.
 
-    Of those that somebody else created, the partitions that they have: how many they should have is judged later.
+    For topics created concurrently by another client, wait for the partitions that they have. The caller checks the
+    number later.
     """
     wanted = {spec.name: 1 if spec in raced else spec.partitions for spec in planned.missing}
     for each in planned.differences:
@@ -236,7 +239,7 @@ def _await_leaders(admin: AdminClient, planned: Plan, raced: tuple[TopicSpec, ..
 
 
 def _await_settings(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
-    """Wait until the settings that were changed can be read: the controller answers before the brokers have them."""
+    """Wait until changed settings can be read. The controller answers before the brokers have them."""
     wanted = {(each.topic, each.setting) for each in planned.differences if each.will_change}
     specs = [spec for spec in planned.specs if any(topic == spec.name for topic, _ in wanted)]
     until = time.monotonic() + timeout_s
@@ -262,7 +265,7 @@ def _is_led(topic: Any, partitions: int) -> bool:
 
 
 def _describe(admin: AdminClient, names: list[str], timeout_s: float) -> dict[str, Any]:
-    """Descriptions of those of the topics that exist."""
+    """Return the descriptions of the existing ones of these topics."""
     if not names:
         return {}
     futures = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
@@ -272,7 +275,7 @@ def _describe(admin: AdminClient, names: list[str], timeout_s: float) -> dict[st
 
 
 def _read_configs(admin: AdminClient, names: list[str], timeout_s: float) -> dict[str, dict[str, str]]:
-    """Settings in force; a topic whose settings may not be read, or that went away meanwhile, is left out."""
+    """Return the settings in force, without topics that were deleted or whose settings may not be read."""
     if not names:
         return {}
     asked = admin.describe_configs(
@@ -291,10 +294,10 @@ def _read_configs(admin: AdminClient, names: list[str], timeout_s: float) -> dic
 
 
 def _errors(futures: Mapping[str, Future[Any]], timeout_s: float) -> dict[str, KafkaError]:
-    """The error of each future that failed; waits for all.
+    """Wait for all futures and return the error of each that failed.
 
-    They are asked for and not raised: raised, an error would keep the frames that it passed, and with them the admin
-    client and its threads, until the next garbage collection, since the future keeps the error.
+    The errors are not raised. The future keeps its error, and a raised error keeps the frames that it passed, and with
+    them the admin client and its threads, until the next garbage collection.
     """
     errors: dict[str, KafkaError] = {}
     for name, future in futures.items():
@@ -310,7 +313,7 @@ def _errors(futures: Mapping[str, Future[Any]], timeout_s: float) -> dict[str, K
 
 
 def _raise_first(errors: Mapping[str, KafkaError], doing: str) -> None:
-    """Raise the typed error for the first of the errors, if there is one."""
+    """Raise a typed error for the first of the errors, if there is any."""
     for name, error in errors.items():
         text = f"cannot {doing} {name}: {error.str()}"
         cause = KafkaException(error)

@@ -1,20 +1,21 @@
-"""The redrive log: what became of dead letters (format version 1). Pure.
+"""The redrive log: which dead letters were sent again or discarded (format version 1). Pure.
 
-A dead letter is never deleted: Kafka cannot take a record out. That it was sent again, or discarded, is said by a
-*mark* in the topic `rmq.redrive` of the namespace: one partition of JSON text, key and headers not used. A mark is
-written in the same Kafka transaction as the records it speaks of, so it is there if and only if they are; read with
-`read_committed` it is the whole truth about what was sent.
+Kafka cannot delete a single record, so a dead letter stays on its topic. A *mark* in the topic `rmq.redrive` of the
+namespace records that it was sent again or discarded. The topic has one partition of JSON text; key and headers are not
+used. A mark is written in the same Kafka transaction as the records that it describes: with `read_committed` a reader
+sees both or neither.
 
-Two kinds of records:
+There are two kinds of records:
 
-* `begin`: somebody starts to work on the dead letters of one topic (`source`). The `session` is a random text of the
-  process. Whoever reads their own `begin` back with `read_committed` has read every mark that was committed before it;
-  a `begin` of another session behind it says who took the work over.
-* `mark`: letters of `source`, by partition, offset and digest, and their `state`: `redriven` or `discarded`. A letter
-  counts as marked only if its digest is the same: a topic that was created anew has other letters at the same places.
+* `begin`: a process starts to redrive the dead letters of one topic (`source`). `session` is a random text of that
+  process. A process that reads its own `begin` back with `read_committed` has read every mark that was committed before
+  it. A later `begin` of another session means that the other process has taken over.
+* `mark`: dead letters of `source`, by partition, offset and digest, and their `state`: `redriven` or `discarded`. A
+  mark counts only if the digest matches: a topic that was deleted and created again has other records at the same
+  offsets.
 
-`v` is the version. A reader that meets another one cannot know what was sent: it stops. Fields a reader does not know
-are ignored. What is no record of version 1 is not ours, and void.
+`v` is the version. A reader that finds another version does not know what was sent, and stops. Readers ignore unknown
+fields, and records that are not of version 1.
 """
 
 import hashlib
@@ -63,23 +64,23 @@ class _Record(BaseModel):
 
 
 class BeginRecord(_Record):
-    """Somebody begins to apply a plan.
+    """A process begins to apply a plan.
 
     Attributes:
         source: physical topic of the dead letters.
         plan: id of the plan.
         session: random text of the process.
-        by: who, for a person (`user@host`).
+        by: `user@host`, for a person to read.
     """
 
     kind: Literal["begin"] = "begin"
 
 
 class MarkRecord(_Record):
-    """Letters that were sent again or discarded in the transaction of this record.
+    """Dead letters that were sent again or discarded in the transaction of this record.
 
     Attributes:
-        state: which of the two.
+        state: `redriven` or `discarded`.
         letters: partition, offset and digest of each.
     """
 
@@ -99,15 +100,15 @@ _RECORD: Final[TypeAdapter[RedriveRecord]] = TypeAdapter(Annotated[RedriveRecord
 
 
 def encode_redrive_record(record: RedriveRecord) -> bytes:
-    """The value of the Kafka record: JSON in UTF-8."""
+    """Return the value of the Kafka record: JSON in UTF-8."""
     return record.model_dump_json().encode()
 
 
 def decode_redrive_record(value: bytes | None) -> RedriveRecord | None:
-    """Read the value of a record of the redrive log; None: it is void.
+    """Decode the value of a record of the redrive log; return None for a record to ignore.
 
     Raises:
-        RocketshimError: a version this module does not know.
+        RocketshimError: the record has an unknown version.
     """
     if value is None:
         return None
@@ -118,13 +119,13 @@ def decode_redrive_record(value: bytes | None) -> RedriveRecord | None:
     except ValidationError:
         return None
     raise RocketshimError(
-        f"the redrive log holds a record of version {version}, this program knows {REDRIVE_LOG_VERSION} only, and so "
-        "cannot tell what was sent already: update rocketshim"
+        f"the redrive log has a record of version {version}; this program knows {REDRIVE_LOG_VERSION} only, and so "
+        "cannot tell what was already sent: update rocketshim"
     )
 
 
 def record_digest(record: Record) -> str:
-    """16 hex digits of SHA-256 over key, value and headers: to tell that a record is still the same one."""
+    """Return 16 hex digits of the SHA-256 of key, value and headers, to recognise a record."""
     digest = hashlib.sha256()
     parts = [record.key(), record.value()]
     try:
@@ -141,12 +142,12 @@ def record_digest(record: Record) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of a letter.
+    """What was done with a dead letter.
 
     Attributes:
         state: `redriven` or `discarded`.
-        plan: id of the plan that did it last.
-        digest: of the letter that was meant.
+        plan: id of the last plan that did it.
+        digest: of the dead letter.
     """
 
     state: State
@@ -155,7 +156,7 @@ class Settled:
 
 
 class RedriveLog:
-    """The redrive log, folded: same records, same answers.
+    """The state of the redrive log after its records so far. Equal records give equal answers.
 
     Thread-safety: none; belongs to one thread.
     """
@@ -169,7 +170,7 @@ class RedriveLog:
             self.add(record)
 
     def add(self, record: RedriveRecord | None) -> None:
-        """The next record of the log; None (a void one) changes nothing."""
+        """Apply the next record of the log; None (a record to ignore) changes nothing."""
         if isinstance(record, BeginRecord):
             self._last[record.source] = record
             self._sessions.add(record.session)
@@ -180,33 +181,33 @@ class RedriveLog:
                 self._by_plan.add((record.source, record.plan, partition, offset))
 
     def settled(self, source: str, partition: int, offset: int, digest: str | None) -> Settled | None:
-        """What became of a letter; None: nothing yet.
+        """Return what was done with a dead letter; None if nothing.
 
         Args:
             source: physical topic.
             partition: its partition.
             offset: its offset.
-            digest: of the record that lies there; None: not known, and not compared.
+            digest: of the record there; None: not known and not compared.
         """
         found = self._settled.get(source, {}).get((partition, offset))
         return found if found is not None and digest in {None, found.digest} else None
 
     def is_done(self, plan: str, source: str, partition: int, offset: int) -> bool:
-        """Whether this very plan has settled a letter."""
+        """Return whether this plan has already redriven or discarded a dead letter."""
         return (source, plan, partition, offset) in self._by_plan
 
     def is_marked(self, source: str, partition: int, offset: int) -> bool:
-        """Whether there is any mark for a place, so that the digest is worth computing."""
+        """Return whether an offset has any mark, so that computing the digest is worthwhile."""
         return (partition, offset) in self._settled.get(source, {})
 
     def has_marks(self, source: str) -> bool:
-        """Whether there is any mark for a topic."""
+        """Return whether a topic has any mark."""
         return bool(self._settled.get(source))
 
     def has_begun(self, session: str) -> bool:
-        """Whether a `begin` of this session is in the log."""
+        """Return whether the log has a `begin` of this session."""
         return session in self._sessions
 
     def last_begin(self, source: str) -> BeginRecord | None:
-        """Who began last to work on the letters of a topic."""
+        """Return the last `begin` for the dead letters of a topic."""
         return self._last.get(source)

@@ -1,24 +1,25 @@
-"""Redrive plans: which dead letters would be sent again where, or discarded, frozen for a person to read. Pure.
+"""Redrive plans: which dead letters to send again, where to, and which to discard; for a person to review. Pure.
 
-A plan is made by reading (`Planner`) and changes nothing. It names each letter by partition, offset and digest, so
-that what is applied is what was reviewed: a letter that is another one by then is not sent. What was chosen and will
-not be sent is in the plan too, with the reason (`held_back`):
+Making a plan (`Planner`) only reads. A plan names each dead letter by partition, offset and digest, so that exactly
+what was reviewed is applied: a record with another digest is not sent. A dead letter that was chosen but will not be
+sent is in the plan, too, with the reason (`held_back`):
 
 =========================  ============================================================================================
-`redriven-by:<plan>`       sent again before, by another plan; `again` sends it all the same
-`discarded-by:<plan>`      discarded before; likewise
-`replayed-too-often`       its `REPLAY_COUNT` has reached `max_replays`: it would only come back (the loop guard)
-`repeat-of:<p>/<o>`        the same attempt of the same delivery, dead twice (at least once does that): one is enough,
-                           in this plan or settled by one before
-`no-topic:<topic>`         the target is not there
+`redriven-by:<plan>`       another plan has sent it again; `again` sends it nevertheless
+`discarded-by:<plan>`      another plan has discarded it; `again` sends it nevertheless
+`replayed-too-often`       its `REPLAY_COUNT` has reached `max_replays`: it would only fail again (the loop guard)
+`repeat-of:<p>/<o>`        a duplicate of the same failed attempt, as at-least-once delivery makes them; the other one
+                           is in this plan, or an earlier plan has redriven or discarded it
+`no-topic:<topic>`         the target does not exist
 `by-reference`, `…:…`      it cannot be sent: no body, no target in its headers, or malformed (`MalformedRecordError`)
 =========================  ============================================================================================
 
-The id of a plan is a digest of its content: a plan that was edited is refused. `replay_id` is the `REPLAY_ID` of each
-letter: unique to it and the plan, and it says both, so whoever reads a target finds out what came from which plan.
+The id of a plan is a digest of its content, so that an edited plan is refused. `replay_id` makes the `REPLAY_ID` of
+each record sent. It contains the plan and the dead letter, so that a reader of the target knows where a record came
+from.
 
-Whatever sends letters again (this project's command line by such a plan, its Spark job by one that lies in a lake) uses
-the same hop (`rocketshim_topics.hops.redriven`), the same ids and the same marks (`rocketshim_topics.redrive_log`).
+The command line and the Spark job use the same hop (`rocketshim_topics.hops.redriven`), the same ids and the same marks
+(`rocketshim_topics.redrive_log`).
 """
 
 import hashlib
@@ -48,19 +49,19 @@ __all__ = [
 
 PLAN_VERSION: Final = 1
 DEFAULT_MAX_REPLAYS: Final = 3
-"""How often a letter may have been redriven before it is held back."""
+"""How often a dead letter may be redriven before a plan holds it back."""
 
 
 class PlannedLetter(NamedTuple):
-    """A letter that would be sent, or discarded.
+    """A dead letter to send or discard.
 
     Attributes:
-        partition: of the source topic.
-        offset: in it.
-        digest: `record_digest` of it.
-        target: physical topic it goes to; `""`: it is discarded.
-        cause: class of its failure.
-        id: of its message.
+        partition: partition of the source topic.
+        offset: its offset there.
+        digest: its `record_digest`.
+        target: physical topic to send it to; `""`: discard it.
+        cause: exception class of its failure.
+        id: id of its message.
     """
 
     partition: int
@@ -72,13 +73,13 @@ class PlannedLetter(NamedTuple):
 
 
 class HeldBack(NamedTuple):
-    """A letter that was chosen and would not be sent.
+    """A dead letter that was chosen and will not be sent.
 
     Attributes:
-        partition: of the source topic.
-        offset: in it.
-        reason: see the module.
-        cause: class of its failure.
+        partition: partition of the source topic.
+        offset: its offset there.
+        reason: see the module's docstring.
+        cause: exception class of its failure.
     """
 
     partition: int
@@ -88,15 +89,15 @@ class HeldBack(NamedTuple):
 
 
 class RedriveRules(BaseModel):
-    """What is done with the letters of a plan.
+    """What to do with the dead letters of a plan.
 
     Attributes:
         action: `redrive`: send again; `discard`: only mark.
-        namespace: of the shim's topics.
-        group: whose retry topic they go to; None: the one each letter names, or `to_source`.
-        to_source: to the topic of the first delivery, and so to every group.
-        max_replays: letters that were replayed so often are held back.
-        again: also those that were redriven or discarded before.
+        namespace: namespace of the shim's topics.
+        group: group whose retry topic receives them; None: the group that each dead letter names, or `to_source`.
+        to_source: send them to the topic of the first delivery, and so to every group.
+        max_replays: hold back dead letters that were replayed this often.
+        again: include dead letters that were redriven or discarded before.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -113,14 +114,14 @@ class RedrivePlan(BaseModel):
     """A plan.
 
     Attributes:
-        version: of this form, 1.
+        version: version of this format, 1.
         source: physical topic of the dead letters.
-        cluster_id: Kafka's id of the cluster it was made on; `""`: not known.
-        created_ms: when, epoch ms.
-        rules: what is done.
-        choice: what the letters were chosen by, as it was written, for a person.
-        letters: by partition and offset.
-        held_back: chosen and not to be sent.
+        cluster_id: Kafka's id of the cluster where it was made; `""`: not known.
+        created_ms: time of creation, epoch ms.
+        rules: what to do.
+        choice: the selection as the user wrote it, for a person to read.
+        letters: the dead letters to send or discard, by partition and offset.
+        held_back: the dead letters that were chosen and will not be sent.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -136,11 +137,11 @@ class RedrivePlan(BaseModel):
 
     @property
     def id(self) -> str:
-        """20 hex digits of the SHA-256 of its content."""
+        """The first 20 hex digits of the SHA-256 of its content."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:20]
 
     def summary(self) -> dict[str, Any]:
-        """How many letters, by cause and target, and how many are held back why."""
+        """Return the numbers of dead letters by cause and target, and of those held back by reason."""
         return {
             "letters": len(self.letters),
             "by_cause": dict(Counter(letter.cause or "unknown" for letter in self.letters).most_common()),
@@ -149,7 +150,7 @@ class RedrivePlan(BaseModel):
         }
 
     def to_json(self) -> str:
-        """The plan's file: id and summary for a person, then the plan with one letter a line."""
+        """Return the plan's file: id and summary for a person, then the plan, one line for each dead letter."""
         fields = self.model_dump(mode="json")
         lists = {name: fields.pop(name) for name in ("letters", "held_back")}
         head = json.dumps({"id": self.id, "summary": self.summary(), **fields}, indent=1, ensure_ascii=False)
@@ -163,10 +164,10 @@ class RedrivePlan(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> "RedrivePlan":
-        """Read a plan's file.
+        """Parse a plan's file.
 
         Raises:
-            ConfigError: it is none, of another version, or was changed after it was made.
+            ConfigError: it is not a plan, has another version, or was changed after it was made.
         """
         try:
             fields = json.loads(text)
@@ -175,11 +176,11 @@ class RedrivePlan(BaseModel):
             plan = cls.model_validate_json(json.dumps(fields))
         except (ValueError, AttributeError, KeyError, TypeError) as error:
             first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"{error!r:.100}"
-            raise ConfigError(f"this is no redrive plan of version {PLAN_VERSION} ({first})") from error
+            raise ConfigError(f"this is not a redrive plan of version {PLAN_VERSION} ({first})") from error
         if claimed != plan.id:
             raise ConfigError(
                 f"the plan was changed after it was made (its id is {claimed!r:.40}, its content's {plan.id}): make "
-                "another one that chooses what you want"
+                "a new plan that selects what you want"
             )
         return plan
 
@@ -189,21 +190,21 @@ def _kind(reason: str) -> str:
 
 
 def replay_id(plan: str, partition: int, offset: int) -> str:
-    """The `REPLAY_ID` of a letter: `<plan>.<partition>.<offset>`, at most 51 characters."""
+    """Return the `REPLAY_ID` of a dead letter: `<plan>.<partition>.<offset>`, at most 51 characters."""
     return f"{plan}.{partition}.{offset}"
 
 
 def next_hop(record: Record, envelope: Envelope | None, rules: RedriveRules, *, replay_id: str) -> OutgoingRecord:
-    """The record that sends a letter again by these rules.
+    """Return the record that sends a dead letter again by these rules.
 
     Args:
-        record: the letter as fetched.
-        envelope: what was read of its headers by other rules than the wire format's; None: they are decoded.
-        rules: of the plan.
-        replay_id: `replay_id` of the letter.
+        record: the dead letter as fetched.
+        envelope: its headers, if they follow other rules than the wire format; None: decode them here.
+        rules: the plan's rules.
+        replay_id: `replay_id` of the dead letter.
 
     Raises:
-        MalformedRecordError: it cannot be sent; `reason` says why.
+        MalformedRecordError: it cannot be sent; `reason` has the cause.
     """
     return redriven(
         record,
@@ -216,13 +217,13 @@ def next_hop(record: Record, envelope: Envelope | None, rules: RedriveRules, *, 
 
 
 class Planner:
-    """Makes a plan of the letters that it is shown, by partition and offset in any order of partitions.
+    """Makes a plan from dead letters, passed in the order of offsets within each partition.
 
     Args:
-        source: physical topic they lie in.
-        rules: what is to be done.
-        log: what became of letters so far.
-        topics: the topics there are.
+        source: their physical topic.
+        rules: what to do.
+        log: the redrive log so far.
+        topics: the existing topics.
 
     Thread-safety: none; belongs to one thread.
     """
@@ -239,14 +240,14 @@ class Planner:
     def add(
         self, record: Record, envelope: Envelope, *, malformed: str | None = None, opened: Record | None = None
     ) -> None:
-        """One letter that was chosen.
+        """Add a dead letter that was selected.
 
         Args:
             record: as fetched.
-            envelope: its headers, decoded as far as they can be.
+            envelope: its headers, decoded as far as possible.
             malformed: why they could not be decoded; None: they could.
-            opened: another project's letter: what would be sent of it, and the envelope was read by their rules.
-                None: it is in the wire format.
+            opened: another project's dead letter: what to send of it; the envelope was read by that project's rules.
+                None: it has our wire format.
         """
         place = (record.partition() or 0, record.offset() or 0)
         digest = record_digest(record)
@@ -264,18 +265,18 @@ class Planner:
         self._letters.append((PlannedLetter(*place, digest, target, cause, uniq_key), attempt))
 
     def pass_over(self, record: Record, envelope: Envelope) -> None:
-        """One letter that was not chosen. If it was settled before, what repeats its attempt is held back.
+        """Pass over a dead letter that was not selected. If it was redriven before, its duplicates are held back.
 
         Args:
             record: as fetched.
-            envelope: its headers, decoded as far as they can be.
+            envelope: its headers, decoded as far as possible.
         """
         place = (record.partition() or 0, record.offset() or 0)
         if self._settled(place, record_digest(record)) is not None:
             self._remember(place, envelope)
 
     def plan(self, *, cluster_id: str, created_ms: int, choice: dict[str, str]) -> RedrivePlan:
-        """The plan of all that was shown."""
+        """Return the plan."""
         letters, held_back = [], list(self._held_back)
         attempts = dict(self._settled_attempts)
         for letter, attempt in sorted(self._letters, key=lambda each: each[0]):
@@ -304,7 +305,7 @@ class Planner:
     def _judged(
         self, record: Record, envelope: Envelope, malformed: str | None, opened: Record | None
     ) -> tuple[str, str | None]:
-        """Where a letter would go, or why it would not."""
+        """Return the target of a dead letter, or why it is held back."""
         if malformed is not None:
             return "", f"malformed:{malformed}"
         if replays(envelope) >= self._rules.max_replays:
@@ -319,7 +320,7 @@ class Planner:
         return target, None
 
     def _remember(self, place: tuple[int, int], envelope: Envelope) -> None:
-        """The attempt of a letter that is settled."""
+        """The failed attempt of a dead letter that was redriven or discarded."""
         attempt = _attempt(envelope)
         if attempt is not None:
             self._settled_attempts.setdefault(attempt, f"{place[0]}/{place[1]}")
@@ -329,7 +330,7 @@ _Attempt = tuple[str | int | None, ...]
 
 
 def _attempt(envelope: Envelope) -> _Attempt | None:
-    """What letters have in common that are one failed attempt of one delivery; None: their headers do not say."""
+    """Return what duplicates of one failed attempt have in common; None if the headers do not tell."""
     if not envelope.uniq_key or envelope.origin_message_id is None:
         return None
     return (

@@ -1,23 +1,23 @@
-"""Wire format version 1: the headers, and the typed form in which the shim handles them.
+"""Wire format version 1: the headers, and their decoded form.
 
-A record's headers are the shim's own (`HEADER_ORDER`, at most one of each) and the user's (order, repeats and `None`
-values kept). `Envelope` is both, decoded; `decode` and `encode` translate. The table with each header's meaning is
+A record has the shim's headers (`HEADER_ORDER`, at most one of each) and the user's headers (order, repeats and `None`
+values are kept). `Envelope` holds both, decoded; `decode` and `encode` translate. The meaning of each header is in
 docs/wire-format.md.
 
-Whom a reader believes. Schedule, retry, dead-letter and parked topics are the shim's own: there every reserved header
-counts, and a record that breaks the rules is malformed (`MalformedRecordError`, to be parked). On a *source* topic,
-which anybody writes to, nothing is malformed and nothing is believed but `UNIQ_KEY`, `TAGS`, `KEYS`, `BORN_TIMESTAMP`
-and `MAX_RECONSUME_TIMES`, the first of each. Any other header there with a reserved name is the user's own. One
-exception: a `HOP_ID` that is a well-formed `topic/partition/offset` is the mark of the worker that delivered the
-record; it is read as such and replaced at the next hop.
+Which headers a reader believes. Schedule, retry, dead-letter and parked topics belong to the shim: every reserved
+header counts there, and a record that breaks the rules is malformed (`MalformedRecordError`, to be parked). Anybody may
+write to a *source* topic: nothing is malformed there, and a reader believes only the first `UNIQ_KEY`, `TAGS`, `KEYS`,
+`BORN_TIMESTAMP` and `MAX_RECONSUME_TIMES`. Any other header with a reserved name is the user's. One exception: a
+well-formed `HOP_ID` (`topic/partition/offset`) is the mark of the worker that delivered the record. It is decoded, and
+replaced at the next hop.
 
-`Envelope.user` holds user headers under the name by which they *travel* on shim topics. A name that could be mistaken
-there is changed: a reserved name `N` travels as `USER.N`, a name with control characters as `USER.%` and its text with
-those and `%` written `%XX`, and so do names that look as if they had been changed in one of these ways. So
+`Envelope.user` has the user's headers under the names with which they *travel* on the shim's topics. An ambiguous name
+is changed: a reserved name `N` travels as `USER.N`; a name with control characters travels as `USER.%` and its text
+with these characters and `%` written as `%XX`; names that look as if they were changed like this are changed, too. So
 `own_name(travel_name(n)) == n` for every n.
 
-`SHIM` is written on the shim's topics only; absent means version 1. So a record on a source or target topic carries
-nothing but its identity, and `HOP_ID` where the worker delivered it.
+`SHIM` is written on the shim's topics only. Absent means version 1. So a record on a source or target topic has only
+its identity, and `HOP_ID` if the worker delivered it.
 """
 
 import gc
@@ -45,7 +45,6 @@ __all__ = [
     "decode",
     "encode",
     "own_name",
-    "strip_reserved",
     "travel_name",
 ]
 
@@ -53,7 +52,7 @@ WIRE_VERSION: Final = 1
 USER_PREFIX: Final = "USER."
 _SPELLED_PREFIX: Final = "USER.%"
 MAX_SHIM_HEADERS_BYTES: Final = 4_096
-"""Most that the hops of a message add to it in headers: all of the table but `TAGS` and `KEYS`, which senders set."""
+"""Most bytes of headers that hops add to a message: all of the table but `TAGS` and `KEYS`, which senders set."""
 
 SHIM: Final = "SHIM"
 REAL_TOPIC: Final = "REAL_TOPIC"
@@ -116,16 +115,16 @@ _TABLE: Final[tuple[tuple[str, str, int | None], ...]] = (
 )
 
 HEADER_ORDER: Final = tuple(name for name, _, _ in _TABLE)
-"""Every header of the shim, in the order in which it writes them."""
+"""Every header of the shim, in the order in which they are written."""
 
 RESERVED: Final = frozenset(HEADER_ORDER)
-"""Names that no user property may have."""
+"""Reserved names: no user property may have one."""
 
 SENT_TEXTS: Final = frozenset({UNIQ_KEY, TAGS, KEYS})
-"""Texts of the message itself, the same on every topic. A repeat of one travels under `USER.` and never counts."""
+"""Texts of the message itself, the same on every topic. A repeated one travels under `USER.` and never counts."""
 
 SCHEDULING: Final = frozenset({REAL_TOPIC, REAL_QID, DELAY, DELAY_MS, DELIVER_AT_MS})
-"""Headers that exist on the schedule topic only; the worker takes them off on delivery."""
+"""Headers that exist on the schedule topic only. The worker removes them on delivery."""
 
 _NAMES: Final = tuple((name, largest) for name, _, largest in _TABLE)
 _BY_NAME: Final = {name: (attribute, largest) for name, attribute, largest in _TABLE}
@@ -139,7 +138,7 @@ _TO_ESCAPE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f%]")
 
 
 class Record(Protocol):
-    """A record as read from a topic: the accessors of `confluent_kafka.Message` that the contract uses."""
+    """A fetched record: the accessors of `confluent_kafka.Message` that the contract uses."""
 
     def topic(self) -> str | None:
         """Physical topic."""
@@ -154,33 +153,33 @@ class Record(Protocol):
         """Key as bytes, or None."""
 
     def value(self) -> Any:
-        """Value as bytes, or None (not the same as empty)."""
+        """Value as bytes, or None, which is not the same as empty."""
 
     def headers(self) -> Any:
-        """Headers as a list of (name, bytes or None), or None where there are none."""
+        """Headers as a list of (name, bytes or None), or None if there are none."""
 
     def timestamp(self) -> tuple[int, int]:
-        """Timestamp type (0 not available, 1 create time, 2 append time) and epoch ms."""
+        """Timestamp type (0: not available, 1: create time, 2: append time) and epoch ms."""
 
 
 BAD_HEADER_KEY: Final = "bad-header-key"
-"""Why a record is malformed that has a header whose name has control characters, or is no UTF-8."""
+"""Reason of a malformed record with a header whose name has control characters or is not UTF-8."""
 
 UNREADABLE: Final[list[Header]] = [("\x01", b"a header's name is no UTF-8")]
-"""What the digest of a record has in place of headers that cannot be read."""
+"""Stands for unreadable headers in the digest of a record. The bytes must never change."""
 
 UNREADABLE_ERRORS: Final = (SystemError, UnicodeDecodeError)
-"""What a Kafka client raises for headers that cannot be read; the second is what would be right, and may come yet."""
+"""What a Kafka client raises for unreadable headers: today the first; a fixed client would raise the second."""
 
 
 class _Unreadable:
-    """What a record is given in place of headers that cannot be read: whatever is asked of it raises.
+    """Replaces unreadable headers of a record: any use of it raises.
 
-    No list, so that a Kafka client refuses to send it.
+    It is not a list, so that a Kafka client refuses to send it.
     """
 
     def _refuse(self, *_: object) -> Any:
-        raise MalformedRecordError(BAD_HEADER_KEY, "these headers cannot be read: a name is no UTF-8")
+        raise MalformedRecordError(BAD_HEADER_KEY, "these headers cannot be read: a name is not UTF-8")
 
     __len__ = __iter__ = __getitem__ = __contains__ = _refuse
 
@@ -190,27 +189,27 @@ _READERS: Final[dict[type, Callable[[Any], Any]]] = {}
 
 
 def read_headers(record: Any) -> Any:
-    """The headers of a record: a list of (name, bytes or None), or None. Use this, never `record.headers()`.
+    """Return the headers of a record: a list of (name, bytes or None), or None. Use this, never `record.headers()`.
 
-    Where a header's name is no UTF-8, confluent_kafka (2.16.1) sets an error and returns a list with a null pointer in
-    it; a second look returns the list and sets none, and to unpack a pair of it ends the process. So such a record is
-    given other headers at the first look (`set_headers`), which raise the same error at every later one, whoever looks.
-    That this is safe was tried with eight threads, a switch every microsecond, in lines that are specialised.
+    If a header's name is not UTF-8, confluent_kafka (2.16.1) sets an error and returns a list with a null pointer. A
+    second call returns the list without an error, and unpacking its pair ends the process. So the first call here
+    replaces the headers of such a record (`set_headers`), and every later call raises the same error. Eight threads
+    with a switch every microsecond, on specialised bytecode, found no gap in this.
 
     Args:
-        record: a Kafka client's message, of which others have not read the headers in their own way before
-            (`read_again`). One that raises one of `UNREADABLE_ERRORS` has `set_headers`.
+        record: a Kafka client's message whose headers nobody has read in another way (else `read_again`). If it can
+            raise one of `UNREADABLE_ERRORS`, it has `set_headers`.
 
     Raises:
         MalformedRecordError: `bad-header-key`: the headers cannot be read. Key, value and coordinates can.
 
-    Thread-safety: one thread at a time; in CPython with its lock no second thread comes between look and mark.
-    Costs no more than the checked call that it has to be (`reader_of`): 0.07 µs (our measurement).
+    Thread-safety: one thread at a time. With CPython's global lock no second thread runs between reading and replacing.
+    It costs no more than the checked call that is needed anyway (`reader_of`): 0.07 µs (our measurement).
     """
     try:
         headers = _READERS[type(record)](record)
     except UNREADABLE_ERRORS as error:
-        record.set_headers(_MARK)  # first of all: what is called before lets other threads look
+        record.set_headers(_MARK)  # first of all: any call before this lets other threads read the headers
         raise _unreadable(record) from error
     except KeyError:
         kind = type(record)
@@ -224,15 +223,15 @@ def read_headers(record: Any) -> Any:
 
 
 def read_again(record: Any) -> Any:
-    """`read_headers` of a record that user code has had, which may have called `record.headers()`: 0.3 µs more."""
+    """Return `read_headers` of a record on which user code may have called `record.headers()`; costs 0.3 µs more."""
     headers = read_headers(record)
-    if headers and len(gc.get_referents(*headers)) != 2 * len(headers):  # a null pointer is none
+    if headers and len(gc.get_referents(*headers)) != 2 * len(headers):  # a null pointer is not a referent
         raise mark_unreadable(record)
     return headers
 
 
 def headers_shown(record: Any) -> Sequence[tuple[str, Any]]:
-    """The headers of a record that is only shown, or parked as it is: none where they cannot be read."""
+    """Return the headers of a record to print or to park as it is; none if they cannot be read."""
     try:
         return read_headers(record) or ()
     except MalformedRecordError:
@@ -240,36 +239,36 @@ def headers_shown(record: Any) -> Sequence[tuple[str, Any]]:
 
 
 def reader_of(kind: type) -> Callable[[Any], Any]:
-    """What a loop over records of one class reads headers with, for half of what `read_headers` costs.
+    """Return a function that reads the headers of records of one class, for half the cost of `read_headers`.
 
-    CPython checks the result of a call that is made this way, and raises SystemError. It does not check that of
-    `record.headers()` in a line that has run some times and is specialised: the error comes out of whatever is called
-    next, or the null pointer ends the process (our measurement, CPython 3.11).
+    CPython checks the result of a call that is made this way, and raises SystemError. It does not check the result of
+    `record.headers()` in a line that has run often and is specialised: then the next call raises the error, or the null
+    pointer ends the process (our measurement, CPython 3.11).
 
-    The loop's part: it calls `mark_unreadable` where one of `UNREADABLE_ERRORS` is raised.
+    The caller must call `mark_unreadable` when one of `UNREADABLE_ERRORS` is raised.
     """
     method = getattr(kind, "headers", None)
     return partial(method) if isinstance(method, MethodDescriptorType) else methodcaller("headers")
 
 
 def mark_unreadable(record: Any) -> MalformedRecordError:
-    """Give a record headers that raise at every look, in place of those that nobody can read; the error to say so."""
+    """Replace the unreadable headers of a record by ones that raise at every use; return the error to raise."""
     record.set_headers(_MARK)
     return _unreadable(record)
 
 
 def _unreadable(record: Record) -> MalformedRecordError:
     return MalformedRecordError(
-        BAD_HEADER_KEY, f"the headers of {coordinates(record)} cannot be read: a name is no UTF-8; key and value can"
+        BAD_HEADER_KEY, f"the headers of {coordinates(record)} cannot be read: a name is not UTF-8; key and value can"
     )
 
 
 @dataclass(slots=True)
 class Envelope:
-    """The headers of one record, decoded. None means: not there.
+    """The headers of one record, decoded. None means that the header is absent.
 
-    Mutable, for the one hop that owns it. Field names are the header names in snake case with their unit; `delay_level`
-    is `DELAY`. `user` holds the user's headers under the names by which they travel (module docstring).
+    It is mutable, for the one hop that owns it. Field names are the header names in snake case with their unit;
+    `delay_level` is `DELAY`. `user` has the user's headers under the names with which they travel (module docstring).
 
     Thread-safety: none; belongs to one thread.
     """
@@ -302,12 +301,12 @@ class Envelope:
     user: tuple[Header, ...] = ()
 
     def copy(self) -> "Envelope":
-        """Another envelope with the same content, for the next hop to change."""
+        """Return a copy, for the next hop to change."""
         return Envelope(*_ALL_VALUES(self))
 
 
 def encode(envelope: Envelope) -> list[Header]:
-    """The headers of an envelope: the shim's in the order of the table, then the user's as they are.
+    """Return the headers of an envelope: the shim's in the order of the table, then the user's unchanged.
 
     Raises:
         MessageError: a number of the envelope is out of the range of its header.
@@ -330,12 +329,12 @@ def _digits(name: str, value: int, largest: int) -> bytes:
 
 
 def decode(headers: Sequence[Header] | None, *, trusted: bool) -> Envelope:
-    """Read the headers of a record.
+    """Decode the headers of a record.
 
     Args:
-        headers: as `confluent_kafka.Message.headers()` gives them; None and empty both mean no headers.
-        trusted: the record lies on one of the shim's own topics (schedule, retry, dead-letter, parked). False for
-            every other topic: see the module's docstring for what is read there.
+        headers: as from `read_headers`. None and empty both mean no headers.
+        trusted: the record is on one of the shim's own topics (schedule, retry, dead-letter, parked). False for every
+            other topic; the module's docstring explains what counts there.
 
     Returns:
         The envelope. Text that is not UTF-8 is kept by `surrogateescape`, so encoding gives the same bytes back.
@@ -364,7 +363,7 @@ def _decode_ours(headers: Iterable[Header]) -> Envelope:
             continue
         attribute, largest = known
         if attribute in fields:
-            raise MalformedRecordError(f"duplicate-header:{name}", f"header {name} is there more than once")
+            raise MalformedRecordError(f"duplicate-header:{name}", f"header {name} exists more than once")
         if value is None:
             raise MalformedRecordError(f"null-header:{name}", f"header {name} has no value")
         if largest is None:
@@ -379,7 +378,8 @@ def _decode_ours(headers: Iterable[Header]) -> Envelope:
     envelope = Envelope(**fields, user=tuple(user))
     if envelope.shim is not None and envelope.shim != WIRE_VERSION:
         raise MalformedRecordError(
-            "unknown-version", f"wire version {envelope.shim} is not known here ({WIRE_VERSION} is): update rocketshim"
+            "unknown-version",
+            f"wire version {envelope.shim} is not known here ({WIRE_VERSION} is): update rocketshim",
         )
     if envelope.delay_ms is not None and envelope.deliver_at_ms is not None:
         raise MalformedRecordError("two-due-times", f"the record has both {DELAY_MS} and {DELIVER_AT_MS}")
@@ -387,7 +387,7 @@ def _decode_ours(headers: Iterable[Header]) -> Envelope:
 
 
 def _decode_foreign(headers: Iterable[Header]) -> Envelope:
-    fields: dict[str, Any] = {}  # what is None here was read, and is no value of its header
+    fields: dict[str, Any] = {}  # None: the header exists, but its value is not legal
     user: list[Header] = []
     for header in headers:
         name, value = header
@@ -436,7 +436,7 @@ def _number(value: bytes, largest: int) -> int | None:
 
 
 def travel_name(name: str) -> str:
-    """The name by which a user's header travels on the shim's topics; itself unless it could be mistaken there."""
+    """Return the name with which a user's header travels on the shim's topics: itself unless that is ambiguous."""
     if name in RESERVED:
         return USER_PREFIX + name
     if not name.isprintable() and _CONTROL.search(name) is not None:
@@ -449,7 +449,7 @@ def travel_name(name: str) -> str:
 
 
 def own_name(name: str) -> str:
-    """The user's own name of a header that travelled as `name`: the inverse of `travel_name`."""
+    """Return the user's own name of a header that travelled as `name`: the inverse of `travel_name`."""
     if not name.startswith(USER_PREFIX):
         return name
     if name.startswith(_SPELLED_PREFIX):
@@ -472,11 +472,6 @@ def _unescape(name: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), name)
 
 
-def strip_reserved(headers: Iterable[Header] | None) -> list[Header]:
-    """The headers of a received record without the shim's own: what may be sent on with a new message."""
-    return [header for header in headers or () if header[0] not in RESERVED]
-
-
 def coordinates(record: Record) -> str:
-    """Where a record lies, as `topic/partition/offset` (physical topic)."""
+    """Return the coordinates of a record, as `topic/partition/offset` (physical topic)."""
     return f"{record.topic()}/{record.partition()}/{record.offset()}"

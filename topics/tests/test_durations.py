@@ -63,7 +63,7 @@ def test_these_are_durations(value: Any, milliseconds: int) -> None:
     ],
 )
 def test_these_are_not(value: Any) -> None:
-    with pytest.raises(ConfigError, match="no duration"):
+    with pytest.raises(ConfigError, match="not a duration"):
         parse_duration_ms(value)
 
 
