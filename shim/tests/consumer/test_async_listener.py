@@ -1,8 +1,10 @@
 """`async def` listeners: how many at once, what becomes of each message, how they end. Waits for signals only."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from queue import Empty
 from typing import Any
 
@@ -14,7 +16,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner, is_async
 from rocketshim.consumer.dispatch import ChunkDispatch
 from rocketshim.consumer.listener import Subscription, adapt
-from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, DeadLetter
+from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, DeadLetter, class_name
 from rocketshim.consumer.push_consumer import PushConsumer
 from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.process_queue import Chunk, ProcessQueue
@@ -283,6 +285,238 @@ def test_stop_cancels_what_lasts_too_long() -> None:
     assert pool.stop(0)
 
 
+# --- what a listener does to its task, its context and its loop ------------------------------------------------------
+
+
+async def cancel_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def cancel_itself_at_last() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+async def raise_cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("end", [cancel_itself, cancel_itself_at_last, raise_cancelled])
+def test_a_call_that_is_cancelled_has_failed_and_no_other(pools: Pools, end: Callable[..., Any]) -> None:
+    async def handle(message: Any) -> None:
+        if message.queue_offset < 4:
+            await end()
+        await asyncio.sleep(0)
+
+    pool, queue = pools(handle, size=2), queue_of(40)
+    assert settle(pool, submit(pool, queue)) == dict.fromkeys(range(4), "CancelledError")
+    assert queue.next_offset == 40
+
+
+def test_a_call_asks_for_its_retry_also_if_it_is_cancelled(pools: Pools) -> None:
+    async def handle(message: Any, context: Any) -> None:
+        del message
+        context.delay_level_when_next_consume = 7
+        await cancel_itself()
+
+    pool = pools(handle)
+    submit(pool, queue_of(1))
+    (outcome,) = pool.wait(GUARD_S, 0).outcomes or []
+    assert outcome.asked_level == 7
+
+
+def test_whoever_cancels_every_task_fails_what_is_in_progress_and_nothing_else(pools: Pools) -> None:
+    async def handle(message: Any) -> None:
+        if message.queue_offset == 0:
+            for task in asyncio.all_tasks():  # the others have not begun yet
+                task.cancel()
+        await asyncio.sleep(0)
+
+    pool = pools(handle, size=5)
+    assert settle(pool, submit(pool, queue_of(40))) == dict.fromkeys(range(5), "CancelledError")
+
+
+def test_a_call_that_has_ended_can_no_longer_be_cancelled(pools: Pools) -> None:
+    before: list[Any] = []
+
+    async def handle(message: Any) -> None:
+        del message
+        for task in before:
+            task.cancel()
+        before.append(asyncio.current_task())
+        await asyncio.sleep(0)
+
+    pool = pools(handle, size=1)
+    assert settle(pool, submit(pool, queue_of(20))) == {}
+    assert len(set(before)) == 20
+
+
+def test_what_a_call_sets_in_its_context_reaches_no_other(pools: Pools) -> None:
+    variable: ContextVar[str] = ContextVar("variable")
+    variable.set("of the program")
+    seen: list[str] = []
+
+    def selects(view: Any) -> bool:
+        seen.append(variable.get())
+        variable.set(f"of the filter of {view.queue_offset}")
+        return True
+
+    async def handle(message: Any) -> None:
+        assert variable.get() == f"of the filter of {message.queue_offset}"
+        variable.set("of a listener")
+        await asyncio.sleep(0)
+        assert variable.get() == "of a listener"
+
+    pool = pools(handle, size=3, selects=selects)
+    variable.set("set after the start")
+    assert settle(pool, submit(pool, queue_of(30))) == {}
+    assert seen == ["of the program"] * 30
+
+
+def test_time_outs_and_task_groups_end_the_call_they_belong_to(pools: Pools) -> None:
+    async def fail() -> None:
+        raise OSError
+
+    async def handle(message: Any) -> None:
+        match message.queue_offset % 4:
+            case 0:
+                async with asyncio.timeout(0):
+                    await asyncio.Event().wait()
+            case 1:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(fail())
+                    group.create_task(asyncio.Event().wait())
+            case 2:
+                await asyncio.wait_for(asyncio.Event().wait(), 0)
+            case _:
+                await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+
+    pool = pools(handle, size=2)
+    failed = settle(pool, submit(pool, queue_of(12)))
+    assert failed == {
+        offset: ("TimeoutError", "ExceptionGroup", "TimeoutError")[offset % 4] for offset in range(12) if offset % 4 < 3
+    }
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_would_end_a_program_is_a_failure_of_the_message(
+    pools: Pools, error: type[BaseException], waits: bool
+) -> None:
+    async def handle(message: Any) -> None:
+        if waits:
+            await asyncio.sleep(0)
+        if message.queue_offset % 2:
+            raise error
+
+    pool = pools(handle, size=2)
+    assert settle(pool, submit(pool, queue_of(20))) == dict.fromkeys(range(1, 20, 2), error.__name__)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_a_task_that_was_left_behind_raises_does_not_end_the_loop(
+    pools: Pools, error: type[BaseException]
+) -> None:
+    left: list[Any] = []
+
+    async def end() -> None:
+        raise error
+
+    async def handle(message: Any) -> None:
+        if message.queue_offset == 0:
+            left.append(asyncio.create_task(end()))
+        if message.queue_offset == 1:
+            asyncio.get_running_loop().stop()
+        await asyncio.sleep(0)
+
+    pool = pools(handle, size=2)
+    assert settle(pool, submit(pool, queue_of(40))) == {}
+    assert isinstance(left[0].exception(), error)
+
+
+@pytest.mark.usefixtures("broken_logging")
+def test_a_callback_that_raises_does_not_end_the_loop_where_logging_raises_too(pools: Pools) -> None:
+    asyncio_logger = logging.getLogger("asyncio")
+    raising = logging.getLogger("rocketshim.consumer")
+
+    def refuse(record: Any) -> bool:
+        raise OSError(record)
+
+    async def handle(message: Any) -> None:
+        del message
+        asyncio.get_running_loop().call_soon(raising.setLevel, object())
+        await asyncio.sleep(0)
+
+    asyncio_logger.addFilter(refuse)
+    try:
+        pool = pools(handle, size=2)
+        assert settle(pool, submit(pool, queue_of(40))) == {}
+    finally:
+        asyncio_logger.removeFilter(refuse)
+
+
+@pytest.mark.usefixtures("broken_logging")
+def test_an_exception_that_cannot_be_read_fails_its_message_and_no_other(pools: Pools, hostile: BaseException) -> None:
+    async def handle(message: Any) -> None:
+        if message.queue_offset == 1:
+            raise hostile
+
+    pool = pools(handle, size=2)
+    assert settle(pool, submit(pool, queue_of(20))) == {1: class_name(hostile)}
+
+
+def test_a_loop_that_can_turn_no_more_is_reported_for_every_chunk() -> None:
+    def refuse(timeout: float | None) -> None:
+        raise OSError(timeout)
+
+    async def handle(message: Any) -> None:
+        del message
+        loop: Any = asyncio.get_running_loop()
+        loop._selector.select = refuse
+
+    runner = AsyncRunner("g", {"orders": Subscription("orders", adapt(handle))}.get, "r", 1, VirtualClock())
+    pool = AsyncPool(runner, 1, "test", lists=False)
+    for count in (6, 2):  # the second time it is dead already
+        died = [pool.wait(GUARD_S, 0).died for _ in submit(pool, queue_of(count), 2)]
+        assert {type(error) for error in died} == {OSError}
+    pool.stop(0)
+
+
+def test_what_listeners_left_running_is_cancelled_at_the_stop_and_calls_that_stop_cancels_come_again() -> None:
+    cancelled: list[str] = []
+    held = threading.Event()
+    left: list[Any] = []
+
+    async def forever(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(name)
+
+    async def handle(message: Any) -> None:
+        if message.queue_offset == 0:
+            left.append(asyncio.create_task(forever("left behind")))
+            return
+        held.set()
+        await forever("in progress")
+
+    runner = AsyncRunner("g", {"orders": Subscription("orders", adapt(handle))}.get, "r", 1, VirtualClock())
+    pool = AsyncPool(runner, 3, "test", lists=False)
+    submit(pool, queue_of(2))
+    assert held.wait(GUARD_S)
+    assert pool.stop(0)
+    assert sorted(cancelled) == ["in progress", "left behind"]
+    with pytest.raises(Empty):
+        pool.wait(0, 0)
+
+
 # --- the whole consumer -------------------------------------------------------------------------------------------
 
 
@@ -297,12 +531,13 @@ def live() -> InMemoryKafka:
     return kafka
 
 
-def consumer_of(kafka: InMemoryKafka) -> PushConsumer:
+def consumer_of(kafka: InMemoryKafka, **values: Any) -> PushConsumer:
     return PushConsumer(
         "memory:1",
         group="g",
         clients=Clients(kafka.consumer, kafka.producer),
         consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        **values,
     )
 
 
@@ -338,6 +573,46 @@ def test_a_consumer_with_an_async_listener_handles_retries_and_commits(live: InM
     assert sorted(seen) == list(range(50))
     assert live.committed("g")["orders", 0] == 50
     assert len(live.records("SCHEDULE_TOPIC_XXXX")) == 1
+
+
+@pytest.mark.parametrize("in_own_loop", [True, False])
+def test_calls_that_cancel_themselves_come_again_and_the_rest_is_delivered(
+    live: InMemoryKafka, in_own_loop: bool
+) -> None:
+    seen: list[int] = []
+    variable: ContextVar[str] = ContextVar("variable", default="")
+    consumer = consumer_of(live, async_concurrency=2)
+
+    @consumer.listener("orders")
+    async def handle(message: Any) -> None:
+        assert variable.get() == "of the program"
+        variable.set("of a listener")
+        seen.append(message.queue_offset)
+        if message.queue_offset < 4:
+            await cancel_itself()
+        await asyncio.sleep(0)
+
+    for _ in range(50):
+        live.append("orders", b"")
+
+    def is_done() -> bool:
+        return len(seen) == 50 and len(live.records("SCHEDULE_TOPIC_XXXX")) == 4
+
+    async def main() -> None:
+        variable.set("of the program")
+        running = asyncio.create_task(consumer.run_async())
+        await asyncio.to_thread(live.wait_until, is_done, guard_s=GUARD_S)
+        await asyncio.to_thread(consumer.stop)
+        await running
+
+    if in_own_loop:
+        variable.set("of the program")
+        with consumer:
+            live.wait_until(is_done, guard_s=GUARD_S)
+    else:
+        asyncio.run(main())
+    assert sorted(seen) == list(range(50))
+    assert live.committed("g")["orders", 0] == 50
 
 
 def test_run_async_calls_listeners_in_the_loop_that_awaits_it(live: InMemoryKafka) -> None:
