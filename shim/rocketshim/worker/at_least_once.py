@@ -5,9 +5,10 @@
   order in which its records were sent (idempotent producer). So one callback object serves many records: it counts.
   A report is looked at by its place; where an order cannot be relied on (time-outs), the whole batch is sent again.
 * A record whose hop was refused is routed again (`Router`), which parks or re-appends it, or tries again a second
-  later. A target that has not answered within `target_patience_ms`, while others have, gets its records re-appended.
-  Where there are no others, a probe of the clock says whether the schedule topic still takes records, as re-appending
-  needs. The first copy may still be stored: a repeat, with the same identity.
+  later. A target that has not answered within `target_patience_ms` gets its records re-appended once something that was
+  sent so much later is stored: else it is the broker that is slow, with everybody's. Where there is nothing else, a
+  probe of the clock says whether the schedule topic still takes records, as re-appending needs. The first copy may
+  still be stored: a repeat, with the same identity.
 * A record whose target is not known yet waits in hand until it is, and goes before the records that left later.
 * What is in hand is bounded by number and bytes: what is sent and not settled, and what waits to be sent again. Copies
   that a silent target has been given and that were replaced since lie in the producer until their time is over; they
@@ -166,7 +167,7 @@ class AtLeastOnce:
         self._unready: dict[Target, list[tuple[_Flight, int]]] = {}  # (flight; place), by the target that is not known
         self._in_hand = 0  # records of open batches, and those that wait
         self._in_hand_bytes = 0.0
-        self._confirmed_ns = 0
+        self._confirmed_ns = 0  # when the latest of what is stored was sent
         self._proof_asked_ns = -_PROOF_NS
         self._fatal: KafkaError | None = None
 
@@ -338,7 +339,7 @@ class AtLeastOnce:
         if batch.errors:
             self._failed(batch, now_ns)
         else:
-            self._confirmed_ns = now_ns
+            self._confirmed_ns = max(self._confirmed_ns, batch.sent_ns)
             self._stored(batch, batch.places, now_ns)
 
     def _done(self, batch: _Batch) -> None:
@@ -417,13 +418,18 @@ class AtLeastOnce:
                 continue
             if now_ns - batch.sent_ns < self._patience_ns:
                 return
-            if max(self._confirmed_ns, self._prober.confirmed_ns) <= batch.sent_ns:
+            if not self._was_overtaken(batch):
                 self._ask_for_proof(batch.flight.held, now_ns)
                 return
             flying.popleft()
             if batch.reports == len(batch.places):
                 continue  # all reports are in, they lie in the inbox
             self._replace(batch, now_ns)
+
+    def _was_overtaken(self, batch: _Batch) -> bool:
+        """Whether something that was sent a patience later is stored."""
+        by_ns = batch.sent_ns + self._patience_ns
+        return self._confirmed_ns >= by_ns or self._prober.confirmed_ns >= self._proof_asked_ns >= by_ns
 
     def _ask_for_proof(self, held: HeldQueue, now_ns: int) -> None:
         """Find out whether the silence is the target's alone."""

@@ -108,3 +108,22 @@ def test_what_is_sent_again_has_its_whole_time_again() -> None:
         report(None, None)
     out.settle(105)
     assert len(confirmed) == 1
+
+
+def test_where_everything_takes_longer_than_the_patience_no_target_is_blamed() -> None:
+    """What was sent shortly after a batch and is stored says that the broker works through what it has."""
+    made: list[Producer] = []
+    out, flight, _ = delivery(made, patience_ns=10)
+    slow, soon_after, much_later = (_Batch(flight, Kind.DELIVER, "t", None, out._inbox, at) for at in (0, 5, 10))
+    for place, batch in enumerate((slow, soon_after, much_later)):
+        batch.places, batch.dues_ms = [place], [0]
+        out._begun(batch)
+    soon_after.reported(None, None)
+    out._prober.outstanding = 1
+    out.settle(100)
+    assert not slow.is_done
+    replaced: list[_Batch] = []
+    out._replace = lambda batch, _: replaced.append(batch)  # type: ignore[method-assign]
+    much_later.reported(None, None)
+    out.settle(101)
+    assert replaced == [slow]
