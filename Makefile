@@ -28,7 +28,7 @@ test: $(VENV)/.dev broker-jars spark-jars ## every test: unit, property, and int
 	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) $(PYTEST_ARGS)
 
 test-unit: $(VENV)/.dev ## unit and property tests only; no broker
-	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) spark/tests shim/tests topics/tests $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) spark/tests shim/tests topics/tests proof/tests $(PYTEST_ARGS)
 
 test-integration: $(VENV)/.dev broker-jars spark-jars ## integration tests only; one real broker
 	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) integration_tests $(PYTEST_ARGS)
@@ -39,7 +39,7 @@ test-long: $(VENV)/.dev broker-jars spark-jars ## the tests that run for minutes
 check: $(VENV)/.dev ## lint, format, types, import contracts, public API
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy topics/rocketshim_topics shim/rocketshim spark/rocketshim_spark examples benchmarks tools
+	@$(BIN)/mypy topics/rocketshim_topics shim/rocketshim spark/rocketshim_spark examples benchmarks tools proof
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python tools/public_api.py
 	@$(BIN)/codespell -D tools/words.txt -D - $(PLAIN)
