@@ -1,0 +1,37 @@
+"""Where exactly once is promised, `read_committed` shows one record.
+
+That is: one of each hop of an exactly-once worker, and one of each dead letter in each redrive.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from proof.index import Index, Stored
+from proof.violation import Violation
+from rocketshim_topics.wire import REPLAY_ID
+
+__all__ = ["find"]
+
+
+def find(index: Index) -> Iterator[Violation]:
+    """Find second records where there may be one."""
+    for record in index.messages():
+        children = record.committed_children()
+        if len(children) < 2:
+            continue
+        if record.topic == index.names.schedule and index.setup.exactly_once:
+            what = f"{record.it.where} was relayed {len(children)} times"
+            yield Violation.of("duplicate-exactly-once", what, [record.source, *(c.source for c in children)])
+        elif record.topic in index.dead_letter_topics:
+            by_replay: dict[str | None, list[Stored]] = defaultdict(list)
+            for child in children:
+                by_replay[_replay(child)].append(child)
+            for replay, again in by_replay.items():
+                if len(again) > 1:
+                    what = f"{record.it.where} was redriven {len(again)} times by {replay}"
+                    evidence = [record.source, *(child.source for child in again)]
+                    yield Violation.of("duplicate-exactly-once", what, evidence)
+
+
+def _replay(record: Stored) -> str | None:
+    return next((value for name, value in record.it.headers if name == REPLAY_ID), None)

@@ -1,0 +1,89 @@
+"""Failed attempts are counted one by one, and a message is dead at its limit.
+
+* A retry or dead letter that a consumer made counts one more than the attempt that failed; the worker changes no count;
+  a redrive begins at 0 again.
+* In a concurrent group a listener is told the record's own count. In an orderly group a message is repeated in place:
+  each call counts one more than the failed call before it under the same token; a new owner may have forgotten some.
+* No retry counts more than the limit. A dead letter counts limit + 1, unless the listener asked for it.
+"""
+
+from collections.abc import Iterator
+
+from proof.check.loss import limit_of
+from proof.check.order import is_orderly
+from proof.history import Delivery
+from proof.index import Index, Stored
+from proof.lines import Group
+from proof.violation import Violation
+
+__all__ = ["find"]
+
+
+def find(index: Index) -> Iterator[Violation]:
+    """Find counts that are wrong, and limits that were not kept."""
+    for record in index.messages():
+        parent = index.records.get(record.envelope.hop_id or "")
+        if parent is not None and record.topic != index.names.parked:
+            yield from _made(index, record, parent)
+    for group in index.setup.groups:
+        for reader in index.readers(group):
+            for stored in index.read_by(group):
+                deliveries = index.deliveries.get((reader, stored.it.where), [])
+                yield from _called(group, stored, deliveries)
+
+
+def _made(index: Index, record: Stored, parent: Stored) -> Iterator[Violation]:
+    schedule = index.names.schedule
+    if parent.topic == schedule:
+        if record.envelope.consumer_group is not None and record.attempt != parent.attempt:
+            yield _count(record, parent, parent.attempt)
+    elif parent.topic in index.dead_letter_topics:
+        if record.attempt != 0:
+            yield _count(record, parent, 0)
+    elif record.topic == schedule or record.topic in index.dead_letter_topics:
+        yield from _failed(index, record, parent)
+
+
+def _count(record: Stored, parent: Stored, expected: int) -> Violation:
+    what = f"{record.it.where} counts {record.attempt} failed attempts; made from {parent.it.where} it is {expected}"
+    return Violation.of("reconsume-count", what, [parent.source, record.source])
+
+
+def _failed(index: Index, record: Stored, parent: Stored) -> Iterator[Violation]:
+    group = index.history.group(record.envelope.consumer_group or "")
+    if group is None:
+        return
+    calls = index.deliveries.get((group.name, parent.it.where), [])
+    counts = {call.attempt + 1 for call in calls if call.outcome != "ok"} or {parent.attempt + 1}
+    if record.attempt not in counts:
+        yield _count(record, parent, max(counts))
+        return
+    limit = limit_of(group, parent)
+    if limit is None:
+        return
+    evidence = [record.source, *(call.source for call in calls)]
+    if record.topic == index.names.schedule:
+        if record.attempt > limit:
+            what = f"{record.it.where} is retry {record.attempt} of a message whose limit is {limit}"
+            yield Violation.of("reconsume-limit", what, evidence)
+    elif record.attempt != limit + 1 and not any(call.then == "dead" for call in calls):
+        what = f"{record.it.where} is dead after {record.attempt} failed attempts; its limit is {limit}"
+        yield Violation.of("reconsume-limit", what, evidence)
+
+
+def _called(group: Group, stored: Stored, deliveries: list[Delivery]) -> Iterator[Violation]:
+    if not is_orderly(group):
+        for delivery in deliveries:
+            if delivery.attempt != stored.attempt:
+                what = f"{group.name} was called with count {delivery.attempt} for {stored.it.where}, {stored.attempt}"
+                yield Violation.of("reconsume-count", what, [stored.source, delivery.source])
+        return
+    before: Delivery | None = None
+    highest = stored.attempt - 1
+    for delivery in deliveries:
+        in_place = before is not None and before.token == delivery.token and before.outcome == "fail"
+        expected = before.attempt + 1 if before is not None and in_place else None
+        if delivery.attempt > highest + 1 or expected not in {None, delivery.attempt}:
+            what = f"{group.name} was called with count {delivery.attempt} for {stored.it.where} after {highest}"
+            yield Violation.of("reconsume-count", what, [None if before is None else before.source, delivery.source])
+        before, highest = delivery, max(highest, delivery.attempt)

@@ -1,0 +1,69 @@
+"""Nothing is written outside the allow-list, and each delayed message reaches the topic it names."""
+
+from collections.abc import Iterator
+
+from proof.index import Index, Stored
+from proof.violation import Violation
+from rocketshim_topics.errors import ConfigError
+
+__all__ = ["find", "may_be_written"]
+
+
+def find(index: Index) -> Iterator[Violation]:
+    """Find records in topics that the run may not write to, or that their schedule record does not name."""
+    schedule, parked = index.names.schedule, index.names.parked
+    for record in index.records.values():
+        if not may_be_written(index, record.topic):
+            what = f"{record.it.where} lies in a topic that nothing may be written to"
+            yield Violation.of("forbidden-topic", what, [record.source])
+            continue
+        if record.topic == parked:
+            yield from _parked(record)
+            continue
+        parent = index.records.get(record.envelope.hop_id or "")
+        if parent is None or parent.topic != schedule or record.topic == schedule:
+            continue
+        if not _may_deliver(index, record, parent):
+            what = f"the worker wrote {record.it.where}, which its allow-list does not cover"
+            yield Violation.of("forbidden-topic", what, [record.source, parent.source])
+        elif record.topic != _physical(index, parent.envelope.real_topic):
+            what = f"{record.it.where} was made from {parent.it.where}, which goes to {parent.envelope.real_topic}"
+            yield Violation.of("wrong-target", what, [record.source, parent.source])
+
+
+def may_be_written(index: Index, topic: str) -> bool:
+    """Whether any process of the run may write to a topic."""
+    names = index.names
+    if topic in {names.schedule, names.parked, names.redrive_log}:
+        return True
+    if topic in index.retry_topics or topic in index.dead_letter_topics or topic in index.group_logs:
+        return True
+    return _is_allowed(index, topic) or any(topic in group.topics for group in index.setup.groups)
+
+
+def _may_deliver(index: Index, record: Stored, parent: Stored) -> bool:
+    group = index.retry_topics.get(record.topic)
+    if group is not None:
+        return parent.envelope.consumer_group == group
+    return not index.names.is_ours(record.topic) and _is_allowed(index, record.topic)
+
+
+def _is_allowed(index: Index, topic: str) -> bool:
+    for entry in index.setup.allow:
+        if topic == entry or (entry.endswith("*") and topic.startswith(entry[:-1]) and not index.names.is_ours(topic)):
+            return True
+    return False
+
+
+def _physical(index: Index, logical: str | None) -> str | None:
+    try:
+        return None if logical is None else index.names.physical(logical)
+    except ConfigError:
+        return None
+
+
+def _parked(record: Stored) -> Iterator[Violation]:
+    envelope = record.envelope
+    if not envelope.park_reason or not envelope.park_from or envelope.park_from != envelope.hop_id:
+        what = f"{record.it.where} is parked for {envelope.park_reason!r} from {envelope.park_from!r}"
+        yield Violation.of("parked-without-reason", what, [record.source])

@@ -1,0 +1,95 @@
+"""Never early: by the brokers' stamps and by the host's clock; and how late.
+
+* Stamps: a record leaves its delay queue when at least the queue's delay has passed since its append, and reaches its
+  target when it is due. Both are append times, so the targets whose stamps are the sender's are not judged here.
+* Host: a listener is called at least the delay after the send, or after the failed call, *began*. An append time is cut
+  to a millisecond, so a message may seem to leave up to one millisecond before.
+
+Where a fault has set a broker's clock, stamps of before and after do not compare. Then only messages that waited in one
+queue are judged, by the host's clock.
+"""
+
+from collections.abc import Iterator
+
+from proof.index import NS_PER_MS, Index, Stored
+from proof.violation import Violation
+
+__all__ = ["find", "lateness_ms"]
+
+_CUT_NS = NS_PER_MS
+
+
+def find(index: Index) -> Iterator[Violation]:
+    """Find messages that left a queue, or were delivered, before their time."""
+    if not index.stepped_clocks:
+        yield from _by_stamps(index)
+    yield from _by_host_clock(index)
+
+
+def lateness_ms(index: Index) -> list[int]:
+    """How long after its due time each delayed message was stored at its target, sorted; by append times."""
+    if index.stepped_clocks:
+        return []
+    return sorted(child.it.ms - index.due_ms(parent) for parent, child in _relays(index) if _is_final(index, child))
+
+
+def _relays(index: Index) -> Iterator[tuple[Stored, Stored]]:
+    """Schedule records and what the worker made of them, both with append times; parked records apart."""
+    for record in index.messages():
+        if record.topic != index.names.schedule or record.it.stamp != "append":
+            continue
+        for child in record.committed_children():
+            if child.topic != index.names.parked and child.it.stamp == "append":
+                yield record, child
+
+
+def _is_final(index: Index, child: Stored) -> bool:
+    return child.topic != index.names.schedule
+
+
+def _by_stamps(index: Index) -> Iterator[Violation]:
+    for record, child in _relays(index):
+        earliest_ms = record.it.ms + (index.levels.queue_delay_ms(record.partition) or 0)
+        if _is_final(index, child):
+            earliest_ms = max(earliest_ms, index.due_ms(record))
+        if child.it.ms < earliest_ms:
+            what = f"{child.it.where} left {record.it.where} {earliest_ms - child.it.ms} ms early"
+            yield Violation.of("early", what, [record.source, child.source])
+
+
+def _by_host_clock(index: Index) -> Iterator[Violation]:
+    for record in index.messages():
+        if record.topic != index.names.schedule or record.envelope.delay_ms is None:
+            continue
+        begun = _begun_ns(index, record)
+        if begun is None:
+            continue
+        for final, hops in _finals(index, record):
+            if hops > 1 and index.stepped_clocks:
+                continue
+            for group in index.setup.groups:
+                for reader in index.readers(group):
+                    for delivery in index.deliveries.get((reader, final.it.where), []):
+                        early_ns = begun + record.envelope.delay_ms * NS_PER_MS - _CUT_NS - delivery.begin_ns
+                        if early_ns > 0:
+                            what = f"{reader} was given {final.it.where} {early_ns / NS_PER_MS:.3f} ms early"
+                            yield Violation.of("early", what, [record.source, delivery.source])
+
+
+def _begun_ns(index: Index, record: Stored) -> int | None:
+    """When that began which led to a schedule record: the send, or the call that failed; None: not known."""
+    send = index.sends_by_record.get(record.it.where)
+    if send is not None:
+        return send.begin_ns
+    group = record.envelope.consumer_group or ""
+    calls = index.deliveries.get((group, record.envelope.hop_id or ""), [])
+    return min((call.begin_ns for call in calls), default=None)
+
+
+def _finals(index: Index, record: Stored, hops: int = 1) -> Iterator[tuple[Stored, int]]:
+    """Where a schedule record arrived, and by how many hops."""
+    for child in record.committed_children():
+        if child.topic == index.names.schedule:
+            yield from _finals(index, child, hops + 1)
+        elif child.topic != index.names.parked:
+            yield child, hops

@@ -1,0 +1,249 @@
+"""What the properties look things up in: records with their headers decoded, who was made from whom, positions, time.
+
+Made once a history. A record's *parent* is the record its `HOP_ID` names, its *children* are the records that name it.
+A *reader* is what each message has to reach: a consumer group, or one member of a broadcasting group (`group/client`).
+"""
+
+import base64
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from proof.history import Delivery, History, Send, Source
+from proof.lines import Commit, Fault, Group, JsonHeaders, Record, encoded
+from rocketshim_topics import wire
+from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.hops import due_ms
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import Envelope, decode, own_name
+
+__all__ = ["Index", "Stored", "queue_of", "user_headers"]
+
+_NOT_THE_USERS = frozenset({wire.REPLAY_ID, wire.REPLAY_COUNT, wire.HOP_ID})
+NS_PER_MS = 1_000_000
+
+
+def queue_of(where: str) -> str:
+    """The queue of coordinates: `topic/partition`."""
+    return where.rpartition("/")[0]
+
+
+def user_headers(headers: JsonHeaders) -> JsonHeaders:
+    """The user's headers of a send or a delivery, under the names by which they are compared."""
+    return tuple((_plain_name(name), value) for name, value in headers)
+
+
+def _plain_name(name: str) -> str:
+    while (own := own_name(name)) != name:
+        name = own
+    return name
+
+
+@dataclass(slots=True)
+class Stored:
+    """A record of the dump, decoded.
+
+    Attributes:
+        source: its line.
+        it: the line.
+        topic, partition, offset: its coordinates.
+        envelope: its headers; an empty one where they are malformed.
+        malformed: why its headers cannot be read; None: they can.
+        user: the user's headers, as they are compared.
+        children: records that were made from it, in the order of their timestamps.
+    """
+
+    source: Source
+    it: Record
+    topic: str
+    partition: int
+    offset: int
+    envelope: Envelope
+    malformed: str | None
+    user: JsonHeaders
+    children: list["Stored"] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """The message's id, as every reader of this record sees it."""
+        return self.envelope.uniq_key or self.it.where
+
+    @property
+    def attempt(self) -> int:
+        """Failed attempts before it, as the record says."""
+        return self.envelope.reconsume_times or 0
+
+    def committed_children(self) -> list["Stored"]:
+        """Those that `read_committed` shows."""
+        return [child for child in self.children if child.it.committed]
+
+
+class Index:
+    """A history, indexed. Nothing in it changes after it is made."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.setup = history.setup
+        self.names = TopicNames(history.setup.namespace)
+        self.levels = DelayLevels.parse(history.setup.levels)
+        self.faults: list[tuple[Source, Fault]] = [(seen.source, seen.it) for seen in history.faults]
+        groups = [group.name for group in history.setup.groups]
+        self.group_logs = {self.names.group_log(name): name for name in groups}
+        self.retry_topics = {self.names.retry(name): name for name in groups}
+        self.dead_letter_topics = {self.names.dead_letter(name): name for name in groups}
+        self._trusted = {self.names.schedule, *self.retry_topics, *self.dead_letter_topics}
+        self.records: dict[str, Stored] = {}
+        self.queues: dict[str, list[Stored]] = defaultdict(list)
+        for seen in history.records:
+            self._add(seen.source, seen.it)
+        for queue in self.queues.values():
+            queue.sort(key=lambda record: record.offset)
+        for record in self.records.values():
+            parent = self.records.get(record.envelope.hop_id or "")
+            if parent is not None:
+                parent.children.append(record)
+        for record in self.records.values():
+            record.children.sort(key=lambda child: (child.it.ms, child.topic, child.partition, child.offset))
+        self.deliveries: dict[tuple[str, str], list[Delivery]] = defaultdict(list)
+        for delivery in sorted(history.deliveries, key=lambda each: each.begin_ns):
+            self.deliveries[self.reader_of(delivery), delivery.where].append(delivery)
+        self.positions: dict[tuple[str, str], tuple[int, Source]] = {}
+        for commit in history.commits:
+            self.positions[commit.it.group, commit.it.queue] = commit.it.position, commit.source
+
+    def _add(self, source: Source, record: Record) -> None:
+        topic, partition, offset = record.where.rsplit("/", 2)
+        raw = [(name, None if value is None else base64.b64decode(value)) for name, value in record.headers]
+        malformed = None
+        if topic == self.names.parked:
+            envelope = _of_parked(raw)
+        else:
+            try:
+                envelope = decode(raw, trusted=topic in self._trusted)
+            except MalformedRecordError as error:
+                envelope, malformed = Envelope(), error.reason
+        user = tuple(
+            (plain, encoded(value))
+            for name, value in envelope.user
+            if (plain := _plain_name(name)) not in _NOT_THE_USERS
+        )
+        stored = Stored(source, record, topic, int(partition), int(offset), envelope, malformed, user)
+        self.records[record.where] = stored
+        self.queues[queue_of(record.where)].append(stored)
+
+    # --- what a record is --------------------------------------------------------------------------------------------
+
+    def messages(self) -> Iterator[Stored]:
+        """All records that are messages: no clock probes, no records of group logs and the redrive log."""
+        for record in self.records.values():
+            if self.is_message(record):
+                yield record
+
+    def is_message(self, record: Stored) -> bool:
+        """Whether a record is a message."""
+        if record.topic == self.names.redrive_log or record.topic in self.group_logs:
+            return False
+        return record.envelope.clock is None
+
+    def due_ms(self, record: Stored) -> int:
+        """When a schedule record is due, in epoch ms on its broker's clock."""
+        queue_delay_ms = self.levels.queue_delay_ms(record.partition) or 0
+        return due_ms(record.envelope, record.it.ms, queue_delay_ms)
+
+    @cached_property
+    def sends_by_record(self) -> dict[str, Send]:
+        """The send that made each root record, by coordinates: by what it was told, else by the value alone."""
+        found: dict[str, Send] = {}
+        by_digest: dict[tuple[str, str | None], Send] = {}
+        by_id: dict[str, Send] = {}
+        for send in self.history.sends:
+            by_digest.setdefault((send.topic, send.digest), send)
+            if send.where is not None:
+                found[send.where] = send
+            if send.id is not None:
+                by_id[send.id] = send
+        for record in self.messages():
+            if record.envelope.hop_id is None and record.it.where not in found:
+                target = record.envelope.real_topic or record.topic
+                send_of = by_id.get(record.id) or by_digest.get((target, record.it.digest))
+                if send_of is not None:
+                    found[record.it.where] = send_of
+        return found
+
+    # --- who reads ---------------------------------------------------------------------------------------------------
+
+    def reader_of(self, delivery: Delivery) -> str:
+        """Whom a delivery reached."""
+        group = self.history.group(delivery.group)
+        if group is None or group.mode != "broadcasting":
+            return delivery.group
+        return f"{delivery.group}/{self.client_of(delivery.process)}"
+
+    def client_of(self, process: str) -> str:
+        """The client id of a process; its name where it has none."""
+        known = self.history.processes.get(process)
+        return process if known is None or known.client_id is None else known.client_id
+
+    def readers(self, group: Group) -> list[str]:
+        """Everyone a message of the group's topics has to reach."""
+        if group.mode != "broadcasting":
+            return [group.name]
+        members = {self.client_of(p.name) for p in self.history.processes.values() if p.group == group.name}
+        return sorted(f"{group.name}/{member}" for member in members)
+
+    def read_by(self, group: Group) -> Iterator[Stored]:
+        """The committed messages that lie where the group reads: its topics and its retry topic."""
+        topics = {*group.topics, self.names.retry(group.name)}
+        for queue, records in self.queues.items():
+            if queue.rpartition("/")[0] in topics:
+                yield from (record for record in records if record.it.committed and self.is_message(record))
+
+    def next_records(self, group: str, record: Stored) -> list[Stored]:
+        """The committed records that a group's member made from one that failed: retry, dead letter, or parked."""
+        parked = self.names.parked
+        return [
+            child
+            for child in record.committed_children()
+            if child.envelope.consumer_group == group or child.topic == parked
+        ]
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def host_ns(self, broker_ms: int) -> int | None:
+        """A broker's time on the host's monotonic clock; None: not known."""
+        offset_ns = self.setup.broker_minus_host_ns
+        return None if offset_ns is None else broker_ms * NS_PER_MS - offset_ns
+
+    @cached_property
+    def stepped_clocks(self) -> bool:
+        """Whether a fault has set a clock, so that timestamps of different brokers and moments do not compare."""
+        return any(fault.kind.startswith("clock-") for _, fault in self.faults)
+
+    @cached_property
+    def commits_by_queue(self) -> dict[tuple[str, str], list[tuple[Source, Commit]]]:
+        """Stored commits by group and queue, in order."""
+        found: dict[tuple[str, str], list[tuple[Source, Commit]]] = defaultdict(list)
+        for seen in self.history.commits:
+            found[seen.it.group, seen.it.queue].append((seen.source, seen.it))
+        return found
+
+
+def _of_parked(raw: list[tuple[str, bytes | None]]) -> Envelope:
+    """The few headers of a parked record that count: parking keeps malformed headers, so nothing is decoded."""
+    first: dict[str, str] = {}
+    user: list[tuple[str, bytes | None]] = []
+    for name, value in raw:
+        if name not in wire.RESERVED:
+            user.append((name, value))
+        elif value is not None:
+            first.setdefault(name, value.decode("utf-8", "surrogateescape"))
+    return Envelope(
+        uniq_key=first.get(wire.UNIQ_KEY),
+        hop_id=first.get(wire.HOP_ID),
+        consumer_group=first.get(wire.CONSUMER_GROUP),
+        park_reason=first.get(wire.PARK_REASON),
+        park_from=first.get(wire.PARK_FROM),
+        user=tuple(user),
+    )

@@ -1,0 +1,9 @@
+"""Doctored histories: one anomaly each. Each function changes the lines of a sound history as a defect would have.
+
+The functions stand in two modules by what they spoil; this one has them all.
+"""
+
+from . import lost_and_found, spoilt
+from .anomaly import ANOMALIES, fault
+
+__all__ = ["ANOMALIES", "fault", "lost_and_found", "spoilt"]
