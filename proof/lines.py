@@ -221,7 +221,7 @@ class FoldSeen:
         at_ns: when.
         group: whose log.
         next_offset: position of the fold: what it had read ends before it.
-        queue: which queue it speaks of, as the log names it: `topic/partition`, logical topic.
+        queue: which queue it speaks of, as the log names it: `topic/partition`, physical topic.
         owner: client id of the owner; None: it has none.
         token: of the owner, or the last one; None: none yet.
     """

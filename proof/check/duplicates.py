@@ -121,11 +121,14 @@ def _between(index: Index, one: Stored, other: Stored, roles: frozenset[str], gr
 
 
 def _explanation(index: Index, begin_ns: int, end_ns: int, roles: frozenset[str], group: str | None) -> Fault | None:
+    """The last fault that can have caused what was done at both times."""
     recovery_ns = index.setup.recovery_ms * NS_PER_MS
-    for _, fault in index.faults:
-        if fault.begin_ns <= end_ns and fault.end_ns + recovery_ns >= begin_ns and _can_hit(index, fault, roles, group):
-            return fault
-    return None
+    found = [
+        fault
+        for _, fault in index.faults
+        if fault.begin_ns <= end_ns and fault.end_ns + recovery_ns >= begin_ns and _can_hit(index, fault, roles, group)
+    ]
+    return max(found, key=lambda fault: fault.begin_ns, default=None)
 
 
 def _can_hit(index: Index, fault: Fault, roles: frozenset[str], group: str | None) -> bool:

@@ -15,18 +15,10 @@ from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import GroupRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["Grant", "Reference", "find", "reference_folds"]
+__all__ = ["Reference", "find", "reference_folds"]
 
 _LATER_STARTS = 4
 Folder = Callable[[int], GroupLog]
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A claim that was granted: to whom, and which queue (`topic/partition`, logical topic)."""
-
-    client_id: str
-    queue: str
 
 
 @dataclass(slots=True)
@@ -37,7 +29,7 @@ class Reference:
         group: whose.
         records: of the log.
         locks: after each record, by the fold's next offset.
-        grants: by token.
+        grants: client id of the owner by token and queue; one claim may win several queues.
         base: of the last record.
         complete: whether it begins at offset 0 and none was unreadable or missing, so that it knows every grant.
     """
@@ -45,7 +37,7 @@ class Reference:
     group: str
     records: list[Stored]
     locks: dict[int, dict[MessageQueue, QueueLock]] = field(default_factory=dict)
-    grants: dict[int, Grant] = field(default_factory=dict)
+    grants: dict[tuple[int, str], str] = field(default_factory=dict)
     base: int | None = None
     complete: bool = True
 
@@ -81,7 +73,7 @@ def _note(reference: Reference, at: int, folded: Folded, log: GroupLog) -> None:
         reference.complete = False
     for judgement in folded.judgements:
         if judgement.outcome is Outcome.GRANTED and judgement.token is not None and folded.owner is not None:
-            reference.grants[judgement.token] = Grant(folded.owner.client_id, _text(judgement.queue))
+            reference.grants[judgement.token, _text(judgement.queue)] = folded.owner.client_id
 
 
 def _folded(records: list[Stored], folder: Folder) -> Iterator[tuple[int, Folded, GroupLog]]:

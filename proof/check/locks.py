@@ -11,7 +11,6 @@ from proof.check.fold import Reference, reference_folds
 from proof.history import Delivery, Source
 from proof.index import Index, queue_of
 from proof.violation import Violation
-from rocketshim_topics.names import RETRY_PREFIX
 
 __all__ = ["find"]
 
@@ -76,16 +75,9 @@ def _granted(index: Index, reference: Reference, deliveries: list[Delivery]) -> 
         token = delivery.token or 0
         if not reference.complete or reference.base is None or token < reference.base:
             continue  # of a former log, or of before the fold began
-        grant = reference.grants.get(token)
-        queue = _logical(index, queue_of(delivery.where))
+        queue = queue_of(delivery.where)
+        owner = reference.grants.get((token, queue))
         client = index.client_of(delivery.process)
-        if grant is None or grant.queue != queue or grant.client_id != client:
-            held = "nobody" if grant is None else f"{grant.client_id} for {grant.queue}"
-            what = f"{client} was called for {queue} under token {token}, which the log gave to {held}"
+        if owner != client:
+            what = f"{client} was called for {queue} under token {token}, which the log gave to {owner or 'nobody'}"
             yield Violation.of("token-not-granted", what, [delivery.source])
-
-
-def _logical(index: Index, queue: str) -> str:
-    topic, _, partition = queue.rpartition("/")
-    group = index.retry_topics.get(topic)
-    return queue if group is None else f"{RETRY_PREFIX}{group}/{partition}"

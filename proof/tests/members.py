@@ -166,6 +166,11 @@ class Broadcast:
         world.after(world.jitter_ms(1, 9), lambda: world.end(member, op, "fail" if failed else "ok"))
 
 
+def _named(queue: str) -> dict[str, Any]:
+    topic, _, number = queue.rpartition("/")
+    return {"topic": topic, "queue_id": int(number)}
+
+
 @dataclass(frozen=True)
 class _Call:
     record: Kept
@@ -204,8 +209,8 @@ class Orderly:
         self._gone: set[str] = set()
         self._frozen: dict[str, int] = {}
         members = [self._start(), self._start()]
-        for number, queue in enumerate(self._queues):
-            self._claim(members[number % 2], queue)
+        for number, member in enumerate(members):
+            self._claim(member, self._queues[number::2])
         world.watchers[topic].append(lambda record: world.after(world.jitter_ms(1, 5), lambda: self._go(record.queue)))
         world.every(S // 2, self.commit, until_s)
         world.every(S, self._renew, until_s)
@@ -216,47 +221,50 @@ class Orderly:
 
     # --- locks -------------------------------------------------------------------------------------------------------
 
-    def _write(self, member: str, kind: str, queue: str) -> int:
+    def _write(self, member: str, kind: str, queues: list[str]) -> int:
+        """Write one record for some queues; say what the fold makes of each."""
+        world = self._world
         self._seq[member] += 1
-        topic, _, number = queue.rpartition("/")
         common: dict[str, Any] = {
             "client_id": f"client-{member.rpartition('-')[2]}", "incarnation": member, "seq": self._seq[member],
-            "lease_ms": self.LEASE_MS,
+            "lease_ms": self.LEASE_MS, "base": self._log.base or world.broker_ms,
         }  # fmt: skip
-        base = self._log.base or self._world.broker_ms
         record: ClaimRecord | RenewRecord
         if kind == "claim":
-            record = ClaimRecord(base=base, queues=(ClaimedQueue(topic=topic, queue_id=int(number)),), **common)
+            record = ClaimRecord(queues=tuple(ClaimedQueue(**_named(queue)) for queue in queues), **common)
         else:
-            held = HeldQueue(
-                topic=topic, queue_id=int(number), token=self._owner[queue][1],
-                confirmed_offset=self._claimed_at[queue], next_offset=self._committed[queue],
-            )  # fmt: skip
-            record = RenewRecord(base=base, queues=(held,), **common)
-        world = self._world
+            record = RenewRecord(queues=tuple(self._held(queue) for queue in queues), **common)
         out = OutgoingRecord(world.names.group_log(self.name), 0, None, encode_group_record(record), [])
         kept = world.append(out)
-        folded = self._log.fold(kept.at, kept.at_ms, record)
-        lock = self._log.lock(folded.judgements[0].queue)
-        owner = lock.owner.client_id if lock.owner is not None else None
-        seen = FoldSeen(
-            at_ns=world.now_ns, group=self.name, next_offset=self._log.next_offset, queue=queue, owner=owner,
-            token=lock.token,
-        )  # fmt: skip
-        world.line(member, seen)
+        for judgement in self._log.fold(kept.at, kept.at_ms, record).judgements:
+            lock = self._log.lock(judgement.queue)
+            seen = FoldSeen(
+                at_ns=world.now_ns, group=self.name, next_offset=self._log.next_offset,
+                queue=f"{judgement.queue.topic}/{judgement.queue.queue_id}",
+                owner=lock.owner.client_id if lock.owner is not None else None, token=lock.token,
+            )  # fmt: skip
+            world.line(member, seen)
         return kept.at
 
-    def _claim(self, member: str, queue: str) -> None:
-        self._claimed_at[queue] = self._write(member, "claim", queue)
-        self._owner[queue] = member, (self._log.base or 0) + self._claimed_at[queue]
-        self._finished[queue] = {at for at in self._finished[queue] if at < self._committed[queue]}
-        self._busy = {unit for unit in self._busy if unit[0] != queue}
-        self._go(queue)
+    def _held(self, queue: str) -> HeldQueue:
+        return HeldQueue(
+            token=self._owner[queue][1], confirmed_offset=self._claimed_at[queue], next_offset=self._committed[queue],
+            **_named(queue),
+        )  # fmt: skip
+
+    def _claim(self, member: str, queues: list[str]) -> None:
+        at = self._write(member, "claim", queues)
+        for queue in queues:
+            self._claimed_at[queue] = at
+            self._owner[queue] = member, (self._log.base or 0) + at
+            self._finished[queue] = {at for at in self._finished[queue] if at < self._committed[queue]}
+            self._busy = {unit for unit in self._busy if unit[0] != queue}
+            self._go(queue)
 
     def _renew(self) -> None:
         for queue, (member, _) in self._owner.items():
             if member not in self._gone:
-                self._write(member, "renew", queue)
+                self._write(member, "renew", [queue])
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -368,7 +376,4 @@ class Orderly:
         self._world.after((self.LEASE_MS + 1_200) * MS, lambda: self._take_over(member))
 
     def _take_over(self, lost: str) -> None:
-        successor = self._start()
-        for queue, (member, _) in list(self._owner.items()):
-            if member == lost:
-                self._claim(successor, queue)
+        self._claim(self._start(), [queue for queue, (member, _) in self._owner.items() if member == lost])
