@@ -16,7 +16,7 @@ PLAIN := topics/rocketshim_topics tools
 PROCESSES ?= 2
 SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder
 
-.PHONY: help demo test test-unit test-integration test-long check public-api format bench lock broker-jars spark-jars dev clean
+.PHONY: help demo test test-unit test-integration test-long chaos check public-api format bench lock broker-jars spark-jars dev clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,11 @@ public-api: $(VENV)/.dev ## write the snapshot of the public API, docs/public-ap
 format: $(VENV)/.dev ## put the code into its form
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+SEED ?= 1
+MINUTES ?= 15
+chaos: $(VENV)/.dev broker-jars ## run under faults on a real broker, and judge it: MINUTES=15 SEED=1
+	@$(BIN)/python -m proof chaos --seed $(SEED) --minutes $(MINUTES)
 
 bench: $(VENV)/.dev broker-jars ## measure; docs/performance.md says how to read it
 	@$(BIN)/python -m benchmarks
