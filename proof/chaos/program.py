@@ -112,7 +112,10 @@ def _sent(history: HistoryWriter, op: int, future: "Future[SendResult]") -> None
     error = future.exception()
     if error is None:
         result = future.result()
-        history.end(lambda now_ns: End(type="ok", op=op, at_ns=now_ns, where=result.offset_msg_id, id=result.msg_id))
+        # The client reports no offset where the broker answers that it has the sequence number already.
+        offset: int | None = result.queue_offset
+        where = None if offset is None or offset < 0 else result.offset_msg_id
+        history.end(lambda now_ns: End(type="ok", op=op, at_ns=now_ns, where=where, id=result.msg_id))
         return
     kind: Any = "info" if isinstance(error, SendTimeoutError) else "fail"
     history.end(lambda now_ns: End(type=kind, op=op, at_ns=now_ns, why=repr(error)[:200]))

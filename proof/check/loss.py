@@ -34,13 +34,23 @@ def limit_of(group: Group, record: Stored) -> int | None:
 
 
 def _sends(index: Index) -> Iterator[Violation]:
+    stored = {send.source for where, send in index.sends_by_record.items() if _is_committed(index, where)}
     for send in index.history.sends:
-        if send.outcome != "ok" or send.where is None:
+        if send.outcome != "ok" or _is_committed(index, send.where):
             continue
-        record = index.records.get(send.where)
-        if record is None or not record.it.committed:
+        if send.where is None:  # acknowledged without an offset, as a repeat of what the broker knows already
+            if send.source not in stored:
+                what = f"{send.id} was acknowledged to {send.process}, without coordinates, and is not there"
+                yield Violation.of("lost", what, [send.source])
+        else:
+            record = index.records.get(send.where)
             what = f"{send.where} was acknowledged to {send.process} and is not there"
             yield Violation.of("lost", what, [send.source, None if record is None else record.source])
+
+
+def _is_committed(index: Index, where: str | None) -> bool:
+    record = None if where is None else index.records.get(where)
+    return record is not None and record.it.committed
 
 
 def _relayed(index: Index) -> Iterator[Violation]:

@@ -17,6 +17,15 @@ def an_acknowledged_record_is_gone(doctor: Doctor) -> None:
     doctor.drop(doctor.pick(doctor.is_sent_leaf).source)
 
 
+@anomaly("concurrent", "lost")
+def what_was_acknowledged_without_an_offset_is_not_there(doctor: Doctor) -> None:
+    record = doctor.pick(doctor.is_sent_leaf)
+    del doctor.end_of(doctor.index.sends_by_record[record.it.where].source)["where"]
+    for call in doctor.calls(record):
+        doctor.drop_call(call)
+    doctor.drop(record.source)
+
+
 @anomaly("drop-in", "lost")
 @anomaly("concurrent", "lost")
 @anomaly("orderly by key", "lost")

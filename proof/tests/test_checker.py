@@ -64,6 +64,13 @@ def test_a_delivery_may_wait_in_a_run_that_was_not_drained() -> None:
     assert run(parsed(doctor.finish())) == []
 
 
+def test_an_acknowledgement_without_an_offset_is_found_by_its_id() -> None:
+    doctor = Doctor("concurrent", 1)
+    record = doctor.pick(doctor.is_sent_leaf)
+    del doctor.end_of(doctor.index.sends_by_record[record.it.where].source)["where"]
+    assert run(parsed(doctor.finish())) == []
+
+
 def test_a_fault_explains_a_second_delivery() -> None:
     doctor = Doctor("concurrent", 1)
     call = doctor.calls(doctor.pick(doctor.is_sent_leaf))[0]
