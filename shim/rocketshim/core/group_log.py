@@ -74,6 +74,8 @@ __all__ = [
 LOG_TIME_STEP_MAX_MS: Final = 5_000
 """The most that one record adds to log time, in ms."""
 
+_NEVER_MS: Final = 2**62
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -145,6 +147,7 @@ class Folded:
         judgements: one per queue that it names, in its order.
         began_anew: the fold lost what it knew (gap, unknown version) or all locks ended (higher base): whoever holds a
             queue by this log stops.
+        members_changed: somebody joined, left or ran out, or shares queues out another way than before.
     """
 
     offset: int
@@ -152,6 +155,7 @@ class Folded:
     seq: int | None
     judgements: tuple[Judgement, ...]
     began_anew: bool
+    members_changed: bool = False
 
 
 class Continuity(Enum):
@@ -186,7 +190,7 @@ class GroupLog:
 
     __slots__ = (
         "_base", "_complete", "_first_append_ms", "_granting_from_ms", "_last_append_ms", "_log_ms",
-        "_longest_lease_ms", "_members", "_next_offset", "_queues", "_start_log_ms",
+        "_longest_lease_ms", "_members", "_members_until_ms", "_next_offset", "_queues", "_start_log_ms",
     )  # fmt: skip
 
     def __init__(self, start_offset: int) -> None:
@@ -203,6 +207,7 @@ class GroupLog:
         self._granting_from_ms = 0
         self._queues: dict[MessageQueue, QueueLease] = {}
         self._members: dict[Owner, _Membership] = {}
+        self._members_until_ms = _NEVER_MS  # log time before which none of them runs out
 
     # --- records in ---------------------------------------------------------------------------------------------
 
@@ -224,6 +229,7 @@ class GroupLog:
         self._longest_lease_ms = max(self._longest_lease_ms, record.lease_ms)
         self._settle_base()
         owner = Owner(record.client_id, record.incarnation)
+        members_changed = self._forget_members()
         judgements: tuple[Judgement, ...] = ()
         match record:
             case ClaimRecord() | RenewRecord() | ReleaseRecord():
@@ -231,19 +237,21 @@ class GroupLog:
                 judgements = tuple(self._judge(event, queue, void) for queue, event in self._events(record, owner))
             case MemberRecord():
                 known = self._members.get(owner)
-                since = known.since_offset if known and known.end_ms > self._log_ms else offset
-                self._members[owner] = _Membership(record.strategy, since, self._log_ms + record.lease_ms)
+                members_changed |= known is None or known.strategy != record.strategy
+                end_ms = self._log_ms + record.lease_ms
+                self._members[owner] = _Membership(record.strategy, known.since_offset if known else offset, end_ms)
+                self._members_until_ms = min(self._members_until_ms, end_ms)
             case LeaveRecord():
-                self._members.pop(owner, None)
+                members_changed |= self._members.pop(owner, None) is not None
             case _:
                 assert_never(record)
-        return Folded(offset, owner, record.seq, judgements, anew)
+        return Folded(offset, owner, record.seq, judgements, anew, members_changed)
 
     def skip(self, offset: int, append_ms: int) -> Folded:
         """Pass over a malformed record: it is void, but it moves log time. Arguments and errors as in `fold`."""
         anew = self._advance(offset, append_ms, None)
         self._settle_base()
-        return Folded(offset, None, None, (), anew)
+        return Folded(offset, None, None, (), anew, self._forget_members())
 
     def unreadable(self, offset: int, append_ms: int) -> Folded:
         """Pass a record of an unknown version: who holds what is not known any more.
@@ -254,7 +262,7 @@ class GroupLog:
         self._advance(offset, append_ms, None)
         self._settle_base()
         self._begin()
-        return Folded(offset, None, None, (), began_anew=True)
+        return Folded(offset, None, None, (), began_anew=True, members_changed=self._forget_members())
 
     def continuity(self, low_offset: int, high_offset: int) -> Continuity:
         """How the log's bounds fit to what was folded. A log re-created *and* grown past us shows in its base instead.
@@ -298,7 +306,6 @@ class GroupLog:
         return tuple(
             Member(owner, m.strategy, m.since_offset, m.end_ms - self._log_ms)
             for owner, m in sorted(self._members.items())
-            if m.end_ms > self._log_ms
         )
 
     @property
@@ -320,7 +327,7 @@ class GroupLog:
             together at all; two strategies that differ only share out unfairly.
         """
         own = self._members.get(owner)
-        before = own.since_offset if own and own.end_ms > self._log_ms else self._next_offset
+        before = own.since_offset if own else self._next_offset
         others = [m for m in self.members if m.strategy != strategy and m.since_offset < before]
         return min(others, key=lambda m: m.since_offset, default=None)
 
@@ -424,6 +431,15 @@ class GroupLog:
         self._start_log_ms = self._log_ms
         self._granting_from_ms = 0
         self._queues.clear()
+
+    def _forget_members(self) -> bool:
+        """Forget who has run out; whether somebody has. A look at all only when the first of them may have."""
+        if self._log_ms < self._members_until_ms:
+            return False
+        before = len(self._members)
+        self._members = {owner: each for owner, each in self._members.items() if each.end_ms > self._log_ms}
+        self._members_until_ms = min((each.end_ms for each in self._members.values()), default=_NEVER_MS)
+        return len(self._members) < before
 
     def _free_from_ms(self, state: QueueLease) -> int:
         """Log time from which a queue whose state is not known is free for certain."""

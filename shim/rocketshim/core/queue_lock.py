@@ -68,6 +68,8 @@ __all__ = ["QueueLockHolder"]
 _COUNTS_PER_QUEUE: Final = 1_000
 """Counts of the lowest offsets that one entry carries; what lies behind begins at its stored count again."""
 
+_NEVER_MS: Final = 2**62
+
 _ENTRIES_PER_RECORD: Final = 5_000
 """Queues and counts in one record, together: well below 1 MB of JSON."""
 
@@ -178,8 +180,8 @@ class QueueLockHolder:
     """
 
     __slots__ = (
-        "_began_ms", "_claims_from_ms", "_closing", "_floor", "_folded_ms", "_heartbeat_ms", "_in_flight", "_left",
-        "_now_ms", "_read_to", "_seq", "_settings", "_slots", "_strategy", "_wanted", "owner",
+        "_began_ms", "_claims_from_ms", "_closing", "_ends_from_ms", "_floor", "_folded_ms", "_heartbeat_ms",
+        "_in_flight", "_left", "_now_ms", "_read_to", "_seq", "_settings", "_slots", "_strategy", "_wanted", "owner",
     )  # fmt: skip
 
     def __init__(self, owner: Owner, settings: QueueLockSettings, strategy: str | None = None) -> None:
@@ -199,6 +201,7 @@ class QueueLockHolder:
         self._wanted: frozenset[MessageQueue] = frozenset()
         self._slots: dict[MessageQueue, _Slot] = {}
         self._in_flight: dict[int, int] = {}  # number of a claim or renewal: when it was sent
+        self._ends_from_ms = _NEVER_MS  # before which no belief ends and no claim or renewal is too old
 
     # --- facts --------------------------------------------------------------------------------------------------
 
@@ -272,7 +275,7 @@ class QueueLockHolder:
                 slot = self._slots.get(judgement.queue)
                 if judgement.outcome is Outcome.GRANTED and slot is not None and slot.believing:
                     actions += self._lapse(judgement.queue, slot, StopReason.LOST)
-        self._forget_idle()
+        self._forget_idle(None if folded.began_anew else [judgement.queue for judgement in folded.judgements])
         return actions
 
     def log_lost(self, token_floor: int | None, now_ms: int) -> list[QueueLockAction]:
@@ -325,7 +328,7 @@ class QueueLockHolder:
         actions = self._pass_time(now_ms)
         if slot is not None and slot.token == token and slot.state in (_State.DRAINING, _State.LAPSED):
             slot.advance(_Event.DRAINED)
-        self._forget_idle()
+        self._forget_idle([queue])
         return actions
 
     def committed(
@@ -358,7 +361,7 @@ class QueueLockHolder:
             self.progress(queue, token, next_offset, reconsume_counts)
             slot.advance(_Event.COMMITTED)
             actions.append(self._release(slot.held(queue), slot.base))
-        self._forget_idle()
+        self._forget_idle([queue])
         return actions
 
     def send_failed(self, seq: int, now_ms: int) -> list[QueueLockAction]:
@@ -445,15 +448,26 @@ class QueueLockHolder:
         if now_ms < self._now_ms:
             raise ValueError(f"the monotonic clock went back from {self._now_ms} to {now_ms}")
         self._now_ms = now_ms
-        hold_ms = self._settings.lock_hold_ms
         actions: list[QueueLockAction] = []
+        if now_ms < self._ends_from_ms:
+            return actions
+        hold_ms = self._settings.lock_hold_ms
         for queue, slot in self._slots.items():
             if slot.believing and now_ms >= slot.confirmed_ms + hold_ms:
                 actions += self._lapse(queue, slot, StopReason.UNCONFIRMED)
             elif slot.state is _State.CLAIMING and now_ms >= slot.sent_ms + hold_ms:
                 slot.advance(_Event.REFUSE)  # read back now it would be too late to be trusted
         self._in_flight = {seq: sent_ms for seq, sent_ms in self._in_flight.items() if now_ms < sent_ms + hold_ms}
+        since_ms = [slot.confirmed_ms for slot in self._slots.values() if slot.believing]
+        since_ms += [slot.sent_ms for slot in self._slots.values() if slot.state is _State.CLAIMING]
+        self._ends_from_ms = min([*since_ms, *self._in_flight.values()], default=_NEVER_MS) + hold_ms
+        self._forget_idle()
         return actions
+
+    def _sent(self, seq: int, now_ms: int) -> None:
+        """A claim or renewal is sent."""
+        self._in_flight[seq] = now_ms
+        self._ends_from_ms = min(self._ends_from_ms, now_ms + self._settings.lock_hold_ms)
 
     def _claimable(self, log: GroupLog) -> Iterator[tuple[MessageQueue, int]]:
         """Wanted queues that may be claimed without another record being read first, and when."""
@@ -463,10 +477,9 @@ class QueueLockHolder:
             return
         former_log = self._floor is not None and log.base is not None and self._floor <= log.base
         earliest_ms = self._began_ms + self._settings.lock_lease_ms if former_log else self._began_ms
-        for queue in sorted(self._wanted):
+        held = {queue for queue, slot in self._slots.items() if slot.state is not _State.IDLE}
+        for queue in sorted(self._wanted - held):
             slot = self._slots.get(queue)
-            if slot is not None and slot.state is not _State.IDLE:
-                continue
             wait_ms = log.claimable_in_ms(queue, self.owner)
             if wait_ms > LOG_TIME_STEP_MAX_MS:
                 continue
@@ -494,13 +507,13 @@ class QueueLockHolder:
         base = max(slot.base for slot in held.values())  # one for all: a new base ends every belief
         for batch in _batches(entries):
             record = RenewRecord(**self._stamp(), base=base, queues=tuple(batch))
-            self._in_flight[record.seq] = now_ms
+            self._sent(record.seq, now_ms)
             yield SendRenew(record)
 
     def _claim(self, queues: Iterable[MessageQueue], log: GroupLog, now_ms: int) -> SendClaim:
         named = tuple(ClaimedQueue(topic=queue.topic, queue_id=queue.queue_id) for queue in queues)
         record = ClaimRecord(**self._stamp(), base=log.base or 0, queues=named)
-        self._in_flight[record.seq] = now_ms
+        self._sent(record.seq, now_ms)
         for claimed in named:
             slot = self._slots.setdefault(claimed.queue, _Slot())
             slot.advance(_Event.CLAIM)
@@ -571,11 +584,12 @@ class QueueLockHolder:
                 slot.advance(_Event.REFUSE)
         return actions
 
-    def _forget_idle(self) -> None:
-        """Queues that are neither wanted nor in any state are forgotten."""
-        gone = [q for q, slot in self._slots.items() if slot.state is _State.IDLE and q not in self._wanted]
-        for queue in gone:
-            del self._slots[queue]
+    def _forget_idle(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Queues that are neither wanted nor in any state are forgotten; None: all, else those of these."""
+        for queue in list(self._slots) if queues is None else queues:
+            slot = self._slots.get(queue)
+            if slot is not None and slot.state is _State.IDLE and queue not in self._wanted:
+                del self._slots[queue]
 
     # --- inside: records ----------------------------------------------------------------------------------------
 

@@ -378,6 +378,11 @@ class GroupLogThread:
         if folded.began_anew:
             _LOG.warning("group.log-began-anew", extra={"topic": self._place.topic, "offset": folded.offset})
         self._perform(self._holder.observe(folded, self._now_ms()))
+        if folded.members_changed:
+            self._look_at_members()
+
+    def _look_at_members(self) -> None:
+        """Who is there now, and do they share the queues out as this member does? A look at all of them, sorted."""
         conflict = self._log.conflicting_member(self.owner, self._strategy)
         if conflict is not None and (conflict.strategy is None) != (self._strategy is None):
             raise ConsumerError(

@@ -342,6 +342,30 @@ def test_a_member_that_leaves_is_gone_at_once_and_keeps_its_leases(log: Log) -> 
     assert log.fold.lock(Q).owner == A
 
 
+def test_each_record_says_whether_somebody_came_went_or_ran_out(log: Log) -> None:
+    assert not log.append(member(A)).members_changed
+    assert log.append(member(B)).members_changed
+    assert not log.append(claim(A)).members_changed
+    assert not log.append(renew(A, held(T0 + 3))).members_changed
+    assert log.append(member(B, strategy="AVG")).members_changed
+    assert not log.append(member(B, strategy="AVG")).members_changed
+    assert log.append(leave(B)).members_changed
+    assert not log.append(leave(B)).members_changed
+    log.wait(LEASE - 1)
+    assert not log.append(member(Owner("bystander", "i"))).members_changed
+    log.wait(1)
+    assert log.fold.skip(log.fold.next_offset, T0 + log.now_ms).members_changed, "A has run out"
+    assert [each.owner.client_id for each in log.fold.members] == ["bystander"]
+    assert log.append(member(A)).members_changed
+
+
+def test_whoever_ran_out_is_forgotten(log: Log) -> None:
+    for number in range(50):
+        log.append(member(Owner("restarted", str(number))))
+        log.wait(LEASE)
+    assert len(log.fold._members) <= 3
+
+
 def test_client_ids_are_distinct_and_sorted() -> None:
     fold = GroupLog(0)
     for offset, owner in enumerate([B, A, Owner("a", "i2")]):

@@ -154,6 +154,52 @@ def test_everything_held_is_renewed_in_one_record_every_renew_interval() -> None
     assert not bench.of(Stop)
 
 
+class Instant(int):
+    """A time that counts what it is compared with; a sum or difference of it is a plain number."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Instant.compared += 1
+        return int(self) < other
+
+    def __ge__(self, other: int) -> bool:
+        Instant.compared += 1
+        return int(self) >= other
+
+
+def test_a_record_of_another_member_does_not_mean_a_look_at_every_queue_that_is_held() -> None:
+    queues = [MessageQueue("orders", queue_id=number) for number in range(1_000)]
+    bench = Bench(*queues)
+    assert len(bench.of(Start)) == 1_000
+    Instant.compared = 0
+    for _ in range(100):
+        bench.now_ms = Instant(bench.now_ms + 1)
+        record = MemberRecord(client_id="b", incarnation="1", seq=1, lease_ms=LEASE)
+        assert not bench.append(record).judgements
+    assert Instant.compared <= 400
+    bench.keep_back = True
+    bench.now_ms = int(bench.now_ms) + HOLD
+    bench.tick()
+    assert len(bench.of(Stop)) == 1_000, "all the same each ends at its time"
+
+
+def test_giving_back_one_of_many_queues_is_not_a_look_at_the_others() -> None:
+    queues = [MessageQueue("orders", queue_id=number) for number in range(300)]
+    bench = Bench(*queues)
+    tokens = {queue: bench.token(queue) for queue in queues}
+    bench.take(bench.holder.want((), bench.now_ms))
+    Instant.compared = 0
+    bench.now_ms = Instant(bench.now_ms + 1)
+    for queue, token in tokens.items():
+        assert token is not None
+        bench.take(bench.holder.drained(queue, token, bench.now_ms))
+        bench.take(bench.holder.committed(queue, token, 1, (), bench.now_ms))
+    assert len(bench.of(SendRelease)) == 300
+    assert Instant.compared <= 10 * 300
+    assert not bench.holder._slots
+
+
 def test_the_belief_lasts_from_before_the_renewal_was_sent() -> None:
     bench = Bench(Q)
     sent_ms = bench.now_ms

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from rocketshim.core.group_log import GroupLog, Member
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock_actions import StopReason
 from rocketshim.core.queue_lock_settings import QueueLockSettings
@@ -483,3 +484,31 @@ def test_a_group_without_a_log_is_said(fleet: Fleet) -> None:
     reader = fleet.kafka.consumer({"group.id": "g", "auto.offset.reset": "error"})
     with pytest.raises(TopicMissingError, match="no log"):
         read_group_log(reader, "rmq.group.other")
+
+
+class Counted(GroupLog):
+    """Counts how often all members are sorted."""
+
+    __slots__ = ()
+    sorted_times = 0
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        Counted.sorted_times += 1
+        return super().members
+
+
+def test_members_are_looked_at_when_they_change_and_not_at_each_record(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    for number in range(20):
+        fleet.join(f"m{number}")
+    fleet.turn()
+    assert len(fleet.members["a"].members) == 21
+    fleet.members["a"]._log.__class__ = Counted
+    fleet.wait(20_000)
+    assert len(fleet.kinds()) > 200
+    assert Counted.sorted_times == 0
+    fleet.members["m7"].stop(0)
+    fleet.turn()
+    assert "m7" not in fleet.members["a"].members
+    assert Counted.sorted_times <= 3
