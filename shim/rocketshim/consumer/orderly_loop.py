@@ -252,6 +252,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
                     pass
                 case _:
                     assert_never(event)
+        self._end_drained()
 
     def _lock_stopped(self, lease: Lease, reason: StopReason) -> None:
         place = (lease.queue.topic, lease.queue.queue_id)
@@ -358,23 +359,26 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
     # --- ending ------------------------------------------------------------------------------------------------------
 
     def _end(self, place: OrderlyPlace, then: _Then, offset: int = 0) -> None:
+        """Begin nothing more of a queue; `_end_drained` concludes it."""
         place.withhold()
         self._ending.append(_Ending(place, then, offset))
-        self._end_drained()
 
     def _end_drained(self) -> None:
-        """Conclude the endings that are drained."""
-        for ending in [each for each in self._ending if each.place.settled]:
-            place, lease = ending.place, ending.place.lease
-            if ending.then is _Then.BEGIN_ANEW:
-                if not self._begin_anew(ending):
-                    continue
-            elif lease is not None and ending.then is _Then.RELEASE:
-                self._release(lease, *place.progress)
-            elif lease is not None and self._log is not None:
-                self._log.drained(lease)
-            self._ending.remove(ending)
-            place.drop()
+        """Conclude the endings that are drained. A look at all of them."""
+        self._ending = [ending for ending in self._ending if not (ending.place.settled and self._concludes(ending))]
+
+    def _concludes(self, ending: _Ending) -> bool:
+        """Whether what is to follow a drained queue could be done."""
+        place, lease = ending.place, ending.place.lease
+        if ending.then is _Then.BEGIN_ANEW:
+            if not self._begin_anew(ending):
+                return False
+        elif lease is not None and ending.then is _Then.RELEASE:
+            self._release(lease, *place.progress)
+        elif lease is not None and self._log is not None:
+            self._log.drained(lease)
+        place.drop()
+        return True
 
     def _begin_anew(self, ending: _Ending) -> bool:
         """Whether it could; else it is tried again a little later. Rebalance callbacks call this, too: never raises."""
@@ -403,20 +407,25 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         gone = list(places)
         self._wanted.difference_update(gone)
         self._want()
+        cut = {
+            (ending.place.topic, ending.place.partition): ending
+            for ending in self._ending
+            if ending.then is _Then.BEGIN_ANEW
+        }
         for place in gone:
             lease = self._leases.pop(place, None)
             running = self._queues.pop(place, None)
             unbegun = self._starting.pop(place, None)
             self._counts.pop(place, None)
-            for ending in self._ending:
-                if (ending.place.topic, ending.place.partition) == place and ending.then is _Then.BEGIN_ANEW:
-                    ending.then = _Then.RELEASE
-                    lease = None
+            if place in cut:
+                cut[place].then = _Then.RELEASE
+                lease = None
             if running is not None:
                 self._end(running, _Then.RELEASE)
             elif lease is not None:
                 known = (None, ()) if unbegun is None else (unbegun.next_offset, unbegun.reconsume_counts)
                 self._release(lease, *known)
+        self._end_drained()
 
     # --- what the poll loop does another way -------------------------------------------------------------------------
 
@@ -473,6 +482,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
             del self._queues[place]
             self._hold(place)
             self._end(queue, _Then.BEGIN_ANEW, first)
+            self._end_drained()
 
     def _is_stale(self, place: Place, expected: int, *, seek: bool) -> bool:
         """Whether what was fetched lies before the position asked for though that position is there.

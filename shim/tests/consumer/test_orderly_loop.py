@@ -13,6 +13,7 @@ from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.consumer.orderly_context import ConsumeOrderlyContext
 from rocketshim.consumer.orderly_loop import OrderlyLoop, OrderlySettings
+from rocketshim.consumer.orderly_place import OrderlyPlace
 from rocketshim.consumer.orderly_runner import OrderlyRunner
 from rocketshim.consumer.outcome import DeadLetter, RetryLater
 from rocketshim.consumer.poll_loop import LoopSettings
@@ -990,3 +991,33 @@ def test_a_dead_letter_asked_for_after_the_loop_has_closed_keeps_the_lock(stage:
     stage.wait(10_000)
     assert len(stage.dead()) == 1
     assert stage.offsets == [(0, 0), (0, 0)]
+
+
+class Looked(OrderlyPlace):
+    """Counts how often a queue is asked whether it is drained."""
+
+    times = 0
+
+    @property
+    def settled(self) -> bool:
+        Looked.times += 1
+        return super().settled
+
+
+def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage: Stage) -> None:
+    count = 100
+    stage.topic(count)
+    for partition in range(count):
+        stage.fill(1, partition)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    assert len(a.loop.queues) > count
+    assert a.loop.dispatch.in_flight == count
+    for place in a.loop.queues:
+        place.__class__ = Looked
+    Looked.times = 0
+    a.loop._give_up(list(a.loop._queues))
+    assert 0 < Looked.times <= 3 * count
+    a.pool.work_all()
+    stage.turn(5)
+    assert not a.loop._ending
