@@ -31,6 +31,7 @@ __all__ = [
     "ConsumerFactory",
     "DeliveryCallback",
     "KafkaMessage",
+    "LookupClient",
     "ProducerClient",
     "ProducerFactory",
     "confluent_admin",
@@ -97,6 +98,14 @@ class ConsumerClient(Protocol):
     def list_topics(self, topic: Any = ..., timeout: float = ...) -> Any: ...
     def consumer_group_metadata(self) -> Any: ...
     def close(self) -> Any: ...
+
+
+class LookupClient(Protocol):
+    """The questions about topics and offsets that a consumer answers from the brokers it reads from."""
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float = ...) -> Any: ...
+    def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = ...) -> list[TopicPartition]: ...
+    def list_topics(self, topic: Any = ..., timeout: float = ...) -> Any: ...
 
 
 class ProducerClient(Protocol):

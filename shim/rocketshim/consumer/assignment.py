@@ -19,7 +19,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient
+from rocketshim.clients import ConsumerClient, LookupClient
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place
 from rocketshim.core.one_by_one import OneByOne
@@ -68,6 +68,7 @@ class Starts:
             carries none. A partition that is missing here had no commit.
         token_of: the token that commits of a partition are to carry; None: none (default).
         may: whether a partition may be committed at this instant; always by default.
+        lookups: answers questions about topics and offsets; None (default): the consumer itself.
 
     Thread-safety: none; the poll thread's.
 
@@ -95,6 +96,7 @@ class Starts:
         self.found_tokens: dict[Place, int | None] = {}
         self.token_of: TokenOf = lambda _: None
         self.may: Callable[[Place], bool] = lambda _: True
+        self.lookups: LookupClient | None = None
         self.conflicts: dict[str, str] = {}
 
     def subscribe(self, digest: str, subscription: str) -> None:
@@ -142,6 +144,7 @@ class Starts:
             by_topic[item.topic].append(item.partition)
         starts: list[TopicPartition] = []
         resolved: list[TopicPartition] = []
+        lookups = self.lookups or consumer
         for topic, numbers in by_topic.items():
             count, found = self._found(consumer, topic, numbers, timeout_s)
             for number in numbers:
@@ -157,7 +160,7 @@ class Starts:
                 if number in found:
                     commit = found[number].metadata
                     self.found_tokens[topic, number] = None if commit is None else commit.token
-                at = TopicPartition(topic, number, self._offset(consumer, topic, number, start, timeout_s))
+                at = TopicPartition(topic, number, self._offset(lookups, topic, number, start, timeout_s))
                 starts.append(at)
                 if not isinstance(start, StartAt):
                     resolved.append(TopicPartition(topic, number, at.offset, metadata=self.metadata((topic, number))))
@@ -166,7 +169,7 @@ class Starts:
     def _found(
         self, consumer: ConsumerClient, topic: str, assigned: list[int], timeout_s: float
     ) -> tuple[int, dict[int, Found]]:
-        listed = consumer.list_topics(topic, timeout=timeout_s).topics.get(topic)
+        listed = (self.lookups or consumer).list_topics(topic, timeout=timeout_s).topics.get(topic)
         numbers = sorted({*assigned, *(() if listed is None else listed.partitions)})  # a broker may be behind
         self._counts[topic] = len(numbers)
         found: dict[int, Found] = {}
@@ -192,7 +195,7 @@ class Starts:
         topics = [] if self._store is not None else [topic for topic in topics if topic != self._retry_topic]
         for topic in topics:
             if topic not in self._counts:
-                listed = consumer.list_topics(topic, timeout=timeout_s).topics.get(topic)
+                listed = (self.lookups or consumer).list_topics(topic, timeout=timeout_s).topics.get(topic)
                 self._counts[topic] = 0 if listed is None else len(listed.partitions)
         asked = [TopicPartition(topic, number) for topic in topics for number in range(self._counts[topic])]
         commits: dict[str, list[CommitMetadata | None]] = {topic: [] for topic in topics}
@@ -216,24 +219,24 @@ class Starts:
                 "consumer.subscriptions-differ", extra={"topic": topic, "mine": self._subscription, "theirs": theirs}
             )
 
-    def _offset(self, consumer: ConsumerClient, topic: str, number: int, start: Start, timeout_s: float) -> int:
+    def _offset(self, lookups: LookupClient, topic: str, number: int, start: Start, timeout_s: float) -> int:
         match start:
             case StartAt(offset):
                 return offset
             case Earliest():
-                return self._watermarks(consumer, topic, number, timeout_s)[0]
+                return self._watermarks(lookups, topic, number, timeout_s)[0]
             case Latest():
-                return self._watermarks(consumer, topic, number, timeout_s)[1]
+                return self._watermarks(lookups, topic, number, timeout_s)[1]
             case AtTimestamp():
                 asked = TopicPartition(topic, number, self._timestamp_ms)
-                (answer,) = consumer.offsets_for_times([asked], timeout=timeout_s)
+                (answer,) = lookups.offsets_for_times([asked], timeout=timeout_s)
                 if answer.error is not None:
                     raise KafkaException(answer.error)
-                return answer.offset if answer.offset >= 0 else self._watermarks(consumer, topic, number, timeout_s)[1]
+                return answer.offset if answer.offset >= 0 else self._watermarks(lookups, topic, number, timeout_s)[1]
 
     @staticmethod
-    def _watermarks(consumer: ConsumerClient, topic: str, number: int, timeout_s: float) -> tuple[int, int]:
-        answer = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=timeout_s)
+    def _watermarks(lookups: LookupClient, topic: str, number: int, timeout_s: float) -> tuple[int, int]:
+        answer = lookups.get_watermark_offsets(TopicPartition(topic, number), timeout=timeout_s)
         if answer is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - no public spelling
         low, high = answer

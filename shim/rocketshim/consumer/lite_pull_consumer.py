@@ -36,6 +36,7 @@ from rocketshim.clients import Clients, ConsumerClient, confluent_clients, leave
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.listener import matching
+from rocketshim.consumer.lookups import Lookups
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place
 from rocketshim.consumer.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.consumer.runs import runs_of
@@ -132,7 +133,13 @@ class LitePullConsumer:
             subscription="",
         )
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
-        self._lookup = QueueLookup(self.names, self._client)
+        self._lookups = Lookups(
+            self._client,
+            lambda: bool(self._positions.places()),
+            lambda: (clients or confluent_clients()).consumer(self._config()),
+        )
+        self._starts.lookups = self._lookups
+        self._lookup = QueueLookup(self.names, lambda: self._lookups)
         self._subscribed: dict[str, MessageSelector] = {}  # physical topic
         self._wished: dict[Place, MessageQueue] | None = None  # None: not by `assign`
         self._assign_filters: dict[str, MessageSelector] = {}
@@ -267,6 +274,7 @@ class LitePullConsumer:
                 if self._wished is not None:
                     self._apply_assignment()
             except BaseException:
+                self._lookups.close()
                 self._consumer.close()
                 self._consumer = None
                 raise
@@ -490,6 +498,7 @@ class LitePullConsumer:
             return
         due = self._positions.due() if self.settings.auto_commit else {}
         self._consumer, self._closing = None, True
+        self._lookups.close()
         if not leave(consumer, _LEAVE_S, lambda: self._commit(consumer, due)):
             raise BrokerUnavailableError(
                 f"the consumer of group {self.settings.group!r} has ended, but no broker answered: what was done since "

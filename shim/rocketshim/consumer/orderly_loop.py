@@ -493,7 +493,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         """
         consumer = self._client()
         try:
-            bounds = consumer.get_watermark_offsets(TopicPartition(*place), timeout=_BOUNDS_S)
+            bounds = self.lookups.get_watermark_offsets(TopicPartition(*place), timeout=_BOUNDS_S)
             if bounds is None or bounds[1] < expected:
                 return False
             if seek:

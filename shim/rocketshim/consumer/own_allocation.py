@@ -26,7 +26,7 @@ from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaException
 
-from rocketshim.clients import ConsumerClient
+from rocketshim.clients import LookupClient
 from rocketshim.consumer.outcome import shown
 from rocketshim.consumer.pauses import Place, shown_places
 from rocketshim.consumer.sharing import partitions_of
@@ -83,14 +83,14 @@ class StrategyShare:
     def open(self) -> None:
         """See `Sharing`."""
 
-    def wanted(self, consumer: ConsumerClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+    def wanted(self, lookups: LookupClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
         """See `Sharing`: the own share; None while the own first heartbeat has not been read back."""
         seen = frozenset(self._topics()), tuple(self._members())
         if (seen == self._seen and now_ms < self._next_ms) or (self._seen is None and self._client_id not in seen[1]):
             return None
         self._next_ms = now_ms + self._interval_ms
         try:
-            there = partitions_of(consumer, seen[0], held)
+            there = partitions_of(lookups, seen[0], held)
         except KafkaException as error:
             _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
             self._next_ms = now_ms + min(self._interval_ms, _AGAIN_MS)
@@ -149,7 +149,7 @@ class LeasedShare:
         """Start the group-log thread."""
         self._log.start(f"rocketshim-group-log-{self._log.owner.client_id}")
 
-    def wanted(self, consumer: ConsumerClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+    def wanted(self, lookups: LookupClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
         """See `Sharing`.
 
         Raises:
@@ -158,7 +158,7 @@ class LeasedShare:
         if self._log.error is not None:
             raise self._log.error
         self._take_events(held)
-        share = self._share.wanted(consumer, self._wished or (), now_ms)
+        share = self._share.wanted(lookups, self._wished or (), now_ms)
         if share is not None and share != self._wished:
             self._want(share)
             _LOG.info("consumer.share", extra={"queues": shown_places(sorted(share))})

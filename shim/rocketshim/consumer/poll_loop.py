@@ -34,6 +34,7 @@ from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
 from rocketshim.consumer.held_queue import QueueT, Work
+from rocketshim.consumer.lookups import Lookups
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.outcome import Outcome, shown
 from rocketshim.consumer.pauses import PauseReason, Pauses, Place, shown_places
@@ -88,6 +89,7 @@ class PollLoop(ABC, Generic[QueueT]):
 
     Args:
         make_consumer: called in the loop's own thread.
+        make_lookup_client: makes a client that joins no group, for questions while the consumer fetches; likewise.
         topics: physical topics to subscribe to.
         make_send_back: makes the sender of failed messages, in the loop's own thread too.
         pool: runs the listeners.
@@ -105,6 +107,7 @@ class PollLoop(ABC, Generic[QueueT]):
         self,
         *,
         make_consumer: Callable[[], ConsumerClient],
+        make_lookup_client: Callable[[], ConsumerClient],
         topics: list[str],
         make_send_back: Callable[[], FailedSink],
         pool: Pool[Any, Any],
@@ -128,6 +131,7 @@ class PollLoop(ABC, Generic[QueueT]):
         self._make_send_back = make_send_back
         self._pool = pool
         self._starts = starts
+        self.lookups = starts.lookups = Lookups(self._client, lambda: bool(self._queues), make_lookup_client)
         self._settings = settings
         self._clock = clock
         self._sharing = sharing
@@ -223,7 +227,7 @@ class PollLoop(ABC, Generic[QueueT]):
         """Make the clients and subscribe; no network yet, but to ask for the topics that patterns stand for."""
         self._send_back = self._make_send_back()
         self._consumer = self._make_consumer()
-        self._watch.look(self._consumer, self._now_ms())
+        self._watch.look(self.lookups, self._now_ms())
         self._subscribe(self._consumer)
         if self._sharing is not None:
             self._sharing.open()
@@ -270,6 +274,7 @@ class PollLoop(ABC, Generic[QueueT]):
             if self._sharing is not None:
                 self._sharing.close()
             self._pool.stop(max(0, deadline_ms - self._now_ms()) / 1_000)
+            self.lookups.close()
             self._leave(consumer, deadline_ms)
             self._consumer = None
             if self._send_back is not None:
@@ -478,7 +483,7 @@ class PollLoop(ABC, Generic[QueueT]):
     def _keep_house(self, now_ms: int) -> None:
         consumer = self._client()
         self._throttle.go_on(consumer, self._queues.values())
-        if self._watch.look(consumer, now_ms):
+        if self._watch.look(self.lookups, now_ms):
             self._subscribe(consumer)
         if self._sharing is not None:
             self._follow(consumer, self._sharing, now_ms)
@@ -491,7 +496,7 @@ class PollLoop(ABC, Generic[QueueT]):
         self._uptake.look_again(consumer)
         if self._next_comparison_ms is not None and now_ms >= self._next_comparison_ms:
             self._compare_subscriptions(consumer, now_ms)
-        self.error = self.error or self._watch.missing(consumer, now_ms)
+        self.error = self.error or self._watch.missing(self.lookups, now_ms)
         if now_ms >= self._next_show_ms:
             self._next_show_ms = now_ms + _SHOW_MS
             self.state = self._shown(consumer, now_ms)
@@ -554,7 +559,7 @@ class PollLoop(ABC, Generic[QueueT]):
 
     def _follow(self, consumer: ConsumerClient, sharing: Sharing, now_ms: int) -> None:
         """Read what is to be read by now, and nothing else."""
-        wanted = sharing.wanted(consumer, self._shared, now_ms)
+        wanted = sharing.wanted(self.lookups, self._shared, now_ms)
         if wanted is None:
             return
         gone = sorted(self._shared - wanted)

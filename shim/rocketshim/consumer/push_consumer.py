@@ -413,10 +413,10 @@ class PushConsumer:
                 raise ConsumerError(f"no queue of {topic!r} is read by this consumer now")
             asked = [TopicPartition(*place, timestamp_ms) for place in places]
             targets = {}
-            for item in consumer.offsets_for_times(asked, timeout=10.0):
+            for item in loop.lookups.offsets_for_times(asked, timeout=10.0):
                 if item.error is not None:
                     raise KafkaException(item.error)
-                end = consumer.get_watermark_offsets(TopicPartition(item.topic, item.partition), timeout=10.0)[1]
+                end = loop.lookups.get_watermark_offsets(TopicPartition(item.topic, item.partition), timeout=10.0)[1]
                 targets[item.topic, item.partition] = item.offset if item.offset >= 0 else end
             loop.seek(consumer, targets)
 
@@ -564,7 +564,7 @@ class PushConsumer:
     def _open_store(self, clients: Clients) -> LocalOffsetStore:
         """The local file of positions; asks the cluster for its id first."""
         settings = self.settings
-        probe = clients.consumer(connection(settings, {**PROTECTED_CONSUMER, "group.id": settings.group}))
+        probe = self._make_lookup_client(clients)
         try:
             with cluster_errors(f"the topics of group {settings.group!r} could not be looked up"):
                 cluster = probe.list_topics(timeout=10.0).cluster_id
@@ -578,6 +578,10 @@ class PushConsumer:
         client_id = settings.client_id or stable_client_id()
         folder = offset_folder(settings.offset_store_dir, client_id, self.names, settings.group)
         return LocalOffsetStore(folder, cluster or "", topic_id)
+
+    def _make_lookup_client(self, clients: Clients) -> ConsumerClient:
+        """A client that joins no group and fetches nothing."""
+        return clients.consumer(connection(self.settings, {**PROTECTED_CONSUMER, "group.id": self.settings.group}))
 
     def _make_pool(self) -> "ListenerPool[Any, Any] | AsyncPool":
         settings, name = self.settings, self._name("listener")
@@ -607,6 +611,7 @@ class PushConsumer:
             "make_consumer": lambda: clients.consumer(
                 consumer_config(settings, orderly=self._orderly, on_commit=loop.on_commit)
             ),
+            "make_lookup_client": lambda: self._make_lookup_client(clients),
             "topics": self._topics(),
             "make_send_back": lambda: self._make_send_back(clients),
             "pool": pool,

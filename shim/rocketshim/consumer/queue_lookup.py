@@ -9,7 +9,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient
+from rocketshim.clients import LookupClient
 from rocketshim.consumer.pauses import Place
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim_topics import TopicNames
@@ -43,12 +43,12 @@ class QueueLookup:
 
     Args:
         names: maps logical topics to physical ones.
-        client: gives the Kafka consumer; may raise when there is none.
+        client: gives the client to ask; may raise when there is none.
 
     Thread-safety: none; the thread that owns the Kafka consumer.
     """
 
-    def __init__(self, names: TopicNames, client: Callable[[], ConsumerClient]) -> None:
+    def __init__(self, names: TopicNames, client: Callable[[], LookupClient]) -> None:
         self._names = names
         self._client = client
 

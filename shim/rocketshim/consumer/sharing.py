@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from confluent_kafka import KafkaException
 
-from rocketshim.clients import ConsumerClient
+from rocketshim.clients import LookupClient
 from rocketshim.consumer.pauses import Place
 from rocketshim.logs import safe_logger
 
@@ -25,11 +25,11 @@ class Sharing(Protocol):
     def open(self) -> None:
         """The loop begins."""
 
-    def wanted(self, consumer: ConsumerClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+    def wanted(self, lookups: LookupClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
         """The partitions to read from now on.
 
         Args:
-            consumer: to ask about topics; nothing is assigned here.
+            lookups: to ask about topics.
             held: what is read now.
             now_ms: monotonic time in ms.
 
@@ -50,7 +50,7 @@ class Sharing(Protocol):
         """The loop has ended; everything was given up."""
 
 
-def partitions_of(consumer: ConsumerClient, topics: Collection[str], held: Collection[Place]) -> set[Place]:
+def partitions_of(lookups: LookupClient, topics: Collection[str], held: Collection[Place]) -> set[Place]:
     """Every partition of these topics; of a topic that cannot be told now, those held.
 
     Raises:
@@ -58,7 +58,7 @@ def partitions_of(consumer: ConsumerClient, topics: Collection[str], held: Colle
     """
     found: set[Place] = set()
     for topic in topics:
-        listed = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+        listed = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
         if listed is None or listed.error is not None or not listed.partitions:
             _LOG.warning("consumer.topic-unknown", extra={"topic": topic})
             found.update(place for place in held if place[0] == topic)
@@ -97,7 +97,7 @@ class EveryQueue:
     def close(self) -> None:
         """See `Sharing`."""
 
-    def wanted(self, consumer: ConsumerClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+    def wanted(self, lookups: LookupClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
         """See `Sharing`."""
         topics = frozenset(self._topics())
         if topics == self._looked_for and self._next_look_ms is not None and now_ms < self._next_look_ms:
@@ -105,7 +105,7 @@ class EveryQueue:
         self._next_look_ms = now_ms + self._interval_ms
         self._looked_for = topics
         try:
-            return partitions_of(consumer, topics, held)
+            return partitions_of(lookups, topics, held)
         except KafkaException as error:
             _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
             self._next_look_ms = now_ms + min(self._interval_ms, 1_000)

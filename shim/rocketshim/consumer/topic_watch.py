@@ -10,7 +10,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException
 
-from rocketshim.clients import ConsumerClient
+from rocketshim.clients import LookupClient
 from rocketshim.errors import TopicMissingError
 from rocketshim.logs import safe_logger
 
@@ -52,13 +52,13 @@ class TopicWatch:
         changed, self.topics = topics != self.topics, topics
         return changed
 
-    def look(self, consumer: ConsumerClient, now_ms: int) -> bool:
+    def look(self, lookups: LookupClient, now_ms: int) -> bool:
         """Look which topics there are, if it is time; whether that changes what is to be read."""
         if self._find is None or now_ms < self._next_look_ms:
             return False
         self._next_look_ms = now_ms + self._interval_ms
         try:
-            existing = consumer.list_topics(timeout=_TIMEOUT_S).topics
+            existing = lookups.list_topics(timeout=_TIMEOUT_S).topics
         except KafkaException as error:
             _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
             return False
@@ -70,14 +70,14 @@ class TopicWatch:
         """The cluster says that there is no such topic."""
         self._doubted.setdefault(topic, now_ms + _MISSING_GRACE_MS)
 
-    def missing(self, consumer: ConsumerClient, now_ms: int) -> TopicMissingError | None:
+    def missing(self, lookups: LookupClient, now_ms: int) -> TopicMissingError | None:
         """Look for what was doubted half a minute ago; one that is still not there is a reason to end."""
         if not self._doubted:
             return None
         for topic in [topic for topic, until_ms in self._doubted.items() if now_ms >= until_ms]:
             del self._doubted[topic]
             try:
-                found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+                found = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
             except KafkaException as error:
                 _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})
                 self.doubt(topic, now_ms)

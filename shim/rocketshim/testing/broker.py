@@ -147,6 +147,7 @@ class Broker:
         self.producers: list[ProducerSide] = []
         self.commits: list[CommitRecord] = []
         self.faults = Faults()
+        self.delayed_lookups: list[tuple[str, frozenset[str]]] = []
         self.skews_ms: list[tuple[Scope, int]] = []
         self._enforce_poll_interval = enforce_poll_interval
         self._ids = itertools.count(1)

@@ -392,6 +392,8 @@ class InMemoryConsumer:
         """
         self._enter()
         with self._broker.lock:
+            if not cached:
+                self._ask_a_broker("get_watermark_offsets")
             if cached and named(partition) not in self._fetching:
                 return OFFSET_INVALID, OFFSET_INVALID
             doing = "Failed to get watermark offsets"
@@ -408,6 +410,7 @@ class InMemoryConsumer:
         self._enter()
         doing = "Failed to get offsets"
         with self._broker.lock:
+            self._ask_a_broker("offsets_for_times")
             results = [self._offset_for_time(partition) for partition in partitions]
         if results and all(result.error is not None for result in results):
             raise failure(Code.UNKNOWN_PARTITION, doing)
@@ -430,6 +433,7 @@ class InMemoryConsumer:
             raise RuntimeError("Handle has been closed")
         self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
+            self._ask_a_broker("list_topics")
             if self._broker.faults.is_broker_down:
                 raise failure(Code.TRANSPORT, "Failed to get metadata")
             metadata = self._broker.cluster_metadata(topic)
@@ -516,6 +520,12 @@ class InMemoryConsumer:
                 self.silent_since_ns = None
                 if self.member is not None:
                     self._broker.group(self.group_id).wake(self.member)
+
+    def _ask_a_broker(self, method: str) -> None:
+        """Note a question that a real client asks on the connection of a fetch."""
+        topics = self._fetching.read_topics
+        if topics:
+            self._broker.delayed_lookups.append((method, topics))
 
     def _protocol(self) -> str:
         if self.member is None or not self.member.member_id or self._is_closing:

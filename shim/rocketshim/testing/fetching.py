@@ -85,6 +85,11 @@ class Fetching:
         """Each partition with the offset it was assigned at, sorted."""
         return [(partition, fetcher.assigned_offset) for partition, fetcher in sorted(self._fetchers.items())]
 
+    @property
+    def read_topics(self) -> frozenset[str]:
+        """The topics of which something is read, so that a broker may be holding a fetch."""
+        return frozenset(topic for topic, number in self._fetchers if (topic, number) not in self._paused)
+
     def start(self, partition: Partition, offset: int) -> None:
         """Take up a partition at an offset, a logical one (−1, −2), or where it was committed (−1001, −1000)."""
         offset = OFFSET_STORED if offset == OFFSET_INVALID else offset

@@ -278,6 +278,17 @@ class InMemoryKafka:
         with self._broker.lock:
             return sorted(self._broker.group(group).members)
 
+    @property
+    def delayed_lookups(self) -> list[tuple[str, frozenset[str]]]:
+        """Each question that a real broker would have answered up to `fetch.wait.max.ms` late, in order.
+
+        The method of a consumer, and the topics it was reading: a broker answers a consumer's `list_topics`,
+        `get_watermark_offsets` and `offsets_for_times` after the fetch that it is holding. Here they are answered at
+        once; a program that polls may still want to ask them of a client that reads nothing.
+        """
+        with self._broker.lock:
+            return list(self._broker.delayed_lookups)
+
     # --- what goes wrong -----------------------------------------------------------------------------------------
 
     def fail_produce(

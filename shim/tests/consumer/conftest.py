@@ -1,7 +1,7 @@
 """A poll loop on the in-memory Kafka, its listeners run by hand: nothing here runs in parallel, nothing sleeps."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -165,6 +165,7 @@ class Bench:
 
         self.loop = ConcurrentLoop(
             make_consumer=make_consumer,
+            make_lookup_client=lambda: kafka.consumer({"group.id": GROUP}),
             topics=[*topics, self.names.retry(GROUP)],
             make_send_back=make_send_back,
             pool=self.pool,
@@ -214,6 +215,17 @@ class Bench:
 
     def dead(self) -> list[Any]:
         return self.kafka.records(self.names.dead_letter(GROUP))
+
+
+@pytest.fixture(autouse=True)
+def _no_lookup_waits_behind_a_fetch(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On a real broker each would wait for half a second. The group's log is read by fetches of 100 ms: it may wait."""
+    yield
+    log = TopicNames().group_log(GROUP)
+    used = request.node.funcargs
+    for kafka in (used.get("kafka"), used.get("live"), getattr(used.get("stage"), "kafka", None)):
+        if kafka is not None:
+            assert [method for method, topics in kafka.delayed_lookups if log not in topics] == []
 
 
 @pytest.fixture

@@ -127,6 +127,7 @@ class Member:
             log=self.log,
             orderly=OrderlySettings(NAMES.retry(GROUP), max_reconsume_times=limit, by_key=by_key),
             make_consumer=make_consumer,
+            make_lookup_client=lambda: kafka.consumer({"group.id": "g"}),
             topics=["orders", NAMES.retry(GROUP)],
             make_send_back=make_send_back,
             pool=self.pool,
@@ -144,6 +145,7 @@ class Member:
             ),
             clock=clock,
         )
+        self.lookups: Any = self.loop.lookups
         self.loop.open()
 
     def turn(self, *, work: bool = True) -> None:
@@ -801,7 +803,7 @@ def test_a_queue_whose_start_cannot_be_told_holds_up_no_other(stage: Stage) -> N
     for queue in range(3):
         stage.fill(2, queue)
     a = stage.join("a")
-    answers, asked = a.consumers[0].get_watermark_offsets, 0
+    answers, asked = a.lookups.get_watermark_offsets, 0
     away = True
     patience: list[float] = []
 
@@ -814,7 +816,7 @@ def test_a_queue_whose_start_cannot_be_told_holds_up_no_other(stage: Stage) -> N
             refuse()
         return answers(place, timeout, **options)
 
-    a.consumers[0].get_watermark_offsets = bounds
+    a.lookups.get_watermark_offsets = bounds
     stage.turn(20)
     assert sorted(stage.offsets) == [(0, 0), (0, 1), (2, 0), (2, 1)]
     before = asked
@@ -851,7 +853,7 @@ def test_a_start_that_was_looked_up_for_longer_than_the_lock_lasts_is_not_commit
     stage.topic()
     stage.fill(3)
     a = stage.join("a")
-    answers = a.consumers[0].get_watermark_offsets
+    answers = a.lookups.get_watermark_offsets
     slow = True
 
     def bounds(place: TopicPartition, **options: Any) -> Any:
@@ -861,7 +863,7 @@ def test_a_start_that_was_looked_up_for_longer_than_the_lock_lasts_is_not_commit
             stage.clock.advance(4_000)  # it may believe for 3
         return answers(place, **options)
 
-    a.consumers[0].get_watermark_offsets = bounds
+    a.lookups.get_watermark_offsets = bounds
     while slow:
         stage.turn(1)
     assert stage.kafka.commits(GROUP) == []
@@ -878,9 +880,9 @@ def cut_under_a_listener(stage: Stage) -> tuple[Member, Any]:
     stage.fill(2)
     stage.turn(3, work=False)
     task = a.pool.tasks.popleft()
-    bounds, a.consumers[0].get_watermark_offsets = a.consumers[0].get_watermark_offsets, lambda *_, **__: (0, 3)
+    bounds, a.lookups.get_watermark_offsets = a.lookups.get_watermark_offsets, lambda *_, **__: (0, 3)
     a.loop._put(("orders", 0), stage.kafka.records("orders")[:3])
-    a.consumers[0].get_watermark_offsets = bounds
+    a.lookups.get_watermark_offsets = bounds
     assert [ending.then.name for ending in a.loop._ending] == ["BEGIN_ANEW"]
     return a, task
 
@@ -903,10 +905,10 @@ def test_a_queue_that_begins_anew_amid_a_fetch_is_read_from_its_first_message(st
     stage.fill(5)
     a = stage.join("a")
     stage.turn()
-    bounds, a.consumers[0].get_watermark_offsets = a.consumers[0].get_watermark_offsets, lambda *_, **__: (0, 4)
+    bounds, a.lookups.get_watermark_offsets = a.lookups.get_watermark_offsets, lambda *_, **__: (0, 4)
     records = stage.kafka.records("orders")
     a.loop._put(("orders", 0), records[:2])
-    a.consumers[0].get_watermark_offsets = bounds
+    a.lookups.get_watermark_offsets = bounds
     a.loop._put(("orders", 0), records[2:4])  # behind the messages of another queue
     stage.wait(6_000)
     assert [offset for _, offset in stage.offsets] == [0, 1, 2, 3, 4] * 2

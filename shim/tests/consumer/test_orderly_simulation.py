@@ -82,7 +82,7 @@ class Simulation:
     def join(self) -> None:
         self.number += 1
         member = self.stage.join(f"m{self.number}", self.handle, locks=LOCKS, by_key=self.by_key, span=self.span)
-        answers = member.consumers[0].get_watermark_offsets
+        answers = member.lookups.get_watermark_offsets
 
         def bounds(place: Any, **options: Any) -> Any:  # where a queue begins, mostly
             if self.failing and self.random.random() < 0.1:
@@ -92,7 +92,7 @@ class Simulation:
                 self.stage.clock.advance(4_000)
             return answers(place, **options)
 
-        member.consumers[0].get_watermark_offsets = bounds
+        member.lookups.get_watermark_offsets = bounds
 
         def stop(timeout_s: float) -> bool:
             del timeout_s

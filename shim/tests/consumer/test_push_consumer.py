@@ -291,3 +291,17 @@ def test_run_raises_what_ended_the_poll_thread_where_logging_raises(live: InMemo
     with pytest.raises(NotAuthorizedError):
         consumer.run()
     denying.join()
+
+
+def test_a_reset_by_time_asks_where_no_fetch_delays_the_answer(live: InMemoryKafka) -> None:
+    seen: list[int] = []
+    producer = live.producer({})
+    for number in range(5):
+        producer.produce("orders", b"x", timestamp=1_000_000 + number)
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", lambda message: seen.append(message.queue_offset))
+    with consumer:
+        live.wait_until(lambda: len(seen) == 5, guard_s=GUARD_S)
+        consumer.reset_offset_by_timestamp("orders", 1_000_003)
+        live.wait_until(lambda: seen[5:] == [3, 4], guard_s=GUARD_S)
+    assert live.delayed_lookups == []
