@@ -14,6 +14,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
 from rocketshim.clients import Clients, confluent_clients
+from rocketshim.consumer.state import ConsumerState
 from rocketshim.local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
@@ -187,3 +188,44 @@ def test_a_new_group_that_crashes_before_its_first_commit_loses_nothing(
     with second:
         wait_until(lambda: len(heard.bodies) == 1)
     assert heard.bodies != [b"old"]
+
+
+def test_partitions_added_to_the_groups_own_topics_are_read_and_written_within_seconds(
+    broker: Broker, admin: AdminClient, topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    """With the interval that users have: librdkafka's own would be five minutes."""
+    name, mine = topic(1), group("grown")
+    heard = Heard()
+
+    def retries(state: ConsumerState) -> set[int]:
+        return {queue.queue_id for queue in state.queues if queue.topic == NAMES.retry(mine)}
+
+    def handle(message: Any) -> None:
+        heard(message)
+        if message.body == b"dies":
+            raise ValueError
+
+    consumer = PushConsumer(
+        broker.bootstrap,
+        group=mine,
+        namespace=NAMESPACE,
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        max_reconsume_times=0,
+    )
+    consumer.register_message_listener(name, handle)
+    send(broker, name, b"dies", b"lives")
+    with consumer:
+        wait_until(lambda: len(heard.bodies) == 2, "it reads, and has sent to the dead letters")
+        add_queues(admin, NAMES.retry(mine), 8)
+        add_queues(admin, NAMES.dead_letter(mine), 8)
+        wait_until(lambda: consumer.state is not None and retries(consumer.state) == set(range(8)), "all are read")
+        reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": mine})
+        reader.list_topics(NAMES.dead_letter(mine), timeout=GUARD_S)
+
+        def is_used() -> bool:
+            send(broker, name, *[b"dies"] * 20)
+            added = [TopicPartition(NAMES.dead_letter(mine), number) for number in range(1, 8)]
+            return any(reader.get_watermark_offsets(each, timeout=GUARD_S)[1] for each in added)
+
+        wait_until(is_used, "dead letters go to new partitions")
+        reader.close()

@@ -9,6 +9,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 from rocketshim import TopicNames
 from rocketshim.dropin import Consumer
@@ -275,6 +276,22 @@ def test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it(
     assert not state.owed
     stage.send(b"b", topic=stage.retry)
     assert got(consumer).value() == b"b"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_partition_added_to_the_retry_topic_is_read_within_seconds(
+    stage: Stage, admin: AdminClient, protocol: str
+) -> None:
+    consumer = stage.consumer(**PROTOCOLS[protocol], **{"auto.offset.reset": "latest"})
+    consumer.subscribe([stage.topic])
+    until(lambda: stage.retry in original_assignment(consumer), consumer)
+    (grown,) = admin.create_partitions([NewPartitions(stage.retry, 2)]).values()
+    grown.result(GUARD_S)
+    until(lambda: len(admin.list_topics(stage.retry, timeout=GUARD_S).topics[stage.retry].partitions) == 2)
+    stage.send(b"waits", topic=stage.retry, partition=1)
+    asked = time.monotonic()
+    assert got(consumer).value() == b"waits"
+    assert time.monotonic() - asked < 60, "librdkafka by itself looks every five minutes"
 
 
 def test_what_waits_in_the_retry_topic_is_read_from_its_beginning_whatever_the_reset_says(stage: Stage) -> None:

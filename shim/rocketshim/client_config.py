@@ -20,6 +20,7 @@ __all__ = [
     "CODE_KEYS",
     "CONSUMER_DEFAULTS",
     "CONSUMER_ONLY",
+    "METADATA_REFRESH",
     "PROTECTED_CONSUMER",
     "PROTECTED_PRODUCER",
     "mask",
@@ -48,12 +49,16 @@ PROTECTED_CONSUMER: Final[Mapping[str, Any]] = {
 }
 """What every consumer of ours is made with."""
 
+METADATA_REFRESH: Final[Mapping[str, Any]] = {"topic.metadata.refresh.interval.ms": 3_000}
+"""How soon a client notices that a topic has more partitions; librdkafka's own default is five minutes."""
+
 CONSUMER_DEFAULTS: Final[Mapping[str, Any]] = {
     "client.id": "rocketshim",
     "queued.min.messages": 5_000,
     "queued.max.messages.kbytes": 16_384,
     "fetch.message.max.bytes": 1_048_576,
     "fetch.queue.backoff.ms": 10,
+    **METADATA_REFRESH,
 }
 """What consumers are made with where the user does not say otherwise: librdkafka's prefetch holds 64 MB a consumer, and
 a full one pauses for a second. A fast listener empties the queue in less than a pause: with pauses of 50 ms it got

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.client_config import CONSUMER_DEFAULTS, METADATA_REFRESH, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.consumer.poll_loop import LoopSettings
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.settings import PushConsumerSettings
@@ -48,12 +48,7 @@ def consumer_config(settings: PushConsumerSettings, *, orderly: bool, on_commit:
 
 def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:
     """Settings of the producer that sends back."""
-    defaults = {
-        "client.id": "rocketshim",
-        "linger.ms": 1,
-        "message.max.bytes": 100_000_000,
-        "topic.metadata.refresh.interval.ms": 4_000,  # how soon partitions that a dead-letter topic was given are used
-    }
+    defaults = {"client.id": "rocketshim", "linger.ms": 1, "message.max.bytes": 100_000_000, **METADATA_REFRESH}
     return connection(settings, {**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms}, defaults)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
-from rocketshim.client_config import PROTECTED_PRODUCER, merge
+from rocketshim.client_config import METADATA_REFRESH, PROTECTED_PRODUCER, merge
 from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
 from rocketshim.errors import ConfigError
 from rocketshim.settings import Levels, Settings
@@ -150,7 +150,7 @@ def inner_producer_config(config: Mapping[str, Any], settings: ConsumerDropinSet
             "linger.ms": 1,
             "message.max.bytes": 100_000_000,
             "topic.metadata.propagation.max.ms": 2_000,
-            "topic.metadata.refresh.interval.ms": 4_000,  # how soon added partitions of a dead-letter topic are used
+            **METADATA_REFRESH,
         },
         required={**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms},
         allow_code_settings=True,

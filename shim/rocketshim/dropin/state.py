@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Message, TopicPartition
 
+from rocketshim.client_config import METADATA_REFRESH
 from rocketshim.dropin.ledger import Ledger, Place
 from rocketshim.dropin.send_back import HopStore, SendBack
 from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner_producer_config, is_true
@@ -165,7 +166,7 @@ def prepare(
     """
     if len(args) > 1 or not all(isinstance(each, dict) for each in args):
         raise TypeError("expected configuration dict")
-    config: dict[str, Any] = {**(args[0] if args else {}), **kwargs}
+    config: dict[str, Any] = {**METADATA_REFRESH, **(args[0] if args else {}), **kwargs}
     group = config.get("group.id")
     if not group:
         raise ConfigError("rocketshim.retry.enable needs a group.id: retries belong to a group")

@@ -305,3 +305,24 @@ def test_a_reset_by_time_asks_where_no_fetch_delays_the_answer(live: InMemoryKaf
         consumer.reset_offset_by_timestamp("orders", 1_000_003)
         live.wait_until(lambda: seen[5:] == [3, 4], guard_s=GUARD_S)
     assert live.delayed_lookups == []
+
+
+@pytest.mark.parametrize(("client", "interval_ms"), [({}, 3_000), ({"topic.metadata.refresh.interval.ms": 70}, 70)])
+def test_its_clients_notice_added_partitions_within_seconds(
+    live: InMemoryKafka, client: dict[str, Any], interval_ms: int
+) -> None:
+    configs: list[dict[str, Any]] = []
+
+    def noted(make: Any) -> Any:
+        def made(config: Any) -> Any:
+            configs.append(dict(config))
+            return make(config)
+
+        return made
+
+    clients = Clients(noted(live.consumer), noted(live.producer))
+    consumer = PushConsumer("memory:1", group="g", clients=clients, client=client)
+    consumer.register_message_listener("orders", print)
+    with consumer:
+        pass
+    assert [config["topic.metadata.refresh.interval.ms"] for config in configs] == [interval_ms] * 2

@@ -65,5 +65,6 @@ def test_the_inner_producer_inherits_the_connection_and_nothing_of_a_consumer() 
     assert (made["linger.ms"], made["delivery.timeout.ms"], made["acks"], made["enable.idempotence"]) == (
         9, 500, "all", True,
     )  # fmt: skip
+    assert made["topic.metadata.refresh.interval.ms"] == 3_000
     with pytest.raises(ConfigError, match="acks"):
         inner_producer_config(config, ConsumerDropinSettings.make(producer={"acks": 1}))
