@@ -5,7 +5,7 @@ import threading
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.clients import leave, let_go
+from rocketshim.clients import Parting, leave, let_go, unsubscribes
 from rocketshim.testing import InMemoryKafka
 
 GUARD_S = 60.0
@@ -30,7 +30,7 @@ class Client:
 
 def test_a_consumer_says_its_last_words_and_closes() -> None:
     client = Client()
-    assert leave(client, GUARD_S, client.commit)  # type: ignore[arg-type]
+    assert leave(client, GUARD_S, client.commit) is Parting.LEFT  # type: ignore[arg-type]
     assert client.calls == ["commit", "close"]
 
 
@@ -48,13 +48,53 @@ def test_what_the_last_words_raise_is_raised_by_a_consumer_that_is_closed() -> N
 def test_a_consumer_whom_nobody_answers_is_left_behind_and_closes_when_it_can() -> None:
     client = Client(silent=True)
     before = threading.active_count()
-    assert not leave(client, 0.01, client.commit)  # type: ignore[arg-type]
+    assert leave(client, 0.01, client.commit) is Parting.SILENT  # type: ignore[arg-type]
     (thread,) = [each for each in threading.enumerate() if each.name == "rocketshim-leaving"]
     assert thread.daemon
     assert threading.active_count() == before + 1
     client.answered.set()
     thread.join(GUARD_S)
     assert client.calls == ["commit", "close"]
+
+
+class JoiningClient(Client):
+    """A consumer whose first rebalance ends with its second poll, and whose LeaveGroup leaves two polls after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_joined = False
+        self._left_in: int | None = None
+
+    def poll(self, timeout: float) -> None:
+        assert timeout == 0
+        self.calls.append("poll")
+        self.has_joined = self.has_joined or self.calls.count("poll") == 2
+        if self._left_in is not None:
+            self._left_in -= 1
+
+    def unsubscribe(self) -> None:
+        self.calls.append("unsubscribe")
+        self._left_in = 2
+
+    def memberid(self) -> str:
+        return "" if self._left_in == 0 else "member"
+
+
+def test_a_member_finishes_joining_and_sends_its_leave_before_it_closes() -> None:
+    client = JoiningClient()
+    parting = leave(client, GUARD_S, client.commit, unsubscribe=True, has_joined=lambda: client.has_joined)  # type: ignore[arg-type]
+    assert parting is Parting.LEFT
+    assert client.calls == ["commit", "poll", "poll", "unsubscribe", "poll", "poll", "close"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, True), ({"group.protocol": "consumer"}, False), ({"group.instance.id": "one"}, False)],
+)
+def test_only_a_dynamic_member_in_the_classic_protocol_unsubscribes(
+    settings: dict[str, str], *, expected: bool
+) -> None:
+    assert unsubscribes(settings) is expected
 
 
 def test_a_producer_that_is_let_go_gives_up_what_it_holds_reports_it_and_closes() -> None:

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ import typer
 from rocketshim.consumer.client_ids import PROCESS_VARIABLE
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.logs import safe_logger
+from rocketshim.stop_signals import STOP_SIGNALS, StopSignals
 
 if TYPE_CHECKING:
     from rocketshim.consumer.push_consumer import PushConsumer
@@ -25,7 +27,7 @@ app = typer.Typer()
 
 _LOG = safe_logger("rocketshim.consumer")
 _LOOK_S = 0.2
-_GRACE_S = 45.0  # a consumer stops within 30 s and a few more for the clients
+_GRACE_S = 45.0  # a consumer stops within 30 s, and a few more for the clients
 
 
 @app.command(epilog="Example: rocketshim run shop.payments:consumer --processes 4 --health 8080")
@@ -41,22 +43,30 @@ def run(
         ),
     ] = None,
     json_log: Annotated[bool, typer.Option("--json-log", help="Log lines as JSON.")] = False,
+    supervised: Annotated[
+        bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")
+    ] = False,
 ) -> None:
     """Run a consumer of yours until SIGTERM. Python's threads share one core; processes do not.
 
-    Each process imports the module anew, so the consumer must not be started there. If one process ends by itself, the
-    others are stopped and the command ends with 1: whoever supervises it starts all of them again.
+    Each process imports the module again, so the consumer must not be started there. If one process ends by itself, the
+    others are stopped and the command ends with 1: whoever supervises it starts all of them again. Ctrl-C or SIGTERM
+    finish what is in progress first; a second Ctrl-C does not wait for it.
     """
     from rocketshim.health import address  # noqa: PLC0415 - `--help` does without
     from rocketshim.worker.log_format import configure  # noqa: PLC0415
 
     place = None if health is None else address(health)
-    consumer = _load(target)  # of several processes here too, so that what is wrong is said once
-    configure("json" if json_log else "text")
-    if processes == 1:
-        _consume(consumer, place)
-    else:
-        _supervise(target, processes, place, json_log=json_log)
+    with StopSignals() as signals:
+        if supervised:
+            _obey_supervisor()
+        consumer = _load(target)  # of several processes here too, so that what is wrong is said once
+        configure("json" if json_log else "text")
+        if processes > 1:
+            _supervise(target, processes, place, signals, json_log=json_log)
+        else:
+            _consume(consumer, place)
+        signals.ignore_from_now_on()
 
 
 def _load(target: str) -> "PushConsumer":
@@ -123,30 +133,40 @@ def _consume(consumer: "PushConsumer", place: tuple[str, int] | None) -> None:
             server.stop()
 
 
-def _supervise(target: str, processes: int, place: tuple[str, int] | None, *, json_log: bool) -> None:
-    stopping = False
+def _supervise(
+    target: str, processes: int, place: tuple[str, int] | None, signals: StopSignals, *, json_log: bool
+) -> None:
+    """Run the members, each with a pipe from this process as its standard input, and stop all of them together.
 
-    def stop(number: int, frame: object) -> None:
-        nonlocal stopping
-        del number, frame
-        stopping = True
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    command = [sys.executable, "-m", "rocketshim", "run", target, *(["--json-log"] if json_log else [])]
+    A pipe that ends asks its member to stop. So a member hears of it once, however many signals its process group gets,
+    on every platform, and also when this process is killed.
+    """
+    command = [sys.executable, "-m", "rocketshim", "run", target, "--supervised"]
+    command += ["--json-log"] if json_log else []
     members: list[subprocess.Popen[bytes]] = []
+    ended: list[int] = []
     try:
         for number in range(processes):
             port = 0 if place is None or place[1] == 0 else place[1] + number
             own = [] if place is None else ["--health", f"{place[0]}:{port}"]
             mark = {**os.environ, PROCESS_VARIABLE: str(number)}
-            members.append(subprocess.Popen([*command, *own], env=mark))  # noqa: S603 - this very program
-        while not stopping and all(member.poll() is None for member in members):
+            with _signals_blocked():  # a member hears no signal until it can handle it
+                members.append(
+                    subprocess.Popen([*command, *own], env=mark, stdin=subprocess.PIPE)  # noqa: S603 - this program
+                )
+            if signals.asked:
+                break
+        while not signals.asked and not ended:
             time.sleep(_LOOK_S)
-    finally:
-        ended = [member.pid for member in members if member.poll() is not None]
+            ended = [member.pid for member in members if member.poll() is not None]
+        if ended:
+            time.sleep(_LOOK_S)  # a signal to all of us may have reached that member first
         codes = _stop(members)
-    if not stopping:
+    finally:
+        for member in members:
+            if member.poll() is None:  # it was forced
+                member.kill()
+    if not signals.asked:
         raise ConsumerError(f"the process {ended[0]} of {processes} ended by itself; all were stopped")
     if any(codes):
         raise ConsumerError(f"not every process ended well: exit codes {codes}")
@@ -155,11 +175,41 @@ def _supervise(target: str, processes: int, place: tuple[str, int] | None, *, js
 def _stop(members: "list[subprocess.Popen[bytes]]") -> list[int]:
     """End them within their time, or end them all the same; their exit codes."""
     for member in members:
-        member.terminate()
+        if member.stdin is not None:
+            member.stdin.close()
     deadline = time.monotonic() + _GRACE_S
     for member in members:
         try:
             member.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
+            _LOG.error("run.member-killed", extra={"pid": member.pid, "grace_s": _GRACE_S})
             member.kill()
     return [member.wait() for member in members]
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Have what is started meanwhile begin with the stop signals blocked, where the platform can."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _obey_supervisor() -> None:
+    """Take the stop signals that were blocked so far, and take the end of standard input for one."""
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(sys.stdin.fileno(), 1_024):
+                pass
+        _LOG.info("run.stop-asked")
+        signal.raise_signal(signal.SIGTERM)
+
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    threading.Thread(target=watch, name="rocketshim-supervisor", daemon=True).start()

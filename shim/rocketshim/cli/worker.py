@@ -12,6 +12,7 @@ import typer
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Namespace, client_settings
 from rocketshim.errors import ConfigError, RocketshimError
 from rocketshim.logs import safe_logger
+from rocketshim.stop_signals import STOP_SIGNALS, StopSignals
 
 if TYPE_CHECKING:
     from rocketshim.worker.watchdog import Heartbeat
@@ -126,18 +127,25 @@ def end_if_stuck(heart: "Heartbeat", look_s: float = 1.0) -> None:
 
 
 def _stop_on_signals(process: "DelayWorker", deadline_s: float) -> None:
-    """SIGTERM and SIGINT ask the worker to end; if it has not ended by the deadline, the process ends all the same."""
+    """SIGTERM and SIGINT ask the worker to end; if it has not ended by the deadline, the process ends all the same.
+
+    Further signals change nothing, but a second Ctrl-C a second or more after the first ends the process.
+    """
 
     def too_late() -> None:
         _LOG.critical("worker.stop-deadline", extra={"deadline_s": deadline_s})
         os._exit(1)
 
-    def stop(number: int, frame: Any) -> None:
-        del number, frame
-        process.stop()
-        watchdog = threading.Timer(deadline_s, too_late)
-        watchdog.daemon = True
-        watchdog.start()
+    signals = StopSignals()
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    def stop(number: int, frame: Any) -> None:
+        is_first = not signals.asked
+        signals.hear(number, frame)
+        if is_first:
+            process.stop()
+            watchdog = threading.Timer(deadline_s, too_late)
+            watchdog.daemon = True
+            watchdog.start()
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop)

@@ -32,7 +32,7 @@ from typing import Any, Final, Self, Unpack
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
-from rocketshim.clients import Clients, ConsumerClient, confluent_clients, leave
+from rocketshim.clients import Clients, ConsumerClient, Parting, confluent_clients, leave, unsubscribes
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.listener import matching
@@ -153,7 +153,7 @@ class LitePullConsumer:
         self._consumer: ConsumerClient | None = None
         self._lock = threading.Lock()
         self._holder: int | None = None
-        self._started = self._stopped = self._closing = False
+        self._started = self._stopped = self._closing = self._has_joined = False
         self._stopping = threading.Event()
         self._next_commit_ms = self._next_check_ms = 0
 
@@ -499,11 +499,21 @@ class LitePullConsumer:
         due = self._positions.due() if self.settings.auto_commit else {}
         self._consumer, self._closing = None, True
         self._lookups.close()
-        if not leave(consumer, _LEAVE_S, lambda: self._commit(consumer, due)):
+        parting = leave(
+            consumer,
+            _LEAVE_S,
+            lambda: self._commit(consumer, due),
+            unsubscribe=bool(self._subscribed) and unsubscribes(self.settings.client),
+            has_joined=lambda: self._has_joined,
+        )
+        if parting is Parting.SILENT:
             raise BrokerUnavailableError(
-                f"the consumer of group {self.settings.group!r} has ended, but no broker answered: what was done since "
-                "its last commit may be delivered again"
+                f"the consumer of group {self.settings.group!r} has ended, but its last commit was not answered in "
+                "time (no broker can be reached, or the group waits for another member): what was done since the "
+                "commit before may be delivered again"
             )
+        if parting is Parting.STAYED:
+            _LOG.warning("consumer.not-left", extra={"group": self.settings.group})
 
     def _config(self) -> dict[str, Any]:
         required = {
@@ -707,6 +717,7 @@ class LitePullConsumer:
         self._uptake.forget(places)
 
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
+        self._has_joined = True
         try:
             self._uptake.take_up(consumer, partitions, look=not self._closing)
         except (KafkaException, RuntimeError) as error:

@@ -29,7 +29,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.clients import ConsumerClient, leave
+from rocketshim.clients import ConsumerClient, Parting, leave
 from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
@@ -82,6 +82,7 @@ class LoopSettings:
     fetch_count: int = 1_000
     pull_interval_ms: int = 0
     group: str = ""
+    unsubscribes: bool = True  # before it is closed; see `clients.leave`
 
 
 class PollLoop(ABC, Generic[QueueT]):
@@ -137,8 +138,7 @@ class PollLoop(ABC, Generic[QueueT]):
         self._sharing = sharing
         self._shared: set[Place] = set()  # what `sharing` has been given
         self._next_comparison_ms: int | None = None  # None: nothing was assigned yet
-        self._stop_by_ms: int | None = None
-        self._stopping = threading.Event()
+        self._stop_by_ms: int | None = None  # None: not asked to stop; no event, whose lock a signal handler may need
         self._closing = False
         self._suspended = False
         self._queues: dict[Place, QueueT] = {}
@@ -185,7 +185,6 @@ class PollLoop(ABC, Generic[QueueT]):
         """Ask the loop to end within a time. Safe twice, from any thread; the earlier deadline counts."""
         by_ms = self._now_ms() + timeout_ms
         self._stop_by_ms = by_ms if self._stop_by_ms is None else min(by_ms, self._stop_by_ms)
-        self._stopping.set()
 
     def ask(self, action: Callable[[ConsumerClient], T]) -> "Future[T]":
         """Have something done with the Kafka consumer in the loop's thread, between two turns.
@@ -213,7 +212,7 @@ class PollLoop(ABC, Generic[QueueT]):
 
     def _consume(self) -> None:
         self.open()
-        while not self._stopping.is_set():
+        while self._stop_by_ms is None:
             self.turn()
 
     def _keep_error(self, act: Callable[[], None]) -> None:
@@ -283,7 +282,8 @@ class PollLoop(ABC, Generic[QueueT]):
                 self._asked.get()()  # finds the consumer closed and says so
 
     def _finish_up(self, consumer: ConsumerClient, deadline_ms: int) -> None:
-        """Drain and commit, polling on, so that neither rebalances nor reports wait for us."""
+        """Join, drain and commit, polling on, so that neither rebalances nor reports wait for us."""
+        self._finish_joining(consumer, deadline_ms)
         self._pauses.hold(consumer, list(self._queues), PauseReason.SUSPENDED)
         self.dispatch.withhold(self._queues.values())
         while self.error is None and any(not queue.settled for queue in self._queues.values()):
@@ -299,21 +299,46 @@ class PollLoop(ABC, Generic[QueueT]):
             if self._now_ms() == before_ms:  # a clock that only others move
                 break
 
+    def _finish_joining(self, consumer: ConsumerClient, deadline_ms: int) -> None:
+        """Poll until the first rebalance is over: the other members would wait for one that leaves before.
+
+        Not with KIP-848, where nobody waits, and where a member that is given nothing hears nothing.
+        """
+        while self._settings.unsubscribes and self._is_joining and self.error is None and self._now_ms() < deadline_ms:
+            before_ms = self._now_ms()
+            consumer.poll(_IDLE_S)
+            if self._now_ms() == before_ms:  # a clock that only others move
+                break
+
+    @property
+    def _is_joining(self) -> bool:
+        return self._sharing is None and not self.assigned.is_set()
+
     def _leave(self, consumer: ConsumerClient | None, deadline_ms: int) -> None:
-        """Close the client, or leave it behind where the brokers are silent."""
+        """Leave the group and close the client, or leave it behind where nobody answers."""
         if consumer is None:
             return
         unanswered = self.commits.outstanding
         try:
-            has_left = leave(consumer, max(_LEAVE_S, (deadline_ms - self._now_ms()) / 1_000))
+            parting = leave(
+                consumer,
+                max(_LEAVE_S, (deadline_ms - self._now_ms()) / 1_000),
+                unsubscribe=self._settings.unsubscribes and self._sharing is None,
+                has_joined=lambda: not self._is_joining,
+            )
         except (KafkaException, RuntimeError) as error:
             self.error = self.error or error
             return
-        if unanswered and not has_left:
+        if parting is Parting.LEFT:
+            return
+        group = self._settings.group
+        if unanswered:
             self.error = self.error or ConsumerError(
-                f"the consumer of group {self._settings.group!r} has ended, but no broker answered its last commit: "
-                "what was finished since the commit before may be delivered again"
+                f"the consumer of group {group!r} has ended, but its last commit was not answered in time (no broker "
+                "can be reached, or the group waits for another member): what was finished since the commit before may "
+                "be delivered again"
             )
+        _LOG.warning("consumer.not-left", extra={"group": group})
 
     # --- what each way of consuming does its own way -----------------------------------------------------------------
 
@@ -417,7 +442,7 @@ class PollLoop(ABC, Generic[QueueT]):
             patient = self._hops or self.dispatch.in_flight >= 2 * self._pool.size
             longest_ms = _SATURATED_MS if patient else _CATCH_UP_MS
             left_ms = began_ms + longest_ms - self._now_ms()
-            if left_ms <= 0 or self._stopping.is_set():
+            if left_ms <= 0 or self._stop_by_ms is not None:
                 break
             self._wait(min(left_ms, _CATCH_UP_MS) / 1_000)
             self.dispatch.hand_out(self._workable())

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rocketshim.client_config import CONSUMER_DEFAULTS, METADATA_REFRESH, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.clients import unsubscribes
 from rocketshim.consumer.poll_loop import LoopSettings
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.settings import PushConsumerSettings
@@ -67,6 +68,7 @@ def loop_settings(settings: PushConsumerSettings, *, orderly: bool) -> LoopSetti
         fetch_count=settings.pull_batch_size,
         pull_interval_ms=settings.pull_interval_ms,
         group=settings.group,
+        unsubscribes=unsubscribes(settings.client),
         topic_count=settings.pull_threshold_for_topic,
         topic_size_bytes=settings.pull_threshold_size_for_topic_bytes,
         limits=FlowLimits(

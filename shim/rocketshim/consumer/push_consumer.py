@@ -5,11 +5,10 @@ and `SendBack` (retries and dead letters). It checks the set-up, creates the gro
 """
 
 import asyncio
-import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future  # noqa: TC003 - read as an annotation by those who look
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -46,6 +45,7 @@ from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.group.topic_id import TopicId
 from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
+from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import TopicNames
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.names import retry_topic
@@ -57,6 +57,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _HALF_HOUR_MS: Final = 1_800_000
 _JOIN_GRACE_S: Final = 5.0
 _ASK_TIMEOUT_S: Final = 30.0
+_LOOK_S: Final = 0.2
 
 
 class PushConsumer:
@@ -116,6 +117,8 @@ class PushConsumer:
         self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
         self._pool: ListenerPool[Any, Any] | AsyncPool | None = None
         self._stopped = False
+        self._starting_thread: int | None = None
+        self._stop_timeout_s: float | None = None  # of a stop() that interrupted start()
         self._loop: PollLoop[Any] | None = None
         self._starts: Starts | None = None
         self._thread: threading.Thread | None = None
@@ -303,44 +306,60 @@ class PushConsumer:
             After each of these nothing runs, and start() may be called again.
         """
         with self._lock:
-            if self._stopped:
-                raise ConsumerError("this consumer was stopped, and a consumer runs once: make a new one")
-            if self._loop is not None:
-                return
-            if not self._subscriptions:
-                raise ConfigError("nothing to consume: register a listener before start()")
-            clients = self._clients or confluent_clients()
-            store: LocalOffsetStore | None = None
+            self._starting_thread = threading.get_ident()
             try:
-                self._prepare(clients)
-                store = self._open_store(clients) if self._broadcasts else None
-                loop, pool = self._make_loop(clients, store)
-            except BaseException:
-                self._let_go(store)  # so that start() may be called again
-                raise
-            thread = threading.Thread(target=self._run_loop, args=(loop, store), name=self._name("poll"), daemon=True)
-            self._loop, self._pool, self._thread = loop, pool, thread
-            thread.start()
-            loop.opened.wait()
-            if not loop.is_open:
-                thread.join()
-                self._loop = self._pool = self._thread = None
-                self._ended.clear()
-                raise ConfigError(f"Kafka's client refuses its settings: {loop.error}") from loop.error
+                self._start()
+            finally:
+                self._starting_thread = None  # a stop() from here on finds what was started
+        timeout_s, self._stop_timeout_s = self._stop_timeout_s, None
+        if timeout_s is not None:
+            self._stopped = True
+            self.stop(timeout_s)
+
+    def _start(self) -> None:
+        if self._stopped:
+            raise ConsumerError("this consumer was stopped, and a consumer runs once: make a new one")
+        if self._loop is not None:
+            return
+        if not self._subscriptions:
+            raise ConfigError("nothing to consume: register a listener before start()")
+        clients = self._clients or confluent_clients()
+        store: LocalOffsetStore | None = None
+        try:
+            self._prepare(clients)
+            store = self._open_store(clients) if self._broadcasts else None
+            loop, pool = self._make_loop(clients, store)
+        except BaseException:
+            self._let_go(store)  # so that start() may be called again
+            raise
+        thread = threading.Thread(target=self._run_loop, args=(loop, store), name=self._name("poll"), daemon=True)
+        self._loop, self._pool, self._thread = loop, pool, thread
+        thread.start()
+        loop.opened.wait()
+        if not loop.is_open:
+            thread.join()
+            self._loop = self._pool = self._thread = None
+            self._ended.clear()
+            raise ConfigError(f"Kafka's client refuses its settings: {loop.error}") from loop.error
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Finish what is in work within the time, commit, leave the group. Complete when it returns; safe twice.
 
         Listener calls that last longer are abandoned: their messages are delivered again to whoever comes next.
-        Before `start` it does nothing. Called by a listener it only asks and returns at once: what it would wait for
-        is that very call.
+        Before `start` it does nothing. Called by a listener it only asks and returns immediately: what it would wait
+        for is that very call. So it does in a signal handler that interrupts `start`, which then stops what it has
+        started and returns.
 
         Args:
-            timeout_s: seconds for what is in work; leaving the group and the last commit may take a second or two more.
+            timeout_s: seconds for what is in work, and for leaving the group: a member that is joining finishes that
+                first, else the others would wait for it. The last commit may take a second or two more.
 
         Raises:
             ConsumerError: the consumer had failed before (`__cause__` says why), or has not ended in time.
         """
+        if self._starting_thread == threading.get_ident():
+            self._stop_timeout_s = timeout_s
+            return
         with self._lock:
             loop, thread, pool = self._loop, self._thread, self._pool
         if loop is None or thread is None or pool is None:
@@ -454,26 +473,25 @@ class PushConsumer:
     def run(self) -> None:
         """Start, consume until SIGTERM, SIGINT or `stop`, then stop. Signals are handled in the main thread only.
 
+        They are handled until everything has stopped: further signals do not cut that short, but a second Ctrl-C a
+        second or more after the first does.
+
         Raises:
             ConsumerError: the consumer cannot go on.
+            KeyboardInterrupt: Ctrl-C was pressed again while it stopped: it has not stopped, and messages in progress
+                are delivered again.
             And what `start` raises.
         """
+        with StopSignals() as signals:
+            if not signals.asked:
+                self._run(signals)
+
+    def _run(self, signals: StopSignals) -> None:
         self.start()
-        asked = threading.Event()
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            del number, frame
-            asked.set()
-
-        before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            while not asked.is_set() and not self._ended.wait(0.2):
+            while not signals.asked and not self._ended.wait(_LOOK_S):
                 pass
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
             self.stop()
 
     async def run_async(self) -> None:

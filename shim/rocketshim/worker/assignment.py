@@ -147,6 +147,7 @@ class Assignment:
         self.held: dict[int, HeldQueue] = {}
         self.failure: Exception | None = None
         self.assignments = 0
+        self.has_joined = False  # whether the first rebalance is over
         self._topic = topic
         self._levels = levels
         self._metadata = levels_metadata(levels)
@@ -163,7 +164,11 @@ class Assignment:
 
     def on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Begin with these partitions."""
+        self.has_joined = True
         try:
+            if self._closing:  # they go back at once
+                consumer.incremental_assign(partitions)
+                return
             if partitions:
                 self._leave([])
             starts = self._starts(consumer, partitions)

@@ -19,6 +19,7 @@ LogFormat = Literal["text", "json"]
 EVENTS: Final[dict[str, str]] = {
     "worker.started": "joined the group",
     "worker.stopped": "left the group",
+    "worker.not-left": "ended, but the group may count it as a member until its session ends",
     "worker.assigned": "owns these partitions from now on",
     "worker.revoked": "gives these partitions up, positions committed",
     "worker.partitions-lost": "alarm: the group took partitions away; what was in flight may be delivered again",

@@ -40,7 +40,15 @@ from typing import Any, Final
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
-from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients, leave
+from rocketshim.clients import (
+    Clients,
+    Complaints,
+    ConsumerClient,
+    Parting,
+    confluent_clients,
+    leave,
+    unsubscribes,
+)
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import QueueLimits
@@ -236,8 +244,20 @@ class DelayWorker:
             self._consumer = None
             left_s = max(_LEAVE_S, (by_ns - self._clock.monotonic_ns()) / 1e9)
             try:
-                if not leave(consumer, left_s, partial(delivery.commit, held, asynchronous=False)):
-                    self._alarm("worker.commit-failed", error="no broker answers")
+                parting = leave(
+                    consumer,
+                    left_s,
+                    partial(delivery.commit, held, asynchronous=False),
+                    unsubscribe=unsubscribes(self.settings.client),
+                    has_joined=lambda: self._assignment.has_joined,
+                )
+                if parting is Parting.SILENT:
+                    self._alarm(
+                        "worker.commit-failed",
+                        error="no answer in time: no broker can be reached, or the group waits for another member",
+                    )
+                elif parting is Parting.STAYED:
+                    _LOG.warning("worker.not-left", extra={"group": self.group})
             finally:
                 self._assignment.held.clear()
                 delivery.close()

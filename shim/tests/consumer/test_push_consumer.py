@@ -1,6 +1,10 @@
 """The facade: what it refuses, how it starts and stops. The Kafka is the in-memory one on real time, waited for."""
 
+import signal
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +14,12 @@ from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push_consumer import PushConsumer
 from rocketshim.core.consume_concurrently import ConsumeStatus
+from rocketshim.core.message_model import MessageModel
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError, ConsumerError, NotAuthorizedError
 from rocketshim.settings import PushConsumerSettings
+from rocketshim.stop_signals import StopSignals
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames
 
@@ -113,6 +119,70 @@ def test_it_starts_once_and_stops_twice_and_is_not_started_again(live: InMemoryK
     assert live.members("g") == []
     with pytest.raises(ConsumerError, match="runs once"):
         consumer.start()
+
+
+def test_a_stop_that_interrupts_start_takes_effect(live: InMemoryKafka, tmp_path: Path) -> None:
+    starting = threading.get_ident()
+
+    def interrupted(settings: dict[str, Any]) -> Any:
+        if threading.get_ident() == starting:
+            consumer.stop()  # as a signal handler does
+        return live.consumer(settings)
+
+    consumer = PushConsumer(
+        "memory:1",
+        group="g",
+        clients=Clients(interrupted, live.producer),
+        message_model=MessageModel.BROADCASTING,
+        offset_store_dir=str(tmp_path),
+    )
+    consumer.register_message_listener("orders", lambda _: None)
+    consumer.start()
+    with pytest.raises(ConsumerError, match="not running"):
+        consumer.suspend()
+    with pytest.raises(ConsumerError, match="runs once"):
+        consumer.start()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rocketshim-poll-g"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_during_the_stop_do_not_cut_it_short(live: InMemoryKafka, number: signal.Signals) -> None:
+    live.append("orders", b"x")
+    began, ended = threading.Event(), threading.Event()
+    consumer = consumer_of(live)
+
+    @consumer.listener("orders")
+    def handle(_: Any) -> None:
+        began.set()
+        signal.raise_signal(number)
+        assert _until(lambda: consumer._stopped)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
+        ended.set()
+
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    consumer.run()
+    assert began.is_set()
+    assert ended.is_set()
+    assert live.committed("g")["orders", 0] == 1
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_signal_that_came_before_the_run_means_no_start(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", lambda _: None)
+    with StopSignals() as outer:
+        signal.raise_signal(signal.SIGTERM)
+        consumer.run()
+        assert outer.asked
+    assert consumer.state is None
+
+
+def _until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + GUARD_S
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    return condition()
 
 
 def test_what_is_handled_is_committed_when_stop_returns(live: InMemoryKafka) -> None:

@@ -1,0 +1,54 @@
+"""What SIGINT and SIGTERM do to work that is to be finished."""
+
+import signal
+import threading
+
+import pytest
+
+from rocketshim.stop_signals import STOP_SIGNALS, StopSignals
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_asks_and_the_handlers_before_come_back(number: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in STOP_SIGNALS]
+    with StopSignals() as signals:
+        assert not signals.asked
+        signal.raise_signal(number)
+        assert signals.asked
+    assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
+
+
+def test_only_a_second_ctrl_c_a_second_later_forces() -> None:
+    now_s = 100.0
+    signals = StopSignals(lambda: now_s)
+    signals.hear(signal.SIGTERM)
+    signals.hear(signal.SIGINT)
+    now_s += 0.9  # a launcher has sent it once more
+    signals.hear(signal.SIGINT)
+    now_s += 60.0
+    signals.hear(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        signals.hear(signal.SIGINT)
+
+
+def test_a_block_inside_another_takes_over_what_that_one_heard() -> None:
+    with StopSignals(lambda: 1.0) as outer:
+        outer.hear(signal.SIGINT)
+        with StopSignals(lambda: 2.0) as inner:
+            assert inner.asked
+            with pytest.raises(KeyboardInterrupt):
+                inner.hear(signal.SIGINT)
+
+
+def test_in_another_thread_nothing_is_handled() -> None:
+    before = [signal.getsignal(each) for each in STOP_SIGNALS]
+    seen: list[bool] = []
+
+    def enter() -> None:
+        with StopSignals():
+            seen.append([signal.getsignal(each) for each in STOP_SIGNALS] == before)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [True]
