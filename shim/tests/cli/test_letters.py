@@ -168,7 +168,7 @@ def test_what_is_no_text_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
     file = tmp_path / "plan.json"
     file.write_bytes(b"\xff\xfe\x00plan")
     assert main(["dlq", "apply", str(file), "--bootstrap", "127.0.0.1:1"]) == 1
-    assert "error: this is no redrive plan" in capsys.readouterr().err
+    assert "error: this is not a redrive plan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
