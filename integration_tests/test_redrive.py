@@ -45,6 +45,26 @@ sys.exit(main(sys.argv[4:]))
 """
 
 
+TAKEN_OVER = """
+import subprocess, sys
+import rocketshim.cli.redrive as redrive
+from rocketshim.cli import main
+
+class TakenOver(redrive.Redriver):
+    def __init__(self, *args, **settings):
+        passed = []
+        def point(name):
+            passed.append(name)
+            if name == "produced" and passed.count(name) == 2:
+                words = ["dlq", "apply", sys.argv[2], *sys.argv[3:]]
+                subprocess.run([sys.executable, "-m", "rocketshim", *words], check=True, capture_output=True)
+        super().__init__(*args, point=point, **settings)
+
+redrive.Redriver = TakenOver
+sys.exit(main(["dlq", "apply", sys.argv[1], "--rate", "100", *sys.argv[3:]]))
+"""
+
+
 class World:
     """A group with a thousand dead letters: 2 partitions, 100 keys, 6 causes; number 7 is there twice."""
 
@@ -198,6 +218,22 @@ def test_a_second_apply_takes_the_first_one_over(
     assert [(each["sent"], each["settled_before"]) for each in told] == [(COUNT - 1 - 100, 100)]
     arrived = Counter(message.value() for message in world.read(world.names.retry(world.group)))
     assert arrived == {b"%d" % number: 1 for number in range(COUNT) if number != 12}
+
+
+def test_an_apply_that_is_taken_over_says_that_and_nothing_else(
+    world: World, run: Callable[..., str], tmp_path: Path
+) -> None:
+    plans = [str(tmp_path / "one.json"), str(tmp_path / "two.json")]
+    for plan in plans:
+        run("dlq", "plan", *world.scope, "--out", plan)
+    done = subprocess.run(
+        [sys.executable, "-c", TAKEN_OVER, *plans, *world.connection],
+        check=False, timeout=120, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert f"began to redrive {world.names.dead_letter(world.group)}" in line
 
 
 def test_letters_that_the_target_refuses_fail_alone(

@@ -13,17 +13,21 @@ Names, argument forms, return values and errors are confluent_kafka's (2.15 and 
 * errors are `confluent_kafka.KafkaException` with a `KafkaError` inside.
 """
 
+import logging
+import math
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Literal, Protocol, TypeVar, overload
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.errors import ConfigError
+from rocketshim.errors import BrokerUnavailableError, ConfigError
 
 __all__ = [
     "AdminFactory",
@@ -40,16 +44,33 @@ __all__ = [
     "confluent_admin",
     "confluent_clients",
     "discard",
+    "explained",
     "leave",
     "let_go",
     "serve",
     "unsubscribes",
+    "with_log",
 ]
 
 
 _Client = TypeVar("_Client")
 
 _LEAVING_TURN_S: Final = 0.01
+_LOG = logging.getLogger("rocketshim.client")
+_LOG.addHandler(logging.NullHandler())  # else Python prints warnings to stderr where a program has not set up logging
+_LINES: Final = 10
+_LINES_S: Final = 10.0
+_FAILING: Final = frozenset({"FAIL", "ERROR"})
+_THREAD: Final = re.compile(r"^\[thrd:[^\]]*\]: ")
+_IDLE: Final = re.compile(r"Disconnected.*\(after [0-9]{4,}ms in state UP")  # brokers close what is idle
+_ADDRESS: Final = re.compile(r"(?:(ssl|sasl_ssl|sasl_plaintext)://)?([\w.\[\]:-]+:[0-9]+)/")
+_NO_TLS: Final = re.compile(r"PLAINTEXT broker listener|wrong version number|unknown protocol|packet length too long")
+_CLOSED_EARLY: Final = re.compile(r"Disconnected.*\(after [0-9]{1,3}ms in state (APIVERSION_QUERY|AUTH_\w+|UP)")
+
+# `close` of a producer whose transaction was fenced warns of an abort that cannot succeed any more.
+warnings.filterwarnings(
+    "ignore", message="Producer abort_transaction failed during close", module=r"rocketshim\.clients$"
+)
 
 
 class KafkaMessage(Protocol):
@@ -171,28 +192,95 @@ class Clients:
 
 
 class Complaints:
-    """What a Kafka client says of its connections, for the text of an error: for what asks, and ends without an answer.
+    """What a Kafka client says of itself: its log lines go to `logging`, the last complaint into the texts of errors.
 
-    librdkafka would write each of them to stderr, twenty a second while no broker answers.
+    librdkafka would write its lines to stderr, up to twenty a second while no broker answers. Here they go to the
+    logger `rocketshim.client`, at most ten in ten seconds for each client; a line says how many were left out before.
+
+    Args:
+        monotonic: clock for that bound, in seconds.
 
     Attributes:
         settings: defaults that the client is made with.
 
-    Thread-safety: none; belongs to the thread that owns the client.
+    Thread-safety: confluent_kafka calls it in the thread that polls the client; `said` without a client in any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.settings: dict[str, Any] = {"logger": self, "error_cb": self._hear_error}
+        self._monotonic = monotonic
         self._last = ""
-        self.settings: dict[str, Any] = {"log_level": 2, "error_cb": self._hear}
+        self._heard_s = -math.inf
+        self._since_s = -math.inf
+        self._logged_count = self._left_out_count = 0
 
-    def _hear(self, error: KafkaError) -> None:
+    def log(self, level: int, text: str, *args: Any) -> None:
+        """Take one line; the interface of `logging.Logger`, as far as confluent_kafka uses it.
+
+        What a handler or filter of the program raises goes no further: it would come out of the client's `poll`.
+        """
+        facility, client, words = args if len(args) == 3 else ("", "", text % args)
+        words = _THREAD.sub("", words)
+        if facility in _FAILING and not _IDLE.search(words):
+            self._hear(words)
+        now_s = self._monotonic()
+        if now_s - self._since_s >= _LINES_S:
+            self._since_s, self._logged_count = now_s, 0
+        if self._logged_count >= _LINES:
+            self._left_out_count += 1
+            return
+        self._logged_count += 1
+        left_out, self._left_out_count = self._left_out_count, 0
+        with suppress(Exception):
+            _LOG.log(level, "%s %s: %s%s", facility, client, words, f" ({left_out} lines left out)" if left_out else "")
+
+    def said(self, client: Any = None, *, since_s: float = -math.inf) -> str:
+        """Return the last complaint and its likely cause, to be put behind an error's text; `""`: there was none.
+
+        Args:
+            client: the client, to be polled for what it has not said yet; None: somebody else polls it.
+            since_s: leave out a complaint that is older, on the monotonic clock.
+        """
+        if client is not None:
+            client.poll(0.0)
+        if not self._last or self._heard_s < since_s:
+            return ""
+        cause = _likely_cause(self._last)
+        return f" ({cause}Kafka's client says: {self._last})"
+
+    def _hear_error(self, error: KafkaError) -> None:
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - no public spelling
-            self._last = error.str()
+            self._hear(error.str())
 
-    def said(self, client: Any) -> str:
-        """The last one, to be put behind an error's text; `""`: there was none."""
-        client.poll(0.0)
-        return f" (Kafka's client says: {self._last})" if self._last else ""
+    def _hear(self, words: str) -> None:
+        self._last = words
+        self._heard_s = self._monotonic()
+
+
+@contextmanager
+def explained(complaints: Complaints, client: Any) -> Iterator[None]:
+    """Add to a `BrokerUnavailableError` what the client that was asked says of its connections."""
+    try:
+        yield
+    except BrokerUnavailableError as error:
+        said = complaints.said(client)
+        if not said:
+            raise
+        raise BrokerUnavailableError(f"{error}{said}") from error
+
+
+def _likely_cause(words: str) -> str:
+    """Return what most often makes a client say this of a connection, as the beginning of a sentence; `""`: unknown."""
+    found = _ADDRESS.search(words)
+    protocol, address = (found[1] or "plaintext", found[2]) if found else ("plaintext", "the broker")
+    if _NO_TLS.search(words):
+        return f"TLS handshake failed: does {address} speak TLS? security.protocol={protocol.upper()}; "
+    if _CLOSED_EARLY.search(words):
+        return (
+            f"{address} closed the connection before it was used: does it expect TLS or SASL? "
+            f"security.protocol={protocol.upper()}; "
+        )
+    return ""
 
 
 def confluent_clients() -> Clients:
@@ -210,10 +298,20 @@ def confluent_admin(settings: dict[str, Any]) -> Any:
     return _checked(AdminClient)(settings)
 
 
+def with_log(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of a client whose lines go to `logging` (`Complaints`), unless these settings name a logger.
+
+    Where they ask for librdkafka's debug lines, all lines go to stderr, as librdkafka writes them.
+    """
+    if "debug" in settings:
+        return {name: value for name, value in settings.items() if not isinstance(value, Complaints)}
+    return settings if "logger" in settings else {**settings, "logger": Complaints()}
+
+
 def _checked(make: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, Any]], _Client]:
     def made(settings: dict[str, Any]) -> _Client:
         try:
-            return make(settings)
+            return make(with_log(settings))
         except KafkaException as error:
             raise ConfigError(f"Kafka's client does not take these settings: {error.args[0].str()}") from error
 

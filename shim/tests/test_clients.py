@@ -1,11 +1,15 @@
-"""How Kafka clients end: producers with their threads, consumers in time."""
+"""How Kafka clients end, and where what they say of themselves goes."""
 
+import logging
+import subprocess
+import sys
 import threading
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.clients import Parting, leave, let_go, unsubscribes
+from rocketshim.clients import Complaints, Parting, explained, leave, let_go, unsubscribes, with_log
+from rocketshim.errors import BrokerUnavailableError
 from rocketshim.testing import InMemoryKafka
 
 GUARD_S = 60.0
@@ -130,3 +134,117 @@ def test_a_producer_whose_reports_do_not_come_is_not_waited_for() -> None:
     producer = Silent()
     let_go(producer, 0.0)  # type: ignore[arg-type]
     assert not producer.closed
+
+
+TLS_ON_PLAINTEXT = (
+    "ssl://127.0.0.1:9092/bootstrap: SSL handshake failed: Disconnected: SSL connection closed by peer: connecting to "
+    "a PLAINTEXT broker listener? (after 2ms in state SSL_HANDSHAKE)"
+)
+PLAINTEXT_ON_TLS = (
+    "127.0.0.1:9092/bootstrap: Disconnected: connection closed by peer: receive 0 after POLLIN "
+    "(after 2ms in state APIVERSION_QUERY)"
+)
+IDLE = "127.0.0.1:9092/1: Disconnected: connection closed by peer: receive 0 after POLLIN (after 15260ms in state UP)"
+
+
+class Ticking:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def say(complaints: Complaints, words: str, facility: str = "FAIL", level: int = logging.ERROR) -> None:
+    """As confluent_kafka calls a logger."""
+    complaints.log(level, "%s [%s] %s", facility, "rdkafka#producer-1", f"[thrd:127.0.0.1:9092/bootstrap]: {words}")
+
+
+def test_lines_of_a_client_are_logged_and_too_many_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Ticking()
+    complaints = Complaints(clock)
+    with caplog.at_level(logging.DEBUG, "rocketshim.client"):
+        for _ in range(25):
+            say(complaints, "refused")
+        assert [record.getMessage() for record in caplog.records] == ["FAIL rdkafka#producer-1: refused"] * 10
+        clock.now_s = 10.0
+        say(complaints, "refused", level=logging.WARNING)
+    assert caplog.records[-1].getMessage() == "FAIL rdkafka#producer-1: refused (15 lines left out)"
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
+def test_a_log_filter_that_raises_does_not_come_out_of_the_client() -> None:
+    def broken(record: logging.LogRecord) -> bool:
+        raise OSError(record.msg)
+
+    logger = logging.getLogger("rocketshim.client")
+    logger.addFilter(broken)
+    try:
+        complaints = Complaints()
+        say(complaints, "refused")
+    finally:
+        logger.removeFilter(broken)
+    assert "refused" in complaints.said()
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (TLS_ON_PLAINTEXT, "TLS handshake failed: does 127.0.0.1:9092 speak TLS? security.protocol=SSL; "),
+        (f"sasl_{TLS_ON_PLAINTEXT}", "does 127.0.0.1:9092 speak TLS? security.protocol=SASL_SSL; "),
+        (PLAINTEXT_ON_TLS, "does it expect TLS or SASL? security.protocol=PLAINTEXT; "),
+        (f"sasl_plaintext://{PLAINTEXT_ON_TLS}", "does it expect TLS or SASL? security.protocol=SASL_PLAINTEXT; "),
+        ("127.0.0.1:1/bootstrap: Connect to ipv4#127.0.0.1:1 failed: Connection refused", ""),
+    ],
+)
+def test_the_likely_cause_stands_before_what_the_client_says(words: str, cause: str) -> None:
+    complaints = Complaints()
+    assert complaints.said() == ""
+    say(complaints, words)
+    assert complaints.said().endswith(f"{cause}Kafka's client says: {words})")
+
+
+def test_what_is_no_trouble_or_too_old_explains_no_error() -> None:
+    clock = Ticking()
+    complaints = Complaints(clock)
+    say(complaints, IDLE)
+    say(complaints, "TxnCoordinator/1: loading, retrying", facility="GETPID")
+    assert complaints.said() == ""
+    say(complaints, "refused")
+    assert complaints.said(since_s=0.0)
+    assert not complaints.said(since_s=1.0)
+    with pytest.raises(BrokerUnavailableError, match=r"^nobody \(Kafka's client says: refused\)$"):  # noqa: SIM117
+        with explained(complaints, None):
+            raise BrokerUnavailableError("nobody")
+
+
+def test_a_logger_of_the_users_stays_and_debug_lines_are_librdkafkas_own() -> None:
+    mine = logging.getLogger("mine")
+    assert with_log({"logger": mine})["logger"] is mine
+    assert isinstance(with_log({})["logger"], Complaints)
+    assert with_log({"debug": "broker", **Complaints().settings}).keys() == {"debug", "error_cb"}
+
+
+@pytest.mark.parametrize("is_set_up", [False, True])
+def test_lines_of_a_real_client_stand_on_stderr_only_where_logging_is_set_up(is_set_up: bool) -> None:
+    program = f"""
+import logging
+from rocketshim.clients import confluent_clients
+if {is_set_up}:
+    logging.basicConfig()
+clients = confluent_clients()
+for client in (clients.producer({{"bootstrap.servers": "127.0.0.1:1"}}),
+               clients.consumer({{"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}}),
+               clients.admin({{"bootstrap.servers": "127.0.0.1:1"}})):
+    try:
+        client.list_topics(timeout=0.2)
+    except Exception:
+        pass
+    client.poll(0.1)
+"""
+    done = subprocess.run(  # noqa: S603 - the program above
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=GUARD_S
+    )
+    said = done.stderr.splitlines()
+    assert not [line for line in said if line.startswith("%")]
+    assert bool(said) is is_set_up
+    assert all(line.startswith("ERROR:rocketshim.client:FAIL ") for line in said)

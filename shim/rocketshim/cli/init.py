@@ -6,7 +6,7 @@ import typer
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, DryRun, Namespace, client_settings
-from rocketshim.errors import BrokerUnavailableError, ConfigError
+from rocketshim.errors import ConfigError
 
 app = typer.Typer()
 
@@ -51,7 +51,7 @@ def init(
     Exit code 2 if a topic that exists is not as it should be.
     """
     from rocketshim.client_config import merge  # noqa: PLC0415 - `--help` does without
-    from rocketshim.clients import Complaints, confluent_admin  # noqa: PLC0415
+    from rocketshim.clients import Complaints, confluent_admin, explained  # noqa: PLC0415
     from rocketshim_topics import DelayLevels, TopicNames, provision  # noqa: PLC0415
     from rocketshim_topics.layout import Layout, TopicSpec  # noqa: PLC0415
     from rocketshim_topics.names import check_topic  # noqa: PLC0415
@@ -78,10 +78,8 @@ def init(
     complaints = Complaints()
     required = {"bootstrap.servers": bootstrap}
     admin = confluent_admin(merge(client_settings(client), defaults=complaints.settings, required=required))
-    try:
+    with explained(complaints, admin):
         planned = provision.plan(admin, specs, grow=lanes is not None, mend=mend, timeout_s=_LOOK_S)
-    except BrokerUnavailableError as error:
-        raise BrokerUnavailableError(f"{error}{complaints.said(admin)}") from error
     for line in planned.lines():
         typer.echo(line)
     if dry_run:

@@ -48,9 +48,8 @@ def send(
         delay_level=delay_level,
         properties=[_pair(text) for text in set_property or []],
     )
-    settings = {"log_level": "2", **client_settings(client)}  # what is wrong is said once, by the error
     levels = delay_levels or DelayLevels.default()
-    producer = Producer(bootstrap, namespace=namespace, delay_levels=levels, client=settings)
+    producer = Producer(bootstrap, namespace=namespace, delay_levels=levels, client=client_settings(client))
     try:
         result = producer.send(message, timeout_s=timeout)
     finally:

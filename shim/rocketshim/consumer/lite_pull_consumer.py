@@ -32,7 +32,16 @@ from typing import Any, Final, Self, Unpack
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
-from rocketshim.clients import Clients, ConsumerClient, Parting, confluent_clients, leave, unsubscribes
+from rocketshim.clients import (
+    Clients,
+    Complaints,
+    ConsumerClient,
+    Parting,
+    confluent_clients,
+    explained,
+    leave,
+    unsubscribes,
+)
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.listener import matching
@@ -133,6 +142,7 @@ class LitePullConsumer:
             subscription="",
         )
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
+        self._complaints = Complaints()
         self._lookups = Lookups(
             self._client,
             lambda: bool(self._positions.places()),
@@ -267,8 +277,9 @@ class LitePullConsumer:
             except (KafkaException, ValueError, TypeError) as error:
                 raise ConfigError(f"Kafka's client refuses its settings: {error}") from error
             try:
-                for physical in self._subscribed:
-                    self._lookup.queues(self._logical[physical])
+                with explained(self._complaints, self._consumer):
+                    for physical in self._subscribed:
+                        self._lookup.queues(self._logical[physical])
                 if self._subscribed:
                     self._join()
                 if self._wished is not None:
@@ -527,7 +538,7 @@ class LitePullConsumer:
             required["partition.assignment.strategy"] = "cooperative-sticky"
         return merge(
             self.settings.client,
-            defaults=CONSUMER_DEFAULTS,
+            defaults={**CONSUMER_DEFAULTS, **self._complaints.settings},
             required=required,
             allow_code_settings=self.settings.allow_code_settings,
         )

@@ -28,7 +28,7 @@ from typing import Any, Final, Self, Unpack
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
-from rocketshim.clients import Clients, ConsumerClient, confluent_clients
+from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.lite_pull_consumer import as_selector, unreadable_headers
 from rocketshim.consumer.pauses import Place
@@ -170,7 +170,8 @@ class PullConsumer:
         self.names = TopicNames(settings.namespace)
         self._clients = clients
         self._clock: Clock = clock or SystemClock()
-        self._lookup = QueueLookup(self.names, self._asker)
+        self._complaints = Complaints()
+        self._lookup = QueueLookup(self.names, self._asker, lambda: self._complaints.said(self._asker()))
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
         self._shelves: dict[Place, _Shelf] = {}
         self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # one that reads, one that asks
@@ -368,7 +369,7 @@ class PullConsumer:
         }
         return merge(
             self.settings.client,
-            defaults={**CONSUMER_DEFAULTS, "fetch.wait.max.ms": 100},
+            defaults={**CONSUMER_DEFAULTS, "fetch.wait.max.ms": 100, **self._complaints.settings},
             required=required,
             allow_code_settings=self.settings.allow_code_settings,
         )

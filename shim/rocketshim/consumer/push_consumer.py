@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.client_config import PROTECTED_CONSUMER
-from rocketshim.clients import Clients, ConsumerClient, confluent_clients
+from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients, explained
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner
@@ -728,13 +728,15 @@ class PushConsumer:
         if clients.admin is None:
             return
         settings, named = self.settings, self._subscriptions.named()
-        admin = self._admin = clients.admin(connection(settings, defaults={"log_level": 5}))  # its end is no news
+        complaints = Complaints()
+        admin = self._admin = clients.admin(connection(settings, defaults=complaints.settings))
         topics = GroupTopics(admin, self.names, settings.group)
-        if self._broadcasts:
-            topics.look_up(named)
-            return
-        topics.ensure(settings.delay_levels, with_log=self._needs_log, create=settings.create_topics)
-        self._lanes = topics.look_up_with_lanes(named)
+        with explained(complaints, admin):
+            if self._broadcasts:
+                topics.look_up(named)
+                return
+            topics.ensure(settings.delay_levels, with_log=self._needs_log, create=settings.create_topics)
+            self._lanes = topics.look_up_with_lanes(named)
 
     def _topics(self) -> list[str]:
         """What to read now, the group's retries included."""

@@ -22,8 +22,13 @@ _TIMEOUT_S: Final = 10.0
 
 
 @contextmanager
-def cluster_errors(what: str) -> Iterator[None]:
-    """Turn a `KafkaException` into a typed error that says what was being done."""
+def cluster_errors(what: str, complaint: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Turn a `KafkaException` into a typed error that says what was being done.
+
+    Args:
+        what: what was being done.
+        complaint: gives what the client says of its connections, for the error that no broker answered.
+    """
     try:
         yield
     except KafkaException as error:
@@ -34,7 +39,8 @@ def cluster_errors(what: str) -> Iterator[None]:
         if cause.code() in DENIED | NO_LOGIN:
             raise NotAuthorizedError(f"{said}; see: rocketshim acls --role") from error
         if cause.code() in AWAY:
-            raise BrokerUnavailableError(f"{said}; check the bootstrap address, then try again") from error
+            hint = f"check the bootstrap address, then try again{complaint()}"
+            raise BrokerUnavailableError(f"{said}; {hint}") from error
         raise ConsumerError(said) from error
 
 
@@ -44,13 +50,18 @@ class QueueLookup:
     Args:
         names: maps logical topics to physical ones.
         client: gives the client to ask; may raise when there is none.
+        complaint: gives what that client says of its connections. Without it nothing is asked: it would take a record
+            from a client that fetches.
 
     Thread-safety: none; the thread that owns the Kafka consumer.
     """
 
-    def __init__(self, names: TopicNames, client: Callable[[], LookupClient]) -> None:
+    def __init__(
+        self, names: TopicNames, client: Callable[[], LookupClient], complaint: Callable[[], str] = lambda: ""
+    ) -> None:
         self._names = names
         self._client = client
+        self._complaint = complaint
 
     def place(self, queue: MessageQueue) -> Place:
         """The physical topic and partition of a queue.
@@ -69,7 +80,7 @@ class QueueLookup:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: they cannot be told.
         """
         physical = self._names.physical(topic)
-        with cluster_errors(f"the queues of {topic!r} cannot be told"):
+        with cluster_errors(f"the queues of {topic!r} cannot be told", self._complaint):
             found = self._client().list_topics(physical, timeout=_TIMEOUT_S).topics.get(physical)
             if found is not None and found.error is not None:
                 raise KafkaException(found.error)
@@ -83,7 +94,7 @@ class QueueLookup:
         Raises:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: they cannot be told.
         """
-        with cluster_errors(f"the offsets of {queue} cannot be told"):
+        with cluster_errors(f"the offsets of {queue} cannot be told", self._complaint):
             answer = self._client().get_watermark_offsets(TopicPartition(*self.place(queue)), timeout=_TIMEOUT_S)
         if answer is None:
             raise BrokerUnavailableError(f"the offsets of {queue} cannot be told: no answer within {_TIMEOUT_S} s")
@@ -102,7 +113,7 @@ class QueueLookup:
         if timestamp_ms < 0:
             raise ConfigError(f"timestamp_ms={timestamp_ms}: give epoch milliseconds, 0 or more")
         asked = TopicPartition(*self.place(queue), timestamp_ms)
-        with cluster_errors(f"the offset at a time of {queue} cannot be told"):
+        with cluster_errors(f"the offset at a time of {queue} cannot be told", self._complaint):
             (answer,) = self._client().offsets_for_times([asked], timeout=_TIMEOUT_S)
             if answer.error is not None:
                 raise KafkaException(answer.error)

@@ -180,7 +180,7 @@ class Redriver:
                 "retry.backoff.max.ms": 100,
             },
         )
-        self._admin_config = merge(client or {}, defaults={"log_level": 2}, required={"bootstrap.servers": bootstrap})
+        self._admin_config = merge(client or {}, defaults={}, required={"bootstrap.servers": bootstrap})
         self._targets: set[str] = set()
         self._producer: ProducerClient | None = None
         self._has_open = False

@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from rocketshim.clients import confluent_admin, confluent_clients
 from rocketshim.demo.flights import Flight, Timetable, load
 from rocketshim.demo.gate import MAX_RETRIES
 from rocketshim.demo.ledger import Account, Ledger, Place, Seen
@@ -122,7 +122,9 @@ class _Observer:
         self._levels = levels
         self._places = stage.places()
         config = {"bootstrap.servers": stage.bootstrap, "group.id": stage.group, "enable.auto.commit": False}
-        self._consumer = Consumer({**config, "isolation.level": "read_committed", "auto.offset.reset": "earliest"})
+        self._consumer = confluent_clients().consumer(
+            {**config, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+        )
         topics = self._consumer.list_topics(timeout=10).topics
         self._partitions = [
             TopicPartition(topic, number, OFFSET_BEGINNING)
@@ -195,7 +197,7 @@ def play(*, data: Path | None = None, day_ms: int = DAY_MS, keep: bool = False, 
 def _stage(bootstrap: str, *, keep: bool) -> Iterator[_Stage]:
     mark = f"demo-{uuid.uuid4().hex[:6]}"
     stage = _Stage(bootstrap, TopicNames(mark), f"{mark}.flights", f"{mark}-gate")
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = confluent_admin({"bootstrap.servers": bootstrap})
     layout = Layout(stage.names, DelayLevels.parse(LEVELS))
     stamped = {"message.timestamp.type": "LogAppendTime"}
     flights = TopicSpec(stage.topic, 4, stamped, "scheduled departures")
@@ -246,8 +248,7 @@ def _send(stage: _Stage, flights: list[Flight], timetable: Timetable) -> dict[st
     """Send every departure, delayed until its scaled time; returns the flight of each id."""
     start_ms = time.time_ns() // 1_000_000 + _LEAD_MS
     sent: dict[str, Flight] = {}
-    quiet = {"log_level": 3}  # librdkafka warns while a broker that is seconds old refuses, and tries again
-    with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS, client=quiet) as producer:
+    with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
         futures = [
             (
                 flight,

@@ -50,6 +50,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
+from rocketshim.clients import with_log
 from rocketshim.dropin.consumer import Consumer, checked, viewed
 from rocketshim.dropin.ledger import Place
 from rocketshim.dropin.state import Rebalance, place_of
@@ -164,7 +165,7 @@ class ReadingConsumer(Consumer):
         if state.ensured:
             return
         layout = state.layout()
-        admin = AdminClient({"log_level": 5, **state.connection})  # its end is no news
+        admin = AdminClient(with_log(state.connection))
         state.hop_store.tell_credentials(admin)
         provision.ensure_topics(
             admin,

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from rocketshim.clients import with_log
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.outcome import class_name, shown
 from rocketshim.core.failed_hop import failed_hop
@@ -155,7 +156,7 @@ class HopStore:
             if self._closed:
                 raise ClosedError("the consumer is closed; nothing was sent")
             if self._producer is None:
-                self._producer = Producer(self._config)
+                self._producer = Producer(with_log(self._config))
                 if self._credentials is not None:
                     self._producer.set_sasl_credentials(*self._credentials)
                 self._reporter = threading.Thread(

@@ -23,7 +23,7 @@ from typing import Any, Final, Self, Unpack
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.clients import Clients, ProducerClient, confluent_clients
+from rocketshim.clients import Clients, Complaints, ProducerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.failed_hop import LaneTurns
@@ -121,7 +121,7 @@ class Producer:
         self._producer: ProducerClient | None = None
         self._poller: threading.Thread | None = None
         self._closed = threading.Event()
-        self._complaint = (0.0, "")  # the last one of librdkafka's about its connections, and when
+        self._complaints = Complaints()
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -154,11 +154,9 @@ class Producer:
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError as error:
-            heard_at, complaint = self._complaint
-            said = f" (Kafka's client says: {complaint})" if heard_at > deadline - timeout_s else ""
             raise SendTimeoutError(
-                f"no delivery report for {message.topic!r} within {timeout_s} s from {self.settings.bootstrap}{said}; "
-                "the message may or may not be stored"
+                f"no delivery report for {message.topic!r} within {timeout_s} s from {self.settings.bootstrap}"
+                f"{self._complaints.said(since_s=deadline - timeout_s)}; the message may or may not be stored"
             ) from error
 
     def send_async(
@@ -200,8 +198,8 @@ class Producer:
         except FutureTimeoutError as error:
             waiting = sum(not future.done() for future in futures)
             raise SendTimeoutError(
-                f"{waiting} of {len(futures)} messages have no delivery report within {timeout_s} s; they may or may "
-                "not be stored"
+                f"{waiting} of {len(futures)} messages have no delivery report within {timeout_s} s"
+                f"{self._complaints.said(since_s=deadline - timeout_s)}; they may or may not be stored"
             ) from error
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -332,6 +330,7 @@ class Producer:
             raise BrokerUnavailableError(
                 f"no broker at {self.settings.bootstrap} said within {_METADATA_TIMEOUT_S} s which partitions "
                 f"{physical!r} has ({error.args[0].name()})"
+                f"{self._complaints.said(since_s=time.monotonic() - _METADATA_TIMEOUT_S)}"
             ) from error
         metadata = topics.get(physical)
         if metadata is None or not metadata.partitions:
@@ -366,10 +365,6 @@ class Producer:
             except BaseException:  # noqa: BLE001 - the top of a thread; without it later sends would wait in vain
                 _LOG.exception("producer.poll-failed")
 
-    def _on_error(self, error: KafkaError) -> None:
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - follows the one that says why
-            self._complaint = (time.monotonic(), error.str())
-
     def _config(self) -> dict[str, Any]:
         settings = self.settings
         return merge(
@@ -377,7 +372,7 @@ class Producer:
             defaults={
                 "client.id": "rocketshim",
                 "linger.ms": settings.linger_ms,
-                "error_cb": self._on_error,
+                **self._complaints.settings,
                 "topic.metadata.propagation.max.ms": _UNKNOWN_TOPIC_MS,
             },
             required={

@@ -124,7 +124,7 @@ class DelayedReader:
         self._clients = clients or confluent_clients()
         self._position_config = merge(
             client or {},
-            defaults={"log_level": 2, "client.id": "rocketshim-read"},
+            defaults={"client.id": "rocketshim-read"},
             required={"bootstrap.servers": bootstrap, "group.id": names.worker_group, "enable.auto.commit": False},
         )
         self._reader = TopicReader(bootstrap, client=client, clients=clients)

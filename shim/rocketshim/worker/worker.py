@@ -46,6 +46,7 @@ from rocketshim.clients import (
     ConsumerClient,
     Parting,
     confluent_clients,
+    explained,
     leave,
     unsubscribes,
 )
@@ -557,9 +558,10 @@ class DelayWorker:
         from rocketshim_topics import provision  # noqa: PLC0415 - the one module of the contract that loads Kafka
 
         layout = Layout(self.names, self._levels)
-        planned = provision.ensure_topics(
-            clients.admin(self._connection({})), layout.shared(), create=self.settings.create_topics
-        )
+        complaints = Complaints()
+        admin = clients.admin(self._connection({}, complaints.settings))
+        with explained(complaints, admin):
+            planned = provision.ensure_topics(admin, layout.shared(), create=self.settings.create_topics)
         for difference in planned.differences:
             _LOG.warning("worker.settings-differ", extra={"difference": str(difference)})
 
