@@ -90,6 +90,22 @@ def test_a_delayed_message_comes_when_its_time_is_over_and_looks_like_any_other(
     assert decode(found[b"now"].headers(), trusted=False).tags == "b"
 
 
+@pytest.mark.parametrize("is_global", [True, False])
+def test_a_time_finds_its_queue_once_a_report_has_shown_the_brokers_clock(
+    broker: Broker, worker: DelayWorker, config: dict[str, Any], topic: Callable[..., str], is_global: bool
+) -> None:
+    del worker
+    name, reported = topic(), Reported()
+    producer = Producer({**config, "on_delivery": reported} if is_global else config)
+    own = {} if is_global else {"on_delivery": reported}
+    for value in (b"first", b"second"):
+        producer.produce(name, value, deliver_at=time.time_ns() // 1_000_000 + 3_000, **own)
+        assert producer.flush(GUARD_S) == 0
+    slots = [each.partition() % DelayLevels.STRIDE for each in reported.of]
+    assert slots == [31, 1], "the finest queue while the clock is not known, then that of two seconds"
+    assert {each.value() for each in read(broker, name, 2)} == {b"first", b"second"}
+
+
 def test_transactions_pass_through_and_a_delayed_send_inside_one_is_refused(
     broker: Broker, config: dict[str, Any], topic: Callable[..., str], admin: AdminClient
 ) -> None:

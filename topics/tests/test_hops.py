@@ -302,11 +302,19 @@ def test_any_delay_goes_to_the_queue_of_the_rule_and_names_no_level() -> None:
     assert texts_of(outgoing)["DELAY_MS"] == "45000"
 
 
-def test_absolute_time_is_written_as_it_is_and_chooses_the_queue_by_the_senders_clock() -> None:
+def test_absolute_time_is_written_as_it_is_and_chooses_the_queue_by_the_brokers_clock() -> None:
     outgoing = scheduled(message(deliver_at=NOW_MS + 45_000))
     assert outgoing.partition == 3
     assert names_of(outgoing) & SCHEDULING == {"REAL_TOPIC", "DELIVER_AT_MS"}
     assert texts_of(outgoing)["DELIVER_AT_MS"] == str(NOW_MS + 45_000)
+
+
+def test_absolute_time_waits_in_the_finest_queue_while_the_brokers_clock_is_not_known() -> None:
+    outgoing = scheduled(message(deliver_at=NOW_MS + 7_200_000), now_ms=None, born_ms=NOW_MS - 864_000_000, lane=2)
+    assert outgoing.partition == 95
+    assert texts_of(outgoing)["DELIVER_AT_MS"] == str(NOW_MS + 7_200_000)
+    with pytest.raises(MessageError, match="max_delay"):
+        scheduled(message(deliver_at=NOW_MS + 41 * 86_400_000), now_ms=None, born_ms=NOW_MS, sender_ms=NOW_MS + 1)
 
 
 @pytest.mark.parametrize("moment", [0, NOW_MS - 1, NOW_MS])

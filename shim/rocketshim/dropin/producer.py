@@ -14,8 +14,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, Message
 
+from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.dropin.lanes import Lanes
 from rocketshim.dropin.settings import ProducerDropinSettings, take
 from rocketshim.errors import FeatureNotEnabledError
@@ -41,12 +42,14 @@ class Producer(confluent_kafka.Producer):
     Thread-safety: as the original.
     """
 
-    __slots__ = ("_ids", "_in_transaction", "_lanes", "_names", "_settings")
+    __slots__ = ("_broker_clock", "_ids", "_in_transaction", "_lanes", "_names", "_on_delivery", "_settings")
     _settings: ProducerDropinSettings
     _names: TopicNames
     _lanes: Lanes
     _ids: tuple[str, Iterator[int]]
     _in_transaction: bool
+    _broker_clock: BrokerClock
+    _on_delivery: Any
 
     if not TYPE_CHECKING:  # type checkers see the original's
 
@@ -57,6 +60,9 @@ class Producer(confluent_kafka.Producer):
             self._lanes = Lanes(self._names.schedule)
             self._ids = (uuid.uuid4().hex[:20], itertools.count())
             self._in_transaction = False
+            self._broker_clock = BrokerClock()
+            config = args[0] if args and isinstance(args[0], dict) else {}
+            self._on_delivery = kwargs.get("on_delivery", config.get("on_delivery"))
             super().__init__(*args, **kwargs)
 
     def produce(  # noqa: PLR0917 - the original's
@@ -127,23 +133,42 @@ class Producer(confluent_kafka.Producer):
             deliver_at=deliver_at,
             properties=headers,
         )
-        out = self._record(message, timestamp, None if partition < 0 else partition)
+        sent_ns, sent_ms = time.monotonic_ns(), time.time_ns() // 1_000_000
+        out = self._record(message, timestamp, None if partition < 0 else partition, sent_ns, sent_ms)
         if out.topic == self._names.schedule:
             self._check_transaction()
+            report = self._learning(report, sent_ns, sent_ms)
         to = -1 if out.partition is None else out.partition
         super().produce(out.topic, out.value, out.key, to, report, None, timestamp, [*out.headers])
 
-    def _record(self, message: ShimMessage, timestamp: int, partition: int | None) -> OutgoingRecord:
+    def _learning(self, report: Any, sent_ns: int, sent_ms: int) -> Any:
+        """Return a delivery callback that notes the brokers' clock, and then does what the original would do."""
+        report = self._on_delivery if report is None else report
+        if report is not None and not callable(report):
+            return report  # the original's to refuse
+
+        def reported(error: KafkaError | None, record: Message) -> None:
+            kind, append_ms = record.timestamp()
+            if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
+                self._broker_clock.reported(append_ms, sent_ns, sent_ms)
+            if report is not None:
+                report(error, record)
+
+        return reported
+
+    def _record(
+        self, message: ShimMessage, timestamp: int, partition: int | None, sent_ns: int, sent_ms: int
+    ) -> OutgoingRecord:
         prefix, counter = self._ids
-        now_ms = time.time_ns() // 1_000_000
         is_delayed = message.delay_ms or message.deliver_at_ms is not None or (message.delay_level or 0) > 0
         return delayed_record(
             message,
             self._names,
             self._settings.delay_levels,
             uniq_key=f"{prefix}{next(counter):012X}",
-            born_ms=timestamp or now_ms,
-            now_ms=now_ms,
+            born_ms=timestamp or sent_ms,
+            now_ms=self._broker_clock.now_ms(sent_ns, sent_ms),
+            sender_ms=sent_ms,
             lane=self._lanes.choose(message.key_bytes, super().list_topics) if is_delayed else 0,
             real_qid=partition,
             max_delay_ms=self._settings.max_delay_ms,

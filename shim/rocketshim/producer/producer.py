@@ -20,11 +20,12 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
 from rocketshim.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.clients import Clients, Complaints, ProducerClient, confluent_clients
 from rocketshim.clock import SystemClock
+from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.failed_hop import LaneTurns
 from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
@@ -122,6 +123,8 @@ class Producer:
         self._poller: threading.Thread | None = None
         self._closed = threading.Event()
         self._complaints = Complaints()
+        self._broker_clock = BrokerClock()
+        self._clock_differs = False
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -256,7 +259,8 @@ class Producer:
         if not isinstance(message, Message):
             raise MessageError(f"{message!r:.80} is sent: give a Message(topic, body, …)")
         producer = self._open()
-        out, uniq_key = self._record(message, selector, arg)
+        sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
+        out, uniq_key = self._record(message, selector, arg, sent_ns, sent_ms)
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
 
@@ -265,6 +269,8 @@ class Producer:
                 future.set_exception(send_error(error, out.topic))
                 return
             partition, offset = record.partition(), record.offset()
+            if out.topic == self.names.schedule:
+                self._learn_clock(record.timestamp(), sent_ns, sent_ms)
             place = f"{out.topic}/{partition}/{offset}"
             queue = MessageQueue(message.topic if out.topic != self.names.schedule else out.topic, queue_id=partition)
             future.set_result(SendResult(SendStatus.SEND_OK, uniq_key, place, queue, offset))
@@ -283,11 +289,15 @@ class Producer:
                 return future
 
     def _record(
-        self, message: Message, selector: MessageQueueSelector | SelectFunction | None, arg: Any
+        self,
+        message: Message,
+        selector: MessageQueueSelector | SelectFunction | None,
+        arg: Any,
+        sent_ns: int,
+        sent_ms: int,
     ) -> tuple[OutgoingRecord, str]:
         prefix, counter = self._ids
         uniq_key = f"{prefix}{next(counter):012X}"
-        now_ms = self._clock.wall_ms()
         partition: int | None = None
         if selector is not None:
             select = select_function(selector)
@@ -305,8 +315,8 @@ class Producer:
             self.names,
             self.settings.delay_levels,
             uniq_key=uniq_key,
-            born_ms=now_ms,
-            now_ms=now_ms,
+            born_ms=sent_ms,
+            now_ms=self._broker_clock.now_ms(sent_ns, sent_ms),
             lane=lane,
             real_qid=partition,
             max_delay_ms=self.settings.max_delay_ms,
@@ -318,6 +328,19 @@ class Producer:
                 f"the headers of later hops it is above max_message_bytes={self.settings.max_message_bytes}"
             )
         return out, uniq_key
+
+    def _learn_clock(self, timestamp: tuple[int, int], sent_ns: int, sent_ms: int) -> None:
+        """Note the brokers' clock by a delivery report of the schedule topic; log once that this machine's differs."""
+        kind, append_ms = timestamp
+        if kind != TIMESTAMP_LOG_APPEND_TIME:
+            return
+        self._broker_clock.reported(append_ms, sent_ns, sent_ms)
+        if self._clock_differs:
+            return
+        ahead_ms = BrokerClock.ahead_ms(append_ms, sent_ms, self._clock.wall_ms())
+        if ahead_ms:
+            self._clock_differs = True
+            _LOG.warning("producer.clock-differs", extra={"ahead_ms": ahead_ms})
 
     def _partition_count(self, physical: str) -> int:
         known = self._partitions.get(physical)

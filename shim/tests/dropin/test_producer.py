@@ -58,14 +58,15 @@ def test_a_message_that_breaks_a_rule_is_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("level", [0, -1])
 def test_a_level_of_zero_or_less_is_not_delayed_and_asks_no_broker(level: int) -> None:
-    out = Producer(NOWHERE)._record(ShimMessage("t", b"x", delay_level=level, tag="a"), 7, 2)
+    out = Producer(NOWHERE)._record(ShimMessage("t", b"x", delay_level=level, tag="a"), 7, 2, 0, 0)
     envelope = decode(out.headers, trusted=True)
     assert (out.topic, out.partition, envelope.tags, envelope.born_timestamp_ms) == ("t", 2, "a", 7)
 
 
 def test_each_message_has_an_id_of_its_own() -> None:
     producer = Producer(NOWHERE)
-    ids = {decode(producer._record(ShimMessage("t", b"x"), 0, None).headers, trusted=True).uniq_key for _ in range(3)}
+    made = [producer._record(ShimMessage("t", b"x"), 0, None, 0, 0) for _ in range(3)]
+    ids = {decode(out.headers, trusted=True).uniq_key for out in made}
     assert len(ids) == 3
 
 

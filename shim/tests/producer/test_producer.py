@@ -23,6 +23,7 @@ from rocketshim.testing import InMemoryKafka
 from rocketshim_topics.levels import DelayLevels
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+DAY_MS = 86_400_000
 
 
 @pytest.fixture
@@ -109,6 +110,44 @@ def test_no_delay_goes_straight_to_the_topic(kafka: InMemoryKafka, producer: Pro
     producer.send(Message("orders", b"x", **delay))
     assert len(records(kafka, "orders")) == 1
     assert not records(kafka, SCHEDULE)
+
+
+class Shifted(SystemClock):
+    """A machine whose wall clock is wrong."""
+
+    def __init__(self, ahead_ms: int) -> None:
+        self.ahead_ms = ahead_ms
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.ahead_ms
+
+
+@pytest.mark.parametrize("days", [-10, 0, 10])
+def test_a_time_finds_its_queue_by_the_brokers_clock_however_wrong_the_senders_is(
+    kafka: InMemoryKafka, caplog: pytest.LogCaptureFixture, days: int
+) -> None:
+    at_ms = SystemClock().wall_ms() + 90_000
+    with Producer("memory:1", clients=Clients(kafka.consumer, kafka.producer), clock=Shifted(days * DAY_MS)) as sender:
+        sender.send(Message("orders", b"first", deliver_at=at_ms))
+        sender.send(Message("orders", b"second", deliver_at=at_ms))
+        sender.send(Message("orders", b"third", deliver_at=at_ms))
+    waiting = {record.value(): record for record in records(kafka, SCHEDULE)}
+    slots = {value: record.partition() % DelayLevels.STRIDE for value, record in waiting.items()}
+    assert slots == {b"first": 31, b"second": 4, b"third": 4}, "not known yet: the finest queue; then that of a minute"
+    assert {headers(record)["DELIVER_AT_MS"] for record in waiting.values()} == {b"%d" % at_ms}
+    told = [record for record in caplog.records if record.getMessage() == "producer.clock-differs"]
+    assert len(told) == (1 if days else 0)
+    assert all(abs(record.ahead_ms - days * DAY_MS) < 60_000 for record in told)  # type: ignore[attr-defined]
+
+
+def test_stamps_of_senders_teach_a_producer_nothing() -> None:
+    cluster = InMemoryKafka(SystemClock())
+    cluster.create_topic(SCHEDULE, 32)
+    at_ms = SystemClock().wall_ms() + 90_000
+    with Producer("memory:1", clients=Clients(cluster.consumer, cluster.producer)) as sender:
+        for _ in range(2):
+            sender.send(Message("orders", b"x", deliver_at=at_ms))
+    assert len(cluster.records(SCHEDULE, 31)) == 2
 
 
 class Last:

@@ -42,10 +42,11 @@ def delayed_record(
     *,
     uniq_key: str,
     born_ms: int,
-    now_ms: int,
+    now_ms: int | None,
     lane: int,
     real_qid: int | None = None,
     max_delay_ms: int = DEFAULT_MAX_DELAY_MS,
+    sender_ms: int | None = None,
 ) -> OutgoingRecord:
     """Return the first record of a message, on the schedule topic if the message has a delay.
 
@@ -59,16 +60,20 @@ def delayed_record(
         levels: the sender's level table.
         uniq_key: the message's id; it is the same on every hop.
         born_ms: epoch ms of this first send.
-        now_ms: the sender's clock in epoch ms. It chooses the first queue of a `deliver_at`, never the due time.
+        now_ms: the brokers' clock in epoch ms, as far as the sender knows it. It chooses the first queue of a
+            `deliver_at`, never the due time. None: not known; the finest queue, from which the worker goes on.
         lane: lane of the schedule topic.
         real_qid: partition of the target, chosen by the caller. None: the worker chooses by key at delivery.
         max_delay_ms: longest allowed `delay`, and longest time until `deliver_at`, in ms. Default 40 days.
+        sender_ms: the sender's own clock in epoch ms. A `deliver_at` is checked against `max_delay_ms` by it where
+            `now_ms` is None. None: `born_ms`.
 
     Raises:
         MessageError: the delay is longer than `max_delay_ms`, or the topic belongs to the shim: senders cannot
             schedule messages for it.
     """
-    envelope = _scheduled(message, levels, max_delay_ms=max_delay_ms, now_ms=now_ms)
+    counted_ms = now_ms if now_ms is not None else born_ms if sender_ms is None else sender_ms
+    envelope = _scheduled(message, levels, max_delay_ms=max_delay_ms, now_ms=counted_ms)
     if envelope is None:
         return source_record(message, names, uniq_key=uniq_key, born_ms=born_ms, partition=real_qid)
     if group_of(message.topic) is not None or names.is_ours(message.topic):
@@ -79,7 +84,7 @@ def delayed_record(
     elif envelope.delay_ms is not None:
         partition = levels.queue_for(envelope.delay_ms, lane)
     else:
-        partition = levels.queue_for((envelope.deliver_at_ms or 0) - now_ms, lane)
+        partition = levels.queue_for(0 if now_ms is None else (envelope.deliver_at_ms or 0) - now_ms, lane)
     envelope.real_topic = message.topic
     envelope.real_qid = real_qid
     envelope.uniq_key = uniq_key
