@@ -28,12 +28,12 @@ from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.consumer import CLIENT, HEADERS, Meter, shim
 from rocketshim import ConsumeFromWhere, PushConsumer
-from rocketshim.clients import confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.group.connect import connect_group_log
 from rocketshim.group.lease import QueueStarted
 from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.kafka.clients import confluent_clients
 from rocketshim.local import any_broker
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import DelayLevels, TopicNames, provision

@@ -18,7 +18,7 @@ import sys, threading
 from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings
 from rocketshim_topics import DelayLevels, Layout, TopicNames, provision
 from rocketshim_topics.layout import TopicSpec
-from rocketshim.clients import confluent_admin
+from rocketshim.kafka.clients import confluent_admin
 
 bootstrap = sys.argv[1]
 topics = [*Layout(TopicNames(), DelayLevels.default()).shared(), TopicSpec("orders", 2, purpose="mine")]

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from rocketshim.clients import ConsumerClient, ProducerClient
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient
 from rocketshim.local import Broker
 from rocketshim.testing.conformance import Features, Scenario, scenarios
 

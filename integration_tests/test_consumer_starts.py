@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
-from rocketshim.clients import Clients, confluent_clients
 from rocketshim.consumer.state import ConsumerState
+from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout

@@ -22,7 +22,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import DelayWorker, TopicNames, WorkerSettings
-from rocketshim.deadletter.reading import TopicReader
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.local import LocalCluster
 from rocketshim_topics import decode, provision
 from rocketshim_topics.layout import TopicSpec

@@ -43,9 +43,9 @@ from rocketshim import (
 )
 from rocketshim.clock import SystemClock
 from rocketshim.compat import rocketmq
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import RocketshimError
 from rocketshim.health import HealthServer
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.local import Broker, LocalCluster
 from rocketshim_topics import DelayLevels, provision
 from rocketshim_topics.layout import Layout

@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim.cli import main
-from rocketshim.deadletter.reading import TopicReader
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.local import Broker
 from rocketshim_topics import DelayLevels, Envelope, TopicNames, encode, provision
 from rocketshim_topics.layout import Layout
@@ -240,7 +240,7 @@ def test_where_no_broker_answers_each_command_ends_and_says_so(tmp_path: Path) -
 INTERRUPTED = """
 import os, signal, sys
 from rocketshim.cli import main
-from rocketshim.deadletter.reading import TopicReader
+from rocketshim.kafka.topic_reader import TopicReader
 
 real = TopicReader.read
 

@@ -19,8 +19,8 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from rocketshim import ConsumeFromWhere, DeadLetter, PushConsumer
 from rocketshim.cli import main, redrive
-from rocketshim.clients import confluent_clients
-from rocketshim.deadletter.reading import TopicReader
+from rocketshim.kafka.clients import confluent_clients
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.local import Broker
 from rocketshim_topics import DelayLevels, Envelope, Layout, TopicNames, encode, provision
 

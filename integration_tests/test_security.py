@@ -33,10 +33,10 @@ from rich.console import Console
 
 from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings, dropin
 from rocketshim.cli import main, redrive
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import RocketshimError
+from rocketshim.kafka.acls import denied_topics
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.local import LocalCluster
-from rocketshim.rights import denied_topics
 from rocketshim_spark.sources import Cluster
 from rocketshim_topics import TopicNames
 

@@ -13,7 +13,7 @@ from confluent_kafka import Producer as PlainProducer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
 from rocketshim import DelayWorker
-from rocketshim.clients import confluent_clients
+from rocketshim.kafka.clients import confluent_clients
 from rocketshim.local import Broker
 from rocketshim.settings import WorkerSettings
 from rocketshim_topics import provision

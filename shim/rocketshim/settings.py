@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from rocketshim.client_config import mask
 from rocketshim.core.allocate import AllocateMessageQueueStrategy
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
+from rocketshim.kafka.client_config import mask
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import check_group
 
@@ -101,7 +101,7 @@ class ConnectionSettings(Settings):
         namespace: prefix of every shim topic, `""` for none.
         delay_levels: the level table; text as RocketMQ writes it.
         client: further librdkafka settings (TLS, SASL, …), passed through and checked.
-        allow_code_settings: let settings through that run code; see `rocketshim.client_config`.
+        allow_code_settings: let settings through that run code; see `rocketshim.kafka.client_config`.
     """
 
     bootstrap: str = Field(min_length=1)

@@ -34,7 +34,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from pyspark.sql import DataFrame, SparkSession
 
-from rocketshim.positions import group_positions
+from rocketshim.kafka.positions import group_positions
 from rocketshim_topics import provision
 from rocketshim_topics.errors import (
     BrokerUnavailableError,

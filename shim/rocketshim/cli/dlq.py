@@ -30,9 +30,9 @@ from rocketshim.cli.letters import (
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import time_text
 from rocketshim.deadletter.opening import Opener
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.redriving import read_log
 from rocketshim.deadletter.statistics import by_cause
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
 
 app = typer.Typer(

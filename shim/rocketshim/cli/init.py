@@ -50,8 +50,8 @@ def init(
 
     Exit code 2 if a topic that exists is not as it should be.
     """
-    from rocketshim.client_config import merge  # noqa: PLC0415 - `--help` does without
-    from rocketshim.clients import Complaints, confluent_admin, explained  # noqa: PLC0415
+    from rocketshim.kafka.client_config import merge  # noqa: PLC0415 - `--help` does without
+    from rocketshim.kafka.clients import Complaints, confluent_admin, explained  # noqa: PLC0415
     from rocketshim_topics import DelayLevels, TopicNames, provision  # noqa: PLC0415
     from rocketshim_topics.layout import Layout, TopicSpec  # noqa: PLC0415
     from rocketshim_topics.names import check_topic  # noqa: PLC0415

@@ -15,10 +15,10 @@ from rich.text import Text
 from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.deadletter.opening import Letter, Opener
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.filters import SqlFilter, TagFilter
-from rocketshim.rights import OR_HIDDEN
+from rocketshim.kafka.acls import OR_HIDDEN
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames, parse_duration_ms
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.wire import headers_shown

@@ -16,9 +16,9 @@ from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, c
 from rocketshim.cli.redrive import ensure_log
 from rocketshim.core.redrive import RedriveProgress
 from rocketshim.deadletter.entry import as_read, time_text
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.redriving import Redriver, read_log
 from rocketshim.errors import ConfigError, MessageError
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.parked import parked_record, redriven_parked
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog, record_digest

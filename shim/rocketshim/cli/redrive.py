@@ -32,9 +32,9 @@ from rocketshim.cli.letters import (
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim.deadletter.opening import Opener
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.redriving import Redriver, read_log
 from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames
 from rocketshim_topics.redrive_plan import (
     DEFAULT_MAX_REPLAYS,
@@ -241,8 +241,8 @@ def _check_cluster(
 
 def ensure_log(bootstrap: str, client: dict[str, str], names: TopicNames) -> None:
     """Make the redrive log if it is missing."""
-    from rocketshim.client_config import merge  # noqa: PLC0415 - `--help` does without
-    from rocketshim.clients import confluent_admin  # noqa: PLC0415
+    from rocketshim.kafka.client_config import merge  # noqa: PLC0415 - `--help` does without
+    from rocketshim.kafka.clients import confluent_admin  # noqa: PLC0415
     from rocketshim_topics import provision  # noqa: PLC0415
 
     log = Layout(names, DelayLevels.default()).redrive_log()

@@ -17,7 +17,7 @@ from rocketshim.cli.letters import (
 )
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.deadletter.opening import Opener
-from rocketshim.deadletter.reading import TopicReader
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
 
 app = typer.Typer(

@@ -13,10 +13,10 @@ from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import console, counting, say
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.deadletter.entry import Entry, time_text
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.trace import Hop, Missing, life
 from rocketshim.errors import ConfigError, TopicMissingError
-from rocketshim.rights import OR_HIDDEN
+from rocketshim.kafka.acls import OR_HIDDEN
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels, Envelope, Origin, TopicNames
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
 

@@ -21,11 +21,11 @@ from typing import Any, Final, NamedTuple, Self
 
 import rocketshim
 from rocketshim import settings as shim
-from rocketshim.clients import Clients
 from rocketshim.core import consume_concurrently
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.message_model import MessageModel as ShimModel
 from rocketshim.errors import ClosedError, ConfigError, NotSupportedError, RocketshimError
+from rocketshim.kafka.clients import Clients
 from rocketshim_topics import wire
 from rocketshim_topics.message import MessageView
 from rocketshim_topics.wire import read_headers

@@ -19,9 +19,8 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient, LookupClient
 from rocketshim.consumer.offset_store import OffsetStore
-from rocketshim.consumer.pauses import PauseReason, Pauses, Place
+from rocketshim.consumer.pauses import PauseReason, Pauses
 from rocketshim.core.one_by_one import OneByOne
 from rocketshim.core.start_position import (
     AtTimestamp,
@@ -37,6 +36,8 @@ from rocketshim.core.start_position import (
     encode_metadata,
     resolve_start,
 )
+from rocketshim.kafka.clients import ConsumerClient, LookupClient
+from rocketshim.kafka.partitions import Place
 from rocketshim.logs import safe_logger
 
 __all__ = ["UNKNOWN_START", "Starts", "Uptake", "held_back"]

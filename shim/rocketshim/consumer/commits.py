@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient
 from rocketshim.consumer.held_queue import HeldQueue
 from rocketshim.consumer.offset_store import OffsetStore
-from rocketshim.consumer.pauses import Place
+from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.partitions import Place
 from rocketshim.logs import safe_logger
 
 __all__ = ["Committer"]

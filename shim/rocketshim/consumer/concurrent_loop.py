@@ -3,10 +3,10 @@
 from typing import Any
 
 from rocketshim.consumer.dispatch import ChunkDispatch, Pool
-from rocketshim.consumer.pauses import Place
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.kafka.partitions import Place
 from rocketshim.logs import safe_logger
 
 __all__ = ["ConcurrentLoop"]

@@ -31,8 +31,17 @@ from typing import Any, Final, Self, Unpack
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
-from rocketshim.clients import (
+from rocketshim.clock import SystemClock
+from rocketshim.consumer.assignment import Starts, Uptake
+from rocketshim.consumer.listener import matching
+from rocketshim.consumer.pauses import PauseReason, Pauses
+from rocketshim.consumer.runs import runs_of
+from rocketshim.core.clock import Clock
+from rocketshim.core.pull_positions import PullPositions
+from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
+from rocketshim.filters import MessageSelector, TagFilter
+from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
+from rocketshim.kafka.clients import (
     Clients,
     Complaints,
     ConsumerClient,
@@ -42,17 +51,9 @@ from rocketshim.clients import (
     leave,
     unsubscribes,
 )
-from rocketshim.clock import SystemClock
-from rocketshim.consumer.assignment import Starts, Uptake
-from rocketshim.consumer.listener import matching
-from rocketshim.consumer.lookups import Lookups
-from rocketshim.consumer.pauses import PauseReason, Pauses, Place
-from rocketshim.consumer.queue_lookup import QueueLookup, cluster_errors
-from rocketshim.consumer.runs import runs_of
-from rocketshim.core.clock import Clock
-from rocketshim.core.pull_positions import PullPositions
-from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
-from rocketshim.filters import MessageSelector, TagFilter
+from rocketshim.kafka.lookups import Lookups
+from rocketshim.kafka.partitions import Place
+from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim_topics import MalformedRecordError, MessageView, TopicNames

@@ -24,13 +24,12 @@ from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient
 from rocketshim.consumer.assignment import held_back
 from rocketshim.consumer.dispatch import Dispatch, Pool, Result
 from rocketshim.consumer.held_queue import Work
 from rocketshim.consumer.orderly_place import OrderlyPlace, OrderlyTask
 from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, Outcome
-from rocketshim.consumer.pauses import PauseReason, Place, shown_places
+from rocketshim.consumer.pauses import PauseReason
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.state import ConsumerQueueState
 from rocketshim.core.consume_orderly import BatchAnswer, DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
@@ -39,6 +38,8 @@ from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.core.queue_lock_actions import ReconsumeCounts, StopReason
 from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.partitions import Place, shown_places
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message_queue import MessageQueue

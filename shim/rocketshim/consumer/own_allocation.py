@@ -26,14 +26,14 @@ from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaException
 
-from rocketshim.clients import LookupClient
 from rocketshim.consumer.outcome import shown
-from rocketshim.consumer.pauses import Place, shown_places
 from rocketshim.consumer.sharing import partitions_of
 from rocketshim.core.allocate import AllocateMessageQueueStrategy, share_of
 from rocketshim.core.queue_lock_actions import StopReason
 from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.kafka.clients import LookupClient
+from rocketshim.kafka.partitions import Place, shown_places
 from rocketshim.logs import safe_logger
 from rocketshim_topics.message_queue import MessageQueue
 

@@ -11,17 +11,10 @@ from typing import Final
 
 from confluent_kafka import TopicPartition
 
-from rocketshim.clients import ConsumerClient
+from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.partitions import Place
 
-__all__ = ["PauseReason", "Pauses", "Place", "shown_places"]
-
-Place = tuple[str, int]
-"""Physical topic and partition."""
-
-
-def shown_places(places: Iterable[Place]) -> list[str]:
-    """Places as logs have them."""
-    return [f"{topic}/{number}" for topic, number in places]
+__all__ = ["PauseReason", "Pauses"]
 
 
 class PauseReason(Flag):

@@ -29,15 +29,13 @@ from typing import Any, Final, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.clients import ConsumerClient, Parting, leave
 from rocketshim.consumer.assignment import Starts, Uptake
 from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
 from rocketshim.consumer.held_queue import QueueT, Work
-from rocketshim.consumer.lookups import Lookups
 from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.outcome import Outcome, shown
-from rocketshim.consumer.pauses import PauseReason, Pauses, Place, shown_places
+from rocketshim.consumer.pauses import PauseReason, Pauses
 from rocketshim.consumer.runs import runs_of
 from rocketshim.consumer.send_back import FailedSink, SendBackCounts
 from rocketshim.consumer.sharing import Sharing
@@ -47,6 +45,9 @@ from rocketshim.consumer.topic_watch import FindTopics, TopicWatch
 from rocketshim.core.clock import Clock
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.errors import ConsumerError, NotAuthorizedError
+from rocketshim.kafka.clients import ConsumerClient, Parting, leave
+from rocketshim.kafka.lookups import Lookups
+from rocketshim.kafka.partitions import Place, shown_places
 from rocketshim.logs import safe_logger
 from rocketshim_topics.kafka_codes import DENIED
 

@@ -27,15 +27,15 @@ from typing import Any, Final, Self, Unpack
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
-from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.lite_pull_consumer import as_selector, unreadable_headers
-from rocketshim.consumer.pauses import Place
-from rocketshim.consumer.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector, TagFilter
+from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
+from rocketshim.kafka.clients import Clients, Complaints, ConsumerClient, confluent_clients
+from rocketshim.kafka.partitions import Place
+from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
 from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
 from rocketshim_topics import MalformedRecordError, MessageView, TopicNames

@@ -3,10 +3,16 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from rocketshim.client_config import CONSUMER_DEFAULTS, METADATA_REFRESH, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
-from rocketshim.clients import unsubscribes
 from rocketshim.consumer.poll_loop import LoopSettings
 from rocketshim.core.flow_control import FlowLimits
+from rocketshim.kafka.client_config import (
+    CONSUMER_DEFAULTS,
+    METADATA_REFRESH,
+    PROTECTED_CONSUMER,
+    PROTECTED_PRODUCER,
+    merge,
+)
+from rocketshim.kafka.clients import unsubscribes
 from rocketshim.settings import PushConsumerSettings
 
 __all__ = ["connection", "consumer_config", "loop_settings", "producer_config"]

@@ -13,8 +13,6 @@ from typing import Any, Final, Self, TypeVar, Unpack
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.client_config import PROTECTED_CONSUMER
-from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients, explained
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.assignment import Starts
 from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner
@@ -32,7 +30,6 @@ from rocketshim.consumer.own_allocation import LeasedShare, StrategyShare
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.push_config import connection, consumer_config, loop_settings, producer_config
-from rocketshim.consumer.queue_lookup import cluster_errors
 from rocketshim.consumer.send_back import FailedSink, SendBack, SendBackCounts
 from rocketshim.consumer.sharing import EveryQueue, Sharing
 from rocketshim.consumer.state import ConsumerState
@@ -43,7 +40,10 @@ from rocketshim.core.message_model import MessageModel
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.log_thread import GroupLogThread
-from rocketshim.group.topic_id import TopicId
+from rocketshim.kafka.client_config import PROTECTED_CONSUMER
+from rocketshim.kafka.clients import Clients, Complaints, ConsumerClient, confluent_clients, explained
+from rocketshim.kafka.queue_lookup import cluster_errors
+from rocketshim.kafka.topic_id import TopicId
 from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
 from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import TopicNames

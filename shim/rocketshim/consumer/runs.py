@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from confluent_kafka import Message
 
-from rocketshim.consumer.pauses import Place
+from rocketshim.kafka.partitions import Place
 
 __all__ = ["runs_of"]
 

@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.clients import ProducerClient, let_go, serve
 from rocketshim.consumer.held_queue import Work
 from rocketshim.consumer.outcome import Outcome, shown
 from rocketshim.core.failed_hop import LaneTurns, failed_hop
@@ -31,6 +30,7 @@ from rocketshim.core.retry_policy import (
     decide,
 )
 from rocketshim.errors import RocketshimError
+from rocketshim.kafka.clients import ProducerClient, let_go, serve
 from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, bare_parked, dead_letter_by_reference, parked

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 from confluent_kafka import KafkaException
 
-from rocketshim.clients import LookupClient
-from rocketshim.consumer.pauses import Place
+from rocketshim.kafka.clients import LookupClient
+from rocketshim.kafka.partitions import Place
 from rocketshim.logs import safe_logger
 
 __all__ = ["EveryQueue", "Sharing", "partitions_of"]

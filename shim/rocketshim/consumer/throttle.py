@@ -6,10 +6,10 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from rocketshim.clients import ConsumerClient
 from rocketshim.consumer.held_queue import HeldQueue
 from rocketshim.consumer.pauses import PauseReason, Pauses
 from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
+from rocketshim.kafka.clients import ConsumerClient
 
 __all__ = ["Throttle"]
 

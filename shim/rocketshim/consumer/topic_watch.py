@@ -10,8 +10,8 @@ from typing import Final
 
 from confluent_kafka import KafkaException
 
-from rocketshim.clients import LookupClient
 from rocketshim.errors import TopicMissingError
+from rocketshim.kafka.clients import LookupClient
 from rocketshim.logs import safe_logger
 
 __all__ = ["FindTopics", "TopicWatch"]

@@ -41,12 +41,9 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.clients import Clients, ProducerClient, confluent_clients, discard, let_go
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.redrive import RedriveProgress, TooLarge
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import (
     MalformedRecordError,
     MessageError,
@@ -54,7 +51,10 @@ from rocketshim.errors import (
     RedriveError,
     TopicMissingError,
 )
-from rocketshim.rights import denied_topics
+from rocketshim.kafka.acls import denied_topics
+from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
+from rocketshim.kafka.clients import Clients, ProducerClient, confluent_clients, discard, let_go
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED, MISSING, TOO_LARGE
 from rocketshim_topics.redrive_log import (

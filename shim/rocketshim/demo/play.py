@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from rocketshim.clients import confluent_admin, confluent_clients
 from rocketshim.demo.flights import Flight, Timetable, load
 from rocketshim.demo.gate import MAX_RETRIES
 from rocketshim.demo.ledger import Account, Ledger, Place, Seen
 from rocketshim.errors import RocketshimError
+from rocketshim.kafka.clients import confluent_admin, confluent_clients
 from rocketshim.local import any_broker, watchdog
 from rocketshim.producer.producer import Producer
 from rocketshim_topics import DelayLevels, MalformedRecordError, Message, TopicNames, decode, provision

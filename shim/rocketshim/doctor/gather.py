@@ -22,11 +22,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     ResourceType,
 )
 
-from rocketshim.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
-from rocketshim.clients import Clients, confluent_clients
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
 from rocketshim.errors import BrokerUnavailableError, ConfigError, MalformedRecordError, RocketshimError
+from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.kafka.clients import Clients, confluent_clients
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.operations.group_standing import GroupReader, GroupStanding
 from rocketshim.worker.relay import is_probe
 from rocketshim.worker.targets import NOT_ALLOWED

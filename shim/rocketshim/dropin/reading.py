@@ -50,11 +50,11 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from rocketshim.clients import with_log
 from rocketshim.dropin.consumer import Consumer, checked, viewed
 from rocketshim.dropin.ledger import Place
 from rocketshim.dropin.state import Rebalance, place_of
 from rocketshim.errors import NotSupportedError, SendTimeoutError
+from rocketshim.kafka.clients import with_log
 from rocketshim.logs import safe_logger
 from rocketshim_topics import provision
 from rocketshim_topics.durations import parse_duration_ms

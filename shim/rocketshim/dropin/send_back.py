@@ -17,14 +17,14 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from rocketshim.clients import with_log
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.outcome import class_name, shown
 from rocketshim.core.failed_hop import failed_hop
 from rocketshim.core.retry_policy import Failed, LevelTableRetryPolicy, decide
 from rocketshim.dropin.lanes import Lanes
 from rocketshim.errors import ClosedError, MalformedRecordError, MessageError, SendTimeoutError
-from rocketshim.kafka_errors import send_error
+from rocketshim.kafka.clients import with_log
+from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, dead_letter_by_reference, parked

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
-from rocketshim.client_config import METADATA_REFRESH, PROTECTED_PRODUCER, merge
 from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
 from rocketshim.errors import ConfigError
+from rocketshim.kafka.client_config import METADATA_REFRESH, PROTECTED_PRODUCER, merge
 from rocketshim.settings import Levels, Settings
 from rocketshim_topics.levels import DelayLevels
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Message, TopicPartition
 
-from rocketshim.client_config import METADATA_REFRESH
 from rocketshim.dropin.ledger import Ledger, Place
 from rocketshim.dropin.send_back import HopStore, SendBack
 from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner_producer_config, is_true
 from rocketshim.errors import ConfigError
+from rocketshim.kafka.client_config import METADATA_REFRESH
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
 

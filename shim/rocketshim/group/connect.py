@@ -7,14 +7,14 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from rocketshim.client_config import CONSUMER_ONLY, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
-from rocketshim.clients import Clients
 from rocketshim.core.clock import Clock
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.group.token_floor import token_floor
-from rocketshim.group.topic_id import TopicId
+from rocketshim.kafka.client_config import CONSUMER_ONLY, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.kafka.clients import Clients
+from rocketshim.kafka.topic_id import TopicId
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.names import TopicNames
 

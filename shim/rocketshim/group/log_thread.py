@@ -43,7 +43,6 @@ from typing import Any, Final, assert_never
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient, ProducerClient, let_go, serve
 from rocketshim.core.clock import Clock
 from rocketshim.core.group_log import Continuity, Folded, GroupLog
 from rocketshim.core.lease_rules import Owner
@@ -63,7 +62,8 @@ from rocketshim.core.queue_lock_actions import (
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError
 from rocketshim.group.lease import GroupEvent, Lease, MembersChanged, QueueStarted, QueueStopped
-from rocketshim.group.topic_id import TopicId
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient, let_go, serve
+from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import GroupRecord, decode_group_record, encode_group_record

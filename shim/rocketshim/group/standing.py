@@ -5,11 +5,11 @@ from typing import Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.clients import Complaints, ConsumerClient
 from rocketshim.core.group_log import GroupLog, Outcome
 from rocketshim.core.lease_rules import Owner
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
-from rocketshim.rights import OR_HIDDEN
+from rocketshim.kafka.acls import OR_HIDDEN
+from rocketshim.kafka.clients import Complaints, ConsumerClient
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import HeldQueue, ReleaseRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue

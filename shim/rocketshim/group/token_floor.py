@@ -5,8 +5,8 @@ from typing import Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient
 from rocketshim.core.start_position import decode_metadata
+from rocketshim.kafka.clients import ConsumerClient
 
 __all__ = ["token_floor"]
 

@@ -18,12 +18,12 @@ from typing import Any, Final
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # its stubs re-export nothing
 
-from rocketshim.client_config import merge
-from rocketshim.clients import Complaints, confluent_admin, confluent_clients
 from rocketshim.core.start_position import decode_metadata
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
-from rocketshim.positions import LOOK_AGAIN_S, group_positions
+from rocketshim.kafka.client_config import merge
+from rocketshim.kafka.clients import Complaints, confluent_admin, confluent_clients
+from rocketshim.kafka.positions import LOOK_AGAIN_S, group_positions
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, MISSING, NO_LOGIN
 
 __all__ = ["Conflict", "GroupReader", "GroupStanding", "PartitionStanding", "conflicts", "count"]

@@ -22,14 +22,14 @@ from typing import Any, Final, Self, Unpack
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
-from rocketshim.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.clients import Clients, Complaints, ProducerClient, confluent_clients
 from rocketshim.clock import SystemClock
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.failed_hop import LaneTurns
 from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
-from rocketshim.kafka_errors import send_error
+from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
+from rocketshim.kafka.clients import Clients, Complaints, ProducerClient, confluent_clients
+from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim.producer.selectors import (
     MessageQueueSelector,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, Message
 
-from rocketshim.clients import Clients
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ConfigError
+from rocketshim.kafka.clients import Clients
 from rocketshim.testing.broker import Broker, CommitRecord, Topic
 from rocketshim.testing.client_settings import ConsumerSettings, ProducerSettings
 from rocketshim.testing.clock import VirtualClock
@@ -32,7 +32,7 @@ from rocketshim_topics.layout import TopicSpec
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
 
-    from rocketshim.clients import ConsumerFactory, ProducerFactory
+    from rocketshim.kafka.clients import ConsumerFactory, ProducerFactory
 
 __all__ = ["InMemoryKafka"]
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient
 from rocketshim.core.level_queue import LevelQueue, QueueLimits
 from rocketshim.errors import ConfigError
+from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.logs import safe_logger
 from rocketshim_topics.levels import DelayLevels
 

@@ -23,9 +23,9 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory, let_go, serve
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient, ProducerFactory, let_go, serve
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober

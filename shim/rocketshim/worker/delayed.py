@@ -11,12 +11,12 @@ from typing import Any, Final, Self
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.client_config import merge
-from rocketshim.clients import Clients, confluent_clients
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.errors import MalformedRecordError, TopicMissingError
-from rocketshim.positions import committed_positions
-from rocketshim.rights import OR_HIDDEN
+from rocketshim.kafka.acls import OR_HIDDEN
+from rocketshim.kafka.client_config import merge
+from rocketshim.kafka.clients import Clients, confluent_clients
+from rocketshim.kafka.positions import committed_positions
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.relay import is_probe
 from rocketshim_topics.hops import due_ms
 from rocketshim_topics.levels import DelayLevels

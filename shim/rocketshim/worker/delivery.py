@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from rocketshim.clients import ConsumerClient
 from rocketshim.core.level_queue import Due
+from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.targets import NOT_ALLOWED
 

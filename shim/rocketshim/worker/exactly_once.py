@@ -29,10 +29,10 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient, ProducerClient, ProducerFactory, discard, let_go, serve
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.errors import WorkerError
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient, ProducerFactory, discard, let_go, serve
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober

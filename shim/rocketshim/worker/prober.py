@@ -10,8 +10,8 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
-from rocketshim.clients import ProducerClient
 from rocketshim.errors import TopicMismatchError
+from rocketshim.kafka.clients import ProducerClient
 from rocketshim.worker.assignment import HeldQueue
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.names import TopicNames

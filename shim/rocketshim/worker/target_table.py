@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
-from rocketshim.clients import ProducerClient
+from rocketshim.kafka.clients import ProducerClient
 from rocketshim.worker.topic_lookup import Answer, TopicLookup
 
 __all__ = ["Target", "TargetTable"]

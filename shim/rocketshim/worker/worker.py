@@ -39,8 +39,13 @@ from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
-from rocketshim.clients import (
+from rocketshim.clock import SystemClock
+from rocketshim.core.clock import Clock
+from rocketshim.core.level_queue import QueueLimits
+from rocketshim.errors import TopicMissingError, WorkerError
+from rocketshim.kafka.acls import denied_topics
+from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.kafka.clients import (
     Clients,
     Complaints,
     ConsumerClient,
@@ -50,12 +55,7 @@ from rocketshim.clients import (
     leave,
     unsubscribes,
 )
-from rocketshim.clock import SystemClock
-from rocketshim.core.clock import Clock
-from rocketshim.core.level_queue import QueueLimits
-from rocketshim.errors import TopicMissingError, WorkerError
 from rocketshim.logs import safe_logger
-from rocketshim.rights import denied_topics
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.assignment import Assignment, HeldQueue
 from rocketshim.worker.at_least_once import AtLeastOnce

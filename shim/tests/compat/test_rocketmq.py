@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from rocketshim import ConsumeFromWhere
-from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.compat.rocketmq import (
     ConsumeStatus,
@@ -25,6 +24,7 @@ from rocketshim.compat.rocketmq import (
 )
 from rocketshim.core import consume_concurrently
 from rocketshim.errors import ClosedError, ConfigError, MessageError, NotSupportedError
+from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames, decode
 from rocketshim_topics.message import MessageView

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.async_listener import AsyncPool, AsyncRunner, is_async
 from rocketshim.consumer.dispatch import ChunkDispatch
@@ -22,6 +21,7 @@ from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
+from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 

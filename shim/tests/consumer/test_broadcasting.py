@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.client_ids import PROCESS_VARIABLE, stable_client_id
 from rocketshim.consumer.push_consumer import PushConsumer
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import OffsetStoreError
+from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
 
 GUARD_S = 60.0

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.own_allocation import StrategyShare
 from rocketshim.consumer.push_consumer import PushConsumer
@@ -22,6 +21,7 @@ from rocketshim.core.allocate import (
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError, ConsumerError
+from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.group_log import (

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push_consumer import PushConsumer
 from rocketshim.core.consume_concurrently import ConsumeStatus
@@ -18,6 +17,7 @@ from rocketshim.core.message_model import MessageModel
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError, ConsumerError, NotAuthorizedError
+from rocketshim.kafka.clients import Clients
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.stop_signals import StopSignals
 from rocketshim.testing import InMemoryKafka

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push_consumer import PushConsumer
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
+from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames
 

@@ -10,11 +10,11 @@ from confluent_kafka import KafkaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.clients import Clients
 from rocketshim.core.redrive import RedriveProgress
-from rocketshim.deadletter.reading import TopicReader
 from rocketshim.deadletter.redriving import Redriver, read_log
 from rocketshim.errors import MalformedRecordError, NotAuthorizedError, RedriveError, TopicMissingError
+from rocketshim.kafka.clients import Clients
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import OutgoingRecord
 from rocketshim_topics.redrive_log import record_digest

@@ -7,7 +7,6 @@ import pytest
 from confluent_kafka import KafkaError
 
 from rocketshim import Message, MessageQueue, Producer, ProducerSettings, SendStatus
-from rocketshim.clients import Clients
 from rocketshim.clock import SystemClock
 from rocketshim.errors import (
     ClosedError,
@@ -19,6 +18,7 @@ from rocketshim.errors import (
     SendTimeoutError,
     TopicMissingError,
 )
+from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics.levels import DelayLevels
 

@@ -6,7 +6,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from rocketshim.clients import ConsumerClient, ProducerClient
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient
 from rocketshim.testing import InMemoryConsumer, InMemoryProducer
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rocketshim.clients import ConsumerClient, ProducerClient
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient
 from rocketshim.testing import InMemoryKafka
 from rocketshim.testing.conformance import Features, Scenario, scenarios
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.clients import Clients
+from rocketshim.kafka.clients import Clients
 from rocketshim.settings import WorkerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.worker.at_least_once import AtLeastOnce

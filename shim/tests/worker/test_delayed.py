@@ -3,8 +3,8 @@
 import pytest
 from confluent_kafka import TopicPartition
 
-from rocketshim.clients import Clients
 from rocketshim.errors import NotAuthorizedError, TopicMissingError
+from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.worker.delayed import DelayedReader
 from rocketshim_topics import DelayLevels, TopicNames

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient, ProducerClient
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient
 
 __all__ = [
     "Backend",

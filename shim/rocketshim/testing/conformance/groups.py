@@ -4,7 +4,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 
-from rocketshim.clients import ConsumerClient
+from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.testing.conformance.backend import (
     Backend,
     assigned,

@@ -2,7 +2,7 @@
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError
 
-from rocketshim.clients import ConsumerClient
+from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.testing.conformance.backend import (
     Backend,
     at,

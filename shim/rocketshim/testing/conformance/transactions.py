@@ -4,7 +4,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
-from rocketshim.clients import ProducerClient
+from rocketshim.kafka.clients import ProducerClient
 from rocketshim.testing.conformance.backend import (
     Backend,
     assigned,

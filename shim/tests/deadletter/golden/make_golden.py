@@ -20,7 +20,7 @@ import jgo
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from rocketshim.deadletter.reading import TopicReader
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.local import any_broker
 
 HERE = Path(__file__).parent

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 from rich.pretty import Pretty
 
-from rocketshim.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, mask, merge
 from rocketshim.errors import ConfigError
+from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, mask, merge
 from rocketshim.settings import ProducerSettings, WorkerSettings
 
 CANARY = "c4n4ry"

@@ -13,10 +13,10 @@ from typing import Any, Final, Self
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.client_config import merge
-from rocketshim.clients import Clients, Complaints, ConsumerClient, confluent_clients
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
-from rocketshim.rights import OR_HIDDEN
+from rocketshim.kafka.acls import OR_HIDDEN
+from rocketshim.kafka.client_config import merge
+from rocketshim.kafka.clients import Clients, Complaints, ConsumerClient, confluent_clients
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 
 __all__ = ["TopicReader"]

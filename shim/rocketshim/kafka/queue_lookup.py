@@ -9,9 +9,9 @@ from typing import Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.clients import LookupClient
-from rocketshim.consumer.pauses import Place
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
+from rocketshim.kafka.clients import LookupClient
+from rocketshim.kafka.partitions import Place
 from rocketshim_topics import TopicNames
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
 from rocketshim_topics.message_queue import MessageQueue

@@ -8,8 +8,8 @@ import threading
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.clients import Complaints, Parting, explained, leave, let_go, unsubscribes, with_log
 from rocketshim.errors import BrokerUnavailableError
+from rocketshim.kafka.clients import Complaints, Parting, explained, leave, let_go, unsubscribes, with_log
 from rocketshim.testing import InMemoryKafka
 
 GUARD_S = 60.0
@@ -228,7 +228,7 @@ def test_a_logger_of_the_users_stays_and_debug_lines_are_librdkafkas_own() -> No
 def test_lines_of_a_real_client_stand_on_stderr_only_where_logging_is_set_up(is_set_up: bool) -> None:
     program = f"""
 import logging
-from rocketshim.clients import confluent_clients
+from rocketshim.kafka.clients import confluent_clients
 if {is_set_up}:
     logging.basicConfig()
 clients = confluent_clients()

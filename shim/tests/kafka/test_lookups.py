@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from rocketshim.consumer.lookups import Lookups
 from rocketshim.errors import ConsumerError
+from rocketshim.kafka.lookups import Lookups
 from rocketshim.testing import InMemoryKafka
 
 

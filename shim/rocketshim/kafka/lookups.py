@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from confluent_kafka import TopicPartition
 
-from rocketshim.clients import ConsumerClient, leave
+from rocketshim.kafka.clients import ConsumerClient, leave
 
 __all__ = ["Lookups"]
 

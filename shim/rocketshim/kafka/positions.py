@@ -10,7 +10,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.clients import ConsumerClient
+from rocketshim.kafka.clients import ConsumerClient
 from rocketshim_topics.kafka_codes import COORDINATOR_AWAY
 
 __all__ = ["LOOK_AGAIN_S", "committed_positions", "group_positions"]

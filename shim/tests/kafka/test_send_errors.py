@@ -3,7 +3,6 @@
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.consumer.queue_lookup import cluster_errors
 from rocketshim.errors import (
     BrokerUnavailableError,
     ConsumerError,
@@ -14,7 +13,8 @@ from rocketshim.errors import (
     SendTimeoutError,
     TopicMissingError,
 )
-from rocketshim.kafka_errors import send_error
+from rocketshim.kafka.queue_lookup import cluster_errors
+from rocketshim.kafka.send_errors import send_error
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN, TOO_LARGE
 
 UNCERTAIN = {KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
-from rocketshim.rights import denied_topics
+from rocketshim.kafka.acls import denied_topics
 
 
 class Admin:

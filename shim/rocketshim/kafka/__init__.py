@@ -1,0 +1,1 @@
+"""Our side of confluent_kafka: clients, configuration, errors, positions, rights, reading a topic."""
