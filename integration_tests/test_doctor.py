@@ -20,10 +20,10 @@ from confluent_kafka import Producer as PlainProducer
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import DelayWorker, Message, Producer, WorkerSettings
+from rocketshim.admin.doctor import CHECKS, Severity, examine, gather
+from rocketshim.admin.group_lag import GroupReader
 from rocketshim.cli import main
-from rocketshim.doctor import CHECKS, Severity, examine, gather
 from rocketshim.local import Broker, LocalCluster
-from rocketshim.operations.group_standing import GroupReader
 from rocketshim.worker.assignment import levels_metadata
 from rocketshim_topics import DelayLevels, TopicNames, TopicSpec, provision
 

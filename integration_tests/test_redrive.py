@@ -315,7 +315,7 @@ def test_letters_are_chosen_discarded_and_sent_to_their_source_only_when_asked(
     run("dlq", "apply", str(plan), *world.connection, code=1)
 
 
-GOLDEN = Path(__file__).parents[1] / "shim" / "tests" / "deadletter" / "golden" / "dead_letters.json"
+GOLDEN = Path(__file__).parents[1] / "shim" / "tests" / "admin" / "golden" / "dead_letters.json"
 SHARED: list[tuple[str, bytes | None]] = [
     ("__dlq.errors.topic", b""),
     ("__dlq.errors.partition", b"0"),

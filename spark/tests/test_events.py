@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from rocketshim.deadletter.statistics import fingerprint
+from rocketshim.admin.statistics import fingerprint
 from rocketshim_spark.errors import SessionError
 from rocketshim_spark.events import EventParams, event_topics, kind_of, marked, settled, transform
 from rocketshim_topics import Envelope, TopicNames, decode, encode

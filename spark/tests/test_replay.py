@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from rocketshim.deadletter.opening import Opener
+from rocketshim.admin.decoder import Opener
 from rocketshim_spark import events
 from rocketshim_spark.jobs import replay
 from rocketshim_topics import OutgoingRecord, TopicNames

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from rocketshim.admin.acls import Role, bindings, commands, grants
 from rocketshim.cli.options import Json, Namespace
-from rocketshim.operations.access import Role, bindings, commands, grants
 from rocketshim_topics import TopicNames
 
 app = typer.Typer()

@@ -6,6 +6,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from rocketshim.admin.decoder import Opener
+from rocketshim.admin.record_view import time_text
+from rocketshim.admin.redrive import read_log
+from rocketshim.admin.statistics import by_cause
 from rocketshim.cli import redrive
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import (
@@ -28,10 +32,6 @@ from rocketshim.cli.letters import (
     show_one,
 )
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
-from rocketshim.deadletter.entry import time_text
-from rocketshim.deadletter.opening import Opener
-from rocketshim.deadletter.redriving import read_log
-from rocketshim.deadletter.statistics import by_cause
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
 

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from rocketshim.admin.acls import Role
+from rocketshim.admin.doctor import CHECKS, Finding, Severity, examine
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.escaping import plain
 from rocketshim.cli.letters import console
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
-from rocketshim.doctor import CHECKS, Finding, Severity, examine
-from rocketshim.operations.access import Role
 from rocketshim_topics import DelayLevels, TopicNames, parse_duration_ms
 
 app = typer.Typer()
@@ -50,7 +50,7 @@ def doctor(
 
     Exit code 2 with errors or warnings; notes alone are fine.
     """
-    from rocketshim.doctor.gather import gather  # noqa: PLC0415 - `--help` does without
+    from rocketshim.admin.doctor.gather import gather  # noqa: PLC0415 - `--help` does without
 
     facts = gather(
         bootstrap,

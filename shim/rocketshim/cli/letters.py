@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rocketshim.admin.decoder import Letter, Opener
+from rocketshim.admin.record_view import Entry, time_text
 from rocketshim.cli.escaping import plain, plain_lines
-from rocketshim.deadletter.entry import Entry, time_text
-from rocketshim.deadletter.opening import Letter, Opener
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.filters import SqlFilter, TagFilter
 from rocketshim.kafka.acls import OR_HIDDEN

@@ -10,16 +10,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from rocketshim.admin.parked import parked_record, redriven_parked
+from rocketshim.admin.record_view import as_read, time_text
+from rocketshim.admin.redrive import Redriver, read_log
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import Everything, Follow, Limit, say, say_limit, show_raw, show_table
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.redrive import ensure_log
 from rocketshim.core.redrive import RedriveProgress
-from rocketshim.deadletter.entry import as_read, time_text
-from rocketshim.deadletter.redriving import Redriver, read_log
 from rocketshim.errors import ConfigError, MessageError
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.worker.parked import parked_record, redriven_parked
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.redrive_plan import PlannedLetter

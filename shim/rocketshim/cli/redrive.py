@@ -1,7 +1,7 @@
 """`rocketshim dlq plan | apply | discard`: sending dead letters again, or not, as a plan that a person can read first.
 
 `plan` and `discard` only read, and write a file. `apply` does what the file says and nothing else; what it has done it
-knows from the cluster (`rocketshim.deadletter.redriving`), so it may be stopped and repeated at any time.
+knows from the cluster (`rocketshim.admin.redrive`), so it may be stopped and repeated at any time.
 """
 
 import json
@@ -16,6 +16,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rocketshim.admin.decoder import Opener
+from rocketshim.admin.redrive import Redriver, read_log
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.letters import (
     Choice,
@@ -31,8 +33,6 @@ from rocketshim.cli.letters import (
 )
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
-from rocketshim.deadletter.opening import Opener
-from rocketshim.deadletter.redriving import Redriver, read_log
 from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames

@@ -2,6 +2,7 @@
 
 import typer
 
+from rocketshim.admin.decoder import Opener
 from rocketshim.cli.letters import (
     Choice,
     Follow,
@@ -16,7 +17,6 @@ from rocketshim.cli.letters import (
     show_list,
 )
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
-from rocketshim.deadletter.opening import Opener
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
 

@@ -12,10 +12,10 @@ from confluent_kafka import Message as Record
 from rich.console import Console
 from rich.table import Table
 
+from rocketshim.admin.record_view import Entry, time_text
 from rocketshim.cli import letters, main, trace
 from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.cli.letters import Choice, console, counting, say, selecting, show_list, show_one, show_raw
-from rocketshim.deadletter.entry import Entry, time_text
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim_topics import Envelope, TopicNames
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from rocketshim.admin.group_log_snapshot import read_group_log, release_record
 from rocketshim.core.group_log import GroupLog, Member
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock_actions import StopReason
@@ -12,7 +13,6 @@ from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError, TopicMissingError
 from rocketshim.group.lease import GroupEvent, Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
-from rocketshim.group.standing import read_group_log, release_record
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.group_log import MemberRecord, decode_group_record, encode_group_record
 from rocketshim_topics.message_queue import MessageQueue

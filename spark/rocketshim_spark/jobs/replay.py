@@ -4,7 +4,7 @@
    its `REPLAY_ID`, its digest, and what is to be done (`send`, or `skip` with the reason). It writes nothing to Kafka.
    Ids are made from the plan's name and the letter's coordinates: to plan again under the same name gives the same ids.
 2. `run` notes where the target topics end, once per plan and before its first record, for `verify`. Then it sends by
-   `rocketshim.deadletter.redriving.Redriver`, as `dlq apply` does: letters and the mark that says so in one Kafka
+   `rocketshim.admin.redrive.Redriver`, as `dlq apply` does: letters and the mark that says so in one Kafka
    transaction, into the same redrive log. So what either of them sent or discarded the other one does not send again; a
    run that was killed goes on, a second one sends nothing, and a second one at the same time stops the first.
 3. `verify` reads the targets from those ends and says, letter by letter, what is missing, there twice, or altered.
@@ -42,8 +42,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
+from rocketshim.admin.redrive import Redriver
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
-from rocketshim.deadletter.redriving import Redriver
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.events import marked, none_settled
 from rocketshim_spark.frames import small_frame

@@ -9,15 +9,15 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.deadletter.entry import Entry, time_text
-from rocketshim.deadletter.opening import Opener
-from rocketshim.deadletter.statistics import by_cause, fingerprint
-from rocketshim.deadletter.trace import Hop, Missing, life
+from rocketshim.admin.decoder import Opener
+from rocketshim.admin.parked import redriven_parked
+from rocketshim.admin.record_view import Entry, time_text
+from rocketshim.admin.statistics import by_cause, fingerprint
+from rocketshim.admin.trace import Hop, Missing, life
 from rocketshim.errors import MessageError, TopicMissingError
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
-from rocketshim.worker.parked import redriven_parked
 from rocketshim_topics import Envelope, TopicNames, encode
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.redrive_plan import Planner, RedriveRules

@@ -22,12 +22,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     ResourceType,
 )
 
-from rocketshim.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
+from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
+from rocketshim.admin.group_lag import GroupReader, GroupStanding
 from rocketshim.errors import BrokerUnavailableError, ConfigError, MalformedRecordError, RocketshimError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.operations.group_standing import GroupReader, GroupStanding
 from rocketshim.worker.relay import is_probe
 from rocketshim.worker.targets import NOT_ALLOWED
 from rocketshim_topics.hops import clock_probe
@@ -73,7 +73,7 @@ def gather(
         levels: the level table that is to hold.
         groups: consumer groups, besides those whose retry topic is found.
         topics: the users' topics, logical names.
-        roles: roles whose rights are wanted, see `rocketshim.operations.access`.
+        roles: roles whose rights are wanted, see `rocketshim.admin.acls`.
         client: librdkafka settings; those that our clients refuse are judged and not used.
         consume_timeout_ms: see `Facts`.
         probe: measure the leaders' clocks by writing a probe to each.

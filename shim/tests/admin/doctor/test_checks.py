@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketshim.admin.acls import Role
+from rocketshim.admin.doctor import Facts, Finding, Severity, examine
+from rocketshim.admin.doctor.facts import KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
+from rocketshim.admin.group_lag import GroupStanding, PartitionStanding
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
-from rocketshim.doctor import Facts, Finding, Severity, examine
-from rocketshim.doctor.facts import KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
-from rocketshim.operations.access import Role
-from rocketshim.operations.group_standing import GroupStanding, PartitionStanding
 from rocketshim.worker.assignment import levels_metadata, levels_of
 from rocketshim_topics import DelayLevels, Layout, TopicNames
 
@@ -257,7 +257,7 @@ def test_roles_are_those_that_acls_knows() -> None:
 
 
 def test_the_page_lists_every_check() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "operations.md").read_text(encoding="utf-8")
     rows = page.partition("| check | finds |\n")[2].partition("\n\n")[0].splitlines()
     listed = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
     assert listed == {check for check, *_ in BROKEN} | {"retention-backlog", "not-looked-at"}

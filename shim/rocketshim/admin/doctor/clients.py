@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rocketshim.doctor.facts import Facts
-from rocketshim.doctor.finding import Finding, Severity
+from rocketshim.admin.doctor.facts import Facts
+from rocketshim.admin.doctor.finding import Finding, Severity
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, same
 
 __all__ = ["client_settings", "poll_interval", "transaction_timeout"]

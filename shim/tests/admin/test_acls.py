@@ -3,9 +3,9 @@ import shlex
 
 import pytest
 
+from rocketshim.admin.acls import Grant, Resource, Role, bindings, commands, grants
 from rocketshim.cli import main
 from rocketshim.errors import ConfigError
-from rocketshim.operations.access import Grant, Resource, Role, bindings, commands, grants
 from rocketshim_topics import TopicNames
 
 HARMLESS = {"READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"}

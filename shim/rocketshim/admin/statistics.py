@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from rocketshim.deadletter.entry import Entry
+from rocketshim.admin.record_view import Entry
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
 
 __all__ = ["CauseCount", "by_cause", "fingerprint"]

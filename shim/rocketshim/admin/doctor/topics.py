@@ -7,8 +7,8 @@ and how many brokers there are.
 from collections.abc import Iterator
 from typing import Final
 
-from rocketshim.doctor.facts import Facts, TopicFacts
-from rocketshim.doctor.finding import Finding, Severity
+from rocketshim.admin.doctor.facts import Facts, TopicFacts
+from rocketshim.admin.doctor.finding import Finding, Severity
 from rocketshim_topics.layout import Difference, Layout, TopicSpec, TopicState, compare
 from rocketshim_topics.levels import DelayLevels
 

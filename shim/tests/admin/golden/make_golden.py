@@ -1,6 +1,6 @@
 """Write `dead_letters.json` anew: dead letters made by the real producers on a real broker, as they lie in the topic.
 
-    python shim/tests/deadletter/golden/make_golden.py [SpringLetters …]
+    python shim/tests/admin/golden/make_golden.py [SpringLetters …]
 
 Fetches the producers by their Maven coordinates, compiles the programs beside this file, runs each (or those that are
 named; the others' records are kept) against a broker of its own and stores what it wrote to its dead-letter and retry

@@ -9,7 +9,7 @@ what lay between, and is named by nothing that is left, the counts of failures t
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from rocketshim.deadletter.entry import Entry
+from rocketshim.admin.record_view import Entry
 from rocketshim_topics import Origin
 
 __all__ = ["Hop", "Missing", "life"]

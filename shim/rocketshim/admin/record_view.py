@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rocketshim.deadletter.opening import Letter
+from rocketshim.admin.decoder import Letter
 from rocketshim_topics import Envelope, MalformedRecordError, decode, encode
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.wire import RESERVED, headers_shown, own_name, read_headers

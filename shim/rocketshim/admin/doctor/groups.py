@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from rocketshim.doctor.facts import Facts
-from rocketshim.doctor.finding import Finding, Severity
-from rocketshim.operations.group_standing import conflicts
+from rocketshim.admin.doctor.facts import Facts
+from rocketshim.admin.doctor.finding import Finding, Severity
+from rocketshim.admin.group_lag import conflicts
 
 __all__ = ["lost_records", "partitioner", "subscriptions", "unread_retries"]
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from rocketshim.doctor import clients, groups, queues, rights, topics
-from rocketshim.doctor.facts import Facts
-from rocketshim.doctor.finding import Finding, Severity
+from rocketshim.admin.doctor import acls as rights
+from rocketshim.admin.doctor import clients, groups, queues, topics
+from rocketshim.admin.doctor.facts import Facts
+from rocketshim.admin.doctor.finding import Finding, Severity
 
 __all__ = ["CHECKS", "examine"]
 

@@ -3,8 +3,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketshim.admin.group_lag import GroupStanding, PartitionStanding, conflicts
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
-from rocketshim.operations.group_standing import GroupStanding, PartitionStanding, conflicts
 
 
 def commit(digest: str, subscription: str) -> str:

@@ -1,7 +1,8 @@
 """Opening letters: what a record of a dead-letter topic says, by the rules that hold in that topic.
 
-A topic of the shim's own holds letters in the wire format; any other one other projects' (`dialects`), or records in
-which nothing is recognised: they are shown, and can be discarded, but not sent again, since they do not say where to.
+A topic of the shim's own holds letters in the wire format; any other one other projects' (`dead_letter_formats`), or
+records in which nothing is recognised: they are shown, and can be discarded, but not sent again, since they do not say
+where to.
 
 A dialect that copies neither headers nor, perhaps, the body is completed from the place of the first delivery, if a way
 to fetch records is given: `source-gone` if there is no record any more and the letter holds no body.
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rocketshim.deadletter.dialects import read_foreign
+from rocketshim.admin.dead_letter_formats import read_foreign
 from rocketshim.errors import MalformedRecordError
 from rocketshim_topics import Envelope, Record, TopicNames, decode
 from rocketshim_topics.wire import read_headers

@@ -6,9 +6,9 @@ tried out. Rights on transactional ids cannot be asked for.
 
 from collections.abc import Iterator
 
-from rocketshim.doctor.facts import Facts
-from rocketshim.doctor.finding import Finding, Severity
-from rocketshim.operations.access import Grant, Resource, Role, grants
+from rocketshim.admin.acls import Grant, Resource, Role, grants
+from rocketshim.admin.doctor.facts import Facts
+from rocketshim.admin.doctor.finding import Finding, Severity
 
 __all__ = ["rights"]
 

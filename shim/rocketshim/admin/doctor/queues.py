@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from rocketshim.doctor.facts import Facts, QueueFacts
-from rocketshim.doctor.finding import Finding, Severity
+from rocketshim.admin.doctor.facts import Facts, QueueFacts
+from rocketshim.admin.doctor.finding import Finding, Severity
 from rocketshim.worker.assignment import levels_of
 from rocketshim.worker.targets import NOT_ALLOWED
 from rocketshim_topics.levels import DelayLevels

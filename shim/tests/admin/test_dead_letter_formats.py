@@ -15,9 +15,9 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.deadletter.dialects import DIALECTS, Dialect, read_foreign
-from rocketshim.deadletter.entry import Entry
-from rocketshim.deadletter.opening import Opener
+from rocketshim.admin.dead_letter_formats import DIALECTS, Dialect, read_foreign
+from rocketshim.admin.decoder import Opener
+from rocketshim.admin.record_view import Entry
 from rocketshim_topics import TopicNames
 from rocketshim_topics.hops import redriven
 
