@@ -1,0 +1,1 @@
+"""Documented import paths of earlier versions; the code is in `rocketshim.admin`."""
