@@ -28,7 +28,7 @@ from rocketshim import (
     WorkerSettings,
 )
 from rocketshim.cli import main
-from rocketshim.consumer.hooks import ConsumeMessageContext
+from rocketshim.consumer.push.hooks import ConsumeMessageContext
 from rocketshim.dropin import Consumer
 from rocketshim.errors import MalformedRecordError
 from rocketshim.local import Broker

@@ -1,12 +1,12 @@
 """The public names of `rocketshim`, each imported from the module that defines it."""
 
-from rocketshim.consumer.hooks import ConsumeMessageContext, ConsumeMessageHook, FilterMessageHook
-from rocketshim.consumer.lite_pull_consumer import LitePullConsumer
-from rocketshim.consumer.orderly_context import ConsumeOrderlyContext
+from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
 from rocketshim.consumer.outcome import ConsumeConcurrentlyContext, DeadLetter, RetryLater
-from rocketshim.consumer.prometheus import ConsumerCollector
-from rocketshim.consumer.pull_consumer import PullConsumer, PullResult, PullStatus
-from rocketshim.consumer.push_consumer import PushConsumer
+from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
+from rocketshim.consumer.pull.pull_consumer import PullConsumer, PullResult, PullStatus
+from rocketshim.consumer.push.hooks import ConsumeMessageContext, ConsumeMessageHook, FilterMessageHook
+from rocketshim.consumer.push.prometheus import ConsumerCollector
+from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.allocate import (
     AllocateMachineRoomNearby,
     AllocateMessageQueueAveragely,

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketshim.consumer.client_ids import PROCESS_VARIABLE
+from rocketshim.consumer.push.client_ids import PROCESS_VARIABLE
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.logs import safe_logger
 from rocketshim.stop_signals import STOP_SIGNALS, StopSignals
 
 if TYPE_CHECKING:
-    from rocketshim.consumer.push_consumer import PushConsumer
+    from rocketshim.consumer.push.push_consumer import PushConsumer
 
 app = typer.Typer()
 
@@ -70,7 +70,7 @@ def run(
 
 
 def _load(target: str) -> "PushConsumer":
-    from rocketshim.consumer.push_consumer import PushConsumer  # noqa: PLC0415
+    from rocketshim.consumer.push.push_consumer import PushConsumer  # noqa: PLC0415
 
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:

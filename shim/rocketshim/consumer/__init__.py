@@ -1,1 +1,1 @@
-"""Shells of consuming: poll loop, listener threads, commits, push and pull consumers."""
+"""What push and orderly consumers share; `reader` serves every consumer, `push`, `orderly`, `pull` are the kinds."""

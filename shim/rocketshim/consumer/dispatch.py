@@ -19,8 +19,8 @@ from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from rocketshim.consumer.held_queue import QueueT
 from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.state import return_type_of
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import Chunk, ProcessQueue

@@ -5,8 +5,8 @@ Source: `ConsumeMessageConcurrentlyService#processConsumeResult`, case BROADCAST
 
 from typing import Any
 
-from rocketshim.consumer.held_queue import Work
 from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.logs import safe_logger
 from rocketshim_topics.wire import coordinates

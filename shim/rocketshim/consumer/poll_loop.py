@@ -8,7 +8,7 @@ what is pending, fetch. Rules:
   holds too much is paused (`flow_control`), after the listeners were given 50 ms to catch up, or half a second while
   all of them have work: a pause throws away what librdkafka has fetched. Whether it may go on is looked at each time
   messages leave.
-* Nothing of a partition is handed out before its start is known and committed (`assignment.Uptake`).
+* Nothing of a partition is handed out before its start is known and committed (`start_offsets.Uptake`).
 * Commits are the positions after the longest finished prefixes, every `offset_commit_interval_ms`, at revoke, suspend
   and close; `commits.Committer` keeps them from going backwards.
 * A rebalance callback never raises (an exception there would eat a fetched record): what goes wrong is kept and raised
@@ -29,19 +29,19 @@ from typing import Any, Final, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.consumer.assignment import Starts, Uptake
-from rocketshim.consumer.commits import Committer
 from rocketshim.consumer.dispatch import Dispatch, Pool
-from rocketshim.consumer.held_queue import QueueT, Work
-from rocketshim.consumer.offset_store import OffsetStore
 from rocketshim.consumer.outcome import Outcome, shown
-from rocketshim.consumer.pauses import PauseReason, Pauses
-from rocketshim.consumer.runs import runs_of
+from rocketshim.consumer.reader.commits import Committer
+from rocketshim.consumer.reader.offset_store import OffsetStore
+from rocketshim.consumer.reader.partition_assigner import Sharing
+from rocketshim.consumer.reader.partition_queue import QueueT, Work
+from rocketshim.consumer.reader.pauses import PauseReason, Pauses
+from rocketshim.consumer.reader.runs import runs_of
+from rocketshim.consumer.reader.start_offsets import Starts, Uptake
+from rocketshim.consumer.reader.throttle import Throttle
+from rocketshim.consumer.reader.topic_watch import FindTopics, TopicWatch
 from rocketshim.consumer.send_back import FailedSink, SendBackCounts
-from rocketshim.consumer.sharing import Sharing
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
-from rocketshim.consumer.throttle import Throttle
-from rocketshim.consumer.topic_watch import FindTopics, TopicWatch
 from rocketshim.core.clock import Clock
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.errors import ConsumerError, NotAuthorizedError

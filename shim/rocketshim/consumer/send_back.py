@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.consumer.held_queue import Work
 from rocketshim.consumer.outcome import Outcome, shown
+from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.core.failed_hop import LaneTurns, failed_hop
 from rocketshim.core.retry_policy import (
     AfterDelay,

@@ -6,7 +6,7 @@ import pytest
 
 from rocketshim.cli import main
 from rocketshim.cli.run import _load
-from rocketshim.consumer.push_consumer import PushConsumer
+from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.errors import ConfigError
 
 MODULE = """

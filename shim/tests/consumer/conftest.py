@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rocketshim.consumer.assignment import Starts
-from rocketshim.consumer.concurrent_loop import ConcurrentLoop
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
 from rocketshim.consumer.poll_loop import LoopSettings
+from rocketshim.consumer.push.concurrent_loop import ConcurrentLoop
+from rocketshim.consumer.reader.start_offsets import Starts
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.process_queue import Chunk

@@ -431,7 +431,7 @@ def test_one_stuck_message_holds_the_commit_and_no_more_than_the_span(kafka: InM
 def test_a_queue_paused_for_the_sake_of_others_goes_on_though_it_holds_nothing(
     kafka: InMemoryKafka, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketshim.consumer.throttle._MAX_IN_FLIGHT", 40)
+    monkeypatch.setattr("rocketshim.consumer.reader.throttle._MAX_IN_FLIGHT", 40)
     kafka.create_topic("bills")
     fill(kafka, 100)
     b = bench(nothing, topics=("orders", "bills"))

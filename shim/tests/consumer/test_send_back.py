@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Message
 
 from rocketshim.consumer.outcome import Outcome
-from rocketshim.consumer.push_config import producer_config
+from rocketshim.consumer.push.config import producer_config
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.retry_policy import AfterDelay, AtLevel, LevelTableRetryPolicy

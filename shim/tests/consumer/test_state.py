@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rocketshim.consumer.prometheus import ConsumerCollector
+from rocketshim.consumer.push.prometheus import ConsumerCollector
 from rocketshim.consumer.state import ConsumerState, return_type_of
 from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus
 from rocketshim.errors import ConfigError

@@ -1,0 +1,1 @@
+"""Consuming a queue in order, under its lock."""

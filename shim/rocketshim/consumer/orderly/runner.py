@@ -1,0 +1,349 @@
+"""Calling an orderly listener: one run of one queue, in order, to the first answer that stops. In listener threads.
+
+By key, one message a call, a failure does not end the run: it goes on with the messages of other keys, and those of the
+failed one are left for a later run. Else every failure would cost a hand-over between two threads, and a queue with
+many failing keys would do nothing but that.
+
+* Before each call: is the lease still held, has the queue been withheld, is the run's time slice over? Then the run
+  ends here; what was not reached goes back. One look at the monotonic clock a call; nothing else is paid for the lock.
+* A run ends after 100 ms at the latest plus the call it is in, so that commits, renewals and rebalances see progress.
+* The filter is asked first for the whole run: what it skips is finished in any case. A message the filter cannot read
+  fails at its turn.
+* Every exception is SUSPEND (`RetryLater` names the wait, `DeadLetter` asks for the dead-letter topic), also
+  `SystemExit` and its like, as RocketMQ catches every Throwable.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Final
+
+from rocketshim.consumer.listener import Subscription, WithoutContext
+from rocketshim.consumer.orderly.context import ConsumeOrderlyContext, TriedMessageView
+from rocketshim.consumer.orderly.partition import OrderlyTask
+from rocketshim.consumer.outcome import DeadLetter, RetryLater, attribute, class_name, shown, whole
+from rocketshim.core.clock import Clock
+from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
+from rocketshim.group.lease import Lease
+from rocketshim.logs import safe_logger
+from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView
+from rocketshim_topics.message import FirstView
+from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.wire import read_again, read_headers
+
+__all__ = ["OrderlyRunner"]
+
+_LOG = safe_logger("rocketshim.consumer")
+_SLICE_NS: Final = 100_000_000
+_NS: Final = 1_000_000
+_NEVER_MS: Final = 2**62
+_NO_LEASE: Final = Lease(MessageQueue("none"), -1, _NEVER_MS)
+_SUSPEND: Final = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+
+
+class _StoppedKeys:
+    """By key: keys of which a message has failed in this run, and what stands behind these.
+
+    Attributes:
+        keys: of which nothing more is called in this run.
+        left: messages of theirs that were reached, by offset.
+    """
+
+    __slots__ = ("_key_of", "_task", "keys", "left")
+
+    def __init__(self, task: OrderlyTask) -> None:
+        self._task = task
+        self._key_of = task.key_of
+        self.keys: set[Hashable] = set()
+        self.left: dict[int, Any] = {}
+
+    def goes_on(self, message: Any, answer: BatchAnswer) -> bool:
+        """Whether the run goes on behind a message that failed; then nothing more of its key is called."""
+        task = self._task
+        if self._key_of is None or not answer.auto_commit:
+            return False
+        self.keys.add(self._key_of(message))
+        task.passed[message.offset()] = (task.failure, task.malformed)
+        task.failure = task.malformed = None
+        return True
+
+    def leaves(self, message: Any) -> bool:
+        """Whether a message stands behind one that failed, and is left for a later run."""
+        if self._key_of is None or self._key_of(message) not in self.keys:
+            return False
+        self.left[message.offset()] = message
+        return True
+
+    def put_behind(self, answers: Iterable[BatchAnswer]) -> None:
+        """Bring what was left behind what was answered: answers cover the beginning of a run."""
+        if self.left:
+            answered = sum(answer.msg_count for answer in answers)
+            others = [message for message in self._task.messages if message.offset() not in self.left]
+            self._task.messages[:] = [*others[:answered], *self.left.values(), *others[answered:]]
+
+
+class OrderlyRunner:
+    """Runs tasks through their listeners.
+
+    Args:
+        group: the consumer group.
+        subscription_of: finds the subscription of a logical topic; None: nobody listens to it.
+        retry_topic: physical name of the group's retry topic.
+        batch_count: most messages a listener call gets; above 1 it gets lists.
+        clock: monotonic time, the one of the leases; wall time of a failure.
+        levels: what `RetryLater(level=…)` means as a wait.
+
+    Thread-safety: immutable but for what user code does; every listener thread uses the same object.
+    """
+
+    __slots__ = ("_batch_count", "_clock", "_group", "_levels", "_retry_topic", "_subscription_of")
+
+    def __init__(
+        self,
+        group: str,
+        subscription_of: Callable[[str], Subscription | None],
+        retry_topic: str,
+        *,
+        batch_count: int,
+        clock: Clock,
+        levels: DelayLevels,
+    ) -> None:
+        self._group = group
+        self._subscription_of = subscription_of
+        self._retry_topic = retry_topic
+        self._batch_count = batch_count
+        self._clock = clock
+        self._levels = levels
+
+    def run(self, task: OrderlyTask) -> list[BatchAnswer]:
+        """Call the listener for the messages of a run, in order.
+
+        Returns:
+            The answers, covering the run's beginning; an answer that stops is the last.
+        """
+        place = task.queue
+        if place.topic == self._retry_topic:
+            return self._retried(task)
+        subscription = self._subscription_of(place.topic)
+        if subscription is None:
+            return [self._no_listener(task, place.topic)]
+        skipped, end = self._ask_filter(task, subscription)
+        answers = [BatchAnswer(skipped, skipped=True)] if skipped else []
+        if skipped == end < len(task.messages):  # the filter cannot read the next one
+            return [*answers, self._failed(task, 1, dead_letter=task.malformed is not None)]
+        task.failure = task.malformed = None
+        if self._batch_count == 1:
+            self._one_by_one(task, subscription, skipped, end, answers)
+        else:
+            self._in_batches(task, subscription, skipped, end, answers)
+        return answers
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def _one_by_one(
+        self, task: OrderlyTask, subscription: Subscription, begin: int, end: int, answers: list[BatchAnswer]
+    ) -> None:
+        listener: Any = subscription.listener
+        alone = listener.function if type(listener) is WithoutContext else None
+        now_ns, counts, success = self._clock.monotonic_ns, task.counts, ConsumeOrderlyStatus.SUCCESS
+        lease = task.lease or _NO_LEASE
+        until_ms = lease.until_ms  # it only grows, by renewals, or ends
+        stop_ns = min(now_ns() + _SLICE_NS, until_ms * _NS)
+        context = self._context(task)
+        done = 0
+        stopped = _StoppedKeys(task)
+        for message in islice(task.messages, begin, end):
+            if now_ns() >= stop_ns or lease.until_ms < until_ms or task.withheld:
+                break
+            if stopped.keys and stopped.leaves(message):
+                continue
+            times = counts.get(message.offset()) if counts else None
+            view: MessageView
+            if times is None:
+                view = FirstView()  # in C; the assignment is what its constructor would do
+                view._record = message  # noqa: SLF001
+            else:
+                view = TriedMessageView(message, False, times)  # noqa: FBT003
+            try:
+                status = listener(view, context) if alone is None else alone(view)
+                if (status is None or status is success) and (
+                    alone is not None or (context.auto_commit is True and context.suspend_current_queue_time_ms == -1)
+                ):
+                    done += 1  # nearly always
+                    continue
+                answer = self._answered(task, status, context, [message])
+            except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
+                answer = self._raised(task, error, context, [message])
+            if done:
+                answers.append(BatchAnswer(done))
+                done = 0
+            answers.append(answer)
+            if answer.stops and not stopped.goes_on(message, answer):
+                break
+            context = self._context(task)
+        if done:
+            answers.append(BatchAnswer(done))
+        stopped.put_behind(answers)
+
+    def _in_batches(
+        self, task: OrderlyTask, subscription: Subscription, begin: int, end: int, answers: list[BatchAnswer]
+    ) -> None:
+        slice_end_ns = self._clock.monotonic_ns() + _SLICE_NS
+        for at in range(begin, end, self._batch_count):
+            if not self._may_begin(task, slice_end_ns):
+                return
+            batch = task.messages[at : min(at + self._batch_count, end)]
+            answers.append(self._call(task, subscription.listener, [self._view(m, task) for m in batch], batch))
+            if answers[-1].stops:
+                return
+
+    def _retried(self, task: OrderlyTask) -> list[BatchAnswer]:
+        """Messages of the retry topic, one by one: each goes to the listener of the topic it first came from."""
+        slice_end_ns = self._clock.monotonic_ns() + _SLICE_NS
+        answers: list[BatchAnswer] = []
+        for message in task.messages:
+            if not self._may_begin(task, slice_end_ns):
+                break
+            view = self._view(message, task, trusted=True)
+            try:
+                topic = view.topic
+            except MalformedRecordError as error:
+                task.malformed = error.reason
+                task.failure = self._failure(error)
+                answers.append(self._failed(task, 1, dead_letter=True))
+                break
+            subscription = self._subscription_of(topic)
+            if subscription is None:
+                answers.append(self._no_listener(task, topic))
+                break
+            views = view if self._batch_count == 1 else [view]
+            answers.append(self._call(task, subscription.listener, views, [message]))
+            if answers[-1].stops:
+                break
+        return answers
+
+    def _call(self, task: OrderlyTask, listener: Any, views: Any, messages: list[Any]) -> BatchAnswer:
+        context = self._context(task)
+        try:
+            return self._answered(task, listener(views, context), context, messages)
+        except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
+            return self._raised(task, error, context, messages)
+
+    def _may_begin(self, task: OrderlyTask, slice_end_ns: int) -> bool:
+        now = self._clock.monotonic_ns()
+        until_ms = _NEVER_MS if task.lease is None else task.lease.until_ms
+        return not task.withheld and now < slice_end_ns and now < until_ms * _NS
+
+    def _ask_filter(self, task: OrderlyTask, subscription: Subscription) -> tuple[int, int]:
+        """Bring what the filter skips to the front; how many those are, and up to where the run can go."""
+        messages = task.messages
+        matches, selects, suspect_until = subscription.matches, subscription.selects, task.queue.suspect_until
+        if matches is None and selects is None and suspect_until < 0:
+            return 0, len(messages)
+        skipped: list[Any] = []
+        matched: list[Any] = []
+        read = 0
+        for message in messages:
+            try:
+                if message.offset() <= suspect_until:  # a batch ends before one that cannot be read: it is parked alone
+                    read_headers(message)
+                if selects is not None:
+                    wanted = bool(selects(self._view(message, task)))
+                else:
+                    wanted = matches is None or matches(read_headers(message))
+            except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
+                task.failure, task.malformed = self._failure(error), _malformed(message)
+                break
+            (matched if wanted else skipped).append(message)
+            read += 1
+        messages[:read] = skipped + matched
+        return len(skipped), read
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _context(self, task: OrderlyTask) -> ConsumeOrderlyContext:
+        place = task.queue
+        token = None if task.lease is None else task.lease.token
+        queue = MessageQueue(place.topic, queue_id=place.partition)
+        return ConsumeOrderlyContext(self._group, queue, place.epoch, token)
+
+    def _view(self, message: Any, task: OrderlyTask, *, trusted: bool = False) -> MessageView:
+        times = task.counts.get(message.offset()) if task.counts else None
+        return MessageView(message, trusted) if times is None else TriedMessageView(message, trusted, times)
+
+    def _answered(
+        self, task: OrderlyTask, returned: object, context: ConsumeOrderlyContext, messages: list[Any]
+    ) -> BatchAnswer:
+        status = orderly_status(returned)
+        if status is _SUSPEND:
+            asked = returned is _SUSPEND
+            text = "the listener asked for it" if asked else f"the listener returned {shown(returned, repr):.200}"
+            task.failure = Failure("Suspended" if asked else "ReturnedNoStatus", text, self._clock.wall_ms())
+        answer = BatchAnswer(len(messages), status, context.auto_commit is not False, _suspend_ms(context))
+        if answer.stops and self._is_unreadable(task, messages) and status is _SUSPEND:
+            answer = replace(answer, dead_letter=True)
+        return answer
+
+    def _raised(
+        self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, messages: list[Any]
+    ) -> BatchAnswer:
+        kind = type(error)  # `isinstance` would ask the error for its `__class__`
+        if not issubclass(kind, Exception):
+            _LOG.warning("consumer.listener-raised", extra={"error": shown(error, repr)})
+        task.failure = self._failure(error)
+        suspend_ms = _suspend_ms(context)
+        if issubclass(kind, RetryLater):
+            delay_ms, level = whole(attribute(error, "delay_ms")), whole(attribute(error, "level"))
+            if delay_ms is not None:
+                suspend_ms = delay_ms
+            elif level is not None:
+                suspend_ms = self._levels.delay_ms(self._levels.clamp(level))
+        dead_letter = self._is_unreadable(task, messages) or issubclass(kind, DeadLetter)
+        auto_commit = attribute(context, "auto_commit") is not False
+        return BatchAnswer(len(messages), _SUSPEND, auto_commit, suspend_ms, dead_letter=dead_letter)
+
+    def _is_unreadable(self, task: OrderlyTask, messages: list[Any]) -> bool:
+        """Whether this is one message alone whose headers cannot be read, which is to be parked.
+
+        A batch with such a message is split at its next attempt.
+        """
+        found = next(((message, reason) for message in reversed(messages) if (reason := _malformed(message))), None)
+        if found is None:
+            return False
+        last, reason = found
+        task.queue.suspect_until = max(task.queue.suspect_until, last.offset())
+        if len(messages) > 1:
+            return False
+        task.malformed = reason
+        return True
+
+    def _failed(self, task: OrderlyTask, count: int, *, dead_letter: bool = False) -> BatchAnswer:
+        if task.failure is None:
+            task.failure = Failure("Suspended", "", self._clock.wall_ms())
+        return BatchAnswer(count, _SUSPEND, dead_letter=dead_letter, skipped=True)
+
+    def _no_listener(self, task: OrderlyTask, topic: str) -> BatchAnswer:
+        task.failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
+        return self._failed(task, 1, dead_letter=True)
+
+    def _failure(self, error: BaseException) -> Failure:
+        return Failure(class_name(error), shown(error), self._clock.wall_ms())
+
+
+def _malformed(message: Any) -> str | None:
+    """Why the headers of a message that user code has had cannot be read; None: they can."""
+    try:
+        read_again(message)
+    except MalformedRecordError as error:
+        return error.reason
+    return None
+
+
+def _suspend_ms(context: ConsumeOrderlyContext) -> int:
+    """The wait that the listener asked for; what is no whole number is said, and counts as not asked."""
+    asked: object = attribute(context, "suspend_current_queue_time_ms", -1)  # what it deleted was not asked
+    wait_ms = whole(asked)
+    if wait_ms is None:
+        _LOG.error("consumer.suspend-time-ignored", extra={"asked": shown(asked, repr)})
+        return -1
+    return wait_ms

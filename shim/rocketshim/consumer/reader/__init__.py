@@ -1,0 +1,1 @@
+"""Reading partitions, for every consumer: start offsets, pauses, commits, who reads what."""

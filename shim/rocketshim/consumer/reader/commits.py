@@ -1,0 +1,156 @@
+"""Committing: what may be written, what is on its way, what the group has. Owned by the poll thread.
+
+Kafka takes offsets that go backwards without a word (our measurement), so the guard is here: within an assignment a
+position is sent only if it is above everything sent before. What was sent and refused is sent again with the next
+commit. A commit is never a reason to end: the next one covers it; how long none has worked is kept for whoever watches.
+"""
+
+from collections.abc import Callable, Iterable
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.consumer.reader.offset_store import OffsetStore
+from rocketshim.consumer.reader.partition_queue import HeldQueue
+from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.partitions import Place
+from rocketshim.logs import safe_logger
+
+__all__ = ["Committer"]
+
+_LOG = safe_logger("rocketshim.consumer")
+
+
+class Committer:
+    """Commits of one consumer.
+
+    Args:
+        metadata: the text that a commit of a partition carries.
+        store: where positions are kept; None: in Kafka. Into any other store every commit is synchronous.
+        may: whether a partition may be committed at this instant; None: always.
+
+    Thread-safety: none; the poll thread's.
+    """
+
+    def __init__(
+        self,
+        metadata: Callable[[Place], str],
+        store: OffsetStore | None = None,
+        may: Callable[[Place], bool] | None = None,
+    ) -> None:
+        self._may = may
+        self._metadata = metadata
+        self._store = store
+        self._sent: dict[Place, int] = {}
+        self._stored: dict[Place, int] = {}
+        self.outstanding = 0  # asynchronous commits without an answer
+        self.failed = 0  # commits that were refused, since the start
+        self.failing_since_ms: int | None = None
+
+    def adopt(self, place: Place, start: int) -> None:
+        """A partition was assigned, to begin at `start`, which counts as committed."""
+        self._sent[place] = self._stored[place] = start
+
+    def move(self, consumer: ConsumerClient, place: Place, position: int) -> None:
+        """Commit a position whatever was committed before, back or forth; what is sent from now on lies above it.
+
+        Raises:
+            KafkaException: it was not taken; nothing changed here.
+        """
+        asked = [TopicPartition(*place, position, metadata=self._metadata(place))]
+        for item in (self._store or consumer).commit(offsets=asked, asynchronous=False):
+            if item.error is not None:
+                raise KafkaException(item.error)
+        self.adopt(place, position)
+
+    def position(self, place: Place) -> int:
+        """The position that was last sent of a partition that is held, or its start."""
+        return self._sent[place]
+
+    def stored(self, place: Place) -> int:
+        """The position that was last taken, or where the partition began; -1: it is not held."""
+        return self._stored.get(place, -1)
+
+    def forget(self, place: Place) -> None:
+        """A partition has left."""
+        self._sent.pop(place, None)
+        self._stored.pop(place, None)
+
+    def commit(self, consumer: ConsumerClient, queues: Iterable[HeldQueue], *, now_ms: int, asynchronous: bool) -> bool:
+        """Commit what is done of these queues; whether there was something to commit and it was taken (or sent)."""
+        offsets = self._due(queues)
+        if not offsets:
+            return False
+        asynchronous = asynchronous and self._store is None
+        try:
+            if asynchronous:
+                consumer.commit(offsets=offsets, asynchronous=True)
+                self.outstanding += 1
+                results: list[TopicPartition] = []
+            else:
+                results = (self._store or consumer).commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            self._refused(str(error), now_ms)
+            return False
+        refused = {(item.topic, item.partition): item.error for item in results if item.error is not None}
+        taken = {(item.topic, item.partition): item.offset for item in offsets}
+        taken = {place: offset for place, offset in taken.items() if place not in refused}
+        self._sent.update(taken)
+        if not asynchronous:
+            self._stored.update(taken)
+        if refused:
+            self._refused(str(refused), now_ms)
+        elif not asynchronous:
+            self.failing_since_ms = None
+        return not refused
+
+    def commit_again(self, consumer: ConsumerClient, places: Iterable[Place], *, now_ms: int) -> None:
+        """Commit once more what was sent of these partitions, since what commits carry has changed.
+
+        Nothing where positions are kept elsewhere than in Kafka.
+        """
+        known = [(place, self._sent.get(place, -1)) for place in places if self._may is None or self._may(place)]
+        offsets = [TopicPartition(*place, sent, metadata=self._metadata(place)) for place, sent in known if sent >= 0]
+        if not offsets or self._store is not None:
+            return
+        try:
+            consumer.commit(offsets=offsets, asynchronous=True)
+            self.outstanding += 1
+        except KafkaException as error:
+            self._refused(str(error), now_ms)
+
+    def _due(self, queues: Iterable[HeldQueue]) -> list[TopicPartition]:
+        due: list[TopicPartition] = []
+        for queue in queues:
+            place = (queue.topic, queue.partition)
+            position = queue.next_offset
+            sent = self._sent.get(place)
+            if position is None or sent is None or position <= sent:
+                continue
+            if self._may is None or self._may(place):
+                due.append(TopicPartition(*place, position, metadata=self._metadata(place)))
+        return due
+
+    def answered(self, error: KafkaError | None, partitions: list[TopicPartition], now_ms: int) -> None:
+        """An asynchronous commit's answer (librdkafka's `on_commit`)."""
+        self.outstanding = max(0, self.outstanding - 1)
+        refused = False
+        for item in partitions:
+            place = (item.topic, item.partition)
+            wrong = error or item.error
+            if wrong is None:
+                if item.offset <= self._sent.get(place, -1):  # else it was moved back since
+                    self._stored[place] = max(self._stored[place], item.offset)
+                continue
+            refused = True
+            if self._sent.get(place) == item.offset:  # else a later commit, or a later assignment, has taken over
+                self._sent[place] = self._stored[place]
+        if refused or error is not None:
+            self._refused(str(error or [item.error for item in partitions]), now_ms)
+        else:
+            self.failing_since_ms = None
+
+    def _refused(self, why: str, now_ms: int) -> None:
+        self.failed += 1
+        if self.failing_since_ms is None:
+            self.failing_since_ms = now_ms
+        _LOG.warning("consumer.commit-failed", extra={"error": why})

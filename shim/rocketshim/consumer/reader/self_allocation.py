@@ -1,0 +1,244 @@
+"""RocketMQ's own allocation: every member computes its share alone, and consumes what it holds the lease of.
+
+`StrategyShare` says which queues are this member's: topic by topic, a strategy over all queues and the members that the
+group's log knows, anew at every change and every `rebalance_interval_ms`. Members that see different lists for a moment
+compute shares that overlap; so a share is only a wish. `LeasedShare` turns it into leases, claimed in the group's log,
+and lets the poll loop read what is held (in orderly mode `OrderlyLoop` does that itself). Rules of leases, for
+concurrent consumption:
+
+* Nothing is read, handed to listeners or committed without the queue's lease: Kafka does not fence the commits of a
+  consumer that assigns itself.
+* A queue that is given up is drained (`revoke_drain_ms`), committed, then released. A listener that takes longer goes
+  on; its messages are delivered again by the next owner. That is what concurrent consumption promises: at least once.
+* A lease that was lost ends the queue at once: nothing more of it is handed out or committed. Should it come back, it
+  begins anew from the committed position.
+* A new owner begins at the committed position. Commits carry no token and releases no position: commits are of finished
+  prefixes, so whichever of two comes last, nothing between is lost, and what an operator has reset stays reset.
+
+Owned by the poll thread.
+
+Source: `RebalanceImpl#rebalanceByTopic`; leases are ours (RocketMQ's concurrent consumers hold none, and two of them
+may consume one queue for a while).
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, Final, assert_never
+
+from confluent_kafka import KafkaException
+
+from rocketshim.consumer.outcome import shown
+from rocketshim.consumer.reader.partition_assigner import partitions_of
+from rocketshim.core.allocate import AllocateMessageQueueStrategy, share_of
+from rocketshim.core.queue_lock_actions import StopReason
+from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
+from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.kafka.clients import LookupClient
+from rocketshim.kafka.partitions import Place, shown_places
+from rocketshim.logs import safe_logger
+from rocketshim_topics.message_queue import MessageQueue
+
+__all__ = ["LeasedShare", "StrategyShare"]
+
+_LOG = safe_logger("rocketshim.consumer")
+_AGAIN_MS: Final = 1_000
+_STOP_S: Final = 2.0
+
+
+class StrategyShare:
+    """The queues that a strategy gives to one member.
+
+    Args:
+        strategy: the same in the whole group.
+        group: logical name.
+        client_id: own id.
+        topics: asked for the physical topics to share out.
+        logical: logical names of topics that have another one (the group's retry topic).
+        members: asked for the client ids of the members alive.
+        interval_ms: queues are looked up and shared out at least this often, in ms.
+
+    Thread-safety: none; the poll thread's.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: AllocateMessageQueueStrategy,
+        group: str,
+        client_id: str,
+        topics: Callable[[], Collection[str]],
+        logical: dict[str, str],
+        members: Callable[[], Collection[str]],
+        interval_ms: int,
+    ) -> None:
+        self._strategy = strategy
+        self._group = group
+        self._client_id = client_id
+        self._topics = topics
+        self._logical = logical
+        self._members = members
+        self._interval_ms = interval_ms
+        self._seen: tuple[frozenset[str], tuple[str, ...]] | None = None
+        self._next_ms = 0
+
+    def open(self) -> None:
+        """See `Sharing`."""
+
+    def wanted(self, lookups: LookupClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+        """See `Sharing`: the own share; None while the own first heartbeat has not been read back."""
+        seen = frozenset(self._topics()), tuple(self._members())
+        if (seen == self._seen and now_ms < self._next_ms) or (self._seen is None and self._client_id not in seen[1]):
+            return None
+        self._next_ms = now_ms + self._interval_ms
+        try:
+            there = partitions_of(lookups, seen[0], held)
+        except KafkaException as error:
+            _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
+            self._next_ms = now_ms + min(self._interval_ms, _AGAIN_MS)
+            return None
+        self._seen = seen
+        share: set[Place] = set()
+        for topic in sorted(seen[0]):
+            share |= self._of_topic(topic, there, seen[1], held)
+        return share
+
+    def holds(self, place: Place, now_ms: int) -> bool:
+        """See `Sharing`."""
+        del place, now_ms
+        return True
+
+    def gave_up(self, place: Place) -> None:
+        """See `Sharing`."""
+
+    def close(self) -> None:
+        """See `Sharing`."""
+
+    def _of_topic(
+        self, topic: str, there: Collection[Place], members: Collection[str], held: Collection[Place]
+    ) -> set[Place]:
+        name = self._logical.get(topic, topic)
+        places = {MessageQueue(name, queue_id=place[1]): place for place in there if place[0] == topic}
+        if not places or self._client_id not in members:
+            return set()
+        try:
+            share: list[Any] = share_of(self._strategy, self._group, self._client_id, places, members)
+            return {places[queue] for queue in share if queue in places}
+        except BaseException:  # noqa: BLE001 - a strategy is user code; as in RocketMQ what was held is kept
+            _LOG.exception("consumer.strategy-failed", extra={"topic": topic, "strategy": shown(self._strategy, repr)})
+            return {place for place in held if place[0] == topic}
+
+
+class LeasedShare:
+    """A share of which only that is read whose lease is held.
+
+    Args:
+        share: what is wished for.
+        log: of the group; not started.
+
+    Thread-safety: none; the poll thread's.
+    """
+
+    def __init__(self, share: StrategyShare, log: GroupLogThread) -> None:
+        self._share = share
+        self._log = log
+        self._wished: set[Place] | None = None
+        self._leases: dict[Place, Lease] = {}
+        self._lost: dict[Place, Lease] = {}
+        self._given: set[Place] | None = None
+
+    def open(self) -> None:
+        """Start the group-log thread."""
+        self._log.start(f"rocketshim-group-log-{self._log.owner.client_id}")
+
+    def wanted(self, lookups: LookupClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+        """See `Sharing`.
+
+        Raises:
+            RocketshimError: the group's log cannot be followed any more, or the group shares its queues another way.
+        """
+        if self._log.error is not None:
+            raise self._log.error
+        self._take_events(held)
+        share = self._share.wanted(lookups, self._wished or (), now_ms)
+        if share is not None and share != self._wished:
+            self._want(share)
+            _LOG.info("consumer.share", extra={"queues": shown_places(sorted(share))})
+        if self._wished is None:
+            return None
+        given = {place for place in self._leases if place in self._wished}
+        if given == self._given:
+            return None
+        self._given = given
+        return given
+
+    def holds(self, place: Place, now_ms: int) -> bool:
+        """Whether the queue may be worked on and committed at this instant."""
+        lease = self._leases.get(place)
+        return lease is not None and lease.holds(now_ms)
+
+    def gave_up(self, place: Place) -> None:
+        """Nothing more of the queue begins, and what could be committed is: the lease goes back."""
+        lost = self._lost.pop(place, None)
+        if lost is not None:
+            self._log.drained(lost)
+        lease = self._leases.pop(place, None)
+        if lease is not None:
+            if self._wished and place in self._wished:  # the log takes back only what is not wanted
+                self._want(self._wished - {place})
+            self._release(lease)
+
+    def close(self) -> None:
+        """Give everything back and say goodbye; a few seconds at most."""
+        self._want(set())
+        for place in [*self._lost, *self._leases]:
+            self.gave_up(place)
+        self._log.stop(_STOP_S, self._give_back_the_rest)
+
+    def _give_back_the_rest(self) -> None:
+        while self._log.events.qsize():
+            match self._log.events.get():
+                case QueueStarted(lease) | QueueStopped(lease):
+                    self._release(lease)
+                case MembersChanged():
+                    pass
+
+    def _want(self, share: set[Place]) -> None:
+        self._wished = share
+        self._log.want([MessageQueue(topic, queue_id=number) for topic, number in share])
+
+    def _take_events(self, held: Collection[Place]) -> None:
+        """Take in what happened; after the loss of a queue that is read the loop has to end it before anything else."""
+        while self._log.events.qsize():
+            event = self._log.events.get()
+            match event:
+                case QueueStarted(lease):
+                    self._leases[_place(lease)] = lease  # if it is not wished for any more its QueueStopped follows
+                case QueueStopped(lease, reason):
+                    if self._stopped(lease, reason, held):
+                        return
+                case MembersChanged():
+                    pass
+                case _:
+                    assert_never(event)
+
+    def _stopped(self, lease: Lease, reason: StopReason, held: Collection[Place]) -> bool:
+        place = _place(lease)
+        if self._leases.get(place) is not lease:
+            self._release(lease)  # given up before
+            return False
+        if place not in held:
+            del self._leases[place]
+            self._release(lease)
+            return False
+        if reason is StopReason.UNWANTED:
+            return False  # the loop gives it up
+        del self._leases[place]
+        self._lost[place] = lease
+        return True
+
+    def _release(self, lease: Lease) -> None:
+        self._log.drained(lease)
+        self._log.committed(lease, None, ())
+
+
+def _place(lease: Lease) -> Place:
+    return lease.queue.topic, lease.queue.queue_id

@@ -1,0 +1,1025 @@
+"""The orderly loop, turned by hand on the in-memory Kafka: order, locks, hand-over, counts, dead letters."""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.consumer.dispatch import Result
+from rocketshim.consumer.listener import Subscription, adapt
+from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
+from rocketshim.consumer.orderly.loop import OrderlyLoop, OrderlySettings
+from rocketshim.consumer.orderly.partition import OrderlyPlace
+from rocketshim.consumer.orderly.runner import OrderlyRunner
+from rocketshim.consumer.outcome import DeadLetter, RetryLater
+from rocketshim.consumer.poll_loop import LoopSettings
+from rocketshim.consumer.reader.start_offsets import Starts
+from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
+from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim.core.retry_policy import LevelTableRetryPolicy
+from rocketshim.core.start_position import ConsumeFromWhere, decode_metadata
+from rocketshim.group.connect import connect_group_log
+from rocketshim.group.lease import GroupEvent, QueueStarted
+from rocketshim.health import metrics_text
+from rocketshim.settings import ConnectionSettings
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.group_log import ClaimRecord, ReleaseRecord, decode_group_record
+from rocketshim_topics.layout import Layout
+
+from ..conftest import HandPool
+
+GROUP = "g"
+NAMES = TopicNames()
+LEVELS = DelayLevels.parse("1s 2s 3s 4s 5s")
+SHORT = QueueLockSettings(lock_lease_ms=6_000, lock_hold_ms=3_000, lock_renew_ms=1_000)
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+COMMIT = ConsumeOrderlyStatus.COMMIT
+ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
+
+
+class TopicIds:
+    """`TopicId` over the in-memory Kafka, whose topics have no ids: an answer is as old as the question before."""
+
+    def __init__(self, kafka: InMemoryKafka, topic: str) -> None:
+        self._kafka, self._topic = kafka, topic
+        self._answer: str | None = None
+
+    def now(self) -> str | None:
+        topic = self._kafka._broker.topics.get(self._topic)
+        self._answer = None if topic is None else str(id(topic))
+        return self._answer
+
+    def latest(self) -> str | None:
+        before = self._answer
+        self.now()
+        return before
+
+
+class Member:
+    """One orderly member of group `g` on `orders`; its group-log thread is turned with it."""
+
+    def __init__(
+        self,
+        kafka: InMemoryKafka,
+        name: str,
+        listener: Callable[..., Any],
+        *,
+        limit: int = -1,
+        batch_count: int = 1,
+        by_key: bool = False,
+        span: int | None = None,
+        fetch_count: int = 1_000,
+        matches: Callable[[Any], bool] | None = None,
+        where: ConsumeFromWhere = ConsumeFromWhere.FIRST_OFFSET,
+        locks: QueueLockSettings = SHORT,
+    ) -> None:
+        clock = kafka.clock
+        assert isinstance(clock, VirtualClock)
+        self.kafka, self.clock = kafka, clock
+        subscriptions = {"orders": Subscription("orders", adapt(listener), matches)}
+        self.runner = OrderlyRunner(
+            GROUP, subscriptions.get, NAMES.retry(GROUP), batch_count=batch_count, clock=clock, levels=LEVELS
+        )
+        self.pool = HandPool(self.runner, clock)  # type: ignore[arg-type]
+        self.log = connect_group_log(
+            ConnectionSettings.make(bootstrap="memory:1"),
+            GROUP,
+            client_id=name,
+            lock_settings=locks,
+            topics=lambda: ["orders", NAMES.retry(GROUP)],
+            clients=kafka.clients(),
+            clock=clock,
+        )
+        self.log._topic_id = TopicIds(kafka, NAMES.group_log(GROUP))  # type: ignore[assignment]
+        self.log.start = lambda *_: self.log.open()  # type: ignore[method-assign]
+        config = {
+            "group.id": GROUP,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",
+            "partition.assignment.strategy": "cooperative-sticky",
+        }
+        self.consumers: list[Any] = []
+
+        def make_consumer() -> Any:
+            self.consumers.append(kafka.consumer({**config, "on_commit": self.loop.on_commit}))
+            return self.consumers[-1]
+
+        def make_send_back() -> SendBack:
+            return SendBack(
+                lambda: kafka.producer({"enable.idempotence": True}),
+                names=NAMES,
+                levels=LEVELS,
+                group=GROUP,
+                lanes=lambda: 1,
+                policy=LevelTableRetryPolicy(),
+                limit=16,
+                back_off_ms=5_000,
+            )
+
+        self.loop = OrderlyLoop(
+            log=self.log,
+            orderly=OrderlySettings(NAMES.retry(GROUP), max_reconsume_times=limit, by_key=by_key),
+            make_consumer=make_consumer,
+            make_lookup_client=lambda: kafka.consumer({"group.id": "g"}),
+            topics=["orders", NAMES.retry(GROUP)],
+            make_send_back=make_send_back,
+            pool=self.pool,
+            starts=Starts(
+                retry_topic=NAMES.retry(GROUP), where=where, timestamp_ms=0, digest="d", subscription="orders"
+            ),
+            settings=LoopSettings(
+                batch_count=batch_count,
+                commit_interval_ms=5_000,
+                consume_timeout_ms=900_000,
+                sweep_interval_ms=1_000,
+                revoke_drain_ms=3_000,
+                limits=FlowLimits(span=span, resume_span=span),
+                fetch_count=fetch_count,
+            ),
+            clock=clock,
+        )
+        self.lookups: Any = self.loop.lookups
+        self.loop.open()
+
+    def turn(self, *, work: bool = True) -> None:
+        self.log.turn(0)
+        self.loop.turn()
+        if work:
+            self.pool.work_all()
+
+    @property
+    def held(self) -> list[int]:
+        return sorted(queue.partition for queue in self.loop.queues if queue.topic == "orders")
+
+
+class Stage:
+    """Members of one group and what their listeners saw."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.kafka = InMemoryKafka(self.clock)
+        self.kafka.create_topics(Layout(NAMES, LEVELS).shared())
+        self.kafka.create_topics(Layout(NAMES, LEVELS).for_group(GROUP, with_log=True))
+        self.members: dict[str, Member] = {}
+        self.seen: list[Any] = []
+        self.contexts: list[ConsumeOrderlyContext] = []
+        self.answer: Callable[[Any], Any] = lambda _: None
+
+    def topic(self, partitions: int = 1) -> None:
+        self.kafka.create_topic("orders", partitions)
+
+    def fill(self, count: int, partition: int = 0, **options: Any) -> None:
+        for number in range(count):  # a message that is tested for truth would not be seen
+            headers = [("n", str(number).encode())]
+            self.kafka.append("orders", b"" if number % 2 else None, partition=partition, headers=headers, **options)
+
+    def listener(self, message: Any, context: ConsumeOrderlyContext) -> Any:
+        self.seen.append(message)
+        self.contexts.append(context)
+        return self.answer(message)
+
+    def join(self, name: str, listener: Callable[..., Any] | None = None, **options: Any) -> Member:
+        self.members[name] = Member(self.kafka, name, listener or self.listener, **options)
+        return self.members[name]
+
+    def leave(self, name: str) -> Member:
+        member = self.members.pop(name)
+        member.loop.stop(1_000)
+        member.loop.close()
+        for _ in range(3):
+            member.log.turn(0)
+        return member
+
+    def turn(self, times: int = 10, *names: str, work: bool = True) -> None:
+        for _ in range(times):
+            for name in names or tuple(self.members):
+                self.members[name].turn(work=work)
+
+    def wait(self, ms: int, *names: str, work: bool = True) -> None:
+        for _ in range(ms // 100):
+            self.clock.advance(100)
+            self.turn(2, *names, work=work)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        return [(message.queue_id, message.queue_offset) for message in self.seen]
+
+    def committed(self, partition: int = 0) -> int | None:
+        return self.kafka.committed(GROUP).get(("orders", partition))
+
+    def dead(self) -> list[Any]:
+        return self.kafka.records(NAMES.dead_letter(GROUP))
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def times(view: Any) -> int:
+    count: int = view.reconsume_times
+    return count
+
+
+# --- order and counts -------------------------------------------------------------------------------------------
+
+
+def test_messages_come_in_order_under_a_token_and_are_committed_with_it(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    stage.join("a")
+    stage.turn()
+    assert stage.offsets == [(0, number) for number in range(5)]
+    assert len({context.fencing_token for context in stage.contexts}) == 1
+    stage.wait(5_100)
+    assert stage.committed() == 5
+    found = decode_metadata(stage.kafka.commits(GROUP)[-1].metadata)
+    assert found is not None
+    assert found.token == stage.contexts[0].fencing_token
+
+
+def test_nothing_is_handed_out_before_the_start_is_committed_under_the_token(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+    stage.join("a")
+    stage.turn(20, work=False)
+    assert stage.committed() == 0
+    assert any(decode_metadata(commit.metadata).token for commit in stage.kafka.commits(GROUP))  # type: ignore[union-attr]
+
+
+def test_a_failing_message_holds_its_queue_and_no_other(stage: Stage) -> None:
+    stage.topic(2)
+    stage.fill(3, 0)
+    stage.fill(3, 1)
+    stage.answer = lambda m: SUSPEND if m.queue_id == 0 and m.queue_offset == 1 and times(m) < 2 else None
+    stage.join("a")
+    stage.turn()
+    assert stage.offsets.count((1, 2)) == 1
+    assert (0, 2) not in stage.offsets
+    stage.wait(2_500)
+    assert [offset for queue, offset in stage.offsets if queue == 0] == [0, 1, 1, 1, 2]
+    assert [times(m) for m in stage.seen if m.queue_id == 0] == [0, 0, 1, 2, 0]
+
+
+def test_the_listener_names_the_wait(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+
+    def fail(message: Any) -> Any:
+        if times(message) == 0:
+            raise RetryLater("3s")
+        stage.contexts[-1].suspend_current_queue_time_ms = 200
+        return SUSPEND if times(message) == 1 else None
+
+    stage.answer = fail
+    stage.join("a")
+    stage.turn()
+    stage.wait(2_900)
+    assert len(stage.seen) == 1
+    stage.wait(200)
+    assert len(stage.seen) == 2
+    stage.wait(300)
+    assert len(stage.seen) == 3
+
+
+def test_at_the_limit_a_message_is_dead_and_its_queue_goes_on_when_that_is_stored(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(2)
+
+    def fail(message: Any) -> None:
+        if message.queue_offset == 0:
+            raise OSError("no")
+
+    stage.answer = fail
+    stage.join("a", limit=1)
+    stage.turn()
+    stage.kafka.hold_reports(NAMES.dead_letter(GROUP))
+    stage.wait(1_500)
+    assert stage.offsets == [(0, 0), (0, 0)]
+    assert len(stage.dead()) == 1
+    stage.kafka.release()
+    stage.turn()
+    assert stage.offsets[-1] == (0, 1)
+    headers = dict(stage.dead()[0].headers())
+    assert headers["RECONSUME_TIMES"] == b"2"
+    assert headers["FAIL_CLASS"] == b"OSError"
+    stage.wait(5_000)
+    assert stage.committed() == 2
+
+
+def test_a_dead_letter_that_is_asked_for_goes_at_once(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+
+    def fail(_: Any) -> None:
+        raise DeadLetter("hopeless")
+
+    stage.answer = fail
+    stage.join("a")
+    stage.turn()
+    assert dict(stage.dead()[0].headers())["FAIL_TEXT"] == b"hopeless"
+
+
+def test_manual_commits_cover_what_is_open_and_rollback_takes_it_back(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(4)
+    answers = iter([None, ROLLBACK, None, COMMIT, None, None])
+
+    def manual(message: Any) -> Any:
+        del message
+        stage.contexts[-1].auto_commit = False
+        return next(answers)
+
+    stage.answer = manual
+    stage.join("a")
+    stage.turn()
+    assert stage.offsets == [(0, 0), (0, 1)]
+    stage.wait(1_200)
+    assert stage.offsets[2:] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert [times(m) for m in stage.seen] == [0] * 6
+    stage.wait(5_000)
+    assert stage.committed() == 2
+
+
+def test_what_the_filter_skips_is_finished_and_leaves_open_what_is_open(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(6)
+
+    def manual(message: Any) -> Any:
+        del message
+        stage.contexts[-1].auto_commit = False
+
+    stage.answer = manual
+    stage.join("a", matches=lambda headers: dict(headers)["n"] in {b"1", b"4"})
+    stage.turn()
+    stage.wait(5_000)
+    assert stage.offsets == [(0, 1), (0, 4)]
+    assert stage.committed() == 1
+
+
+def test_a_record_the_filter_cannot_read_fails_at_its_turn(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(3)
+
+    def matches(headers: Any) -> bool:
+        if dict(headers)["n"] == b"1":
+            raise ValueError("unreadable")
+        return True
+
+    stage.join("a", limit=0, matches=matches)
+    stage.turn()
+    assert stage.offsets == [(0, 0), (0, 2)]
+    assert dict(stage.dead()[0].headers())["FAIL_TEXT"] == b"unreadable"
+
+
+def test_batches_are_lists_in_order(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    batches: list[list[int]] = []
+    stage.join("a", lambda batch: batches.append([m.queue_offset for m in batch]), batch_count=2)
+    stage.turn()
+    assert batches == [[0, 1], [2, 3], [4]]
+
+
+def test_by_key_a_failing_key_holds_only_itself(stage: Stage) -> None:
+    stage.topic()
+    for number in range(8):
+        stage.kafka.append("orders", b"%d" % number, key=b"bad" if number in {2, 5} else b"good")
+    stage.answer = lambda m: SUSPEND if m.key == b"bad" and times(m) == 0 and m.queue_offset == 2 else None
+    stage.join("a", by_key=True, span=1_000)
+    stage.turn()
+    assert [offset for _, offset in stage.offsets if offset not in {2, 5}] == [0, 1, 3, 4, 6, 7]
+    assert (0, 5) not in stage.offsets
+    stage.wait(5_500)
+    assert [offset for _, offset in stage.offsets][-2:] == [2, 5]
+    assert stage.committed() == 8
+
+
+def test_by_key_the_others_go_on_only_as_far_ahead_as_the_span(stage: Stage) -> None:
+    stage.topic()
+    for number in range(30):
+        stage.kafka.append("orders", b"%d" % number, key=b"bad" if number == 0 else b"%d" % number)
+    stage.answer = lambda m: SUSPEND if m.key == b"bad" else None
+    member = stage.join("a", by_key=True, span=10, fetch_count=1)
+    stage.wait(5_000)
+    reached = max(offset for _, offset in stage.offsets)
+    assert 10 <= reached <= 12
+    assert stage.committed() == 0
+    (shown,) = [queue for queue in member.loop.state.queues if queue.topic == "orders"]
+    assert shown.paused == "FLOW"
+    stage.answer = lambda _: None
+    stage.wait(10_000)
+    assert sorted({offset for _, offset in stage.offsets}) == list(range(30))
+    assert stage.committed() == 30
+
+
+def test_however_many_keys_fail_the_others_go_on_and_the_log_is_told_once_a_second(stage: Stage) -> None:
+    stage.topic()
+    for number in range(200):
+        stage.kafka.append("orders", b"%d" % number, key=b"%d" % number)
+    stage.answer = lambda m: SUSPEND if m.queue_offset < 100 else None
+    member = stage.join("a", by_key=True, span=1_000)
+    told: list[int | None] = []
+    tell = member.log.progress
+
+    def progress(lease: Any, next_offset: int | None, counts: Any) -> None:
+        told.append(next_offset)
+        tell(lease, next_offset, counts)
+
+    member.log.progress = progress  # type: ignore[method-assign]
+    stage.turn(20)
+    assert {offset for _, offset in stage.offsets} == set(range(200)), "nobody waits for those that fail"
+    stage.wait(4_000)
+    assert 2 <= len(told) <= 6
+    stage.answer = lambda _: None
+    stage.wait(10_000)
+    assert stage.committed() == 200
+
+
+def test_a_redriven_message_comes_from_the_retry_topic_in_order_too(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+
+    def fail(_: Any) -> None:
+        raise DeadLetter("x")
+
+    stage.answer = fail
+    stage.join("a")
+    stage.turn()
+    letter = stage.dead()[0]
+    stage.answer = lambda _: None
+    stage.kafka.append(NAMES.retry(GROUP), letter.value(), key=letter.key(), headers=letter.headers())
+    stage.turn()
+    assert stage.seen[-1].topic == "orders"
+    assert stage.seen[-1].reconsume_times == 1
+
+
+def test_a_message_that_stands_for_ever_is_named(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.topic()
+    stage.fill(1)
+
+    def fail(_: Any) -> None:
+        raise ValueError("never")
+
+    stage.answer = fail
+    member = stage.join("a")
+    stage.turn()
+    stage.wait(17_000)
+    (said,) = [record for record in caplog.records if record.message == "consumer.message-stuck"]
+    assert said.__dict__["record"] == "orders/0/0"
+    assert member.loop.orderly_counts.stuck >= 1
+
+
+def test_what_holds_up_a_queue_is_a_metric_while_it_does(stage: Stage) -> None:
+    stage.topic(2)
+    stage.fill(2)
+    stage.answer = lambda _: SUSPEND
+    member = stage.join("a")
+    stage.turn()
+    stage.wait(3_000)
+    failing, calm = (q for q in sorted(member.loop.state.queues, key=lambda q: q.queue_id) if q.topic == "orders")
+    assert failing.reconsume_times in {2, 3}
+    assert 2_000 <= failing.failing_ms <= 3_000
+    assert (calm.reconsume_times, calm.failing_ms) == (0, 0)
+    metric = 'rocketshim_consumer_failing_reconsume_times{group="",topic="orders",queue_id="0"}'
+    assert f"{metric} {failing.reconsume_times}" in metrics_text(member.loop.state.metrics())
+    stage.answer = lambda _: None
+    stage.wait(3_000)
+    assert {(queue.reconsume_times, queue.failing_ms) for queue in member.loop.state.queues} == {(0, 0)}
+
+
+# --- locks --------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_member_takes_over_where_the_first_has_stopped(stage: Stage) -> None:
+    stage.topic(2)
+    stage.fill(3, 0)
+    stage.fill(3, 1)
+    stage.join("a")
+    stage.turn()
+    stage.join("b")
+    stage.wait(3_000)
+    assert stage.members["a"].held != stage.members["b"].held
+    assert sorted(stage.members["a"].held + stage.members["b"].held) == [0, 1]
+    assert len(stage.seen) == 6, "nothing comes twice"
+    stage.fill(2, 0)
+    stage.fill(2, 1)
+    stage.turn()
+    assert [offset for queue, offset in stage.offsets if queue == 0] == [0, 1, 2, 3, 4]
+    assert [offset for queue, offset in stage.offsets if queue == 1] == [0, 1, 2, 3, 4]
+
+
+def test_counts_survive_a_hand_over(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+    stage.answer = lambda _: SUSPEND
+    stage.join("a", limit=5)
+    stage.turn()
+    stage.wait(2_100)
+    before = times(stage.seen[-1])
+    assert before == 2
+    stage.leave("a")
+    stage.join("b", limit=5)
+    stage.wait(3_000)
+    assert times(stage.seen[-1]) > before
+    counts = [times(m) for m in stage.seen]
+    assert counts == sorted(counts), "no count begins again"
+
+
+def test_counts_survive_a_death_after_a_renewal(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+    stage.answer = lambda _: SUSPEND
+    a = stage.join("a", limit=50)
+    stage.turn()
+    stage.wait(4_000)
+    before = times(stage.seen[-1])
+    stage.kafka.kill(a.consumers[0])
+    stage.members.pop("a")
+    stage.join("b", limit=50)
+    stage.wait(60_000)
+    assert before - 1 <= times(stage.seen[before + 1])
+
+
+def test_an_owner_that_was_frozen_hands_out_and_commits_nothing_more(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(10)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    assert len(a.pool.tasks) == 1
+    stage.clock.advance(4_000)  # longer than it may believe
+    a.pool.work_all()
+    assert not stage.seen, "the run that was handed out is not begun"
+    stage.wait(15_000)
+    assert len(stage.offsets) == 10
+    assert a.loop.orderly_counts.lost == 2, "orders and the retry topic"
+    assert a.loop.orderly_counts.starts >= 2
+
+
+def test_a_listener_that_outlasts_its_lease_commits_nothing_and_is_waited_for(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(2)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    first = stage.seen
+
+    def freeze(message: Any) -> None:
+        del message
+        if len(first) == 1:
+            stage.clock.advance(4_000)
+
+    stage.answer = freeze
+    a.pool.work_all()
+    assert stage.offsets == [(0, 0)], "the second call is not made"
+    stage.turn(2)
+    assert stage.committed() == 0
+    stage.wait(10_000)
+    assert stage.offsets == [(0, 0), (0, 0), (0, 1)]
+
+
+def test_a_listener_that_outlasts_the_drain_keeps_the_lock_and_not_the_group_waiting(stage: Stage) -> None:
+    stage.topic(1)
+    stage.fill(3)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    assert a.held == [0]
+    b = stage.join("b")
+    task = a.pool.tasks.popleft()
+    stage.kafka.evict(a.consumers[0])
+    stage.wait(2_000)
+    holder, waiter = (a, b) if a.held else (b, a)
+    assert not holder.held or holder is a
+    assert not b.held, "the lock is still a's: its listener has not returned"
+    a.pool.tasks.append(task)
+    a.pool.work_all()
+    stage.wait(12_000)
+    assert b.held == [0] or a.held == [0]
+    assert waiter in {a, b}
+    assert sorted(set(stage.offsets)) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_position_reset_while_nobody_was_there_counts(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    stage.join("a")
+    stage.turn()
+    stage.leave("a")
+    assert stage.committed() == 5
+    tool = stage.kafka.consumer({"group.id": GROUP})
+    tool.commit(offsets=[TopicPartition("orders", 0, 2)], asynchronous=False)
+    stage.join("b")
+    stage.wait(3_000)
+    assert stage.offsets[5:] == [(0, 2), (0, 3), (0, 4)]
+
+
+def test_a_log_created_again_stops_the_queue_and_goes_on_with_a_higher_token(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(2)
+    a = stage.join("a")
+    stage.turn()
+    stage.wait(5_100)
+    before = stage.contexts[-1].fencing_token
+    stage.kafka.delete_topic(NAMES.group_log(GROUP))
+    stage.kafka.create_topics(Layout(NAMES, LEVELS).for_group(GROUP, with_log=True))
+    stage.wait(3_000)
+    assert not a.held
+    stage.fill(2)
+    stage.wait(15_000)
+    assert stage.offsets == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    after = stage.contexts[-1].fencing_token
+    assert before is not None
+    assert after is not None
+    assert after > before
+
+
+def test_a_topic_cut_while_it_is_read_goes_on_where_the_log_goes_on(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    a = stage.join("a")
+    stage.turn()
+    stage.wait(5_000)
+    stage.kafka.delete_topic("orders")
+    stage.topic()
+    stage.fill(2)
+    stage.wait(10_000)
+    assert a.loop.error is None
+    assert stage.offsets[5:] == [(0, 0), (0, 1)]
+
+
+def test_a_clean_stop_commits_releases_and_says_goodbye(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(3)
+    stage.join("a")
+    stage.turn()
+    stage.leave("a")
+    assert stage.committed() == 3
+    kinds = [decode_group_record(record.value()).kind for record in stage.kafka.records(NAMES.group_log(GROUP))]
+    assert kinds[-3:] == ["release", "release", "leave"]
+
+
+def test_what_a_listener_still_holds_at_the_end_is_not_released(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(3)
+    stage.join("a")
+    stage.turn(10, work=False)
+    stage.leave("a")
+    named = [
+        held.topic
+        for record in stage.kafka.records(NAMES.group_log(GROUP))
+        if isinstance(found := decode_group_record(record.value()), ReleaseRecord)
+        for held in found.queues
+    ]
+    assert named == [NAMES.retry(GROUP)]
+
+
+def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage) -> None:
+    stage.topic()
+    a = stage.join("a")
+    won, closing = threading.Event(), threading.Event()
+
+    class HeldBack(SimpleQueue[GroupEvent]):
+        def put(self, item: GroupEvent, *_: Any) -> None:
+            if isinstance(item, QueueStarted):
+                won.set()
+                assert closing.wait(60)
+            super().put(item)
+
+    def close_within(timeout_s: float, ask: Callable[[float], None] = a.log.close_within) -> None:
+        ask(timeout_s)
+        closing.set()
+
+    def run() -> None:
+        while not a.log.over:
+            a.log.turn(a.log._wait_s())
+        a.log.close()
+
+    a.log.events = HeldBack()
+    a.log.close_within = close_within  # type: ignore[method-assign]
+    while not a.loop._wanted:
+        a.loop.turn()
+    a.log._thread = threading.Thread(target=run, daemon=True)
+    a.log._thread.start()
+    assert won.wait(60)
+    a.loop.close()
+    stage.members.clear()
+    kinds = [decode_group_record(record.value()).kind for record in stage.kafka.records(NAMES.group_log(GROUP))]
+    assert kinds[-3:] == ["release", "release", "leave"]
+
+
+def test_a_failed_group_log_ends_the_consumer(stage: Stage) -> None:
+    stage.topic()
+    a = stage.join("a")
+    stage.turn()
+    a.log.error = RuntimeError("gone")
+    with pytest.raises(Exception, match="gone"):
+        a.loop.turn()
+
+
+def test_suspend_and_resume_reach_queues_that_start_meanwhile(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(2)
+    a = stage.join("a")
+    a.loop.ask(a.loop.suspend)
+    stage.turn()
+    assert not stage.seen
+    a.loop.ask(a.loop.resume_reading)
+    stage.turn()
+    assert len(stage.seen) == 2
+
+
+def test_a_queue_that_loses_its_lock_while_reading_is_suspended_is_read_again_after_it(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(2)
+    a = stage.join("a")
+    stage.turn()
+    a.loop.ask(a.loop.suspend)
+    stage.turn()
+    stage.clock.advance(4_000)
+    stage.turn()
+    stage.fill(2)
+    stage.wait(1_000)
+    assert len(stage.seen) == 2
+    a.loop.ask(a.loop.resume_reading)
+    stage.wait(3_000)
+    assert [offset for _, offset in stage.offsets][-2:] == [2, 3]
+
+
+def test_counts_survive_a_lock_that_was_given_back_before_the_queue_began(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+    stage.answer = lambda _: SUSPEND
+    stage.join("a")
+    stage.turn()
+    stage.wait(2_100)
+    before = times(stage.seen[-1])
+    stage.leave("a")
+    stage.join("b")
+    b = stage.members["b"]
+    for _ in range(50):  # up to where b has the lock and has not begun
+        b.loop.turn()
+        b.log.turn(0)
+        if b.log.events.qsize() >= 2:  # both queues
+            break
+    assert b.held == []
+    stage.leave("b")
+    stage.join("c")
+    stage.wait(3_000)
+    assert times(stage.seen[before + 1]) == before + 1
+
+
+def test_of_a_fetch_from_before_the_position_the_part_behind_it_is_kept_in_order() -> None:
+    stage = Stage()
+    stage.topic(1)
+    member = stage.join("a")
+    stage.turn()
+    stage.fill(60)
+    records = stage.kafka.records("orders")
+    member.loop._begin(("orders", 0), 40)
+    member.loop._fresh.clear()  # a fetch begins
+    member.loop._put(("orders", 0), records[:51])
+    member.loop._put(("orders", 0), records[51:])
+    stage.turn(20)
+    stage.wait(6_000)
+    assert [offset for _, offset in stage.offsets] == list(range(40, 60))
+    assert stage.committed() == 60
+
+
+# --- what stands in the way of one queue ------------------------------------------------------------------------------
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+
+
+def test_a_queue_whose_start_cannot_be_told_holds_up_no_other(stage: Stage) -> None:
+    stage.topic(3)
+    for queue in range(3):
+        stage.fill(2, queue)
+    a = stage.join("a")
+    answers, asked = a.lookups.get_watermark_offsets, 0
+    away = True
+    patience: list[float] = []
+
+    def bounds(place: TopicPartition, timeout: float = 0, **options: Any) -> Any:
+        nonlocal asked
+        if away and (place.topic, place.partition) == ("orders", 1) and not options:
+            asked += 1
+            patience.append(timeout)
+            stage.clock.advance(min(round(timeout * 1_000), 1_000))  # more would end the locks of a log turned by hand
+            refuse()
+        return answers(place, timeout, **options)
+
+    a.lookups.get_watermark_offsets = bounds
+    stage.turn(20)
+    assert sorted(stage.offsets) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    before = asked
+    stage.wait(20_000)
+    assert before < asked <= before + 3, "a try of a second is made each ten"
+    away = False
+    stage.wait(11_000)
+    assert stage.offsets[4:] == [(1, 0), (1, 1)]
+    assert patience[1:] == sorted(patience[1:]), "a cluster that answers slowly is given more time"
+    assert patience[1] < patience[-1] <= 10
+
+
+def test_a_start_that_kafka_does_not_take_holds_up_no_other(stage: Stage) -> None:
+    stage.topic(2)
+    stage.fill(1, 0)
+    stage.fill(1, 1)
+    a = stage.join("a")
+    taken = a.consumers[0].commit
+
+    def commit(*, offsets: list[TopicPartition], asynchronous: bool) -> Any:
+        if any(item.topic == "orders" and item.partition == 0 for item in offsets):
+            refuse()
+        return taken(offsets=offsets, asynchronous=asynchronous)
+
+    a.consumers[0].commit = commit
+    stage.turn(20)
+    assert stage.offsets == [(1, 0)]
+    a.consumers[0].commit = taken
+    stage.wait(2_000)
+    assert stage.offsets == [(1, 0), (0, 0)]
+
+
+def test_a_start_that_was_looked_up_for_longer_than_the_lock_lasts_is_not_committed(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(3)
+    a = stage.join("a")
+    answers = a.lookups.get_watermark_offsets
+    slow = True
+
+    def bounds(place: TopicPartition, **options: Any) -> Any:
+        nonlocal slow
+        if slow and "cached" not in options:
+            slow = False
+            stage.clock.advance(4_000)  # it may believe for 3
+        return answers(place, **options)
+
+    a.lookups.get_watermark_offsets = bounds
+    while slow:
+        stage.turn(1)
+    assert stage.kafka.commits(GROUP) == []
+    stage.wait(15_000)
+    assert stage.offsets == [(0, 0), (0, 1), (0, 2)]
+
+
+def cut_under_a_listener(stage: Stage) -> tuple[Member, Any]:
+    """A member whose queue is to begin anew, at offset 0, once its listener returns: its log is shorter than it was."""
+    stage.topic()
+    stage.fill(3)
+    a = stage.join("a")
+    stage.turn()
+    stage.fill(2)
+    stage.turn(3, work=False)
+    task = a.pool.tasks.popleft()
+    bounds, a.lookups.get_watermark_offsets = a.lookups.get_watermark_offsets, lambda *_, **__: (0, 3)
+    a.loop._put(("orders", 0), stage.kafka.records("orders")[:3])
+    a.lookups.get_watermark_offsets = bounds
+    assert [ending.then.name for ending in a.loop._ending] == ["BEGIN_ANEW"]
+    return a, task
+
+
+def test_a_queue_whose_log_was_cut_and_that_cannot_be_sought_is_tried_again(stage: Stage) -> None:
+    a, task = cut_under_a_listener(stage)
+    seek, a.consumers[0].seek = a.consumers[0].seek, refuse
+    a.pool.tasks.append(task)
+    a.pool.work_all()
+    a.loop.dispatch.take_results(0)
+    a.loop._on_lost(a.consumers[0], [TopicPartition(NAMES.retry(GROUP), 0)])  # a callback never raises
+    stage.wait(500)
+    a.consumers[0].seek = seek
+    stage.wait(1_000)
+    assert stage.offsets == [(0, 0), (0, 1), (0, 2), *((0, number) for number in range(5))]
+
+
+def test_a_queue_that_begins_anew_amid_a_fetch_is_read_from_its_first_message(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    a = stage.join("a")
+    stage.turn()
+    bounds, a.lookups.get_watermark_offsets = a.lookups.get_watermark_offsets, lambda *_, **__: (0, 4)
+    records = stage.kafka.records("orders")
+    a.loop._put(("orders", 0), records[:2])
+    a.lookups.get_watermark_offsets = bounds
+    a.loop._put(("orders", 0), records[2:4])  # behind the messages of another queue
+    stage.wait(6_000)
+    assert [offset for _, offset in stage.offsets] == [0, 1, 2, 3, 4] * 2
+    assert stage.committed() == 5
+
+
+def test_a_queue_that_begins_anew_while_reading_is_suspended_is_not_read(stage: Stage) -> None:
+    a, task = cut_under_a_listener(stage)
+    a.loop.ask(a.loop.suspend)
+    stage.turn()
+    a.pool.tasks.append(task)
+    a.pool.work_all()
+    stage.wait(1_000)
+    assert len(stage.seen) == 3
+    a.loop.ask(a.loop.resume_reading)
+    stage.wait(1_000)
+    assert [offset for _, offset in stage.offsets] == [0, 1, 2, 0, 1, 2, 3, 4]
+
+
+def test_a_lock_lost_before_a_queue_began_anew_is_not_given_back_under_its_listener(stage: Stage) -> None:
+    a, task = cut_under_a_listener(stage)
+    stage.clock.advance(4_000)
+    stage.turn(3)
+    a.loop._on_lost(a.consumers[0], [TopicPartition("orders", 0)])
+    a.loop._on_assign(a.consumers[0], [TopicPartition("orders", 0)])
+    stage.wait(10_000)
+    claims = [
+        queue.topic
+        for record in stage.kafka.records(NAMES.group_log(GROUP))
+        if isinstance(found := decode_group_record(record.value()), ClaimRecord)
+        for queue in found.queues
+    ]
+    assert claims.count("orders") == 1, "its listener has not returned, so nothing is claimed anew"
+    a.pool.tasks.append(task)
+    a.pool.work_all()
+    stage.wait(10_000)
+    assert sorted(set(stage.offsets)) == [(0, number) for number in range(5)]
+
+
+def return_while_closing(a: Member) -> None:
+    """Let a listener take the run that was handed out, and return while its loop waits for its threads to end."""
+    task: Any = a.pool.tasks.popleft()
+    result = Result(task, a.runner.run(task), 0)
+
+    def stop(timeout_s: float) -> bool:
+        del timeout_s
+        a.pool.results.put(result)
+        return True
+
+    a.pool.stop = stop  # type: ignore[method-assign]
+
+
+def test_what_a_listener_says_while_its_loop_closes_is_given_back_with_the_lock(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(3)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    return_while_closing(a)
+    stage.leave("a")
+    assert stage.committed() == 0
+    stage.fill(1)
+    stage.join("b")
+    stage.wait(1_000)
+    assert stage.offsets == [(0, 0), (0, 1), (0, 2), (0, 3)], "at once, and none twice"
+
+
+def test_a_dead_letter_asked_for_after_the_loop_has_closed_keeps_the_lock(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+
+    def fail(_: Any) -> None:
+        raise DeadLetter("x")
+
+    stage.answer = fail
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    return_while_closing(a)
+    stage.leave("a")
+    stage.join("b")
+    stage.wait(2_000)
+    assert stage.dead() == []
+    stage.wait(10_000)
+    assert len(stage.dead()) == 1
+    assert stage.offsets == [(0, 0), (0, 0)]
+
+
+class Looked(OrderlyPlace):
+    """Counts how often a queue is asked whether it is drained."""
+
+    times = 0
+
+    @property
+    def settled(self) -> bool:
+        Looked.times += 1
+        return super().settled
+
+
+def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage: Stage) -> None:
+    count = 100
+    stage.topic(count)
+    for partition in range(count):
+        stage.fill(1, partition)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    assert len(a.loop.queues) > count
+    assert a.loop.dispatch.in_flight == count
+    for place in a.loop.queues:
+        place.__class__ = Looked
+    Looked.times = 0
+    a.loop._give_up(list(a.loop._queues))
+    assert 0 < Looked.times <= 3 * count
+    a.pool.work_all()
+    stage.turn(5)
+    assert not a.loop._ending

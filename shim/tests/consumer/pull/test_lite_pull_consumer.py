@@ -1,0 +1,551 @@
+"""The lite pull consumer on the in-memory Kafka, in one thread; waiting moves the virtual clock."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
+from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    ConsumerError,
+    FilterSyntaxError,
+    NotAuthorizedError,
+    TopicMissingError,
+)
+from rocketshim.filters import MessageSelector
+from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics.message_queue import MessageQueue
+
+Q0, Q1 = MessageQueue("orders", queue_id=0), MessageQueue("orders", queue_id=1)
+Make = Callable[..., LitePullConsumer]
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def kafka(clock: VirtualClock) -> InMemoryKafka:
+    kafka = InMemoryKafka(clock)
+    kafka.create_topic("orders", 2)
+    return kafka
+
+
+@pytest.fixture
+def make(kafka: InMemoryKafka, clock: VirtualClock) -> Make:
+    def of(**values: Any) -> LitePullConsumer:
+        clients = kafka.clients(on_wait=lambda seconds: clock.advance(max(1, seconds * 1_000)))
+        return LitePullConsumer(
+            "memory:1",
+            group="g",
+            clients=clients,
+            clock=clock,
+            **{"consume_from_where": ConsumeFromWhere.FIRST_OFFSET, **values},
+        )
+
+    return of
+
+
+def fill(kafka: InMemoryKafka, count: int, partition: int = 0, topic: str = "orders", tag: str = "a") -> None:
+    for number in range(count):
+        kafka.append(topic, str(number).encode(), partition=partition, headers=[("TAGS", tag.encode())])
+
+
+def bodies(messages: list[Any]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+def drain(consumer: LitePullConsumer) -> list[Any]:
+    """Poll until a poll finds nothing."""
+    found: list[Any] = []
+    while messages := consumer.poll(1_000):
+        found += messages
+    return found
+
+
+def committed(kafka: InMemoryKafka, partition: int = 0) -> int | None:
+    return kafka.committed("g").get(("orders", partition))
+
+
+# --- subscribe -------------------------------------------------------------------------------------------------------
+
+
+def test_it_polls_what_it_subscribes_to_in_batches(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 25)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        sizes = []
+        while messages := consumer.poll(1_000):
+            sizes.append(len(messages))
+        assert sizes == [10, 10, 5]
+        assert consumer.assignment() == {Q0, Q1}
+
+
+def test_two_members_share_the_queues(make: Make) -> None:
+    with make() as one, make() as two:
+        one.subscribe("orders")
+        two.subscribe("orders")
+        for _ in range(10):
+            one.poll(10)
+            two.poll(10)
+        assert one.assignment() | two.assignment() == {Q0, Q1}
+        assert not one.assignment() & two.assignment()
+
+
+def test_a_filter_passes_over_what_it_does_not_select_and_its_position_moves(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 3, tag="a")
+    fill(kafka, 3, tag="b")
+    with make() as consumer:
+        consumer.subscribe("orders", MessageSelector.by_tag("b || c"))
+        assert bodies(drain(consumer)) == [b"0", b"1", b"2"]
+        assert consumer.position(Q0) == 6
+        consumer.subscribe("orders", MessageSelector.by_sql("TAGS = 'a'"))
+        consumer.seek_to_begin(Q0)
+        assert len(drain(consumer)) == 3
+
+
+def test_a_topic_that_is_unsubscribed_gives_nothing_more_and_is_committed(kafka: InMemoryKafka, make: Make) -> None:
+    kafka.create_topic("other")
+    fill(kafka, 2)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        consumer.subscribe("other")
+        assert len(drain(consumer)) == 2
+        consumer.unsubscribe("orders")
+        consumer.unsubscribe("orders")
+        fill(kafka, 2)
+        fill(kafka, 1, topic="other")
+        assert [message.topic for message in drain(consumer)] == ["other"]
+        assert committed(kafka) == 2
+        consumer.unsubscribe("other")
+        assert drain(consumer) == []
+        assert consumer.assignment() == set()
+
+
+def test_a_topic_that_is_missing_is_refused_and_leaves_nothing(make: Make) -> None:
+    consumer = make()
+    consumer.subscribe("absent")
+    with pytest.raises(TopicMissingError, match="absent"):
+        consumer.start()
+    assert not consumer.is_running
+    with make() as running, pytest.raises(TopicMissingError):
+        running.subscribe("absent")
+
+
+def test_a_filter_that_does_not_compile_changes_nothing(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 1)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        with pytest.raises(FilterSyntaxError):
+            consumer.subscribe("orders", "||")
+        assert len(drain(consumer)) == 1
+
+
+# --- what is committed -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_poll_returned_is_committed_after_the_next_began(
+    kafka: InMemoryKafka, make: Make, clock: VirtualClock
+) -> None:
+    fill(kafka, 15)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        assert len(consumer.poll()) == 10
+        clock.advance(5_000)
+        assert len(consumer.poll()) == 5
+        assert committed(kafka) == 10
+
+
+def test_stop_does_not_commit_what_the_last_poll_returned(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 15)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        consumer.poll()
+        consumer.poll()
+    assert committed(kafka) == 10
+    with make() as again:
+        again.subscribe("orders")
+        assert bodies(again.poll()) == [b"10", b"11", b"12", b"13", b"14"]
+
+
+def test_commit_sync_commits_what_the_last_poll_returned(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 4)
+    with make(auto_commit=False) as consumer:
+        consumer.subscribe("orders")
+        consumer.poll()
+        assert consumer.committed(Q0) == 0  # the start that was resolved
+        consumer.commit_sync()
+        assert consumer.committed(Q0) == 4
+
+
+def test_without_auto_commit_nothing_is_committed_by_itself(
+    kafka: InMemoryKafka, make: Make, clock: VirtualClock
+) -> None:
+    fill(kafka, 4)
+    with make(auto_commit=False) as consumer:
+        consumer.subscribe("orders")
+        drain(consumer)
+        clock.advance(60_000)
+        consumer.poll(0)
+    assert committed(kafka) == 0
+
+
+def test_offsets_of_ones_own_are_committed(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 4)
+    with make(auto_commit=False) as consumer:
+        consumer.subscribe("orders")
+        drain(consumer)
+        consumer.commit_sync({Q0: 2})
+        assert consumer.committed(Q0) == 2
+        with pytest.raises(ConfigError, match="-1"):
+            consumer.commit_sync({Q0: -1})
+        with pytest.raises(ConsumerError, match="not held"):
+            consumer.commit_sync({MessageQueue("orders", queue_id=7): 2})
+
+
+def test_a_queue_that_was_never_committed_has_none(make: Make) -> None:
+    with make() as consumer:
+        assert consumer.committed(Q1) is None
+
+
+def test_a_commit_that_is_refused_is_an_error_and_due_again(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 2)
+    with make(auto_commit=False) as consumer:
+        consumer.subscribe("orders")
+        drain(consumer)
+        kafka.fail_commits(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
+        with pytest.raises(ConsumerError, match="UNKNOWN_MEMBER_ID"):
+            consumer.commit_sync()
+        consumer.commit_sync()
+        assert committed(kafka) == 2
+
+
+def test_a_partition_that_leaves_is_committed_as_far_as_it_is_done(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 3, 0)
+    fill(kafka, 3, 1)
+    with make(pull_batch_size=2) as one:
+        one.subscribe("orders")
+        drain(one)
+        with make() as two:
+            two.subscribe("orders")
+            for _ in range(10):
+                one.poll(10)
+                two.poll(10)
+            (moved,) = two.assignment()
+            assert committed(kafka, moved.queue_id) == 3
+            assert two.position(moved) == 3
+
+
+# --- where it begins -------------------------------------------------------------------------------------------------
+
+
+def test_a_new_group_begins_at_the_end_by_default(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 3)
+    with make(consume_from_where=ConsumeFromWhere.LAST_OFFSET) as consumer:
+        consumer.subscribe("orders")
+        assert drain(consumer) == []
+        fill(kafka, 1)
+        assert len(drain(consumer)) == 1
+
+
+def test_while_the_start_is_not_known_nothing_is_handed_out(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 2)
+    with make() as consumer:
+        known = consumer._starts.resolve
+
+        def unknown(*_: Any) -> Any:
+            raise KafkaException(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE))
+
+        consumer._starts.resolve = unknown
+        consumer.subscribe("orders")
+        assert consumer.poll(500) == []
+        assert consumer.assignment() == {Q0, Q1}
+        with pytest.raises(ConsumerError, match="not held"):
+            consumer.position(Q0)
+        consumer._starts.resolve = known
+        assert bodies(drain(consumer)) == [b"0", b"1"]
+
+
+# --- assign ----------------------------------------------------------------------------------------------------------
+
+
+def test_assigned_queues_are_read_and_others_are_not(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 2, 0)
+    fill(kafka, 3, 1)
+    with make() as consumer:
+        consumer.assign([Q1])
+        assert len(drain(consumer)) == 3
+        consumer.assign([Q1, Q0])
+        assert len(drain(consumer)) == 2
+        assert consumer.assignment() == {Q0, Q1}
+        consumer.assign([Q0])
+        fill(kafka, 1, 1)
+        assert drain(consumer) == []
+        assert committed(kafka, 1) == 3
+
+
+def test_assigned_queues_go_on_where_the_group_committed(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 4)
+    with make(auto_commit=False) as consumer:
+        consumer.assign([Q0])
+        drain(consumer)
+        consumer.commit_sync({Q0: 3})
+    with make() as again:
+        again.assign([Q0])
+        assert bodies(drain(again)) == [b"3"]
+
+
+def test_assigned_queues_have_a_filter_a_topic(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 2, tag="a")
+    fill(kafka, 1, tag="b")
+    consumer = make()
+    consumer.assign([Q0])
+    consumer.set_sub_expression_for_assign("orders", "b")
+    with consumer:
+        assert [message.tag for message in drain(consumer)] == ["b"]
+
+
+def test_assign_and_subscribe_exclude_each_other(make: Make) -> None:
+    one, two = make(), make()
+    one.assign([Q0])
+    with pytest.raises(ConfigError, match="exclude"):
+        one.subscribe("orders")
+    two.subscribe("orders")
+    with pytest.raises(ConfigError, match="exclude"):
+        two.assign([Q0])
+
+
+def test_a_queue_that_does_not_exist_is_refused_and_the_others_stay(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 1)
+    with make() as consumer:
+        consumer.assign([Q0])
+        with pytest.raises(ConfigError, match="no queue 9"):
+            consumer.assign([MessageQueue("orders", queue_id=9)])
+        with pytest.raises(TopicMissingError):
+            consumer.assign([MessageQueue("absent")])
+        assert len(drain(consumer)) == 1
+
+
+# --- seek, pause -----------------------------------------------------------------------------------------------------
+
+
+def test_seeking_goes_on_there_and_is_committed_also_backwards(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 10)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        drain(consumer)
+        consumer.commit_sync()
+        consumer.seek(Q0, 7)
+        consumer.commit_sync()
+        assert committed(kafka) == 7
+        assert bodies(drain(consumer)) == [b"7", b"8", b"9"]
+        consumer.seek_to_end(Q0)
+        assert drain(consumer) == []
+        consumer.seek_to_begin(Q0)
+        assert len(drain(consumer)) == 10
+
+
+@pytest.mark.parametrize("offset", [-1, 11])
+def test_seeking_outside_is_refused(kafka: InMemoryKafka, make: Make, offset: int) -> None:
+    fill(kafka, 10)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        drain(consumer)
+        with pytest.raises(ConfigError, match="0 to 10"):
+            consumer.seek(Q0, offset)
+        assert consumer.position(Q0) == 10
+
+
+def test_a_queue_that_is_not_held_cannot_be_sought(make: Make) -> None:
+    with make() as consumer:
+        consumer.assign([Q0])
+        with pytest.raises(ConsumerError, match="not held"):
+            consumer.seek_to_end(Q1)
+
+
+def test_a_paused_queue_gives_nothing_and_misses_nothing(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 30, 0)
+    fill(kafka, 30, 1)
+    with make(pull_batch_size=5) as consumer:
+        consumer.subscribe("orders")
+        found = consumer.poll()
+        consumer.pause([Q0, MessageQueue("orders", queue_id=9)])
+        rest = drain(consumer)
+        assert {message.queue_id for message in rest} == {1}
+        consumer.resume([Q0])
+        everything = found + rest + drain(consumer)
+        assert sorted((m.queue_id, m.queue_offset) for m in everything) == [(q, n) for q in (0, 1) for n in range(30)]
+
+
+# --- queues, times ---------------------------------------------------------------------------------------------------
+
+
+def test_queues_and_times_can_be_asked_for(kafka: InMemoryKafka, make: Make) -> None:
+    for at_ms in (1_000, 2_000, 3_000):
+        kafka.append("orders", b"", timestamp_ms=at_ms)
+    with make() as consumer:
+        assert consumer.fetch_message_queues("orders") == [Q0, Q1]
+        assert consumer.offset_for_timestamp(Q0, 1_500) == 1
+        assert consumer.offset_for_timestamp(Q0, 9_999) == 3
+        assert consumer.offset_for_timestamp(Q1, 0) == 0
+        with pytest.raises(ConfigError, match="-5"):
+            consumer.offset_for_timestamp(Q0, -5)
+        with pytest.raises(TopicMissingError):
+            consumer.fetch_message_queues("absent")
+
+
+def test_a_queue_listener_that_cannot_be_called_is_refused(make: Make) -> None:
+    with make() as consumer, pytest.raises(ConfigError, match=r"give a function of \(topic, queues\)"):
+        consumer.register_topic_message_queue_change_listener("orders", 3)  # type: ignore[arg-type]
+
+
+def test_whoever_registered_hears_of_new_queues(kafka: InMemoryKafka, make: Make) -> None:
+    heard: list[tuple[str, int]] = []
+    with make() as consumer:
+        consumer.register_topic_message_queue_change_listener("orders", lambda topic, q: heard.append((topic, len(q))))
+        consumer.assign([Q0])
+        consumer.poll(31_000)
+        assert heard == []
+        kafka.add_partitions("orders", 3)
+        consumer.poll(31_000)
+        consumer.poll(31_000)
+        assert heard == [("orders", 3)]
+
+
+def test_whoever_hears_of_new_queues_may_take_them_at_once(kafka: InMemoryKafka, make: Make) -> None:
+    with make() as consumer:
+        consumer.assign([Q0, Q1])
+        consumer.register_topic_message_queue_change_listener("orders", lambda _, queues: consumer.assign(queues))
+        consumer.poll(31_000)
+        kafka.add_partitions("orders", 3)
+        kafka.append("orders", b"new", partition=2)
+        assert bodies(consumer.poll(31_000)) == [b"new"]
+
+
+def test_what_such_a_listener_raises_comes_out_of_poll_and_loses_nothing(kafka: InMemoryKafka, make: Make) -> None:
+    def listener(topic: str, queues: list[MessageQueue]) -> None:
+        raise OSError(topic, queues)
+
+    with make() as consumer:
+        consumer.register_topic_message_queue_change_listener("orders", listener)
+        consumer.assign([Q0])
+        consumer.poll(31_000)
+        kafka.add_partitions("orders", 3)
+        fill(kafka, 2)
+        with pytest.raises(OSError, match="orders"):
+            consumer.poll()
+        assert len(consumer.poll()) == 2
+
+
+def test_with_the_broker_away_questions_are_errors_and_polls_are_empty(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 1)
+    with make() as consumer:
+        consumer.assign([Q0])
+        kafka.stop_broker()
+        with pytest.raises(BrokerUnavailableError):
+            consumer.fetch_message_queues("orders")
+        assert consumer.poll(100) == []
+        kafka.start_broker()
+        assert len(drain(consumer)) == 1
+
+
+def test_a_topic_that_may_not_be_read_is_an_error_of_poll(kafka: InMemoryKafka, make: Make) -> None:
+    kafka.deny("orders")
+    with make() as consumer:
+        consumer.subscribe("orders")
+        with pytest.raises(NotAuthorizedError):
+            consumer.poll(1_000)
+
+
+# --- life ------------------------------------------------------------------------------------------------------------
+
+
+def test_before_start_and_after_stop_it_refuses(make: Make) -> None:
+    consumer = make()
+    with pytest.raises(ConsumerError, match="not started"):
+        consumer.poll()
+    consumer.subscribe("orders")
+    consumer.start()
+    consumer.start()
+    assert consumer.is_running
+    consumer.stop()
+    consumer.stop()
+    assert not consumer.is_running
+    with pytest.raises(ConsumerError, match="stopped"):
+        consumer.poll()
+    with pytest.raises(ConsumerError, match="make a new one"):
+        consumer.start()
+
+
+def test_a_stop_from_within_a_poll_ends_it(kafka: InMemoryKafka, clock: VirtualClock) -> None:
+    """As a signal handler does: in the thread that polls."""
+    consumer: LitePullConsumer
+
+    def on_wait(seconds: float) -> None:
+        clock.advance(max(1, seconds * 1_000))
+        consumer.stop()
+
+    consumer = LitePullConsumer("memory:1", group="g", clients=kafka.clients(on_wait=on_wait), clock=clock)
+    consumer.assign([Q0])
+    consumer.start()
+    assert consumer.poll(60_000) == []
+    assert not consumer.is_running
+    assert kafka.members("g") == []
+
+
+def test_two_threads_at_once_are_refused(kafka: InMemoryKafka, clock: VirtualClock) -> None:
+    caught: list[BaseException] = []
+    consumer: LitePullConsumer
+
+    def other() -> None:
+        try:
+            consumer.poll()
+        except ConsumerError as error:
+            caught.append(error)
+
+    def on_wait(seconds: float) -> None:
+        clock.advance(max(1, seconds * 1_000))
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    consumer = LitePullConsumer("memory:1", group="g", clients=kafka.clients(on_wait=on_wait), clock=clock)
+    with consumer:
+        consumer.assign([Q0])
+        consumer.poll(50)
+    assert "one thread at a time" in str(caught[0])
+
+
+def test_it_is_set_up_by_settings_or_by_arguments_not_both() -> None:
+    settings = LitePullConsumerSettings.make(bootstrap="b:1", group="g")
+    assert LitePullConsumer(settings=settings).settings is settings
+    with pytest.raises(ConfigError, match="not both"):
+        LitePullConsumer("b:1", settings=settings)
+
+
+def test_its_options_are_its_settings() -> None:
+    assert set(LitePullConsumerOptions.__annotations__) == set(LitePullConsumerSettings.model_fields) - {
+        "bootstrap",
+        "group",
+    }
+
+
+def test_client_settings_that_kafka_refuses_are_an_error_of_start(kafka: InMemoryKafka) -> None:
+    consumer = LitePullConsumer("memory:1", group="g", clients=kafka.clients(), client={"session.timeout.ms": "soon"})
+    with pytest.raises(ConfigError, match="refuses"):
+        consumer.start()
+
+
+def test_an_empty_or_absent_body_is_a_message(kafka: InMemoryKafka, make: Make) -> None:
+    for value in (b"", None, b""):
+        kafka.append("orders", value)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        assert bodies(drain(consumer)) == [b"", None, b""]

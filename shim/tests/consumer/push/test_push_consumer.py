@@ -1,0 +1,398 @@
+"""The facade: what it refuses, how it starts and stops. The Kafka is the in-memory one on real time, waited for."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from rocketshim.clock import SystemClock
+from rocketshim.consumer.push.push_consumer import PushConsumer
+from rocketshim.core.consume_concurrently import ConsumeStatus
+from rocketshim.core.message_model import MessageModel
+from rocketshim.core.retry_policy import LevelTableRetryPolicy
+from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.errors import ConfigError, ConsumerError, NotAuthorizedError
+from rocketshim.kafka.clients import Clients
+from rocketshim.settings import PushConsumerSettings
+from rocketshim.stop_signals import StopSignals
+from rocketshim.testing import InMemoryKafka
+from rocketshim_topics import DelayLevels, TopicNames
+
+GUARD_S = 60.0
+
+
+@pytest.fixture
+def live() -> InMemoryKafka:
+    kafka = InMemoryKafka(SystemClock())
+    names = TopicNames()
+    kafka.create_topic("orders")
+    kafka.create_topic(names.schedule, DelayLevels.STRIDE, config={"message.timestamp.type": "LogAppendTime"})
+    kafka.create_topic(names.retry("g"))
+    kafka.create_topic(names.dead_letter("g"))
+    return kafka
+
+
+def consumer_of(kafka: InMemoryKafka, **values: Any) -> PushConsumer:
+    settings = {"consume_from_where": ConsumeFromWhere.FIRST_OFFSET, **values}
+    return PushConsumer("memory:1", group="g", clients=Clients(kafka.consumer, kafka.producer), **settings)
+
+
+def test_it_is_set_up_by_settings_or_by_arguments_not_both() -> None:
+    settings = PushConsumerSettings.make(bootstrap="b:1", group="g")
+    assert PushConsumer(settings=settings).settings is settings
+    with pytest.raises(ConfigError, match="not both"):
+        PushConsumer("b:1", settings=settings)
+
+
+def test_a_setting_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match="consume_threads"):
+        PushConsumer("b:1", group="g", consume_threads=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("topic", ["orders", "%RETRY%g", "SCHEDULE_TOPIC_XXXX", "pay.rmq.dlq.x", "no topic"])
+def test_a_topic_that_takes_no_listener_is_refused(live: InMemoryKafka, topic: str) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", print)
+    with pytest.raises(ConfigError):
+        consumer.register_message_listener(topic, print)
+
+
+def test_a_function_that_cannot_be_called_with_a_message_is_refused(live: InMemoryKafka) -> None:
+    with pytest.raises(ConfigError, match="takes neither"):
+        consumer_of(live).register_message_listener("orders", lambda: None)
+
+
+@pytest.mark.parametrize("hook", [3, print, object(), type("Half", (), {"consume_message_before": print})()])
+def test_what_is_no_hook_is_refused_where_it_is_registered(live: InMemoryKafka, hook: Any) -> None:
+    consumer = consumer_of(live)
+    with pytest.raises(ConfigError, match="give an object with the method consume_message"):
+        consumer.register_consume_message_hook(hook)
+    with pytest.raises(ConfigError, match="give an object with the method filter_message"):
+        consumer.register_filter_message_hook(hook)
+
+
+def test_a_decorator_without_a_topic_is_refused_where_it_stands(live: InMemoryKafka) -> None:
+    with pytest.raises(ConfigError, match=r"give the topic: @consumer\.listener"):
+        consumer_of(live).listener(print)  # type: ignore[arg-type]
+
+
+def test_without_a_listener_it_does_not_start(live: InMemoryKafka) -> None:
+    with pytest.raises(ConfigError, match="listener"):
+        consumer_of(live).start()
+
+
+def test_client_settings_that_kafka_refuses_are_an_error_of_start_and_start_may_be_called_again(
+    live: InMemoryKafka,
+) -> None:
+    tries: list[int] = []
+
+    def factory(config: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("no such setting")
+        return live.consumer(config)
+
+    consumer = PushConsumer("memory:1", group="g", clients=Clients(factory, live.producer))
+    consumer.register_message_listener("orders", print)
+    with pytest.raises(ConfigError, match="no such setting"):
+        consumer.start()
+    consumer.start()
+    assert consumer.wait_assigned(GUARD_S)
+    consumer.stop()
+
+
+def test_it_starts_once_and_stops_twice_and_is_not_started_again(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", print)
+    consumer.stop()  # before start: nothing
+    consumer.start()
+    consumer.start()
+    assert consumer.wait_assigned(GUARD_S)
+    assert len(live.members("g")) == 1
+    consumer.stop()
+    consumer.stop()
+    assert live.members("g") == []
+    with pytest.raises(ConsumerError, match="runs once"):
+        consumer.start()
+
+
+def test_a_stop_that_interrupts_start_takes_effect(live: InMemoryKafka, tmp_path: Path) -> None:
+    starting = threading.get_ident()
+
+    def interrupted(settings: dict[str, Any]) -> Any:
+        if threading.get_ident() == starting:
+            consumer.stop()  # as a signal handler does
+        return live.consumer(settings)
+
+    consumer = PushConsumer(
+        "memory:1",
+        group="g",
+        clients=Clients(interrupted, live.producer),
+        message_model=MessageModel.BROADCASTING,
+        offset_store_dir=str(tmp_path),
+    )
+    consumer.register_message_listener("orders", lambda _: None)
+    consumer.start()
+    with pytest.raises(ConsumerError, match="not running"):
+        consumer.suspend()
+    with pytest.raises(ConsumerError, match="runs once"):
+        consumer.start()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rocketshim-poll-g"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_during_the_stop_do_not_cut_it_short(live: InMemoryKafka, number: signal.Signals) -> None:
+    live.append("orders", b"x")
+    began, ended = threading.Event(), threading.Event()
+    consumer = consumer_of(live)
+
+    @consumer.listener("orders")
+    def handle(_: Any) -> None:
+        began.set()
+        signal.raise_signal(number)
+        assert _until(lambda: consumer._stopped)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
+        ended.set()
+
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    consumer.run()
+    assert began.is_set()
+    assert ended.is_set()
+    assert live.committed("g")["orders", 0] == 1
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_signal_that_came_before_the_run_means_no_start(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", lambda _: None)
+    with StopSignals() as outer:
+        signal.raise_signal(signal.SIGTERM)
+        consumer.run()
+        assert outer.asked
+    assert consumer.state is None
+
+
+def _until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + GUARD_S
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    return condition()
+
+
+def test_what_is_handled_is_committed_when_stop_returns(live: InMemoryKafka) -> None:
+    seen: list[bytes | None] = []
+    done = threading.Event()
+    consumer = consumer_of(live)
+
+    @consumer.listener("orders")
+    def handle(message: Any, context: Any) -> ConsumeStatus:
+        assert context.group == "g"
+        seen.append(message.body)
+        if len(seen) == 10:
+            done.set()
+        return ConsumeStatus.CONSUME_SUCCESS
+
+    for _ in range(10):
+        live.append("orders", b"")
+    with consumer:
+        assert done.wait(GUARD_S)
+    assert seen == [b""] * 10
+    assert live.committed("g")["orders", 0] == 10
+
+
+def test_a_group_that_retention_has_overtaken_gets_what_is_left_also_where_new_groups_begin_at_the_end(
+    live: InMemoryKafka,
+) -> None:
+    seen: list[bytes | None] = []
+
+    def consume(count: int) -> None:
+        consumer = consumer_of(live, consume_from_where=ConsumeFromWhere.LAST_OFFSET)
+        done = threading.Event()
+
+        @consumer.listener("orders")
+        def handle(message: Any) -> None:
+            seen.append(message.body)
+            if len(seen) == count:
+                done.set()
+
+        with consumer:
+            assert consumer.wait_assigned(GUARD_S)
+            if not seen:
+                live.append("orders", b"0")
+            assert done.wait(GUARD_S)
+
+    consume(1)
+    for number in range(1, 8):
+        live.append("orders", b"%d" % number)
+    live.truncate("orders", 0, before_offset=5)
+    consume(4)
+    assert sorted(seen) == [b"0", b"5", b"6", b"7"]
+
+
+def test_a_listener_may_stop_its_consumer(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", lambda message: consumer.stop() if message.body == b"" else None)
+    live.append("orders", b"")
+    consumer.run()
+    assert live.committed("g")["orders", 0] == 1
+
+
+def test_a_listener_that_never_returns_does_not_keep_stop_past_its_time(live: InMemoryKafka) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def handle(message: Any) -> None:
+        del message
+        begun.set()
+        over.wait(GUARD_S)
+
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", handle)
+    live.append("orders", None)
+    consumer.start()
+    assert begun.wait(GUARD_S)
+    consumer.stop(timeout_s=0.2)
+    assert live.members("g") == []
+    assert live.committed("g")["orders", 0] == 0
+    over.set()
+
+
+def test_the_number_of_listener_threads_changes_while_it_runs(live: InMemoryKafka) -> None:
+    together = 5
+    barrier = threading.Barrier(together + 1)
+    consumer = consumer_of(live, consume_thread_min=1)
+
+    @consumer.listener("orders")
+    def meet(message: Any) -> None:
+        del message
+        barrier.wait(GUARD_S)
+
+    consumer.start()
+    with pytest.raises(ConfigError):
+        consumer.update_core_pool_size(0)
+    consumer.update_core_pool_size(together)
+    for _ in range(together):
+        live.append("orders", b"x")
+    barrier.wait(GUARD_S)  # all five are in their listener at the same time
+    consumer.update_core_pool_size(1)
+    consumer.stop()
+    with pytest.raises(ConsumerError, match="not running"):
+        consumer.update_core_pool_size(2)
+
+
+def test_suspend_and_resume_belong_to_a_running_consumer(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+    with pytest.raises(ConsumerError, match="not running"):
+        consumer.suspend()
+    consumer.register_message_listener("orders", print)
+    with consumer:
+        consumer.suspend()
+        consumer.suspend()
+        consumer.resume()
+
+
+def test_kip_848_gets_no_assignor_of_the_client(live: InMemoryKafka) -> None:
+    configs: list[dict[str, Any]] = []
+
+    def factory(config: Any) -> Any:
+        configs.append(dict(config))
+        known = {key: value for key, value in config.items() if key != "group.protocol"}
+        return live.consumer({**known, "partition.assignment.strategy": "cooperative-sticky"})
+
+    for protocol in ("consumer", "classic"):
+        consumer = PushConsumer(
+            "memory:1", group="g", clients=Clients(factory, live.producer), client={"group.protocol": protocol}
+        )
+        consumer.register_message_listener("orders", print)
+        with consumer:
+            pass
+    assert ["partition.assignment.strategy" in config for config in configs] == [False, True]
+
+
+@pytest.mark.usefixtures("broken_logging")
+def test_where_logging_raises_every_message_is_handled_and_the_failed_ones_come_again(live: InMemoryKafka) -> None:
+    seen: list[int] = []
+
+    def handle(message: Any, context: Any) -> None:
+        context.delay_level_when_next_consume = "nonsense"  # which is logged
+        seen.append(message.queue_offset)
+        if message.queue_offset % 2:
+            raise SystemExit  # which is logged too
+
+    for _ in range(60):
+        live.append("orders", b"")
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", handle)
+    with consumer:
+        live.wait_until(lambda: len(live.records("SCHEDULE_TOPIC_XXXX")) == 30, guard_s=GUARD_S)
+    assert sorted(seen) == list(range(60))
+    assert live.committed("g")["orders", 0] == 60
+
+
+@pytest.mark.usefixtures("broken_logging")
+def test_run_raises_what_ended_the_poll_thread_where_logging_raises(live: InMemoryKafka) -> None:
+    class Broken(LevelTableRetryPolicy):
+        def next_hop(self, reconsume_times: int, unit: float) -> Any:
+            raise OSError(f"{reconsume_times} {unit}")  # logged, and the level table decides
+
+    handled = threading.Event()
+    consumer = consumer_of(live, retry_policy=Broken())
+
+    def handle(message: Any) -> None:
+        del message
+        handled.set()
+        raise OSError
+
+    def deny() -> None:
+        assert handled.wait(GUARD_S)
+        loop: Any = consumer._loop
+        live.wait_until(lambda: len(live.records("SCHEDULE_TOPIC_XXXX")) == 1, guard_s=GUARD_S)
+        live.raise_in_poll(loop._consumer, KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+
+    consumer.register_message_listener("orders", handle)
+    live.append("orders", b"")
+    denying = threading.Thread(target=deny)
+    denying.start()
+    with pytest.raises(NotAuthorizedError):
+        consumer.run()
+    denying.join()
+
+
+def test_a_reset_by_time_asks_where_no_fetch_delays_the_answer(live: InMemoryKafka) -> None:
+    seen: list[int] = []
+    producer = live.producer({})
+    for number in range(5):
+        producer.produce("orders", b"x", timestamp=1_000_000 + number)
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", lambda message: seen.append(message.queue_offset))
+    with consumer:
+        live.wait_until(lambda: len(seen) == 5, guard_s=GUARD_S)
+        consumer.reset_offset_by_timestamp("orders", 1_000_003)
+        live.wait_until(lambda: seen[5:] == [3, 4], guard_s=GUARD_S)
+    assert live.delayed_lookups == []
+
+
+@pytest.mark.parametrize(("client", "interval_ms"), [({}, 3_000), ({"topic.metadata.refresh.interval.ms": 70}, 70)])
+def test_its_clients_notice_added_partitions_within_seconds(
+    live: InMemoryKafka, client: dict[str, Any], interval_ms: int
+) -> None:
+    configs: list[dict[str, Any]] = []
+
+    def noted(make: Any) -> Any:
+        def made(config: Any) -> Any:
+            configs.append(dict(config))
+            return make(config)
+
+        return made
+
+    clients = Clients(noted(live.consumer), noted(live.producer))
+    consumer = PushConsumer("memory:1", group="g", clients=clients, client=client)
+    consumer.register_message_listener("orders", print)
+    with consumer:
+        pass
+    assert [config["topic.metadata.refresh.interval.ms"] for config in configs] == [interval_ms] * 2

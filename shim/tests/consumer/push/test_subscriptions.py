@@ -1,0 +1,212 @@
+"""Topics by name and by pattern: who listens, what is read, and what no pattern ever catches."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.consumer.listener import Subscription
+from rocketshim.consumer.push.subscriptions import Subscriptions
+from rocketshim.errors import ConfigError
+from rocketshim.filters import MessageSelector
+from rocketshim_topics import TopicNames
+
+
+def of(*topics: str) -> Subscriptions:
+    subscriptions = Subscriptions(TopicNames())
+    for topic in topics:
+        subscriptions.add(Subscription(topic, print, expression=f"filter of {topic}", digest=topic))
+    return subscriptions
+
+
+def heard_by(subscriptions: Subscriptions, topic: str) -> str | None:
+    found = subscriptions.get(topic)
+    return None if found is None else found.topic
+
+
+def test_a_pattern_stands_for_the_topics_that_begin_with_it() -> None:
+    subscriptions = of("^orders[.]", "^eu$")
+    subscriptions.see(["orders.eu", "orders.us", "orders", "old-orders.eu", "eu", "europe"])
+    assert subscriptions.topics() == ["eu", "orders.eu", "orders.us"]
+    assert heard_by(subscriptions, "orders.us") == "^orders[.]"
+    assert heard_by(subscriptions, "europe") is None
+
+
+def test_a_name_goes_before_patterns_and_the_first_pattern_before_the_second() -> None:
+    subscriptions = of("^o", "^or", "orders")
+    subscriptions.see(["orders", "orchids"])
+    assert subscriptions.topics() == ["orchids", "orders"]
+    assert heard_by(subscriptions, "orders") == "orders"
+    assert heard_by(subscriptions, "orchids") == "^o"
+
+
+NAMESPACES = st.sampled_from(["", "pay", "a_b", "X-1"])
+GROUPS = st.text(min_size=1, max_size=20).filter(lambda text: text.isprintable() and text != "DEFAULT_CONSUMER")
+
+
+@given(NAMESPACES, GROUPS)
+def test_no_pattern_catches_a_topic_of_the_shim_or_of_kafka(namespace: str, group: str) -> None:
+    names = TopicNames(namespace)
+    ours = [names.schedule, names.parked, names.retry(group), names.dead_letter(group), names.group_log(group)]
+    subscriptions = of("^.*", "^", "^.*rmq", f"^{namespace}[.]?")
+    subscriptions.see([*ours, "__consumer_offsets", "__transaction_state", "orders"])
+    assert subscriptions.topics() == ["orders"]
+
+
+def test_topics_that_go_are_not_read_any_more() -> None:
+    subscriptions = of("^o")
+    subscriptions.see(["o1", "o2"])
+    subscriptions.see(["o2"])
+    assert subscriptions.topics() == ["o2"]
+    assert heard_by(subscriptions, "o1") == "^o"  # its retries may be on their way
+
+
+def test_what_is_removed_is_not_read_and_keeps_its_listener_for_what_is_on_its_way() -> None:
+    subscriptions = of("orders", "^p")
+    subscriptions.see(["orders", "p1"])
+    assert subscriptions.remove("orders")
+    assert not subscriptions.remove("orders")
+    assert subscriptions.topics() == ["p1"]
+    assert heard_by(subscriptions, "orders") == "orders"
+    assert subscriptions.remove("^p")
+    assert subscriptions.topics() == []
+    assert heard_by(subscriptions, "p1") == "^p"
+    assert heard_by(subscriptions, "p2") == "^p"
+    assert not subscriptions.has_patterns
+    assert len(subscriptions) == 0
+
+
+def test_a_removed_name_may_be_caught_by_a_pattern_that_is_left() -> None:
+    subscriptions = of("orders", "^o")
+    subscriptions.see(["orders"])
+    subscriptions.remove("orders")
+    subscriptions.see(["orders"])
+    assert subscriptions.topics() == ["orders"]
+    assert heard_by(subscriptions, "orders") == "^o"
+
+
+def test_one_listener_a_topic() -> None:
+    subscriptions = of("orders")
+    with pytest.raises(ConfigError, match="one listener"):
+        subscriptions.add(Subscription("orders", print))
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused() -> None:
+    subscriptions = of()
+    with pytest.raises(ConfigError, match="no regular expression"):
+        subscriptions.add(Subscription("^(", print))
+    assert len(subscriptions) == 0
+
+
+def test_subscriptions_that_differ_have_digests_that_differ() -> None:
+    assert of("a", "b").digest() == of("b", "a").digest()
+    assert len({of(*topics).digest() for topics in [("a",), ("b",), ("a", "b"), ("^a",), ()]}) == 5
+    assert of("b", "a").text() == "a=filter of a, b=filter of b"
+
+
+def test_what_is_put_takes_the_place_of_what_was_there() -> None:
+    subscriptions = of("orders", "^o")
+    subscriptions.put(Subscription("orders", print, expression="new", digest="new"))
+    found = subscriptions.get("orders")
+    assert found is not None
+    assert found.expression == "new"
+    assert subscriptions.text() == "^o=filter of ^o, orders=new"
+    assert subscriptions.digest() != of("orders", "^o").digest()
+    assert len(subscriptions) == 2
+
+
+def test_a_pattern_that_is_put_again_keeps_its_place_and_its_topics() -> None:
+    subscriptions = of("^o", "^or")
+    subscriptions.see(["orders"])
+    subscriptions.put(Subscription("^o", print, digest="new"))
+    assert heard_by(subscriptions, "orders") == "^o"
+    assert subscriptions.topics() == ["orders"]
+
+
+def test_a_name_that_is_put_is_no_longer_a_matter_of_the_pattern() -> None:
+    subscriptions = of("^o")
+    subscriptions.see(["orders"])
+    subscriptions.put(Subscription("orders", print))
+    assert heard_by(subscriptions, "orders") == "orders"
+    assert subscriptions.topics() == ["orders"]
+    subscriptions.remove("^o")
+    assert subscriptions.topics() == ["orders"]
+
+
+def test_what_was_removed_and_is_put_again_is_read_again() -> None:
+    subscriptions = of("orders")
+    subscriptions.remove("orders")
+    kept = subscriptions.own("orders")
+    assert kept is not None
+    subscriptions.put(kept)
+    assert subscriptions.topics() == ["orders"]
+    assert heard_by(subscriptions, "orders") == "orders"
+    assert subscriptions.own("^o") is None
+
+
+NAMES_AND_PATTERNS = st.sampled_from(["a", "ab", "b", "^a", "^b", "^.*"])
+TOPICS = ["a", "ab", "b", "c"]
+STEPS = st.lists(st.tuples(st.sampled_from(["put", "remove", "see"]), NAMES_AND_PATTERNS), max_size=12)
+
+
+@given(STEPS)
+def test_against_a_naive_model(steps: list[tuple[str, str]]) -> None:
+    """Who listens to a topic, and what is read, after any order of changes."""
+    subscriptions = Subscriptions(TopicNames())
+    active: list[str] = []
+    retired: list[str] = []
+    known: set[str] = set()  # topics that were there at the last look, while a pattern stood for them
+    for step, name in steps:
+        if step == "put":
+            subscriptions.put(Subscription(name, print, digest=name))
+            active = active if name in active else [*active, name]
+            retired = [each for each in retired if each != name]
+        elif step == "remove":
+            assert subscriptions.remove(name) == (name in active)
+            if name in active:
+                active = [each for each in active if each != name]
+                retired = [*[each for each in retired if each != name], name]
+        else:
+            subscriptions.see(TOPICS)
+        patterns = [each for each in active if each[0] == "^"]
+        caught = {topic for topic in TOPICS if topic not in active and any(re.match(each, topic) for each in patterns)}
+        known = caught if step == "see" else known & caught
+        assert set(subscriptions.topics()) == {each for each in active if each not in patterns} | known
+        for topic in TOPICS:
+            heard = next(
+                (
+                    found
+                    for names in (active, retired)
+                    for found in [topic, *[each for each in names if each[0] == "^" and re.match(each, topic)]]
+                    if found in names
+                ),
+                None,
+            )
+            assert heard_by(subscriptions, topic) == heard
+
+
+@pytest.mark.parametrize("asked", [{"sql": "a = 1"}, {"selector": MessageSelector.by_sql("a = 1")}], ids=str)
+def test_sql_is_asked_again_of_retried_messages_however_it_was_given(asked: dict[str, Any]) -> None:
+    again = Subscriptions(TopicNames(), filter_retries=True).made("orders", print, **asked)
+    assert again.matches_retry is not None
+    assert Subscriptions(TopicNames()).made("orders", print, **asked).matches_retry is None
+    assert Subscriptions(TopicNames(), filter_retries=True).made("orders", print, tags="a").matches_retry is None
+
+
+def test_the_listeners_of_a_consumer_are_all_of_one_kind() -> None:
+    async def await_it(_: Any) -> None: ...
+
+    subscriptions = Subscriptions(TopicNames())
+    assert subscriptions.orderly is subscriptions.awaits is None
+    subscriptions.add(subscriptions.made("orders", print, orderly=True))
+    subscriptions.remove("orders")
+    assert subscriptions.orderly, "what it was stays, since retries may be on their way"
+    for listener, orderly, why in ((print, False, "all orderly or all concurrent"), (await_it, True, "plain function")):
+        with pytest.raises(ConfigError, match=why):
+            subscriptions.made("other", listener, orderly=orderly)
+    assert subscriptions.made("other", print).orderly
+    assert subscriptions.made("orders", None).listener is subscriptions.made("orders", print).listener
+    with pytest.raises(ConfigError, match="needs a listener"):
+        subscriptions.made("other", None)

@@ -1,0 +1,55 @@
+"""A partition is read again only when its last reason for a pause has gone."""
+
+from typing import Any
+
+import pytest
+
+from rocketshim.consumer.reader.pauses import PauseReason, Pauses
+
+PLACE = ("orders", 0)
+
+
+class Client:
+    """What a Kafka consumer was told, and how often."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[tuple[str, int]]]] = []
+
+    def pause(self, partitions: list[Any]) -> None:
+        self.calls.append(("pause", [(item.topic, item.partition) for item in partitions]))
+
+    def resume(self, partitions: list[Any]) -> None:
+        self.calls.append(("resume", [(item.topic, item.partition) for item in partitions]))
+
+
+@pytest.fixture
+def client() -> Any:
+    return Client()
+
+
+def test_the_last_reason_resumes(client: Any) -> None:
+    pauses = Pauses()
+    pauses.hold(client, [PLACE], PauseReason.FLOW)
+    pauses.hold(client, [PLACE], PauseReason.SUSPENDED)
+    pauses.release(client, [PLACE], PauseReason.FLOW)
+    assert pauses.why(PLACE) == PauseReason.SUSPENDED
+    pauses.release(client, [PLACE], PauseReason.SUSPENDED)
+    assert not pauses.why(PLACE)
+    assert client.calls == [("pause", [PLACE]), ("resume", [PLACE])]
+
+
+def test_what_is_not_paused_is_not_resumed(client: Any) -> None:
+    pauses = Pauses()
+    pauses.release(client, [PLACE], PauseReason.FLOW)
+    pauses.hold(client, [], PauseReason.FLOW)
+    pauses.adopt(client, [])
+    assert client.calls == []
+
+
+def test_a_partition_that_is_assigned_is_resumed_whatever_stuck_to_it(client: Any) -> None:
+    pauses = Pauses()
+    pauses.hold(client, [PLACE], PauseReason.FLOW)
+    pauses.forget([PLACE])
+    pauses.adopt(client, [PLACE])
+    assert client.calls[-1] == ("resume", [PLACE])
+    assert not pauses.why(PLACE)

@@ -1,0 +1,156 @@
+"""Taking partitions up while their starts cannot be told; on the in-memory Kafka."""
+
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.consumer.reader.pauses import PauseReason
+from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.testing import InMemoryKafka
+
+Make = Callable[..., Any]
+
+
+class LateLookUps:
+    """A consumer whose look-ups of logical positions are answered at the worst moment: after the next seek."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._looked_up: set[tuple[str, int]] = set()
+        self.assigned: list[TopicPartition] = []
+
+    def subscribe(self, topics: list[str], **callbacks: Any) -> None:
+        mine = {name: lambda _, partitions, call=call: call(self, partitions) for name, call in callbacks.items()}
+        self._inner.subscribe(topics, **mine)
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        self.assigned += partitions
+        self._looked_up |= {(item.topic, item.partition) for item in partitions if item.offset < 0}
+        self._inner.incremental_assign(partitions)
+
+    def seek(self, partition: TopicPartition) -> None:
+        self._inner.seek(partition)
+        if (partition.topic, partition.partition) in self._looked_up:
+            self._inner.seek(TopicPartition(partition.topic, partition.partition, 0))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Unanswered:
+    """Starts that cannot be told the first so many times."""
+
+    def __init__(self, bench: Any, times: int) -> None:
+        self._resolve = bench.starts.resolve
+        self.left = times
+        bench.starts.resolve = self
+
+    def __call__(self, consumer: Any, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+        if self.left:
+            self.left -= 1
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return self._resolve(consumer, partitions, timeout_s)
+
+
+def test_a_look_up_that_is_answered_late_moves_nothing(kafka: InMemoryKafka, unopened: Make) -> None:
+    """Old messages are not handed out when the start of a new group at the end of the log is found out late."""
+    for _ in range(5):
+        kafka.append("orders", b"old")
+    seen: list[bytes] = []
+    b = unopened(lambda message: seen.append(message.body), where=ConsumeFromWhere.LAST_OFFSET)
+    starts, make, late = Unanswered(b, 2), b.loop._make_consumer, list[LateLookUps]()
+
+    def make_late() -> Any:
+        late.append(LateLookUps(make()))
+        return late[-1]
+
+    b.loop._make_consumer = make_late
+    b.open()
+    while starts.left:
+        b.clock.advance(1_000)
+        b.turn()
+    b.clock.advance(1_000)
+    b.turn(2)
+    kafka.append("orders", b"new")
+    b.run()
+    assert seen == [b"new"]
+    assert [item.offset for item in late[0].assigned] == [0, 0]  # nothing that Kafka's client would have to look up
+
+
+def test_a_partition_is_held_until_its_start_is_known_and_committed(kafka: InMemoryKafka, unopened: Make) -> None:
+    kafka.append("orders", b"")
+    b = unopened(lambda _: None)
+    starts = Unanswered(b, 1_000)
+    b.open()
+    places = [("orders", 0), (b.names.retry("g"), 0)]
+    for _ in range(5):
+        assert [b.loop._pauses.why(place) for place in places] == [PauseReason.UNRESOLVED] * 2
+        b.clock.advance(1_000)
+        b.run(2)
+        assert b.committed() is None
+    assert starts.left > 900, "once a second"
+    starts.left = 0
+    b.clock.advance(1_000)
+    b.turn(2)
+    assert [b.loop._pauses.why(place) for place in places] == [PauseReason(0)] * 2
+    assert b.committed() == 0
+    b.run()
+    b.commit_now()
+    assert b.committed() == 1
+
+
+def test_a_partition_whose_start_cannot_be_told_holds_up_no_other(kafka: InMemoryKafka, unopened: Make) -> None:
+    kafka.add_partitions("orders", 3)
+    for number in range(3):
+        kafka.append("orders", b"%d" % number, partition=number)
+    seen: list[bytes] = []
+    b = unopened(lambda message: seen.append(message.body))
+    resolve, asked, away = b.starts.resolve, [0], [True]
+
+    def without_leader(consumer: Any, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+        if away[0] and ("orders", 1) in [(item.topic, item.partition) for item in partitions]:
+            asked[0] += 1
+            b.clock.advance(round(timeout_s * 1_000))
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return resolve(consumer, partitions, timeout_s)
+
+    b.starts.resolve = without_leader
+    b.open()
+    b.run(10)
+    assert sorted(seen) == [b"0", b"2"]
+    before = asked[0]
+    b.turn(10)
+    assert asked[0] == before, "it takes no more than a tenth of the time"
+    away[0] = False
+    b.clock.advance(60_000)
+    b.run()
+    assert sorted(seen) == [b"0", b"1", b"2"]
+
+
+def test_a_partition_that_leaves_while_it_is_held_is_not_looked_for(unopened: Make) -> None:
+    b = unopened(lambda _: None)
+    starts = Unanswered(b, 1)
+    b.open()
+    b.loop._on_lost(b.consumer, [TopicPartition("orders", 0)])
+    b.clock.advance(1_000)
+    b.turn(2)
+    assert starts.left == 0
+    assert ("orders", 0) not in b.loop._queues
+    assert [queue.topic for queue in b.loop.queues] == [b.names.retry("g")]
+
+
+def test_seeking_a_partition_that_is_held_begins_it(kafka: InMemoryKafka, unopened: Make) -> None:
+    for number in range(4):
+        kafka.append("orders", b"%d" % number)
+    seen: list[bytes] = []
+    b = unopened(lambda message: seen.append(message.body))
+    starts = Unanswered(b, 100)
+    b.open()
+    b.loop.seek(b.consumer, {("orders", 0): 2})
+    b.run()
+    assert seen == [b"2", b"3"]
+    starts.left = 0
+    b.clock.advance(1_000)
+    b.run()
+    assert seen == [b"2", b"3"]  # it is not begun anew when the other one is

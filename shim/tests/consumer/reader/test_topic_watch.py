@@ -1,0 +1,49 @@
+"""Which topics are read: found by patterns at an interval, and missed only when they stay away."""
+
+from rocketshim.consumer.reader.topic_watch import TopicWatch
+from rocketshim.errors import TopicMissingError
+from rocketshim.testing import InMemoryKafka
+
+
+def test_topics_are_found_again_at_the_interval_only(kafka: InMemoryKafka) -> None:
+    consumer = kafka.consumer({"group.id": "g"})
+    watch = TopicWatch([], lambda existing: sorted(name for name in existing if name.startswith("orders")), 1_000)
+    assert watch.look(consumer, 0)
+    assert watch.topics == ["orders"]
+    kafka.create_topic("orders.eu")
+    assert not watch.look(consumer, 999)
+    assert watch.look(consumer, 1_000)
+    assert watch.topics == ["orders", "orders.eu"]
+    assert not watch.look(consumer, 2_000)
+
+
+def test_without_patterns_nothing_is_looked_for_and_a_change_is_looked_at_at_once(kafka: InMemoryKafka) -> None:
+    consumer = kafka.consumer({"group.id": "g"})
+    watch = TopicWatch(["orders"], None, 1_000)
+    assert not watch.look(consumer, 0)
+    assert not watch.change(["orders"], None)
+    assert watch.change(["other"], lambda _: ["orders"])
+    assert watch.look(consumer, 0)
+    assert watch.topics == ["orders"]
+
+
+def test_what_is_doubted_is_looked_for_half_a_minute_later(kafka: InMemoryKafka) -> None:
+    consumer = kafka.consumer({"group.id": "g"})
+    watch = TopicWatch(["orders"], None, 1_000)
+    for topic in ("orders", "gone"):
+        watch.doubt(topic, 0)
+        watch.doubt(topic, 29_000)  # the first doubt counts
+    assert watch.missing(consumer, 29_999) is None
+    assert isinstance(watch.missing(consumer, 30_000), TopicMissingError)
+    assert watch.missing(consumer, 90_000) is None, "said once; the other one is there"
+
+
+def test_with_the_brokers_away_a_doubt_begins_anew(kafka: InMemoryKafka) -> None:
+    consumer = kafka.consumer({"group.id": "g"})
+    watch = TopicWatch(["orders"], None, 1_000)
+    watch.doubt("gone", 0)
+    kafka.stop_broker()
+    assert watch.missing(consumer, 30_000) is None
+    kafka.start_broker()
+    assert watch.missing(consumer, 59_999) is None
+    assert watch.missing(consumer, 60_000) is not None
