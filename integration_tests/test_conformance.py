@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient
 from rocketshim.local import Broker
-from rocketshim.testing.conformance import Features, Scenario, scenarios
+from shim.tests.conformance import Features, Scenario, scenarios
 
 DEADLINE_S = 60.0
 

@@ -7,7 +7,8 @@ import pytest
 
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient
 from rocketshim.testing import InMemoryKafka
-from rocketshim.testing.conformance import Features, Scenario, scenarios
+
+from . import Features, Scenario, scenarios
 
 
 class MemoryBackend:

@@ -9,8 +9,8 @@ back end with these features has to pass.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rocketshim.testing.conformance import groups, reading, records, transactions
-from rocketshim.testing.conformance.backend import Backend, ConformanceError, Features
+from . import groups, reading, records, transactions
+from .backend import Backend, ConformanceError, Features
 
 __all__ = ["SCENARIOS", "Backend", "ConformanceError", "Features", "Scenario", "scenarios"]
 

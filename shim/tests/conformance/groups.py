@@ -5,7 +5,9 @@ from typing import Any
 from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 
 from rocketshim.kafka.clients import ConsumerClient
-from rocketshim.testing.conformance.backend import (
+from rocketshim.testing.kafka_errors import Code
+
+from .backend import (
     Backend,
     assigned,
     at,
@@ -19,7 +21,6 @@ from rocketshim.testing.conformance.backend import (
     send,
     wait_for,
 )
-from rocketshim.testing.kafka_errors import Code
 
 __all__: list[str] = []
 

@@ -4,7 +4,9 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaError, murmur2
 
-from rocketshim.testing.conformance.backend import (
+from rocketshim.testing.kafka_errors import Code
+
+from .backend import (
     Backend,
     at,
     consumer_of,
@@ -17,7 +19,6 @@ from rocketshim.testing.conformance.backend import (
     send,
     wait_for,
 )
-from rocketshim.testing.kafka_errors import Code
 
 __all__: list[str] = []
 

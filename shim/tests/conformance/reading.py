@@ -3,7 +3,9 @@
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError
 
 from rocketshim.kafka.clients import ConsumerClient
-from rocketshim.testing.conformance.backend import (
+from rocketshim.testing.kafka_errors import Code
+
+from .backend import (
     Backend,
     at,
     consumer_of,
@@ -15,7 +17,6 @@ from rocketshim.testing.conformance.backend import (
     send,
     wait_for,
 )
-from rocketshim.testing.kafka_errors import Code
 
 __all__: list[str] = []
 
