@@ -39,7 +39,7 @@ test-long: $(VENV)/.dev broker-jars spark-jars ## the tests that run for minutes
 check: $(VENV)/.dev ## lint, format, types, import contracts, public API
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy topics/rocketshim_topics shim/rocketshim spark/rocketshim_spark examples benchmarks tools proof shim/tests/conformance
+	@$(BIN)/mypy topics/rocketshim_topics shim/rocketshim shim/rocketshim_local spark/rocketshim_spark examples benchmarks tools proof shim/tests/conformance
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python tools/public_api.py
 	@$(BIN)/codespell -D tools/words.txt -D - $(PLAIN)

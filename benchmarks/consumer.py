@@ -34,7 +34,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from rocketshim import ConsumeFromWhere, LevelTableRetryPolicy, PushConsumer
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS
-from rocketshim.local import any_broker
+from rocketshim_local import any_broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
 

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer
 
 from benchmarks.consumer import PREFETCHED, fill
 from rocketshim import dropin
-from rocketshim.local import any_broker
+from rocketshim_local import any_broker
 
 TURNS = 100
 PER_TURN = 2_000

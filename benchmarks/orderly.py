@@ -34,8 +34,8 @@ from rocketshim.group.connect import connect_group_log
 from rocketshim.group.lease import QueueStarted
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import confluent_clients
-from rocketshim.local import any_broker
 from rocketshim.settings import ConnectionSettings
+from rocketshim_local import any_broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.message_queue import MessageQueue

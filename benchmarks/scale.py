@@ -39,7 +39,7 @@ from confluent_kafka.cimpl import NewTopic
 from benchmarks import table
 from benchmarks.worker_timing import STAMPED, percentiles
 from rocketshim import ConsumeFromWhere, PushConsumer, dropin
-from rocketshim.local import LocalCluster
+from rocketshim_local import LocalCluster
 from rocketshim_topics import DelayLevels, TopicNames, hops, provision
 from rocketshim_topics.layout import Layout
 

@@ -40,7 +40,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from rocketshim.local import LocalCluster, any_broker
+from rocketshim_local import LocalCluster, any_broker
 from rocketshim_topics import Message, TopicNames, hops
 
 PARTITIONS = 8

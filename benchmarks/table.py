@@ -7,7 +7,7 @@ import time
 
 import confluent_kafka
 
-from rocketshim.local.jars import KAFKA_VERSION
+from rocketshim_local.jars import KAFKA_VERSION
 
 
 def conditions() -> str:

@@ -33,9 +33,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks import table
-from rocketshim.local import any_broker
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.worker import DelayWorker
+from rocketshim_local import any_broker
 from rocketshim_topics import provision
 from rocketshim_topics.hops import delayed_record
 from rocketshim_topics.layout import Layout

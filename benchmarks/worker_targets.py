@@ -30,7 +30,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from benchmarks import table
 from benchmarks.worker_timing import HAND, STAMPED, WARM_UP_S, percentiles
-from rocketshim.local import any_broker
+from rocketshim_local import any_broker
 from rocketshim_topics import provision
 from rocketshim_topics.hops import delayed_record
 from rocketshim_topics.layout import Layout

@@ -1,6 +1,6 @@
 """One real broker for the whole run (one in each process of it), and names that no two tests share.
 
-The broker is started once per session by the order of choice of `rocketshim.local.any_broker`. When it cannot be
+The broker is started once per session by the order of choice of `rocketshim_local.any_broker`. When it cannot be
 started the tests fail; they are never skipped, since a suite that tests nothing must not look green.
 """
 
@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from rocketshim.local import Broker, any_broker
+from rocketshim_local import Broker, any_broker
 
 from .stepped_broker import SteppedBroker, stepped_broker_in
 

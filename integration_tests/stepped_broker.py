@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rocketshim.local import LocalCluster
-from rocketshim.local.java import find_java
-from rocketshim.local.startup_kit import startup_kit
+from rocketshim_local import LocalCluster
+from rocketshim_local.java import find_java
+from rocketshim_local.startup_kit import startup_kit
 
 __all__ = ["SteppedBroker", "stepped_broker_in"]
 

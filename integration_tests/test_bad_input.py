@@ -15,7 +15,7 @@ from rocketshim.errors import (
     TopicMismatchError,
     TopicMissingError,
 )
-from rocketshim.local import Broker, LocalCluster
+from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
 

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from confluent_kafka.cimpl import NewTopic
 
 from rocketshim import ConsumeFromWhere, MessageModel, PushConsumer
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 
 from . import waiting
 

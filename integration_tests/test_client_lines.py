@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketshim.local import Broker, LocalCluster
+from rocketshim_local import Broker, LocalCluster
 
 from .test_security import certificate
 

@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, DelayLevels, DelayWorker, TopicNames, WorkerSettings
 from rocketshim.compat.rocketmq import ConsumeStatus, Message, Producer, PushConsumer, ReceivedMessage, SendStatus
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from shim.tests.conformance import Features, Scenario, scenarios
 
 DEADLINE_S = 60.0

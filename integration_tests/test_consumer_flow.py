@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import AfterDelay, ConsumeFromWhere, MessageQueue, PushConsumer, TopicNames
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, provision
 from rocketshim_topics.layout import Layout
 

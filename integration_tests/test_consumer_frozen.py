@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import DelayLevels, DelayWorker, TopicNames, WorkerSettings
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, DelayWorker, MessageQueue, PushConsumer, TopicNames, WorkerSettings
 from rocketshim.errors import ConsumerError
-from rocketshim.local import Broker, LocalCluster
+from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics import DelayLevels, provision
 from rocketshim_topics.layout import Layout
 

@@ -30,7 +30,7 @@ from rocketshim import (
     WorkerSettings,
 )
 from rocketshim import Producer as ShimProducer
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 
 from . import waiting
 from .running import running

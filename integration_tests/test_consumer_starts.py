@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewPartitions
 from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
 from rocketshim.consumer.state import ConsumerState
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 

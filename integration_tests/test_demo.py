@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 
 DAY = Path(__file__).parents[1] / "examples" / "data" / "flights-2013-12-10.csv"
 STARTED = re.compile(r"^(worker|consumer): process (\d+)")

@@ -23,8 +23,8 @@ from rocketshim import DelayWorker, Message, Producer, WorkerSettings
 from rocketshim.admin.doctor import CHECKS, Severity, examine, gather
 from rocketshim.admin.group_lag import GroupReader
 from rocketshim.cli import main
-from rocketshim.local import Broker, LocalCluster
 from rocketshim.worker.assignment import levels_metadata
+from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics import DelayLevels, TopicNames, TopicSpec, provision
 
 from .waiting import wait_until

@@ -29,7 +29,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import dropin
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 
 GUARD_S = 90.0
 COUNT = 60

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka.serialization import MessageField, SerializationContext, StringDeserializer, StringSerializer
 
 from rocketshim import TopicNames, dropin
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 
 GUARD_S = 150.0
 COUNT = 5

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from rocketshim import DelayLevels, DelayWorker, TopicNames, WorkerSettings
 from rocketshim.dropin import FeatureNotEnabledError, Producer
 from rocketshim.errors import TopicMissingError
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import decode, provision
 from rocketshim_topics.layout import Layout
 

@@ -14,7 +14,7 @@ from confluent_kafka.cimpl import NewPartitions
 from rocketshim import TopicNames
 from rocketshim.dropin import Consumer
 from rocketshim.errors import StaleMessageError
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 
 GUARD_S = 150.0
 SOON = {"heartbeat.interval.ms": 300}  # a member hears of the others' coming and going at its next heartbeat

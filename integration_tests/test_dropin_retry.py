@@ -20,7 +20,7 @@ from rocketshim.errors import (
     StaleMessageError,
     TopicMissingError,
 )
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import decode
 
 from .running import running

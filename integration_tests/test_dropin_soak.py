@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim import DelayWorker, TopicNames, WorkerSettings
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.local import LocalCluster
+from rocketshim_local import LocalCluster
 from rocketshim_topics import decode, provision
 from rocketshim_topics.layout import TopicSpec
 from rocketshim_topics.wire import read_headers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 

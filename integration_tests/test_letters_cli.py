@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, DeadLetter, DelayWorker, Producer, PushConsumer, WorkerSettings
 from rocketshim.cli import main
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Message, TopicNames, provision
 from rocketshim_topics.layout import Layout
 

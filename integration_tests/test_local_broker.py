@@ -25,9 +25,9 @@ from confluent_kafka.admin import (
 )
 
 from rocketshim.errors import BrokerUnavailableError, LocalBrokerError
-from rocketshim.local import Broker, LocalCluster, any_broker, cache_dir, prepare
-from rocketshim.local.cache import CACHE_VARIABLE
-from rocketshim.local.probe import free_ports
+from rocketshim_local import Broker, LocalCluster, any_broker, cache_dir, prepare
+from rocketshim_local.cache import CACHE_VARIABLE
+from rocketshim_local.probe import free_ports
 
 DEADLINE_S = 60.0
 
@@ -280,7 +280,7 @@ def test_users_have_the_rights_that_acls_give_them() -> None:
 
 OWNER = """
 import sys
-from rocketshim.local import LocalCluster
+from rocketshim_local import LocalCluster
 cluster = LocalCluster().start()
 print(cluster.pid(1), cluster.logs_dir, flush=True)
 sys.stdin.read()

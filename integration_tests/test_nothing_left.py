@@ -46,7 +46,7 @@ from rocketshim.compat import rocketmq
 from rocketshim.errors import RocketshimError
 from rocketshim.health import HealthServer
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.local import Broker, LocalCluster
+from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics import DelayLevels, provision
 from rocketshim_topics.layout import Layout
 

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim.cli import main
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Envelope, TopicNames, encode, provision
 from rocketshim_topics.layout import Layout
 

@@ -18,7 +18,7 @@ import rocketshim
 from rocketshim import ConsumeFromWhere, ConsumeOrderlyStatus, Message, MessageModel, PushConsumer, TopicNames
 from rocketshim.cli.app import main
 from rocketshim.errors import TopicMismatchError
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, partition_for, provision
 from rocketshim_topics.layout import Layout
 

@@ -22,7 +22,7 @@ from rocketshim import (
     PushConsumer,
     TopicNames,
 )
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 

@@ -18,7 +18,7 @@ from rocketshim import (
     PullConsumer,
     PullStatus,
 )
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 
 GUARD_S = 60.0
 

@@ -21,7 +21,7 @@ from rocketshim import ConsumeFromWhere, DeadLetter, PushConsumer
 from rocketshim.cli import main, redrive
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Envelope, Layout, TopicNames, encode, provision
 
 CAUSES = ("Timeout", "KeyError", "ValueError", "OSError", "DeadLetter", "NoListener")

@@ -36,7 +36,7 @@ from rocketshim.cli import main, redrive
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.local import LocalCluster
+from rocketshim_local import LocalCluster
 from rocketshim_spark.sources import Cluster
 from rocketshim_topics import TopicNames
 

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from rocketshim.cli import main as rocketshim
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_spark import events
 from rocketshim_spark.cli import main
 from rocketshim_spark.jobs import audit, delays, lineage, replay

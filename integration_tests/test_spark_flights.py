@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "spark" / "flights.py"))

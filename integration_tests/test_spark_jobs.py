@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from rocketshim import ConsumeFromWhere, DeadLetter, DelayWorker, Producer, PushConsumer, WorkerSettings
 from rocketshim.cli import main as rocketshim
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_spark import cli_replay
 from rocketshim_spark.cli import main
 from rocketshim_spark.jobs import replay

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 import rocketshim_spark
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_spark.cli import main
 from rocketshim_spark.land import read_records
 from rocketshim_spark.session import connector_jars

@@ -17,7 +17,7 @@ from confluent_kafka import ConsumerGroupState, Producer
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, LitePullConsumer, PushConsumer, TopicNames
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, provision
 from rocketshim_topics.layout import Layout
 

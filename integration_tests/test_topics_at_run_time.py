@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
 from rocketshim.errors import TopicMissingError
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 

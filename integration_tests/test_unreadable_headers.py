@@ -31,7 +31,7 @@ from rocketshim.cli import main
 from rocketshim.consumer.push.hooks import ConsumeMessageContext
 from rocketshim.dropin import Consumer
 from rocketshim.errors import MalformedRecordError
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Envelope, TopicNames, encode, provision
 from rocketshim_topics.layout import Layout
 

@@ -13,9 +13,9 @@ IMPORT_ALL = """
 import importlib, pkgutil, sys
 sys.path[:0] = [sys.argv[1]]
 sys.path.append(sys.argv[2])
-import rocketshim, rocketshim_spark, rocketshim_topics
+import rocketshim, rocketshim_local, rocketshim_spark, rocketshim_topics
 seen = 0
-for package in (rocketshim_topics, rocketshim, rocketshim_spark):
+for package in (rocketshim_topics, rocketshim, rocketshim_local, rocketshim_spark):
     assert package.__file__.startswith(sys.argv[1]), package.__file__
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.endswith("__main__"):
@@ -23,7 +23,7 @@ for package in (rocketshim_topics, rocketshim, rocketshim_spark):
             seen += 1
 for name in dir(rocketshim):
     getattr(rocketshim, name)
-from rocketshim.demo.flights import load
+from rocketshim_local.demo.flights import load
 assert len(load()) == 943
 print(seen)
 """
@@ -51,7 +51,7 @@ def test_every_module_of_the_wheel_can_be_imported_from_anywhere(wheel: Path, tm
 
 def test_the_wheel_is_typed_and_licensed_and_holds_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    for package in ("rocketshim", "rocketshim_topics", "rocketshim_spark"):
+    for package in ("rocketshim", "rocketshim_local", "rocketshim_topics", "rocketshim_spark"):
         assert f"{package}/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "/tests/" in name or name.startswith("integration_tests")]

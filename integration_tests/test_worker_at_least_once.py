@@ -14,7 +14,7 @@ from confluent_kafka import Producer as PlainProducer
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from rocketshim.local import Broker
+from rocketshim_local import Broker
 from rocketshim_topics import Message as Outgoing
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from rocketshim.local import Broker
 from rocketshim.producer.producer import Producer
+from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Message, provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from rocketshim.local import LocalCluster
+from rocketshim_local import LocalCluster
 from rocketshim_topics import Message, provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels

@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSp
 
 from rocketshim import DelayWorker
 from rocketshim.kafka.clients import confluent_clients
-from rocketshim.local import Broker
 from rocketshim.settings import WorkerSettings
+from rocketshim_local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels

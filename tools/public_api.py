@@ -66,7 +66,7 @@ def _git(*arguments: str) -> str:
 
 def _load() -> griffe.ModulesCollection:
     loader = griffe.GriffeLoader(search_paths=[str(ROOT / part) for part in ("topics", "shim")], allow_inspection=False)
-    for package in {path.partition(".")[0] for path in MODULES}:
+    for package in {*(path.partition(".")[0] for path in MODULES), "rocketshim_local"}:
         loader.load(package)
     loader.resolve_aliases(implicit=True, external=False)
     return loader.modules_collection

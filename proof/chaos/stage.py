@@ -17,7 +17,7 @@ from proof.chaos.plan import CONCURRENT, GROUPS, LEVELS, NAMES, ORDERLY, SESSION
 from proof.chaos.sink import Sink
 from proof.lines import Process
 from proof.writer import HistoryWriter
-from rocketshim.local import LocalCluster
+from rocketshim_local import LocalCluster
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout, TopicSpec
 from rocketshim_topics.levels import DelayLevels

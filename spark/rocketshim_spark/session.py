@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import SparkSession
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim.local import cached_jars, fetch_jars
+from rocketshim_local import cached_jars, fetch_jars
 from rocketshim_spark.errors import ConnectorMissingError, SessionError
 
 __all__ = [
@@ -114,7 +114,7 @@ def fetch(*, report: Callable[[str], None] | None = None) -> list[Path]:
     """Download the jars into rocketshim's cache; nothing is done when they are there.
 
     Args:
-        report: gets progress, one line of text a call; None: the logger `rocketshim.local`.
+        report: gets progress, one line of text a call; None: the logger `rocketshim_local`.
 
     Returns:
         what a session is given, see `connector_jars`.

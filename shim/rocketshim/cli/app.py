@@ -35,7 +35,7 @@ FINDING = 2
 """Exit code of a command that worked and found something that is not as it should be."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("rocketshim.cli.demo", "One day of real flights through delay, retry and dead letters."),
+    "demo": ("rocketshim_local.cli.demo", "One day of real flights through delay, retry and dead letters."),
     "init": ("rocketshim.cli.init", "Create the topics the shim needs, or say what would be created."),
     "doctor": ("rocketshim.cli.doctor", "Is the set-up sound? What is wrong, what it costs, what mends it."),
     "send": ("rocketshim.cli.send", "Send one message, now or later."),
@@ -48,7 +48,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("rocketshim.cli.trace", "One message through its whole life."),
     "group": ("rocketshim.cli.group", "A consumer group: how far it is, what its members subscribe to."),
     "acls": ("rocketshim.cli.acls", "The least rights that each role needs, as kafka-acls commands."),
-    "broker": ("rocketshim.cli.broker", "A real Kafka on this machine; neither Docker nor an installed Java needed."),
+    "broker": (
+        "rocketshim_local.cli.broker",
+        "A real Kafka on this machine; neither Docker nor an installed Java needed.",
+    ),
 }
 """Command name to (module, its line in `rocketshim --help`), in the order of the help."""
 

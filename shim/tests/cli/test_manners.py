@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 import rocketshim.cli
+import rocketshim_local.cli
 from rocketshim.cli.app import COMMANDS, build, main
 from rocketshim.cli.letters import console
 
@@ -116,9 +117,10 @@ def test_nothing_is_ever_asked(words: str) -> None:
 
 
 def test_no_command_s_source_asks() -> None:
-    folder = Path(rocketshim.cli.__file__).parent
+    folders = [Path(package.__file__).parent for package in (rocketshim.cli, rocketshim_local.cli)]
     asking = re.compile(r"\b(confirm|prompt|input|getpass)\(")
-    assert [path.name for path in folder.glob("*.py") if asking.search(path.read_text(encoding="utf-8"))] == []
+    sources = [path for folder in folders for path in folder.glob("*.py")]
+    assert [path.name for path in sources if asking.search(path.read_text(encoding="utf-8"))] == []
 
 
 def shell(*words: str, **environ: str) -> str:

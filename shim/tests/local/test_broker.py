@@ -1,4 +1,4 @@
-from rocketshim.local.broker import choose
+from rocketshim_local.broker import choose
 
 
 def docker_must_not_be_asked() -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rocketshim.errors import ConfigError
-from rocketshim.local.cache import cache_dir, exclusive, filling, read_file_set
+from rocketshim_local.cache import cache_dir, exclusive, filling, read_file_set
 
 
 def test_the_cache_is_the_named_folder_else_xdg_else_home() -> None:
@@ -59,7 +59,7 @@ def test_what_a_killed_filling_left_is_removed_by_the_next(tmp_path: Path) -> No
     path = tmp_path / "set"
     killed = f"""
 import os, pathlib, signal
-from rocketshim.local.cache import filling
+from rocketshim_local.cache import filling
 with filling(pathlib.Path({str(path)!r}), {{}}) as folder:
     (folder / "half").write_bytes(b"x")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_a_lock_is_free_again_when_its_holder_was_killed(tmp_path: Path) -> None
     lock = tmp_path / "locks" / "one.lock"
     holder = f"""
 import os, pathlib, signal
-from rocketshim.local.cache import exclusive
+from rocketshim_local.cache import exclusive
 with exclusive(pathlib.Path({str(lock)!r})):
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from rocketshim.errors import ConfigError, LocalBrokerError
-from rocketshim.local import LocalCluster
+from rocketshim_local import LocalCluster
 
 
 @pytest.mark.parametrize(

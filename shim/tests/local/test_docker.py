@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rocketshim.local.docker import docker_obstacle, image_environment
+from rocketshim_local.docker import docker_obstacle, image_environment
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim.local.home import KEPT_LOGS, ClusterHome
+from rocketshim_local.home import KEPT_LOGS, ClusterHome
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rocketshim.errors import ConfigError, LocalBrokerError
-from rocketshim.local import cached_jars, fetch_jars
-from rocketshim.local.cache import cache_dir
-from rocketshim.local.probe import free_ports
+from rocketshim_local import cached_jars, fetch_jars
+from rocketshim_local.cache import cache_dir
+from rocketshim_local.probe import free_ports
 
 APP = "org.example:app:1.0"
 
@@ -157,7 +157,7 @@ def test_without_a_network_the_error_names_every_way_out(
     assert repository.asked == []
 
 
-FETCH = f"from rocketshim.local import fetch_jars; print(len(fetch_jars([{APP!r}]).files))"
+FETCH = f"from rocketshim_local import fetch_jars; print(len(fetch_jars([{APP!r}]).files))"
 
 
 def test_two_processes_at_once_fetch_once(repository: Repository) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim.local.java import find_java, parse_java_version
+from rocketshim_local.java import find_java, parse_java_version
 
 OPENJDK_17 = """openjdk version "17.0.15" 2025-04-15
 OpenJDK Runtime Environment (build 17.0.15+6-Debian-1deb12u1)

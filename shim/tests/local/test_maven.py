@@ -1,7 +1,7 @@
 import pytest
 
 from rocketshim.errors import ConfigError
-from rocketshim.local.maven import CENTRAL, central_url, mirror_of_central
+from rocketshim_local.maven import CENTRAL, central_url, mirror_of_central
 
 
 def settings(*mirrors: tuple[str, str], namespace: str = "http://maven.apache.org/SETTINGS/1.2.0") -> str:

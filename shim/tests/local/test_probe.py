@@ -1,6 +1,6 @@
 import socket
 
-from rocketshim.local.probe import accepts_connections, free_ports, is_free, known_brokers
+from rocketshim_local.probe import accepts_connections, free_ports, is_free, known_brokers
 
 
 def test_free_ports_are_different_unused_and_below_the_range_of_outgoing_connections() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.errors import ConfigError
-from rocketshim.local.server_properties import (
+from rocketshim_local.server_properties import (
     STRUCTURAL,
     NodeAddress,
     cluster_id_from,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-import rocketshim.local.watchdog as watchdog_module
+import rocketshim_local.watchdog as watchdog_module
 
 WATCHDOG = Path(watchdog_module.__file__)
 DEADLINE_S = 60.0

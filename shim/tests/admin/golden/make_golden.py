@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.local import any_broker
+from rocketshim_local import any_broker
 
 HERE = Path(__file__).parent
 FINE = b'{"schema": null, "payload": null}'  # Connect's converter can read it

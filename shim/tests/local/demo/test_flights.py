@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rocketshim.demo.flights import Timetable, load
 from rocketshim.errors import ConfigError
+from rocketshim_local.demo.flights import Timetable, load
 
 
 def test_the_day_has_the_figures_we_say() -> None:

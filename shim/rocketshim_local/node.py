@@ -1,6 +1,6 @@
 """One node of a local cluster: its files, its process, and what its log says.
 
-The process is a JVM that began as `rocketshim.local.watchdog` and so dies with this one. It leads a session of its own:
+The process is a JVM that began as `rocketshim_local.watchdog` and so dies with this one. It leads a session of its own:
 Ctrl-C at a terminal is for the process that owns the cluster, which stops the nodes in order.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim.local.server_properties import NodeAddress, meta_properties, render_properties
-from rocketshim.local.startup_kit import StartupKit
+from rocketshim_local.server_properties import NodeAddress, meta_properties, render_properties
+from rocketshim_local.startup_kit import StartupKit
 
 __all__ = ["Node"]
 

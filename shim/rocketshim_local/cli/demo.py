@@ -18,7 +18,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the demo's topics on the cluster.")] = False,
 ) -> None:
     """Delay, retry and bury one day of real flights on a real Kafka, in about 90 s. Exit code 1 if the sums differ."""
-    from rocketshim.demo.play import play  # noqa: PLC0415 - `--help` does without
+    from rocketshim_local.demo.scenario import play  # noqa: PLC0415 - `--help` does without
 
     if not play(data=data, day_ms=seconds * 1_000, keep=keep):
         raise typer.Exit(ERROR)

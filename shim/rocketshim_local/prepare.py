@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim.local.cache import cache_dir, exclusive
-from rocketshim.local.cluster import LocalCluster
-from rocketshim.local.java import JavaRuntime, find_java, install_java
-from rocketshim.local.startup_kit import StartupKit, startup_kit
+from rocketshim_local.cache import cache_dir, exclusive
+from rocketshim_local.cluster import LocalCluster
+from rocketshim_local.java import JavaRuntime, find_java, install_java
+from rocketshim_local.startup_kit import StartupKit, startup_kit
 
 __all__ = ["prepare"]
 
@@ -24,7 +24,7 @@ def prepare(*, report: Callable[[str], None] | None = None) -> StartupKit:
     """Make sure that a broker starts here; nothing is done when it was made sure before.
 
     Args:
-        report: gets one line a step; None: the logger `rocketshim.local` at INFO.
+        report: gets one line a step; None: the logger `rocketshim_local` at INFO.
 
     Raises:
         LocalBrokerError: something cannot be fetched or installed, or the first run failed; the message names the way

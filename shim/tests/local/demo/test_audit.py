@@ -1,6 +1,6 @@
 """The demo's accounting finds what is wrong: each planted fault changes the figure it belongs to."""
 
-from rocketshim.demo.ledger import Ledger, Place, Seen
+from rocketshim_local.demo.audit import Ledger, Place, Seen
 from rocketshim_topics import Envelope
 
 COMMITTED = {("flights", 0): 100, ("retry", 0): 100}

@@ -1,6 +1,6 @@
 """A process of its own: resolve Maven coordinates with jgo, download their jars, tell on stdout how it goes.
 
-Started by `rocketshim.local.jars` as `python -m rocketshim.local.resolve_jars`, so that what jgo reads from the
+Started by `rocketshim_local.jars` as `python -m rocketshim_local.resolve_jars`, so that what jgo reads from the
 environment (its cache, the local repository) never has to be set in the user's process.
 
 In: one JSON object on stdin, `{"coordinates": [...], "repository": url, "into": folder}`. Out: one JSON object a line,

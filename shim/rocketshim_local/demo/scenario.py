@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from rocketshim.demo.flights import Flight, Timetable, load
-from rocketshim.demo.gate import MAX_RETRIES
-from rocketshim.demo.ledger import Account, Ledger, Place, Seen
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.clients import confluent_admin, confluent_clients
-from rocketshim.local import any_broker, watchdog
 from rocketshim.producer.producer import Producer
+from rocketshim_local import any_broker, watchdog
+from rocketshim_local.demo.audit import Account, Ledger, Place, Seen
+from rocketshim_local.demo.consumer_process import MAX_RETRIES
+from rocketshim_local.demo.flights import Flight, Timetable, load
 from rocketshim_topics import DelayLevels, MalformedRecordError, Message, TopicNames, decode, provision
 from rocketshim_topics.layout import Layout, TopicSpec
 from rocketshim_topics.wire import CLOCK, read_headers
@@ -228,7 +228,9 @@ def _perform(stage: _Stage, flights: list[Flight], day_ms: int, console: Console
         "worker", [*me, "rocketshim", "worker", *connection, "--allow", stage.topic], logs / "worker.log", console
     )
     gate = [stage.bootstrap, stage.names.namespace, stage.topic, stage.group, str(day_ms), LEVELS]
-    consumer = _Actor("consumer", [*me, "rocketshim.demo.gate", *gate], logs / "consumer.log", console)
+    consumer = _Actor(
+        "consumer", [*me, "rocketshim_local.demo.consumer_process", *gate], logs / "consumer.log", console
+    )
     observer = _Observer(stage, DelayLevels.parse(LEVELS))
     try:
         sent = _send(stage, flights, Timetable(day_ms))

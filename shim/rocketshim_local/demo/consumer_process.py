@@ -1,6 +1,6 @@
 """The gate: the demonstration's consumer, a process of its own so that it can be killed.
 
-    python -m rocketshim.demo.gate BOOTSTRAP NAMESPACE TOPIC GROUP DAY_MS LEVELS
+    python -m rocketshim_local.demo.consumer_process BOOTSTRAP NAMESPACE TOPIC GROUP DAY_MS LEVELS
 
 A flight that left more than half an hour late asks for a retry when it has really left. A cancelled one fails every
 time, until it is dead.
@@ -11,7 +11,7 @@ import sys
 
 from rocketshim import ConsumeFromWhere, MessageView, PushConsumer, RetryLater
 from rocketshim.consumer.outcome import ConsumeConcurrentlyContext
-from rocketshim.demo.flights import Flight, Timetable
+from rocketshim_local.demo.flights import Flight, Timetable
 
 __all__ = ["MAX_RETRIES", "FlightCancelledError", "gate"]
 

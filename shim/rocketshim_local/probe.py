@@ -6,7 +6,7 @@ import socket
 from collections.abc import Collection, Mapping
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim.local.server_properties import HOST
+from rocketshim_local.server_properties import HOST
 
 __all__ = ["accepts_connections", "free_ports", "is_free", "known_brokers"]
 

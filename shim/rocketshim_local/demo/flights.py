@@ -94,7 +94,7 @@ def load(path: Path | None = None) -> list[Flight]:
 
 
 def _shipped() -> Path:
-    inside = Path(str(resources.files("rocketshim.demo") / _FILE))
+    inside = Path(str(resources.files("rocketshim_local.demo") / _FILE))
     beside = Path(__file__).resolve().parents[3] / "examples" / "data" / _FILE  # a checkout
     return inside if inside.exists() else beside
 

@@ -1,7 +1,7 @@
 """Jars by Maven coordinates, in rocketshim's own cache.
 
 A set of coordinates resolves to one folder `<cache>/jars/<name>-<hash of the coordinates>`, complete or absent (see
-`rocketshim.local.cache`). jgo does the resolution, in a child process with its cache and its local repository inside
+`rocketshim_local.cache`). jgo does the resolution, in a child process with its cache and its local repository inside
 the folder that is being filled: the user's Maven repository is neither read nor written, since a repository that holds
 a pom without its jar breaks other resolvers.
 """
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, cast
 
 from rocketshim.errors import ConfigError, LocalBrokerError
-from rocketshim.local.cache import CACHE_VARIABLE, FileSet, cache_dir, exclusive, filling, read_file_set
-from rocketshim.local.maven import REPOSITORY_VARIABLE, central_url
+from rocketshim_local.cache import CACHE_VARIABLE, FileSet, cache_dir, exclusive, filling, read_file_set
+from rocketshim_local.maven import REPOSITORY_VARIABLE, central_url
 
 __all__ = ["KAFKA_COORDINATES", "KAFKA_VERSION", "cached_jars", "fetch_jars"]
 
@@ -44,7 +44,7 @@ def fetch_jars(coordinates: Sequence[str], *, report: Callable[[str], None] | No
 
     Args:
         coordinates: `group:artifact:version[:classifier]`, at least one; resolved together, as in one Maven project.
-        report: gets progress, one line of text a call; None: the logger `rocketshim.local` at INFO.
+        report: gets progress, one line of text a call; None: the logger `rocketshim_local` at INFO.
 
     Returns:
         the complete set; its folder must not be changed.
@@ -98,7 +98,7 @@ def _resolve(coordinates: Sequence[str], repository: str, partial: Path, report:
     # jgo would otherwise read and fill ~/.cache/jgo and ~/.m2.
     environ = {**os.environ, "JGO_CACHE_DIR": str(partial / "jgo"), "M2_REPO": str(partial / "poms")}
     request = {"coordinates": list(coordinates), "repository": repository, "into": str(partial)}
-    command = [sys.executable, "-m", "rocketshim.local.resolve_jars"]
+    command = [sys.executable, "-m", "rocketshim_local.resolve_jars"]
     total = received = received_bytes = 0
     outcome: dict[str, object] = {}
     with (

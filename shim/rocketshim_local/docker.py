@@ -16,9 +16,9 @@ from http.client import HTTPException, HTTPResponse
 from urllib.parse import SplitResult, urlsplit
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim.local.jars import KAFKA_VERSION
-from rocketshim.local.probe import free_ports, known_brokers
-from rocketshim.local.server_properties import HOST, NodeAddress, server_properties
+from rocketshim_local.jars import KAFKA_VERSION
+from rocketshim_local.probe import free_ports, known_brokers
+from rocketshim_local.server_properties import HOST, NodeAddress, server_properties
 
 __all__ = ["docker_broker", "docker_obstacle", "image_environment"]
 

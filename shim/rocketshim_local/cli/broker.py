@@ -44,7 +44,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a broker, or a cluster of several, until Ctrl-C or SIGTERM. Prints its address on standard output."""
-    from rocketshim.local.cluster import LocalCluster  # noqa: PLC0415 `--help` does without
+    from rocketshim_local.cluster import LocalCluster  # noqa: PLC0415 `--help` does without
 
     properties = dict(_parse_property(text) for text in set_property or [])
     cluster = LocalCluster(brokers, properties=properties, data_dir=data, port=port or None, report=_say)
@@ -72,7 +72,7 @@ def _parse_property(text: str) -> tuple[str, str]:
 @app.command(epilog="Example: rocketshim broker fetch")
 def fetch() -> None:
     """Download what a broker needs (46 MB, and 100 MB of Java where there is none), and try it once."""
-    from rocketshim.local.prepare import prepare  # noqa: PLC0415 as above
+    from rocketshim_local.prepare import prepare  # noqa: PLC0415 as above
 
     kit = prepare(report=_say)
     _say(f"ready: Kafka's {len(kit.jars.files)} jars, {kit.jars.size_bytes / 1e6:.1f} MB in {kit.jars.path}")
@@ -85,11 +85,11 @@ def info(
     as_json: Json = False,
 ) -> None:
     """Show what there is: jars, Java, Docker, and which broker would be chosen. Exit code 2 if none can be."""
-    from rocketshim.local.broker import choose  # noqa: PLC0415 as above
-    from rocketshim.local.cache import cache_dir  # noqa: PLC0415
-    from rocketshim.local.docker import docker_obstacle  # noqa: PLC0415
-    from rocketshim.local.jars import KAFKA_COORDINATES, KAFKA_VERSION, cached_jars  # noqa: PLC0415
-    from rocketshim.local.java import find_java  # noqa: PLC0415
+    from rocketshim_local.broker import choose  # noqa: PLC0415 as above
+    from rocketshim_local.cache import cache_dir  # noqa: PLC0415
+    from rocketshim_local.docker import docker_obstacle  # noqa: PLC0415
+    from rocketshim_local.jars import KAFKA_COORDINATES, KAFKA_VERSION, cached_jars  # noqa: PLC0415
+    from rocketshim_local.java import find_java  # noqa: PLC0415
 
     kind, why = choose(os.environ, docker_obstacle)
     jars = cached_jars(KAFKA_COORDINATES)

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim.local.cache import FileSet, cache_dir, exclusive
-from rocketshim.local.jars import KAFKA_COORDINATES, KAFKA_VERSION, cached_jars, fetch_jars
-from rocketshim.local.java import JavaRuntime
-from rocketshim.local.server_properties import NodeAddress, render_properties, server_properties
+from rocketshim_local.cache import FileSet, cache_dir, exclusive
+from rocketshim_local.jars import KAFKA_COORDINATES, KAFKA_VERSION, cached_jars, fetch_jars
+from rocketshim_local.java import JavaRuntime
+from rocketshim_local.server_properties import NodeAddress, render_properties, server_properties
 
 __all__ = ["StartupKit", "startup_kit"]
 
@@ -87,7 +87,7 @@ def startup_kit(java: JavaRuntime, *, report: Callable[[str], None] | None = Non
 
     Args:
         java: the Java that will run the broker.
-        report: gets one line a step; None: the logger `rocketshim.local` at INFO.
+        report: gets one line a step; None: the logger `rocketshim_local` at INFO.
 
     Raises:
         LocalBrokerError: the jars cannot be had, or this Java cannot run Kafka's formatter.

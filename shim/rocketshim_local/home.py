@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim.local.cache import cache_dir
-from rocketshim.local.server_properties import cluster_id_from
+from rocketshim_local.cache import cache_dir
+from rocketshim_local.server_properties import cluster_id_from
 
 __all__ = ["ClusterHome"]
 

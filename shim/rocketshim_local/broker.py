@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rocketshim.errors import BrokerUnavailableError
-from rocketshim.local.cluster import LocalCluster
-from rocketshim.local.docker import docker_broker, docker_obstacle
-from rocketshim.local.probe import known_brokers
+from rocketshim_local.cluster import LocalCluster
+from rocketshim_local.docker import docker_broker, docker_obstacle
+from rocketshim_local.probe import known_brokers
 
 __all__ = ["BOOTSTRAP_VARIABLE", "Broker", "any_broker", "choose"]
 
@@ -64,7 +64,7 @@ def any_broker(
     Args:
         properties: broker properties beyond the defaults; a named broker stays as it is.
         report: gets one line with the choice and its address, and lines of what takes long; None: the logger
-            `rocketshim.local` at INFO.
+            `rocketshim_local` at INFO.
 
     Raises:
         BrokerUnavailableError: the named broker does not answer within 5 s.

@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-*Files.* `rocketshim.local.home` has the folder of the cluster, `rocketshim.local.node` the files and process of a node.
+*Files.* `rocketshim_local.home` has the folder of the cluster, `rocketshim_local.node` the files and process of a node.
 
 *Formatting* is done here: `meta.properties` is written, and `bootstrap.checkpoint`, which holds the feature levels of
-this Kafka version and nothing of the cluster, is copied from the start-up kit (`rocketshim.local.startup_kit`). That
+this Kafka version and nothing of the cluster, is copied from the start-up kit (`rocketshim_local.startup_kit`). That
 saves one JVM start per node.
 
 *Ports* are drawn at random below the range the kernel gives to outgoing connections, and checked. Whoever takes one in
@@ -33,18 +33,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rocketshim.errors import ConfigError, LocalBrokerError
-from rocketshim.local.home import ClusterHome
-from rocketshim.local.java import JavaRuntime, find_java
-from rocketshim.local.node import Node
-from rocketshim.local.probe import accepts_connections, free_ports, is_free, known_brokers
-from rocketshim.local.server_properties import (
+from rocketshim_local.home import ClusterHome
+from rocketshim_local.java import JavaRuntime, find_java
+from rocketshim_local.node import Node
+from rocketshim_local.probe import accepts_connections, free_ports, is_free, known_brokers
+from rocketshim_local.server_properties import (
     ADMIN_USER,
     HOST,
     NodeAddress,
     security_protocol,
     server_properties,
 )
-from rocketshim.local.startup_kit import StartupKit, startup_kit
+from rocketshim_local.startup_kit import StartupKit, startup_kit
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -72,7 +72,7 @@ class LocalCluster:
 
     Args:
         brokers: number of nodes, 1 to 9; each is broker and controller.
-        properties: Kafka broker properties that replace the defaults of `rocketshim.local.server_properties`.
+        properties: Kafka broker properties that replace the defaults of `rocketshim_local.server_properties`.
         data_dir: folder of the cluster, made if absent, kept at `stop`; None: a folder in the cache, data removed at
             `stop`, logs kept.
         port: client port of node 1; the others get the ones after it. None: free ports.
@@ -82,7 +82,7 @@ class LocalCluster:
         tls_pem: a PEM file with an unencrypted PKCS #8 key and its certificate for 127.0.0.1, which brokers use and
             clients trust; None: no TLS.
         start_timeout_s: deadline of `start` and `restart` in seconds, fetching apart.
-        report: gets one line a step of what takes long (fetching); None: the logger `rocketshim.local` at INFO.
+        report: gets one line a step of what takes long (fetching); None: the logger `rocketshim_local` at INFO.
 
     Raises:
         ConfigError: an argument breaks its rule.
