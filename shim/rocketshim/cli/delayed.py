@@ -11,8 +11,8 @@ from rich.table import Table
 from rocketshim.admin.delayed import DelayedReader, WaitingRecord, waiting_record
 from rocketshim.admin.record_view import as_read, time_text
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Follow, Limit, Tags, Where, counting, say, say_limit, selecting, show_raw, show_table
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.cli.records import Follow, Limit, Tags, Where, counting, say, say_limit, selecting, show_raw, show_table
 from rocketshim.errors import ConfigError
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.wire import headers_shown

@@ -12,7 +12,8 @@ from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import by_cause
 from rocketshim.cli import redrive
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import (
+from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.records import (
     Choice,
     Everything,
     Follow,
@@ -31,7 +32,6 @@ from rocketshim.cli.letters import (
     show_list,
     show_one,
 )
-from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
 

@@ -11,8 +11,8 @@ from rocketshim.admin.acls import Role
 from rocketshim.admin.doctor import CHECKS, Finding, Severity, examine
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.escaping import plain
-from rocketshim.cli.letters import console
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.cli.records import console
 from rocketshim_topics import DelayLevels, TopicNames, parse_duration_ms
 
 app = typer.Typer()

@@ -10,8 +10,8 @@ from rich.table import Table
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts, count
 from rocketshim.cli import group_locks
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import console, say
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.records import console, say
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames, parse_duration_ms
 

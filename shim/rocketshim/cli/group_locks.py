@@ -9,8 +9,8 @@ from rich.table import Table
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, read_group_log, release_record
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import say, show_table
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.records import say, show_table
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge

@@ -14,8 +14,8 @@ from rocketshim.admin.parked import parked_record, redriven_parked
 from rocketshim.admin.record_view import as_read, time_text
 from rocketshim.admin.redrive import Redriver, read_log
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import Everything, Follow, Limit, say, say_limit, show_raw, show_table
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
+from rocketshim.cli.records import Everything, Follow, Limit, say, say_limit, show_raw, show_table
 from rocketshim.cli.redrive import ensure_log
 from rocketshim.core.redrive import RedriveProgress
 from rocketshim.errors import ConfigError, MessageError

@@ -19,7 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rocketshim.admin.decoder import Opener
 from rocketshim.admin.redrive import Redriver, read_log
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import (
+from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
+from rocketshim.cli.records import (
     Choice,
     Key,
     OfGroup,
@@ -31,7 +32,6 @@ from rocketshim.cli.letters import (
     letters_topic,
     say,
 )
-from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
 from rocketshim.kafka.topic_reader import TopicReader

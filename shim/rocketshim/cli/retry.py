@@ -3,7 +3,8 @@
 import typer
 
 from rocketshim.admin.decoder import Opener
-from rocketshim.cli.letters import (
+from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.records import (
     Choice,
     Follow,
     Group,
@@ -16,7 +17,6 @@ from rocketshim.cli.letters import (
     groups_topic,
     show_list,
 )
-from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
 

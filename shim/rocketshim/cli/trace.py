@@ -12,8 +12,8 @@ from rich.text import Text
 from rocketshim.admin.record_view import Entry, time_text
 from rocketshim.admin.trace import Hop, Missing, life
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.letters import console, counting, say
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.cli.records import console, counting, say
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader

@@ -2,8 +2,8 @@
 
 `Consumer` overrides no method of the original but the constructor, so that switched off each call goes to the C client
 as it always did. With `rocketshim.retry.enable` the constructor gives the object another class: `rocketshim.dropin
-.reading.ReadingConsumer` comes between `Consumer` and whatever class of the user's was called, so that a subclass that
-overrides `poll` and calls `super().poll()` reaches ours.
+.retrying_consumer.ReadingConsumer` comes between `Consumer` and whatever class of the user's was called, so that a
+subclass that overrides `poll` and calls `super().poll()` reaches ours.
 """
 
 import functools
@@ -212,7 +212,7 @@ def _off(method: str) -> FeatureNotEnabledError:
 @functools.cache
 def _layered(cls: type[Consumer]) -> type[Consumer]:
     """The class with the reading layer between it and `Consumer`."""
-    from rocketshim.dropin.reading import ReadingConsumer  # noqa: PLC0415 - it is a subclass of this module's class
+    from rocketshim.dropin.retrying_consumer import ReadingConsumer  # noqa: PLC0415 - it is a subclass of this module's class
 
     if cls is Consumer:
         return ReadingConsumer

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Message, TopicPartition
 
-from rocketshim.dropin.ledger import Ledger, Place
 from rocketshim.dropin.send_back import HopStore, SendBack
+from rocketshim.dropin.send_back_tracker import Ledger, Place
 from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner_producer_config, is_true
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import METADATA_REFRESH
@@ -17,7 +17,7 @@ from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
 
 if TYPE_CHECKING:
-    from rocketshim.dropin.reading import ReadingConsumer
+    from rocketshim.dropin.retrying_consumer import ReadingConsumer
 
 __all__ = ["Rebalance", "State", "place_of", "prepare"]
 

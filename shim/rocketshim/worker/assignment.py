@@ -28,7 +28,7 @@ from rocketshim.logs import safe_logger
 from rocketshim_topics.levels import DelayLevels
 
 if TYPE_CHECKING:
-    from rocketshim.worker.target_table import Target
+    from rocketshim.worker.target_health import Target
 
 __all__ = ["Assignment", "HeldQueue", "levels_metadata", "levels_of"]
 

@@ -5,8 +5,8 @@ from typing import Any, Final, Protocol
 
 from rocketshim.core.level_queue import Due
 from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim.worker.assignment import HeldQueue
-from rocketshim.worker.targets import NOT_ALLOWED
 
 __all__ = ["LATENESS_BOUNDS_MS", "Delivery", "WorkerCounts", "re_append_event"]
 

@@ -37,7 +37,7 @@ from rocketshim.worker.assignment import HeldQueue
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.router import Kind, Placement, PlainGroup, Router, Verdict
-from rocketshim.worker.target_table import Target
+from rocketshim.worker.target_health import Target
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim_topics.wire import coordinates
 

@@ -22,11 +22,11 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, murmur2
 
 from rocketshim.core.level_queue import Due
+from rocketshim.worker.allow_list import NOT_ALLOWED, TargetPolicy
 from rocketshim.worker.assignment import HeldQueue
-from rocketshim.worker.quick import QuickHeaders
-from rocketshim.worker.relay import Deliver, Hop, NotAllowed, Park, Planner, Skip
-from rocketshim.worker.target_table import Target, TargetTable
-from rocketshim.worker.targets import NOT_ALLOWED, TargetPolicy
+from rocketshim.worker.fast_path import QuickHeaders
+from rocketshim.worker.planner import Deliver, Hop, NotAllowed, Park, Planner, Skip
+from rocketshim.worker.target_health import Target, TargetTable
 from rocketshim.worker.topic_lookup import NO_TARGET
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, bare_parked

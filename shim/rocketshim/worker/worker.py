@@ -9,9 +9,9 @@ A step of the loop:
 4. take in what has become of it, and of probes (`prober`);
 5. commit the positions after the longest confirmed prefixes.
 
-Who decides what: `relay` what becomes of a record, `targets` where records may go, `target_table` which targets take
-records at the moment, `router` brings the three together, `core.level_queue` says what is due and how far a partition
-is done. `topic_lookup` asks the cluster about targets, in a thread of its own.
+Who decides what: `planner` what becomes of a record, `allow_list` where records may go, `target_health` which targets
+take records at the moment, `router` brings the three together, `core.level_queue` says what is due and how far a
+partition is done. `topic_lookup` asks the cluster about targets, in a thread of its own.
 
 Invariants:
 
@@ -57,16 +57,16 @@ from rocketshim.kafka.clients import (
 )
 from rocketshim.logs import safe_logger
 from rocketshim.settings import WorkerSettings
+from rocketshim.worker.allow_list import TargetPolicy
 from rocketshim.worker.assignment import Assignment, HeldQueue
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.delivery import Delivery, WorkerCounts
 from rocketshim.worker.exactly_once import ExactlyOnce
 from rocketshim.worker.health import QueueState, WorkerState
+from rocketshim.worker.planner import is_probe
 from rocketshim.worker.prober import Prober
-from rocketshim.worker.relay import is_probe
 from rocketshim.worker.router import Router
-from rocketshim.worker.target_table import TargetTable
-from rocketshim.worker.targets import TargetPolicy
+from rocketshim.worker.target_health import TargetTable
 from rocketshim.worker.topic_lookup import TopicLookup
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim_topics.layout import Layout

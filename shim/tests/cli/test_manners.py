@@ -18,7 +18,7 @@ from rich.text import Text
 import rocketshim.cli
 import rocketshim_local.cli
 from rocketshim.cli.app import COMMANDS, build, main
-from rocketshim.cli.letters import console
+from rocketshim.cli.records import console
 
 EVERYTHING = "_ROCKETSHIM_COMPLETE"
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.dropin import Consumer
-from rocketshim.dropin.reading import ReadingConsumer, _on_lost
+from rocketshim.dropin.retrying_consumer import ReadingConsumer, _on_lost
 from rocketshim.dropin.state import Rebalance
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError, StaleMessageError
 

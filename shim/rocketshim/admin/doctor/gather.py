@@ -28,8 +28,8 @@ from rocketshim.errors import BrokerUnavailableError, ConfigError, MalformedReco
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.worker.relay import is_probe
-from rocketshim.worker.targets import NOT_ALLOWED
+from rocketshim.worker.allow_list import NOT_ALLOWED
+from rocketshim.worker.planner import is_probe
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.layout import Layout, TopicState
 from rocketshim_topics.levels import DelayLevels

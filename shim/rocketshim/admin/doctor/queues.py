@@ -5,8 +5,8 @@ from typing import Final
 
 from rocketshim.admin.doctor.facts import Facts, QueueFacts
 from rocketshim.admin.doctor.finding import Finding, Severity
+from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim.worker.assignment import levels_of
-from rocketshim.worker.targets import NOT_ALLOWED
 from rocketshim_topics.levels import DelayLevels
 
 __all__ = ["backlog", "clocks", "level_table", "open_transactions", "parked", "worker"]

@@ -33,9 +33,9 @@ from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.consumer.reader.start_offsets import held_back
 from rocketshim.consumer.state import ConsumerQueueState
 from rocketshim.core.consume_orderly import BatchAnswer, DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
-from rocketshim.core.one_by_one import OneByOne
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.core.queue_lock_actions import ReconsumeCounts, StopReason
+from rocketshim.core.retry_rotation import OneByOne
 from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import ConsumerClient

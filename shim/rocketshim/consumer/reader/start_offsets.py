@@ -6,9 +6,9 @@ before) is committed at once, before the first message is handed out: else a cra
 at another end of the log and lose what lay between.
 
 `Uptake` assigns partitions at their starts. One whose start cannot be found out now (coordinator away) is assigned
-paused, and looked for again (`core.one_by_one`). Until then it lies at offset 0, never at "the beginning": that would
-be a look-up of librdkafka's, whose answer, when it comes late, moves a partition that has been told where to read (seen
-under load).
+paused, and looked for again (`core.retry_rotation`). Until then it lies at offset 0, never at "the beginning": that
+would be a look-up of librdkafka's, whose answer, when it comes late, moves a partition that has been told where to read
+(seen under load).
 
 Owned by the poll thread.
 """
@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.offset_store import OffsetStore
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
-from rocketshim.core.one_by_one import OneByOne
+from rocketshim.core.retry_rotation import OneByOne
 from rocketshim.core.start_position import (
     AtTimestamp,
     CommitMetadata,

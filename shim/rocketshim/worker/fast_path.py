@@ -5,7 +5,7 @@ table, every one of them well-formed, a complete identity. For such a record the
 ones that were read, with `HOP_ID` put in its place. What a record's headers *look* like (the tuple of their names) is
 judged once and remembered (`Shape`); what remains for each record is to look at the values.
 
-Whatever is in any way unusual gets None here, and goes the slow way (`relay.Planner`), which alone defines what is
+Whatever is in any way unusual gets None here, and goes the slow way (`planner.Planner`), which alone defines what is
 right: for every record, what this module gives is what the planner gives (property-tested).
 
 Bounded: 512 shapes of at most 100 names and 4,096 characters and 4,096 numbers are remembered; both tables begin anew

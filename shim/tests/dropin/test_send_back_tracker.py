@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.dropin.ledger import Ledger, Place
+from rocketshim.dropin.send_back_tracker import Ledger, Place
 from rocketshim.errors import StaleMessageError
 
 PLACE = ("orders", 0)

@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rocketshim.worker.quick import QuickHeaders
-from rocketshim.worker.relay import Deliver, Planner
-from rocketshim.worker.targets import TargetPolicy
+from rocketshim.worker.allow_list import TargetPolicy
+from rocketshim.worker.fast_path import QuickHeaders
+from rocketshim.worker.planner import Deliver, Planner
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import HEADER_ORDER

@@ -1,9 +1,9 @@
-"""Turns of things that wait, by the rules of `core.one_by_one`."""
+"""Turns of things that wait, by the rules of `core.retry_rotation`."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.one_by_one import OneByOne
+from rocketshim.core.retry_rotation import OneByOne
 
 
 def test_what_is_new_is_tried_together() -> None:

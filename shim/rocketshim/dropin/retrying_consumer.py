@@ -51,7 +51,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from rocketshim.dropin.consumer import Consumer, checked, viewed
-from rocketshim.dropin.ledger import Place
+from rocketshim.dropin.send_back_tracker import Place
 from rocketshim.dropin.state import Rebalance, place_of
 from rocketshim.errors import NotSupportedError, SendTimeoutError
 from rocketshim.kafka.clients import with_log

@@ -20,7 +20,7 @@ Nothing here raises for any record, whoever wrote it.
 from dataclasses import dataclass
 from typing import Final
 
-from rocketshim.worker.targets import NOT_ALLOWED, TargetPolicy
+from rocketshim.worker.allow_list import NOT_ALLOWED, TargetPolicy
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, hopped, parked, retried_target
 from rocketshim_topics.levels import DelayLevels

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rocketshim.admin.record_view import Entry, time_text
-from rocketshim.cli import letters, main, trace
+from rocketshim.cli import main, trace
+from rocketshim.cli import records as letters
 from rocketshim.cli.escaping import plain, plain_lines
-from rocketshim.cli.letters import Choice, console, counting, say, selecting, show_list, show_one, show_raw
+from rocketshim.cli.records import Choice, console, counting, say, selecting, show_list, show_one, show_raw
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim_topics import Envelope, TopicNames
 
