@@ -92,7 +92,7 @@ _NOT_THERE: Final = frozenset(
     {"PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_TABLE_ONLY_OPERATION"}
 )
 
-Place = tuple[str, int]
+TopicPartitionKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -128,7 +128,7 @@ class Landing:
     rows: int
     gaps: tuple[Gap, ...]
     version: int | None
-    held: Mapping[Place, int] = field(default_factory=dict)
+    held: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,8 @@ class Snapshot:
     """
 
     taken_at: dt.datetime | None
-    committed: Mapping[str, Mapping[Place, int]]
-    held: Mapping[Place, int] = field(default_factory=dict)
+    committed: Mapping[str, Mapping[TopicPartitionKey, int]]
+    held: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
 
 
 def land(
@@ -254,7 +254,9 @@ def land(
 
 
 def find_gaps(
-    bounds: Iterable[PartitionBounds], landed: Mapping[Place, int], noted: Mapping[Place, Sequence[tuple[int, int]]]
+    bounds: Iterable[PartitionBounds],
+    landed: Mapping[TopicPartitionKey, int],
+    noted: Mapping[TopicPartitionKey, Sequence[tuple[int, int]]],
 ) -> list[Gap]:
     """What retention took: offsets behind the landed position and before the earliest that is left. Pure.
 
@@ -276,7 +278,7 @@ def find_gaps(
     return gaps
 
 
-def positions(spark: SparkSession, lake: str) -> dict[Place, int]:
+def positions(spark: SparkSession, lake: str) -> dict[TopicPartitionKey, int]:
     """The next offset to land of every partition, by the last batch that is committed; empty before the first one.
 
     Raises:
@@ -365,7 +367,7 @@ def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) ->
     rows = found.join(F.broadcast(newest), F.col("taken_at") == F.col("newest")).select(
         F.unix_micros("taken_at").alias("taken_us"), "grp", "topic", "partition", "committed"
     )
-    taken_us, held, committed = None, dict[Place, int](), dict[str, dict[Place, int]]()
+    taken_us, held, committed = None, dict[TopicPartitionKey, int](), dict[str, dict[TopicPartitionKey, int]]()
     for row in rows.collect():
         taken_us = row.taken_us
         if row.grp is not None:
@@ -393,7 +395,9 @@ def _table(spark: SparkSession, path: str, schema: str) -> DataFrame:
     return small_frame(spark, [], schema) if found is None else found
 
 
-def _committed(cluster: Cluster, topics: Sequence[str], groups: Sequence[str] | None) -> dict[str, dict[Place, int]]:
+def _committed(
+    cluster: Cluster, topics: Sequence[str], groups: Sequence[str] | None
+) -> dict[str, dict[TopicPartitionKey, int]]:
     wanted = set(topics)
     found = {}
     for group in cluster.groups() if groups is None else groups:
@@ -440,7 +444,7 @@ def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
     return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
 
 
-def _behind_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dict[Place, int]:
+def _behind_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dict[TopicPartitionKey, int]:
     """The offset behind the last row in each gap: after a crash between table and checkpoint, no position tells it."""
     if latest_version(spark, lake) is None:
         return {}
@@ -454,7 +458,7 @@ def _behind_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dict[Pl
 
 
 def _taken_meanwhile(
-    spark: SparkSession, lake: str, after: Iterable[PartitionBounds], starts: Mapping[Place, int]
+    spark: SparkSession, lake: str, after: Iterable[PartitionBounds], starts: Mapping[TopicPartitionKey, int]
 ) -> list[Gap]:
     """What is not there of the offsets that this landing was to read and retention has passed since.
 
@@ -481,7 +485,7 @@ def _of(topic: str, partition: int) -> Column:
     return (F.col("topic") == topic) & (F.col("partition") == partition)
 
 
-def _settled(cluster: Cluster, places: Sequence[Place]) -> dict[Place, int]:
+def _settled(cluster: Cluster, places: Sequence[TopicPartitionKey]) -> dict[TopicPartitionKey, int]:
     """Wait until all that was written by now can be read; what open transactions hold back after that, from where on.
 
     A consumer that has committed past a message has written its next hop before, but may have written it behind an open
@@ -497,8 +501,8 @@ def _settled(cluster: Cluster, places: Sequence[Place]) -> dict[Place, int]:
         time.sleep(_SETTLE_S / 50)
 
 
-def _noted(spark: SparkSession, lake: str) -> dict[Place, list[tuple[int, int]]]:
-    noted: dict[Place, list[tuple[int, int]]] = {}
+def _noted(spark: SparkSession, lake: str) -> dict[TopicPartitionKey, list[tuple[int, int]]]:
+    noted: dict[TopicPartitionKey, list[tuple[int, int]]] = {}
     for row in _rows(spark, f"{lake}/gaps"):
         noted.setdefault((row.topic, row.partition), []).append((row.gap_from, row.gap_to))
     return noted

@@ -21,8 +21,8 @@ from rocketshim_spark import events
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.jobs import lineage
 from rocketshim_spark.land import (
-    Place,
     Snapshot,
+    TopicPartitionKey,
     find_table,
     latest_version,
     read_gaps,
@@ -69,7 +69,7 @@ class OpenLake:
     snapshot: Snapshot
 
     @property
-    def worker(self) -> Mapping[Place, int]:
+    def worker(self) -> Mapping[TopicPartitionKey, int]:
         """The worker's positions."""
         return self.snapshot.committed.get(TopicNames(self.namespace).worker_group, {})
 

@@ -47,7 +47,7 @@ from rocketshim.core.flow_control import FlowLimits
 from rocketshim.errors import ConsumerError, NotAuthorizedError
 from rocketshim.kafka.clients import ConsumerClient, Parting, leave
 from rocketshim.kafka.lookups import Lookups
-from rocketshim.kafka.partitions import Place, shown_places
+from rocketshim.kafka.partitions import TopicPartitionKey, partition_names
 from rocketshim.logs import safe_logger
 from rocketshim_topics.kafka_codes import DENIED
 
@@ -137,13 +137,13 @@ class PollLoop(ABC, Generic[QueueT]):
         self._settings = settings
         self._clock = clock
         self._sharing = sharing
-        self._shared: set[Place] = set()  # what `sharing` has been given
+        self._shared: set[TopicPartitionKey] = set()  # what `sharing` has been given
         self._next_comparison_ms: int | None = None  # None: nothing was assigned yet
         self._stop_by_ms: int | None = None  # None: not asked to stop; no event, whose lock a signal handler may need
         self._closing = False
         self._suspended = False
-        self._queues: dict[Place, QueueT] = {}
-        self._fresh: set[Place] = set()  # assigned since the last poll
+        self._queues: dict[TopicPartitionKey, QueueT] = {}
+        self._fresh: set[TopicPartitionKey] = set()  # assigned since the last poll
         self._pauses = Pauses()
         self._throttle = Throttle(
             settings.limits,
@@ -348,7 +348,7 @@ class PollLoop(ABC, Generic[QueueT]):
         """What hands messages to the pool's listener threads."""
 
     @abstractmethod
-    def _make_queue(self, place: Place, epoch: int) -> QueueT:
+    def _make_queue(self, place: TopicPartitionKey, epoch: int) -> QueueT:
         """A queue that begins."""
 
     @abstractmethod
@@ -404,7 +404,7 @@ class PollLoop(ABC, Generic[QueueT]):
         self._next_pull_ms = self._now_ms() + self._settings.pull_interval_ms
         return self._settings.fetch_count
 
-    def _put(self, place: Place, run: list[Any]) -> None:
+    def _put(self, place: TopicPartitionKey, run: list[Any]) -> None:
         queue = self._queues.get(place)
         if queue is None or place in self._uptake:
             return  # revoked meanwhile, or read from again once its start is known
@@ -417,7 +417,7 @@ class PollLoop(ABC, Generic[QueueT]):
             self._begin(place, run[0].offset())
             self._queues[place].put(run)
 
-    def _begin(self, place: Place, offset: int) -> None:
+    def _begin(self, place: TopicPartitionKey, offset: int) -> None:
         """A new epoch of a partition, from this offset on."""
         before = self._queues.get(place)
         if before is not None:
@@ -574,7 +574,7 @@ class PollLoop(ABC, Generic[QueueT]):
         except KafkaException as error:
             _LOG.debug("consumer.subscriptions-unknown", extra={"error": str(error)})
 
-    def _may(self, place: Place) -> bool:
+    def _may(self, place: TopicPartitionKey) -> bool:
         return self._sharing is None or self._sharing.holds(place, self._now_ms())
 
     def _workable(self) -> Iterable[QueueT]:
@@ -612,7 +612,7 @@ class PollLoop(ABC, Generic[QueueT]):
         if self._watch.change(topics, find):
             self._subscribe(consumer)
 
-    def _committable(self) -> list[Place]:
+    def _committable(self) -> list[TopicPartitionKey]:
         return [place for place in self._queues if place not in self._uptake]
 
     def suspend(self, consumer: ConsumerClient) -> None:
@@ -626,7 +626,7 @@ class PollLoop(ABC, Generic[QueueT]):
         self._suspended = False
         self._pauses.release(consumer, list(self._queues), PauseReason.SUSPENDED)
 
-    def seek(self, consumer: ConsumerClient, targets: Mapping[Place, int]) -> None:
+    def seek(self, consumer: ConsumerClient, targets: Mapping[TopicPartitionKey, int]) -> None:
         """Go on elsewhere, in a new epoch: what was read is forgotten, what is in work no longer counts. For `ask`.
 
         Raises:
@@ -647,7 +647,7 @@ class PollLoop(ABC, Generic[QueueT]):
             self._begin(place, offset)
             self._pauses.release(consumer, [place], PauseReason.FLOW | PauseReason.UNRESOLVED)
 
-    def held(self, topic: str) -> list[Place]:
+    def held(self, topic: str) -> list[TopicPartitionKey]:
         """The queues of a topic that are read now."""
         return [place for place in self._queues if place[0] == topic]
 
@@ -671,7 +671,7 @@ class PollLoop(ABC, Generic[QueueT]):
         self._throttle.share(len(self._queues))
         self._next_comparison_ms = self._now_ms()
         self.assigned.set()
-        _LOG.info("consumer.assigned", extra={"partitions": shown_places(places)})
+        _LOG.info("consumer.assigned", extra={"partitions": partition_names(places)})
 
     def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         places = [(item.topic, item.partition) for item in partitions]
@@ -687,10 +687,12 @@ class PollLoop(ABC, Generic[QueueT]):
 
     def _on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         places = [(item.topic, item.partition) for item in partitions]
-        _LOG.warning("consumer.lost", extra={"partitions": shown_places(places)})
+        _LOG.warning("consumer.lost", extra={"partitions": partition_names(places)})
         self._depart(consumer, partitions, places)
 
-    def _depart(self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[Place]) -> None:
+    def _depart(
+        self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[TopicPartitionKey]
+    ) -> None:
         self._forget(places)
         self._throttle.share(len(self._queues))
         try:
@@ -698,7 +700,7 @@ class PollLoop(ABC, Generic[QueueT]):
         except (KafkaException, RuntimeError) as error:
             self.error = self.error or error
 
-    def _forget(self, places: list[Place]) -> None:
+    def _forget(self, places: list[TopicPartitionKey]) -> None:
         self._pauses.forget(places)
         self._uptake.forget(places)
         for place in places:

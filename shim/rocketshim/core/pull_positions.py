@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 __all__ = ["PullPositions"]
 
-Place = tuple[str, int]
+TopicPartitionKey = tuple[str, int]
 
 
 class PullPositions:
@@ -27,30 +27,30 @@ class PullPositions:
     __slots__ = ("_before", "_position", "_sent")
 
     def __init__(self) -> None:
-        self._position: dict[Place, int] = {}
-        self._before: dict[Place, int] = {}  # done positions of what the current poll has moved
-        self._sent: dict[Place, int] = {}
+        self._position: dict[TopicPartitionKey, int] = {}
+        self._before: dict[TopicPartitionKey, int] = {}  # done positions of what the current poll has moved
+        self._sent: dict[TopicPartitionKey, int] = {}
 
     def __contains__(self, place: object) -> bool:
         return place in self._position
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[TopicPartitionKey]:
         """The partitions held, sorted."""
         return sorted(self._position)
 
-    def adopt(self, place: Place, start: int) -> None:
+    def adopt(self, place: TopicPartitionKey, start: int) -> None:
         """A partition is held from now on; `start` counts as committed."""
         self._position[place] = self._sent[place] = start
         self._before.pop(place, None)
 
-    def forget(self, places: Iterable[Place]) -> None:
+    def forget(self, places: Iterable[TopicPartitionKey]) -> None:
         """Partitions are held no longer; those that never were are passed over."""
         for place in places:
             self._position.pop(place, None)
             self._before.pop(place, None)
             self._sent.pop(place, None)
 
-    def position(self, place: Place) -> int:
+    def position(self, place: TopicPartitionKey) -> int:
         """Where the next message of a partition that is held comes from.
 
         Raises:
@@ -62,7 +62,7 @@ class PullPositions:
         """The next poll begins: all that was handed out is done."""
         self._before.clear()
 
-    def hand_out(self, place: Place, position: int) -> None:
+    def hand_out(self, place: TopicPartitionKey, position: int) -> None:
         """This poll hands out (or passes over) what lies before `position`.
 
         Raises:
@@ -71,7 +71,7 @@ class PullPositions:
         self._before.setdefault(place, self._position[place])
         self._position[place] = position
 
-    def seek(self, place: Place, position: int) -> None:
+    def seek(self, place: TopicPartitionKey, position: int) -> None:
         """The owner goes on elsewhere; what lies before is done.
 
         Raises:
@@ -82,7 +82,9 @@ class PullPositions:
         self._position[place] = position
         self._before.pop(place, None)
 
-    def due(self, places: Iterable[Place] | None = None, *, everything: bool = False) -> dict[Place, int]:
+    def due(
+        self, places: Iterable[TopicPartitionKey] | None = None, *, everything: bool = False
+    ) -> dict[TopicPartitionKey, int]:
         """Positions to commit: those that differ from what was sent last.
 
         Args:
@@ -90,15 +92,15 @@ class PullPositions:
             everything: also what the last poll has handed out; else only what is done.
         """
         wanted = self._position if places is None else [place for place in places if place in self._position]
-        before: Mapping[Place, int] = {} if everything else self._before
+        before: Mapping[TopicPartitionKey, int] = {} if everything else self._before
         positions = {place: before.get(place, self._position[place]) for place in wanted}
         return {place: position for place, position in positions.items() if position != self._sent[place]}
 
-    def sent(self, positions: Mapping[Place, int]) -> None:
+    def sent(self, positions: Mapping[TopicPartitionKey, int]) -> None:
         """These were sent; of partitions not held any more nothing is kept."""
         self._sent.update({place: position for place, position in positions.items() if place in self._position})
 
-    def refused(self, place: Place, position: int) -> None:
+    def refused(self, place: TopicPartitionKey, position: int) -> None:
         """What was sent was refused, so that it is due again, unless something else was sent since."""
         if self._sent.get(place) == position:
             self._sent[place] = -1

@@ -27,7 +27,7 @@ DEFAULT_STOP_RATIO: Final = 0.1
 MOST_IN_TRANSACTION: Final = 500
 _RATIO_FROM: Final = 20
 
-Place = tuple[int, int]
+RecordPosition = tuple[int, int]
 
 
 class RedriveProgress:
@@ -67,11 +67,11 @@ class RedriveProgress:
         self._rate_per_s = rate_per_s
         self._most = most
         self._stop_ratio = stop_ratio
-        self._taken: dict[Place, PlannedLetter] = {}
-        self._sent: set[Place] = set()
-        self._settled: set[Place] = set()
-        self._failed: set[Place] = set()
-        self._dead_again: set[Place] = set()
+        self._taken: dict[RecordPosition, PlannedLetter] = {}
+        self._sent: set[RecordPosition] = set()
+        self._settled: set[RecordPosition] = set()
+        self._failed: set[RecordPosition] = set()
+        self._dead_again: set[RecordPosition] = set()
         self._not_before_ms = 0
         self._before_taken_ms = 0
         self._has_begun = False
@@ -194,7 +194,7 @@ class RedriveProgress:
     def _is_too_many(self, bad: int, of: int) -> bool:
         return of >= _RATIO_FROM and bad > self._stop_ratio * of
 
-    def _is_gone(self, place: Place) -> bool:
+    def _is_gone(self, place: RecordPosition) -> bool:
         return place in self._sent or place in self._settled or place in self._failed
 
 

@@ -51,8 +51,8 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from rocketshim.dropin.consumer import Consumer, checked, viewed
-from rocketshim.dropin.send_back_tracker import Place
-from rocketshim.dropin.state import Rebalance, place_of
+from rocketshim.dropin.send_back_tracker import TopicPartitionKey
+from rocketshim.dropin.state import Rebalance, partition_key
 from rocketshim.errors import NotSupportedError, SendTimeoutError
 from rocketshim.kafka.clients import with_log
 from rocketshim.logs import safe_logger
@@ -110,7 +110,7 @@ class ReadingConsumer(Consumer):
 
     def _send_back(self, message: Message, store: Callable[[], None]) -> None:
         state = self._rocketshim
-        place: Place = (message.topic() or "", _number(message.partition()))
+        place: TopicPartitionKey = (message.topic() or "", _number(message.partition()))
         offset = _number(message.offset())
         future, is_ours = state.ledger.begin(place, offset, self._position(place).offset)
         if not is_ours:
@@ -126,7 +126,7 @@ class ReadingConsumer(Consumer):
         state.ledger.end(place, offset, future, None)
         state.dirty = True
 
-    def _position(self, place: Place) -> TopicPartition:
+    def _position(self, place: TopicPartitionKey) -> TopicPartition:
         """The offset after the last one handed out; negative for none. From any thread, without waiting for `poll`."""
         state = self._rocketshim
         if get_ident() == state.poller:  # also from its callbacks, in which it may be in the client already
@@ -150,7 +150,7 @@ class ReadingConsumer(Consumer):
                 )
             sleep(0.0005)  # a poll that does not wait is under way; in a callback of it positions are noted
 
-    def _position_now(self, place: Place) -> TopicPartition:
+    def _position_now(self, place: TopicPartitionKey) -> TopicPartition:
         state = self._rocketshim
         unknown = TopicPartition(*place, OFFSET_INVALID)
         if state.waiting:
@@ -291,14 +291,16 @@ class ReadingConsumer(Consumer):
         places = state.ledger.places()
         if places and not state.waiting:  # in a callback of a call that waits, what it holds is not returned yet
             found = super().position([TopicPartition(*place) for place in places])
-            positions = {place_of(each): each for each in found}  # with the leader's epoch, as the client stores it
+            positions = {
+                partition_key(each): each for each in found
+            }  # with the leader's epoch, as the client stores it
             for message in reversed(state.put_by):
                 if message.error() is None:
                     place = message.topic() or "", _number(message.partition())
                     positions[place] = TopicPartition(*place, _number(message.offset()))
             state.positions = positions
 
-    def _store_handled(self, positions: dict[Place, TopicPartition]) -> None:
+    def _store_handled(self, positions: dict[TopicPartitionKey, TopicPartition]) -> None:
         """Store these positions, or what holds them down."""
         state = self._rocketshim
         if not state.stores:
@@ -309,8 +311,10 @@ class ReadingConsumer(Consumer):
                 for place, offset in to_store.items()
             ]
             done = self._stored(stores)
-            state.ledger.stored({place_of(each): each.offset for each in done})
-            positions = {place_of(each): positions[place_of(each)] for each in done}  # another thread may have stored
+            state.ledger.stored({partition_key(each): each.offset for each in done})
+            positions = {
+                partition_key(each): positions[partition_key(each)] for each in done
+            }  # another thread may have stored
 
     def _stored(self, stores: list[TopicPartition]) -> list[TopicPartition]:
         """Store offsets; returns those that could be."""
@@ -360,7 +364,7 @@ class ReadingConsumer(Consumer):
             case Message():
                 place = each.topic() or "", _number(each.partition())
             case TopicPartition():
-                place = place_of(each)
+                place = partition_key(each)
             case _:
                 return False
         return place[0] == state.retry_topic and place not in state.ledger.places()
@@ -369,7 +373,7 @@ class ReadingConsumer(Consumer):
         if not _is_a(partition, TopicPartition):
             super().seek(partition)  # the original says what is wrong
             return
-        state, place = self._rocketshim, place_of(partition)
+        state, place = self._rocketshim, partition_key(partition)
         before = self._position(place)
         super().seek(partition)
         if not state.put_by:  # what lies before the target is left behind, and so handled
@@ -455,15 +459,17 @@ class ReadingConsumer(Consumer):
         super().incremental_unassign([*partitions, *along])
         if rebalance is not None:
             rebalance.done = True
-        state.ledger.remove([place_of(each) for each in (*partitions, *along)])
+        state.ledger.remove([partition_key(each) for each in (*partitions, *along)])
         self._follow_pauses()
 
-    def _begin(self, partitions: list[TopicPartition], starts: dict[Place, int]) -> None:
-        begun, known = {place_of(each) for each in partitions}, self._rocketshim.positions
+    def _begin(self, partitions: list[TopicPartition], starts: dict[TopicPartitionKey, int]) -> None:
+        begun, known = {partition_key(each) for each in partitions}, self._rocketshim.positions
         self._rocketshim.positions = {place: each for place, each in known.items() if place not in begun}
         self._rocketshim.ledger.add(
             {
-                place_of(each): starts.get(place_of(each), 0) if each.offset in _COMMITTED else max(each.offset, 0)
+                partition_key(each): starts.get(partition_key(each), 0)
+                if each.offset in _COMMITTED
+                else max(each.offset, 0)
                 for each in partitions
             }
         )
@@ -471,34 +477,34 @@ class ReadingConsumer(Consumer):
 
     def _starts(
         self, along: list[TopicPartition], theirs: list[TopicPartition], timeout_s: float
-    ) -> tuple[list[TopicPartition], dict[Place, int]]:
+    ) -> tuple[list[TopicPartition], dict[TopicPartitionKey, int]]:
         """Where partitions begin: those of the retry topic, and the user's that were held before.
 
         Raises:
             KafkaException: the committed offsets could not be had in time.
         """
         state = self._rocketshim
-        asked = [*along, *(each for each in theirs if state.ledger.was_held(place_of(each)))]
+        asked = [*along, *(each for each in theirs if state.ledger.was_held(partition_key(each)))]
         if not asked:
             return [], {}
-        plain = [TopicPartition(*place_of(each)) for each in asked]
-        committed = {place_of(each): each for each in super().committed(plain, timeout=timeout_s)}
+        plain = [TopicPartition(*partition_key(each)) for each in asked]
+        committed = {partition_key(each): each for each in super().committed(plain, timeout=timeout_s)}
         for each in committed.values():
             if each.error is not None:
                 raise KafkaException(each.error)
         offsets = {place: each.offset for place, each in committed.items() if each.offset >= 0}
         ready = [
-            each if self._is_there(each, offsets, timeout_s) else TopicPartition(*place_of(each), OFFSET_BEGINNING)
+            each if self._is_there(each, offsets, timeout_s) else TopicPartition(*partition_key(each), OFFSET_BEGINNING)
             for each in along
         ]
         return ready, offsets
 
-    def _is_there(self, partition: TopicPartition, committed: dict[Place, int], timeout_s: float) -> bool:
+    def _is_there(self, partition: TopicPartition, committed: dict[TopicPartitionKey, int], timeout_s: float) -> bool:
         """Whether a partition has a committed offset that is in its log still; else the client would reset it."""
-        offset = committed.get(place_of(partition))
+        offset = committed.get(partition_key(partition))
         if offset is None or self._rocketshim.resets_to_beginning:
             return offset is not None
-        low, high = super().get_watermark_offsets(TopicPartition(*place_of(partition)), timeout=timeout_s)
+        low, high = super().get_watermark_offsets(TopicPartition(*partition_key(partition)), timeout=timeout_s)
         return low <= offset <= high
 
     # --- rebalance callbacks, from inside of poll, consume and close -----------------------------------------------
@@ -512,8 +518,8 @@ class ReadingConsumer(Consumer):
             rebalance.along, rebalance.starts = self._starts(along, theirs, _COMMITTED_TIMEOUT_S)
         except KafkaException as error:
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
-            rebalance.along = [TopicPartition(*place_of(each), _HELD_AT) for each in along]
-            state.owed |= {place_of(each) for each in along}  # paused, until it is known where they begin
+            rebalance.along = [TopicPartition(*partition_key(each), _HELD_AT) for each in along]
+            state.owed |= {partition_key(each) for each in along}  # paused, until it is known where they begin
             state.settle_attention()
         self._call(state.callbacks[0], theirs, rebalance)
         if not rebalance.done:
@@ -534,7 +540,7 @@ class ReadingConsumer(Consumer):
         try:
             ready, committed = self._starts(owed, [], _OWED_TIMEOUT_S)
             for each in ready:
-                place, offset = place_of(each), each.offset
+                place, offset = partition_key(each), each.offset
                 super().seek(TopicPartition(*place, committed[place] if offset in _COMMITTED else offset))
         except KafkaException as error:  # tried again by the next poll
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
@@ -558,7 +564,7 @@ class ReadingConsumer(Consumer):
                 self._finish(_Original.incremental_unassign, [*theirs, *along])
             else:
                 self._finish(_Original.unassign)
-        state.ledger.remove([place_of(each) for each in partitions])
+        state.ledger.remove([partition_key(each) for each in partitions])
         self._follow_pauses()
 
     def _call(
@@ -601,12 +607,12 @@ class ReadingConsumer(Consumer):
     def pause(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
         super().pause(partitions)
         state = self._rocketshim
-        state.paused |= {place_of(each) for each in partitions} & set(state.ledger.places())
+        state.paused |= {partition_key(each) for each in partitions} & set(state.ledger.places())
         self._follow_pauses(asked=True)
 
     def resume(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
         super().resume(partitions)
-        self._rocketshim.paused -= {place_of(each) for each in partitions}
+        self._rocketshim.paused -= {partition_key(each) for each in partitions}
         self._follow_pauses()
 
     def _follow_pauses(self, *, asked: bool = False) -> None:
@@ -619,13 +625,13 @@ class ReadingConsumer(Consumer):
                 list, and is then to get nothing until the next `resume` or rebalance.
         """
         state = self._rocketshim
-        along = [each for each in state.along() if place_of(each) not in state.paused]
+        along = [each for each in state.along() if partition_key(each) not in state.paused]
         if not state.reading or not along:
             return
         theirs = {place for place in state.ledger.places() if not state.hides(place[0])}
         waits = theirs <= state.paused and (asked or bool(theirs))
         for each in along:
-            is_paused = waits or place_of(each) in state.owed
+            is_paused = waits or partition_key(each) in state.owed
             self._finish(_Original.pause if is_paused else _Original.resume, [each])
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -670,7 +676,7 @@ def _on_revoke(consumer: ReadingConsumer, partitions: list[TopicPartition]) -> N
 
 def _on_lost(consumer: ReadingConsumer, partitions: list[TopicPartition]) -> None:
     state = consumer._rocketshim  # noqa: SLF001
-    state.ledger.remove([place_of(each) for each in partitions])  # they are another member's already
+    state.ledger.remove([partition_key(each) for each in partitions])  # they are another member's already
     consumer._released(partitions, state.callbacks[2] or state.callbacks[1])  # noqa: SLF001 - as the client
 
 

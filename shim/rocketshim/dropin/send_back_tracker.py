@@ -22,9 +22,9 @@ from typing import Final
 
 from rocketshim.errors import StaleMessageError
 
-__all__ = ["Ledger", "Place"]
+__all__ = ["Ledger", "TopicPartitionKey"]
 
-Place = tuple[str, int]
+TopicPartitionKey = tuple[str, int]
 """A topic and a partition."""
 
 _KEPT_COUNT: Final = 10_000
@@ -54,20 +54,20 @@ class Ledger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[Place, _Held] = {}
-        self._once_held: set[Place] = set()
+        self._held: dict[TopicPartitionKey, _Held] = {}
+        self._once_held: set[TopicPartitionKey] = set()
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[TopicPartitionKey]:
         """Every partition of the assignment."""
         with self._lock:
             return list(self._held)
 
-    def was_held(self, place: Place) -> bool:
+    def was_held(self, place: TopicPartitionKey) -> bool:
         """Whether an earlier assignment had this partition, so that old messages of it may be about."""
         with self._lock:
             return place in self._once_held
 
-    def add(self, began_at: Mapping[Place, int]) -> None:
+    def add(self, began_at: Mapping[TopicPartitionKey, int]) -> None:
         """Begin a partition's epoch.
 
         Args:
@@ -78,14 +78,14 @@ class Ledger:
                 if place not in self._held:
                     self._held[place] = _Held(offset)
 
-    def remove(self, places: Iterable[Place]) -> None:
+    def remove(self, places: Iterable[TopicPartitionKey]) -> None:
         """End the epoch of these partitions; their unfinished send-backs no longer matter here."""
         with self._lock:
             for place in places:
                 if self._held.pop(place, None) is not None:
                     self._once_held.add(place)
 
-    def begin(self, place: Place, offset: int, position: int) -> tuple[Future[None], bool]:
+    def begin(self, place: TopicPartitionKey, offset: int, position: int) -> tuple[Future[None], bool]:
         """Begin a send-back, or find the one that was begun before.
 
         Args:
@@ -120,7 +120,7 @@ class Ledger:
                 _forget_oldest(held.sent)
             return future, True
 
-    def end(self, place: Place, offset: int, future: Future[None], error: BaseException | None) -> None:
+    def end(self, place: TopicPartitionKey, offset: int, future: Future[None], error: BaseException | None) -> None:
         """End a send-back: it is stored, or `error` says why it is not and a later call may try again."""
         with self._lock:
             held = self._held.get(place)
@@ -134,7 +134,7 @@ class Ledger:
         else:
             future.set_exception(error)
 
-    def sought(self, place: Place, offset: int, position: int) -> None:
+    def sought(self, place: TopicPartitionKey, offset: int, position: int) -> None:
         """The program went to an offset: what lies from there on is handed out again and may be sent back again.
 
         Args:
@@ -156,7 +156,7 @@ class Ledger:
             for each in [each for each, future in held.sent.items() if each >= target and future.done()]:
                 del held.sent[each]
 
-    def to_store(self, positions: Mapping[Place, int]) -> dict[Place, int]:
+    def to_store(self, positions: Mapping[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
         """The offsets to store, where they differ from what was stored before; `stored` is to be told of them after.
 
         Args:
@@ -165,7 +165,7 @@ class Ledger:
         Returns:
             For each partition the position, or the lowest offset that is held down.
         """
-        result: dict[Place, int] = {}
+        result: dict[TopicPartitionKey, int] = {}
         with self._lock:
             for place, position in positions.items():
                 held = self._held.get(place)
@@ -180,7 +180,7 @@ class Ledger:
                     result[place] = offset
         return result
 
-    def stored(self, offsets: Mapping[Place, int]) -> None:
+    def stored(self, offsets: Mapping[TopicPartitionKey, int]) -> None:
         """These offsets were stored.
 
         Several threads may store at once, in another order than they asked: whoever stored asks `to_store` again after

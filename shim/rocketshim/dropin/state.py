@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import Message, TopicPartition
 
 from rocketshim.dropin.send_back import HopStore, SendBack
-from rocketshim.dropin.send_back_tracker import Ledger, Place
+from rocketshim.dropin.send_back_tracker import Ledger, TopicPartitionKey
 from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner_producer_config, is_true
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import METADATA_REFRESH
@@ -19,7 +19,7 @@ from rocketshim_topics.names import TopicNames
 if TYPE_CHECKING:
     from rocketshim.dropin.retrying_consumer import ReadingConsumer
 
-__all__ = ["Rebalance", "State", "place_of", "prepare"]
+__all__ = ["Rebalance", "State", "partition_key", "prepare"]
 
 _ISOLATION: Final = "isolation.level"
 _STORE: Final = "enable.auto.offset.store"
@@ -37,7 +37,7 @@ class Rebalance:
     """
 
     along: list[TopicPartition]
-    starts: dict[Place, int]
+    starts: dict[TopicPartitionKey, int]
     done: bool = False
 
 
@@ -91,7 +91,7 @@ class State:
     ledger: Ledger = field(default_factory=Ledger)
     dirty: bool = False
     settle_at: float = 0.0
-    positions: dict[Place, TopicPartition] = field(default_factory=dict)
+    positions: dict[TopicPartitionKey, TopicPartition] = field(default_factory=dict)
     waiting: bool = False
     polling: bool = False
     asking: bool = False
@@ -103,11 +103,11 @@ class State:
     named: frozenset[str] = frozenset()
     callbacks: tuple[Callable[..., Any] | None, ...] = (None, None, None)
     rebalance: Rebalance | None = None
-    paused: set[Place] = field(default_factory=set)
+    paused: set[TopicPartitionKey] = field(default_factory=set)
     ensured: bool = False
     closing: bool = False
     put_by: deque[Message] = field(default_factory=deque)
-    owed: set[Place] = field(default_factory=set)
+    owed: set[TopicPartitionKey] = field(default_factory=set)
     raised: deque[BaseException] = field(default_factory=deque)
     consumer: "Callable[[], ReadingConsumer | None]" = lambda: None
 
@@ -145,7 +145,7 @@ class State:
         return [TopicPartition(*place) for place in self.ledger.places() if place[0] == self.retry_topic]
 
 
-def place_of(partition: TopicPartition) -> Place:
+def partition_key(partition: TopicPartition) -> TopicPartitionKey:
     """Topic and number of a partition."""
     return partition.topic, partition.partition
 

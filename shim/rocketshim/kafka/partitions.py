@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-__all__ = ["Place", "shown_places"]
+__all__ = ["TopicPartitionKey", "partition_names"]
 
-Place = tuple[str, int]
+TopicPartitionKey = tuple[str, int]
 """Physical topic and partition."""
 
 
-def shown_places(places: Iterable[Place]) -> list[str]:
+def partition_names(places: Iterable[TopicPartitionKey]) -> list[str]:
     """Places as logs have them."""
     return [f"{topic}/{number}" for topic, number in places]

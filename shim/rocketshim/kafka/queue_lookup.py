@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.clients import LookupClient
-from rocketshim.kafka.partitions import Place
+from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim_topics import TopicNames
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
 from rocketshim_topics.message_queue import MessageQueue
@@ -63,7 +63,7 @@ class QueueLookup:
         self._client = client
         self._complaint = complaint
 
-    def place(self, queue: MessageQueue) -> Place:
+    def place(self, queue: MessageQueue) -> TopicPartitionKey:
         """The physical topic and partition of a queue.
 
         Raises:

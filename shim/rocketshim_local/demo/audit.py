@@ -18,10 +18,10 @@ from enum import Enum
 
 from rocketshim_topics import Envelope
 
-__all__ = ["Account", "Ledger", "Place", "Seen"]
+__all__ = ["Account", "Ledger", "Seen", "TopicKind"]
 
 
-class Place(Enum):
+class TopicKind(Enum):
     """Which kind of topic a record lies in."""
 
     SCHEDULE = "schedule"
@@ -42,7 +42,7 @@ class Seen:
         queue_delay_ms: of the schedule queue it lies in; 0 elsewhere.
     """
 
-    place: Place
+    place: TopicKind
     topic: str
     partition: int
     offset: int
@@ -116,7 +116,7 @@ class Ledger:
         if seen.envelope.hop_id is not None:
             self._made_from[seen.envelope.hop_id].append(seen)
 
-    def count(self, place: Place) -> int:
+    def count(self, place: TopicKind) -> int:
         """Distinct ids that were seen in a kind of topic."""
         return sum(any(each.place is place for each in records) for records in self._by_id.values())
 
@@ -141,7 +141,7 @@ class Ledger:
             result.sent += 1
             records = self._by_id.get(uniq_key, [])
             self._judge(uniq_key, records, committed, result)
-            for count in {each.envelope.reconsume_times or 0 for each in records if each.place is Place.RETRY}:
+            for count in {each.envelope.reconsume_times or 0 for each in records if each.place is TopicKind.RETRY}:
                 attempts[count] += 1
         result.retried = dict(sorted(attempts.items()))
         result.lateness_ms.sort()
@@ -151,25 +151,25 @@ class Ledger:
         self, uniq_key: str, records: list[Seen], committed: Mapping[tuple[str, int], int], result: Account
     ) -> None:
         copies = Counter(
-            (each.place, each.envelope.reconsume_times or 0) for each in records if each.place is not Place.SCHEDULE
+            (each.place, each.envelope.reconsume_times or 0) for each in records if each.place is not TopicKind.SCHEDULE
         )
         result.duplicates += sum(count - 1 for count in copies.values())
-        result.delivered += any(each.place is Place.SOURCE for each in records)
+        result.delivered += any(each.place is TopicKind.SOURCE for each in records)
         for each in records:
-            if each.place in {Place.SOURCE, Place.RETRY}:
+            if each.place in {TopicKind.SOURCE, TopicKind.RETRY}:
                 origin = self.origin_of(each)
-                if origin is not None and origin.place is Place.SCHEDULE:
+                if origin is not None and origin.place is TopicKind.SCHEDULE:
                     late_ms = each.stored_ms - origin.due_ms
                     result.early += late_ms < 0
                     result.lateness_ms.append(late_ms)
-        if any(each.place is Place.DEAD for each in records):
+        if any(each.place is TopicKind.DEAD for each in records):
             result.dead.add(uniq_key)
             return
         open_ends = [each for each in records if not self._made_from.get(each.at)]
         if not open_ends:
             result.lost.add(uniq_key)
         elif all(
-            each.place is not Place.SCHEDULE and each.offset < committed.get((each.topic, each.partition), 0)
+            each.place is not TopicKind.SCHEDULE and each.offset < committed.get((each.topic, each.partition), 0)
             for each in open_ends
         ):
             result.acknowledged += 1

@@ -26,7 +26,7 @@ from rocketshim.errors import RocketshimError
 from rocketshim.kafka.clients import confluent_admin, confluent_clients
 from rocketshim.producer.producer import Producer
 from rocketshim_local import any_broker, watchdog
-from rocketshim_local.demo.audit import Account, Ledger, Place, Seen
+from rocketshim_local.demo.audit import Account, Ledger, Seen, TopicKind
 from rocketshim_local.demo.consumer_process import MAX_RETRIES
 from rocketshim_local.demo.flights import Flight, Timetable, load
 from rocketshim_topics import DelayLevels, MalformedRecordError, Message, TopicNames, decode, provision
@@ -58,13 +58,13 @@ class _Stage:
     topic: str
     group: str
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, TopicKind]:
         """Physical topic to its kind."""
         return {
-            self.names.schedule: Place.SCHEDULE,
-            self.topic: Place.SOURCE,
-            self.names.retry(self.group): Place.RETRY,
-            self.names.dead_letter(self.group): Place.DEAD,
+            self.names.schedule: TopicKind.SCHEDULE,
+            self.topic: TopicKind.SOURCE,
+            self.names.retry(self.group): TopicKind.RETRY,
+            self.names.dead_letter(self.group): TopicKind.DEAD,
         }
 
 
@@ -145,7 +145,7 @@ class _Observer:
 
     def committed(self) -> dict[tuple[str, int], int]:
         """The group's committed positions."""
-        asked = [part for part in self._partitions if self._places[part.topic] in {Place.SOURCE, Place.RETRY}]
+        asked = [part for part in self._partitions if self._places[part.topic] in {TopicKind.SOURCE, TopicKind.RETRY}]
         answer = self._consumer.committed([TopicPartition(part.topic, part.partition) for part in asked], timeout=10)
         return {(part.topic, part.partition): part.offset for part in answer if part.offset >= 0}
 
@@ -159,10 +159,10 @@ class _Observer:
             return
         place = self._places[message.topic()]
         try:
-            envelope = decode(headers, trusted=place is not Place.SOURCE)
+            envelope = decode(headers, trusted=place is not TopicKind.SOURCE)
         except MalformedRecordError:
             return
-        delay_ms = (self._levels.queue_delay_ms(message.partition()) or 0) if place is Place.SCHEDULE else 0
+        delay_ms = (self._levels.queue_delay_ms(message.partition()) or 0) if place is TopicKind.SCHEDULE else 0
         stored_ms = message.timestamp()[1]
         at = (message.topic(), message.partition(), message.offset())
         self.ledger.add(Seen(place, *at, stored_ms, envelope, delay_ms))
@@ -369,10 +369,10 @@ def _biography(uniq_key: str, sent: dict[str, Flight], ledger: Ledger, console: 
 def _event(seen: Seen, ledger: Ledger) -> str:
     origin = ledger.origin_of(seen)
     cause = f"{seen.envelope.fail_class}: {seen.envelope.fail_text}" if seen.envelope.fail_class else ""
-    if seen.place is Place.SCHEDULE:
+    if seen.place is TopicKind.SCHEDULE:
         waits = f"waits until due, {seen.due_ms - seen.stored_ms} ms"
-        return f"{cause}; {waits}" if cause and (origin is None or origin.place is not Place.SCHEDULE) else waits
-    if seen.place is Place.DEAD:
+        return f"{cause}; {waits}" if cause and (origin is None or origin.place is not TopicKind.SCHEDULE) else waits
+    if seen.place is TopicKind.DEAD:
         return f"dead: {cause}"
     late = "" if origin is None else f", {seen.stored_ms - origin.due_ms} ms after it was due"
     return f"delivered{late}"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.dropin.send_back_tracker import Ledger, Place
+from rocketshim.dropin.send_back_tracker import Ledger, TopicPartitionKey
 from rocketshim.errors import StaleMessageError
 
 PLACE = ("orders", 0)
@@ -16,7 +16,7 @@ def held(began_at: int = 0) -> Ledger:
     return ledger
 
 
-def store(ledger: Ledger, positions: dict[Place, int]) -> dict[Place, int]:
+def store(ledger: Ledger, positions: dict[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
     """Store what is to be stored."""
     offsets = ledger.to_store(positions)
     ledger.stored(offsets)

@@ -39,7 +39,7 @@ from rocketshim.core.retry_rotation import OneByOne
 from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import ConsumerClient
-from rocketshim.kafka.partitions import Place, shown_places
+from rocketshim.kafka.partitions import TopicPartitionKey, partition_names
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message_queue import MessageQueue
@@ -155,12 +155,12 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         self.orderly_counts = OrderlyCounts()
         self._log = log
         self._orderly = orderly
-        self._wanted: set[Place] = set()
-        self._leases: dict[Place, Lease] = {}
-        self._starting: dict[Place, QueueStarted] = {}
-        self._turns: OneByOne[Place] = OneByOne()
+        self._wanted: set[TopicPartitionKey] = set()
+        self._leases: dict[TopicPartitionKey, Lease] = {}
+        self._starting: dict[TopicPartitionKey, QueueStarted] = {}
+        self._turns: OneByOne[TopicPartitionKey] = OneByOne()
         self._ending: list[_Ending] = []
-        self._counts: dict[Place, ReconsumeCounts] = {}
+        self._counts: dict[TopicPartitionKey, ReconsumeCounts] = {}
         self._untold: set[OrderlyPlace] = set()  # where a message has failed since the group's log was told
         self._next_tell_ms = 0
         self._misplaced = False
@@ -280,7 +280,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         elif self._log is not None:
             self._log.drained(lease)
 
-    def _hold(self, place: Place) -> None:
+    def _hold(self, place: TopicPartitionKey) -> None:
         """Read nothing of a partition until its next run begins; that one is not paused for what the last one held."""
         consumer = self._client()
         self._pauses.hold(consumer, [place], PauseReason.LOCK)
@@ -298,9 +298,9 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         why = self._start_these(consumer, places, timeout_s)
         self._turns.tried(places, failed=why is not None, began_ms=began_ms, now_ms=self._now_ms())
         if why is not None:
-            _LOG.warning("consumer.start-unknown", extra={"error": why, "partitions": shown_places(places)})
+            _LOG.warning("consumer.start-unknown", extra={"error": why, "partitions": partition_names(places)})
 
-    def _start_these(self, consumer: ConsumerClient, places: list[Place], timeout_s: float) -> str | None:
+    def _start_these(self, consumer: ConsumerClient, places: list[TopicPartitionKey], timeout_s: float) -> str | None:
         """Look up, commit, read; why that was not possible, or None. A lock that is lost meanwhile begins nothing."""
         try:
             found, _ = self._starts.find(consumer, [TopicPartition(*place) for place in places], timeout_s)
@@ -326,10 +326,10 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         self._read(consumer, list(offsets))
         self._throttle.share(len(self._queues))
         if offsets:
-            _LOG.info("consumer.locked", extra={"partitions": shown_places(offsets)})
+            _LOG.info("consumer.locked", extra={"partitions": partition_names(offsets)})
         return None
 
-    def _read(self, consumer: ConsumerClient, places: list[Place]) -> None:
+    def _read(self, consumer: ConsumerClient, places: list[TopicPartitionKey]) -> None:
         if self._suspended or self._closing:
             self._pauses.hold(consumer, places, PauseReason.SUSPENDED)
         self._pauses.release(consumer, places, PauseReason.LOCK)
@@ -342,7 +342,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
             return found.offset
         return max(found.offset, known)
 
-    def _token_of(self, place: Place) -> int | None:
+    def _token_of(self, place: TopicPartitionKey) -> int | None:
         lease = self._leases.get(place)
         return None if lease is None else lease.token
 
@@ -392,7 +392,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
             consumer.seek(TopicPartition(*place, ending.offset))
         except KafkaException as error:
             ending.at_ms = now_ms + _SEEK_AGAIN_MS
-            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": shown_places([place])})
+            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": partition_names([place])})
             return False
         self._begin(place, ending.offset)
         self._read(consumer, [place])
@@ -403,7 +403,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
             self._log.drained(lease)
             self._log.committed(lease, next_offset, counts)
 
-    def _give_up(self, places: Iterable[Place]) -> None:
+    def _give_up(self, places: Iterable[TopicPartitionKey]) -> None:
         """These partitions are not ours any more: say so, and release what is drained, now or when it is."""
         gone = list(places)
         self._wanted.difference_update(gone)
@@ -433,7 +433,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
     def _make_dispatch(self, pool: Pool[Any, Any], batch_count: int) -> OrderlyDispatch:
         return OrderlyDispatch(pool, batch_count, self._left)
 
-    def _make_queue(self, place: Place, epoch: int) -> OrderlyPlace:
+    def _make_queue(self, place: TopicPartitionKey, epoch: int) -> OrderlyPlace:
         is_retry = place[0] == self._orderly.retry_topic
         key_of = _key_of if self._orderly.by_key else None
         queue: OrderlyQueue[Any] = OrderlyQueue(
@@ -455,10 +455,10 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
             perform=self._perform,
         )
 
-    def _committable(self) -> list[Place]:
+    def _committable(self) -> list[TopicPartitionKey]:
         return [(place.topic, place.partition) for place in self.queues if place.holds()]
 
-    def _put(self, place: Place, run: list[Any]) -> None:
+    def _put(self, place: TopicPartitionKey, run: list[Any]) -> None:
         queue = self._queues.get(place)
         if queue is None or place in self._uptake:
             return
@@ -485,7 +485,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
             self._end(queue, _Then.BEGIN_ANEW, first)
             self._end_drained()
 
-    def _is_stale(self, place: Place, expected: int, *, seek: bool) -> bool:
+    def _is_stale(self, place: TopicPartitionKey, expected: int, *, seek: bool) -> bool:
         """Whether what was fetched lies before the position asked for though that position is there.
 
         `seek`: ask for that position again if so.
@@ -504,7 +504,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         _LOG.warning("consumer.fetched-before-its-position", extra={"partition": f"{place[0]}/{place[1]}"})
         return True
 
-    def _say_cut(self, place: Place, first_offset: int) -> None:
+    def _say_cut(self, place: TopicPartitionKey, first_offset: int) -> None:
         _LOG.warning("consumer.log-cut", extra={"partition": f"{place[0]}/{place[1]}", "first_offset": first_offset})
 
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
@@ -524,13 +524,15 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
             self._want()
         self._next_comparison_ms = self._now_ms()
         self.assigned.set()
-        _LOG.info("consumer.assigned", extra={"partitions": shown_places(places)})
+        _LOG.info("consumer.assigned", extra={"partitions": partition_names(places)})
 
-    def _depart(self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[Place]) -> None:
+    def _depart(
+        self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[TopicPartitionKey]
+    ) -> None:
         self._give_up(places)
         super()._depart(consumer, partitions, places)
 
-    def _forget(self, places: list[Place]) -> None:
+    def _forget(self, places: list[TopicPartitionKey]) -> None:
         """The loop has closed, or `_depart` has given the queues up: what listeners still hold keeps its lock."""
         if self._closing:
             self._give_up(list(self._wanted))

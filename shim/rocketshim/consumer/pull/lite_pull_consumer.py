@@ -52,7 +52,7 @@ from rocketshim.kafka.clients import (
     unsubscribes,
 )
 from rocketshim.kafka.lookups import Lookups
-from rocketshim.kafka.partitions import Place
+from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
@@ -152,12 +152,12 @@ class LitePullConsumer:
         self._starts.lookups = self._lookups
         self._lookup = QueueLookup(self.names, lambda: self._lookups)
         self._subscribed: dict[str, MessageSelector] = {}  # physical topic
-        self._wished: dict[Place, MessageQueue] | None = None  # None: not by `assign`
+        self._wished: dict[TopicPartitionKey, MessageQueue] | None = None  # None: not by `assign`
         self._assign_filters: dict[str, MessageSelector] = {}
         self._logical: dict[str, str] = {}
         self._positions = PullPositions()
         self._pauses = Pauses()
-        self._fresh: set[Place] = set()
+        self._fresh: set[TopicPartitionKey] = set()
         self._uptake = Uptake(self._starts, self._pauses, self._begin, self._now_ms)
         self._watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
         self._failure: RocketshimError | None = None
@@ -633,15 +633,15 @@ class LitePullConsumer:
 
     # --- inside: positions -------------------------------------------------------------------------------------------
 
-    def _queue(self, place: Place) -> MessageQueue:
+    def _queue(self, place: TopicPartitionKey) -> MessageQueue:
         if self._wished is not None and place in self._wished:
             return self._wished[place]
         return MessageQueue(self._logical.get(place[0], place[0]), queue_id=place[1])
 
-    def _held(self, queues: Iterable[MessageQueue]) -> list[Place]:
+    def _held(self, queues: Iterable[MessageQueue]) -> list[TopicPartitionKey]:
         return [place for queue in queues if (place := self._lookup.place(queue)) in self._positions]
 
-    def _held_place(self, queue: MessageQueue) -> Place:
+    def _held_place(self, queue: MessageQueue) -> TopicPartitionKey:
         place = self._lookup.place(queue)
         self._client()
         if place not in self._positions or place in self._uptake:
@@ -654,13 +654,13 @@ class LitePullConsumer:
             self._client().seek(TopicPartition(*place, offset))
         self._positions.seek(place, offset)
 
-    def _as_offsets(self, positions: Mapping[Place, int]) -> list[TopicPartition]:
+    def _as_offsets(self, positions: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
         return [
             TopicPartition(*place, offset, metadata=self._starts.metadata(place))
             for place, offset in sorted(positions.items())
         ]
 
-    def _commit(self, consumer: ConsumerClient, positions: Mapping[Place, int]) -> None:
+    def _commit(self, consumer: ConsumerClient, positions: Mapping[TopicPartitionKey, int]) -> None:
         if not positions:
             return
         with cluster_errors(f"the positions of group {self.settings.group!r} were not committed"):
@@ -718,11 +718,11 @@ class LitePullConsumer:
                 starts_at = {(start.topic, start.partition): start.offset for start in starts}
                 self._uptake.assign(consumer, partitions, starts_at)
 
-    def _begin(self, place: Place, offset: int) -> None:
+    def _begin(self, place: TopicPartitionKey, offset: int) -> None:
         self._positions.adopt(place, offset)
         self._fresh.add(place)
 
-    def _forget(self, places: Iterable[Place]) -> None:
+    def _forget(self, places: Iterable[TopicPartitionKey]) -> None:
         places = list(places)
         self._positions.forget(places)
         self._pauses.forget(places)

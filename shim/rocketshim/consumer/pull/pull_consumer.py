@@ -34,7 +34,7 @@ from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import Clients, Complaints, ConsumerClient, confluent_clients
-from rocketshim.kafka.partitions import Place
+from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
 from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
@@ -96,7 +96,7 @@ class _Shelf:
         "bounds", "end_at", "illegal", "messages", "next_offset", "paused", "place", "queue", "size_bytes",
     )  # fmt: skip
 
-    def __init__(self, queue: MessageQueue, place: Place, offset: int, bounds: tuple[int, int]) -> None:
+    def __init__(self, queue: MessageQueue, place: TopicPartitionKey, offset: int, bounds: tuple[int, int]) -> None:
         self.queue = queue
         self.place = place
         self.next_offset = offset  # where a pull goes on that takes from here
@@ -173,7 +173,7 @@ class PullConsumer:
         self._complaints = Complaints()
         self._lookup = QueueLookup(self.names, self._asker, lambda: self._complaints.said(self._asker()))
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
-        self._shelves: dict[Place, _Shelf] = {}
+        self._shelves: dict[TopicPartitionKey, _Shelf] = {}
         self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # one that reads, one that asks
         self._stopped = False
         self._stopping = False
@@ -464,7 +464,7 @@ class PullConsumer:
             shelf.next_offset = shelf.end_at  # over what no reader sees: transaction markers, aborted messages
         return shelf.next_offset >= shelf.bounds[1]
 
-    def _read_from(self, queue: MessageQueue, place: Place, offset: int, bounds: tuple[int, int]) -> _Shelf:
+    def _read_from(self, queue: MessageQueue, place: TopicPartitionKey, offset: int, bounds: tuple[int, int]) -> _Shelf:
         consumer = self._reader()
         at = TopicPartition(*place, offset)
         with cluster_errors(f"{place[0]}/{place[1]} cannot be read from offset {offset}"):

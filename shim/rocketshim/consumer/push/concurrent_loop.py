@@ -6,7 +6,7 @@ from rocketshim.consumer.dispatch import ChunkDispatch, Pool
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import ProcessQueue
-from rocketshim.kafka.partitions import Place
+from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.logs import safe_logger
 
 __all__ = ["ConcurrentLoop"]
@@ -25,7 +25,7 @@ class ConcurrentLoop(PollLoop[ProcessQueue[Any]]):
     def _make_dispatch(self, pool: Pool[Any, Any], batch_count: int) -> ChunkDispatch:
         return ChunkDispatch(pool, batch_count, self._failed, self._left)
 
-    def _make_queue(self, place: Place, epoch: int) -> ProcessQueue[Any]:
+    def _make_queue(self, place: TopicPartitionKey, epoch: int) -> ProcessQueue[Any]:
         return ProcessQueue(*place, epoch)
 
     def _sweep(self, now_ms: int) -> None:

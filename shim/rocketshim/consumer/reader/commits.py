@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.consumer.reader.offset_store import OffsetStore
 from rocketshim.consumer.reader.partition_queue import HeldQueue
 from rocketshim.kafka.clients import ConsumerClient
-from rocketshim.kafka.partitions import Place
+from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.logs import safe_logger
 
 __all__ = ["Committer"]
@@ -33,24 +33,24 @@ class Committer:
 
     def __init__(
         self,
-        metadata: Callable[[Place], str],
+        metadata: Callable[[TopicPartitionKey], str],
         store: OffsetStore | None = None,
-        may: Callable[[Place], bool] | None = None,
+        may: Callable[[TopicPartitionKey], bool] | None = None,
     ) -> None:
         self._may = may
         self._metadata = metadata
         self._store = store
-        self._sent: dict[Place, int] = {}
-        self._stored: dict[Place, int] = {}
+        self._sent: dict[TopicPartitionKey, int] = {}
+        self._stored: dict[TopicPartitionKey, int] = {}
         self.outstanding = 0  # asynchronous commits without an answer
         self.failed = 0  # commits that were refused, since the start
         self.failing_since_ms: int | None = None
 
-    def adopt(self, place: Place, start: int) -> None:
+    def adopt(self, place: TopicPartitionKey, start: int) -> None:
         """A partition was assigned, to begin at `start`, which counts as committed."""
         self._sent[place] = self._stored[place] = start
 
-    def move(self, consumer: ConsumerClient, place: Place, position: int) -> None:
+    def move(self, consumer: ConsumerClient, place: TopicPartitionKey, position: int) -> None:
         """Commit a position whatever was committed before, back or forth; what is sent from now on lies above it.
 
         Raises:
@@ -62,15 +62,15 @@ class Committer:
                 raise KafkaException(item.error)
         self.adopt(place, position)
 
-    def position(self, place: Place) -> int:
+    def position(self, place: TopicPartitionKey) -> int:
         """The position that was last sent of a partition that is held, or its start."""
         return self._sent[place]
 
-    def stored(self, place: Place) -> int:
+    def stored(self, place: TopicPartitionKey) -> int:
         """The position that was last taken, or where the partition began; -1: it is not held."""
         return self._stored.get(place, -1)
 
-    def forget(self, place: Place) -> None:
+    def forget(self, place: TopicPartitionKey) -> None:
         """A partition has left."""
         self._sent.pop(place, None)
         self._stored.pop(place, None)
@@ -103,7 +103,7 @@ class Committer:
             self.failing_since_ms = None
         return not refused
 
-    def commit_again(self, consumer: ConsumerClient, places: Iterable[Place], *, now_ms: int) -> None:
+    def commit_again(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey], *, now_ms: int) -> None:
         """Commit once more what was sent of these partitions, since what commits carry has changed.
 
         Nothing where positions are kept elsewhere than in Kafka.

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from confluent_kafka import KafkaException
 
 from rocketshim.kafka.clients import LookupClient
-from rocketshim.kafka.partitions import Place
+from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.logs import safe_logger
 
 __all__ = ["EveryQueue", "Sharing", "partitions_of"]
@@ -25,7 +25,9 @@ class Sharing(Protocol):
     def open(self) -> None:
         """The loop begins."""
 
-    def wanted(self, lookups: LookupClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+    def wanted(
+        self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
+    ) -> set[TopicPartitionKey] | None:
         """The partitions to read from now on.
 
         Args:
@@ -40,23 +42,25 @@ class Sharing(Protocol):
             RocketshimError: the consumer cannot go on.
         """
 
-    def holds(self, place: Place, now_ms: int) -> bool:
+    def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
         """Whether messages of a partition may be handed out and committed at this instant."""
 
-    def gave_up(self, place: Place) -> None:
+    def gave_up(self, place: TopicPartitionKey) -> None:
         """The loop has given a partition up: committed if it held, and nothing more of it begins."""
 
     def close(self) -> None:
         """The loop has ended; everything was given up."""
 
 
-def partitions_of(lookups: LookupClient, topics: Collection[str], held: Collection[Place]) -> set[Place]:
+def partitions_of(
+    lookups: LookupClient, topics: Collection[str], held: Collection[TopicPartitionKey]
+) -> set[TopicPartitionKey]:
     """Every partition of these topics; of a topic that cannot be told now, those held.
 
     Raises:
         KafkaException: the cluster did not answer.
     """
-    found: set[Place] = set()
+    found: set[TopicPartitionKey] = set()
     for topic in topics:
         listed = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
         if listed is None or listed.error is not None or not listed.partitions:
@@ -86,18 +90,20 @@ class EveryQueue:
     def open(self) -> None:
         """See `Sharing`."""
 
-    def holds(self, place: Place, now_ms: int) -> bool:
+    def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
         """See `Sharing`: there is nobody to share with."""
         del place, now_ms
         return True
 
-    def gave_up(self, place: Place) -> None:
+    def gave_up(self, place: TopicPartitionKey) -> None:
         """See `Sharing`."""
 
     def close(self) -> None:
         """See `Sharing`."""
 
-    def wanted(self, lookups: LookupClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+    def wanted(
+        self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
+    ) -> set[TopicPartitionKey] | None:
         """See `Sharing`."""
         topics = frozenset(self._topics())
         if topics == self._looked_for and self._next_look_ms is not None and now_ms < self._next_look_ms:

@@ -12,7 +12,7 @@ from typing import Final
 from confluent_kafka import TopicPartition
 
 from rocketshim.kafka.clients import ConsumerClient
-from rocketshim.kafka.partitions import Place
+from rocketshim.kafka.partitions import TopicPartitionKey
 
 __all__ = ["PauseReason", "Pauses"]
 
@@ -42,13 +42,13 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self._held: dict[Place, PauseReason] = {}
+        self._held: dict[TopicPartitionKey, PauseReason] = {}
 
-    def why(self, place: Place) -> PauseReason:
+    def why(self, place: TopicPartitionKey) -> PauseReason:
         """The reasons for which a partition is paused; none of them: it is read."""
         return self._held.get(place, _NONE)
 
-    def hold(self, consumer: ConsumerClient, places: Iterable[Place], reason: PauseReason) -> None:
+    def hold(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
         """Pause partitions for a reason; one that has it already keeps it."""
         new = []
         for place in places:
@@ -59,7 +59,7 @@ class Pauses:
         if new:
             consumer.pause(new)
 
-    def release(self, consumer: ConsumerClient, places: Iterable[Place], reason: PauseReason) -> None:
+    def release(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
         """Take a reason away; what has none left is read again."""
         free = []
         for place in places:
@@ -73,7 +73,7 @@ class Pauses:
         if free:
             consumer.resume(free)
 
-    def adopt(self, consumer: ConsumerClient, places: Iterable[Place]) -> None:
+    def adopt(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey]) -> None:
         """Partitions that were assigned just now: whatever pause stuck to them is lifted."""
         new = list(places)
         for place in new:
@@ -81,7 +81,7 @@ class Pauses:
         if new:
             consumer.resume([TopicPartition(*place) for place in new])
 
-    def forget(self, places: Iterable[Place]) -> None:
+    def forget(self, places: Iterable[TopicPartitionKey]) -> None:
         """Partitions that have left."""
         for place in places:
             self._held.pop(place, None)

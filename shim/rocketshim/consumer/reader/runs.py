@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from confluent_kafka import Message
 
-from rocketshim.kafka.partitions import Place
+from rocketshim.kafka.partitions import TopicPartitionKey
 
 __all__ = ["runs_of"]
 
@@ -14,7 +14,7 @@ _PARTITION: Final = Message.partition
 _STRIDE: Final = 64
 
 
-def runs_of(batch: list[Any]) -> Iterator[tuple[Place, list[Any]]]:
+def runs_of(batch: list[Any]) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
     """The runs of one partition in what was fetched, in order; a partition may have several.
 
     Fetched messages come in long runs, so 64 are compared at a time, in C: half the cost of a look at each.

@@ -33,7 +33,7 @@ from rocketshim.core.queue_lock_actions import StopReason
 from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import LookupClient
-from rocketshim.kafka.partitions import Place, shown_places
+from rocketshim.kafka.partitions import TopicPartitionKey, partition_names
 from rocketshim.logs import safe_logger
 from rocketshim_topics.message_queue import MessageQueue
 
@@ -83,7 +83,9 @@ class StrategyShare:
     def open(self) -> None:
         """See `Sharing`."""
 
-    def wanted(self, lookups: LookupClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+    def wanted(
+        self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
+    ) -> set[TopicPartitionKey] | None:
         """See `Sharing`: the own share; None while the own first heartbeat has not been read back."""
         seen = frozenset(self._topics()), tuple(self._members())
         if (seen == self._seen and now_ms < self._next_ms) or (self._seen is None and self._client_id not in seen[1]):
@@ -96,25 +98,29 @@ class StrategyShare:
             self._next_ms = now_ms + min(self._interval_ms, _AGAIN_MS)
             return None
         self._seen = seen
-        share: set[Place] = set()
+        share: set[TopicPartitionKey] = set()
         for topic in sorted(seen[0]):
             share |= self._of_topic(topic, there, seen[1], held)
         return share
 
-    def holds(self, place: Place, now_ms: int) -> bool:
+    def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
         """See `Sharing`."""
         del place, now_ms
         return True
 
-    def gave_up(self, place: Place) -> None:
+    def gave_up(self, place: TopicPartitionKey) -> None:
         """See `Sharing`."""
 
     def close(self) -> None:
         """See `Sharing`."""
 
     def _of_topic(
-        self, topic: str, there: Collection[Place], members: Collection[str], held: Collection[Place]
-    ) -> set[Place]:
+        self,
+        topic: str,
+        there: Collection[TopicPartitionKey],
+        members: Collection[str],
+        held: Collection[TopicPartitionKey],
+    ) -> set[TopicPartitionKey]:
         name = self._logical.get(topic, topic)
         places = {MessageQueue(name, queue_id=place[1]): place for place in there if place[0] == topic}
         if not places or self._client_id not in members:
@@ -140,16 +146,18 @@ class LeasedShare:
     def __init__(self, share: StrategyShare, log: GroupLogThread) -> None:
         self._share = share
         self._log = log
-        self._wished: set[Place] | None = None
-        self._leases: dict[Place, Lease] = {}
-        self._lost: dict[Place, Lease] = {}
-        self._given: set[Place] | None = None
+        self._wished: set[TopicPartitionKey] | None = None
+        self._leases: dict[TopicPartitionKey, Lease] = {}
+        self._lost: dict[TopicPartitionKey, Lease] = {}
+        self._given: set[TopicPartitionKey] | None = None
 
     def open(self) -> None:
         """Start the group-log thread."""
         self._log.start(f"rocketshim-group-log-{self._log.owner.client_id}")
 
-    def wanted(self, lookups: LookupClient, held: Collection[Place], now_ms: int) -> set[Place] | None:
+    def wanted(
+        self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
+    ) -> set[TopicPartitionKey] | None:
         """See `Sharing`.
 
         Raises:
@@ -161,7 +169,7 @@ class LeasedShare:
         share = self._share.wanted(lookups, self._wished or (), now_ms)
         if share is not None and share != self._wished:
             self._want(share)
-            _LOG.info("consumer.share", extra={"queues": shown_places(sorted(share))})
+            _LOG.info("consumer.share", extra={"queues": partition_names(sorted(share))})
         if self._wished is None:
             return None
         given = {place for place in self._leases if place in self._wished}
@@ -170,12 +178,12 @@ class LeasedShare:
         self._given = given
         return given
 
-    def holds(self, place: Place, now_ms: int) -> bool:
+    def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
         """Whether the queue may be worked on and committed at this instant."""
         lease = self._leases.get(place)
         return lease is not None and lease.holds(now_ms)
 
-    def gave_up(self, place: Place) -> None:
+    def gave_up(self, place: TopicPartitionKey) -> None:
         """Nothing more of the queue begins, and what could be committed is: the lease goes back."""
         lost = self._lost.pop(place, None)
         if lost is not None:
@@ -201,11 +209,11 @@ class LeasedShare:
                 case MembersChanged():
                     pass
 
-    def _want(self, share: set[Place]) -> None:
+    def _want(self, share: set[TopicPartitionKey]) -> None:
         self._wished = share
         self._log.want([MessageQueue(topic, queue_id=number) for topic, number in share])
 
-    def _take_events(self, held: Collection[Place]) -> None:
+    def _take_events(self, held: Collection[TopicPartitionKey]) -> None:
         """Take in what happened; after the loss of a queue that is read the loop has to end it before anything else."""
         while self._log.events.qsize():
             event = self._log.events.get()
@@ -220,7 +228,7 @@ class LeasedShare:
                 case _:
                     assert_never(event)
 
-    def _stopped(self, lease: Lease, reason: StopReason, held: Collection[Place]) -> bool:
+    def _stopped(self, lease: Lease, reason: StopReason, held: Collection[TopicPartitionKey]) -> bool:
         place = _place(lease)
         if self._leases.get(place) is not lease:
             self._release(lease)  # given up before
@@ -240,5 +248,5 @@ class LeasedShare:
         self._log.committed(lease, None, ())
 
 
-def _place(lease: Lease) -> Place:
+def _place(lease: Lease) -> TopicPartitionKey:
     return lease.queue.topic, lease.queue.queue_id

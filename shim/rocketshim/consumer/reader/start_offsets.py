@@ -37,13 +37,13 @@ from rocketshim.core.start_position import (
     resolve_start,
 )
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
-from rocketshim.kafka.partitions import Place
+from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.logs import safe_logger
 
 __all__ = ["UNKNOWN_START", "Starts", "Uptake", "held_back"]
 
 _LOG = safe_logger("rocketshim.consumer")
-TokenOf = Callable[[Place], int | None]
+TokenOf = Callable[[TopicPartitionKey], int | None]
 UNKNOWN_START: Final = -1
 """In place of an offset: it cannot be told yet."""
 
@@ -93,10 +93,10 @@ class Starts:
         self._subscription = subscription
         self._store = store
         self._counts: dict[str, int] = {}
-        self._born: dict[Place, int] = {}
-        self.found_tokens: dict[Place, int | None] = {}
+        self._born: dict[TopicPartitionKey, int] = {}
+        self.found_tokens: dict[TopicPartitionKey, int | None] = {}
         self.token_of: TokenOf = lambda _: None
-        self.may: Callable[[Place], bool] = lambda _: True
+        self.may: Callable[[TopicPartitionKey], bool] = lambda _: True
         self.lookups: LookupClient | None = None
         self.conflicts: dict[str, str] = {}
 
@@ -105,7 +105,7 @@ class Starts:
         self._digest = digest
         self._subscription = subscription
 
-    def metadata(self, place: Place) -> str:
+    def metadata(self, place: TopicPartitionKey) -> str:
         """What a commit of this partition carries."""
         born = self._born.get(place, 0)
         return encode_metadata(CommitMetadata(self._digest, born, self._subscription, self.token_of(place)))
@@ -263,14 +263,14 @@ class Uptake:
     """
 
     def __init__(
-        self, starts: Starts, pauses: Pauses, begin: Callable[[Place, int], None], now_ms: Callable[[], int]
+        self, starts: Starts, pauses: Pauses, begin: Callable[[TopicPartitionKey, int], None], now_ms: Callable[[], int]
     ) -> None:
         self._starts = starts
         self._pauses = pauses
         self._begin = begin
         self._now_ms = now_ms
-        self._held: set[Place] = set()
-        self._turns: OneByOne[Place] = OneByOne()
+        self._held: set[TopicPartitionKey] = set()
+        self._turns: OneByOne[TopicPartitionKey] = OneByOne()
 
     def __contains__(self, place: object) -> bool:
         """Whether a partition is held: nothing that is fetched of it counts."""
@@ -287,7 +287,7 @@ class Uptake:
         Raises:
             KafkaException, RuntimeError: they could not be assigned.
         """
-        known: dict[Place, int] = {}
+        known: dict[TopicPartitionKey, int] = {}
         if look and partitions:
             try:
                 known = self._resolve(consumer, partitions)
@@ -295,7 +295,9 @@ class Uptake:
                 self._say_unknown(error, partitions)
         self.assign(consumer, partitions, known)
 
-    def assign(self, consumer: ConsumerClient, partitions: list[TopicPartition], known: Mapping[Place, int]) -> None:
+    def assign(
+        self, consumer: ConsumerClient, partitions: list[TopicPartition], known: Mapping[TopicPartitionKey, int]
+    ) -> None:
         """Assign partitions at these starts, and hold those that have none.
 
         Raises:
@@ -319,7 +321,7 @@ class Uptake:
         if not places:
             return
         partitions = [TopicPartition(*place) for place in places]
-        known: dict[Place, int] = {}
+        known: dict[TopicPartitionKey, int] = {}
         try:
             known = self._resolve(consumer, partitions, timeout_s)
             for place, offset in known.items():
@@ -333,13 +335,13 @@ class Uptake:
             self._begin(place, offset)
         self._pauses.release(consumer, known, PauseReason.UNRESOLVED)
 
-    def forget(self, places: Iterable[Place]) -> None:
+    def forget(self, places: Iterable[TopicPartitionKey]) -> None:
         """Partitions that have left, or whose position was set otherwise."""
         self._held.difference_update(places)
 
     def _resolve(
         self, consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float = _TIMEOUT_S
-    ) -> dict[Place, int]:
+    ) -> dict[TopicPartitionKey, int]:
         starts = self._starts.resolve(consumer, partitions, timeout_s)
         return {(item.topic, item.partition): item.offset for item in starts}
 

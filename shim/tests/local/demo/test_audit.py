@@ -1,14 +1,14 @@
 """The demo's accounting finds what is wrong: each planted fault changes the figure it belongs to."""
 
-from rocketshim_local.demo.audit import Ledger, Place, Seen
+from rocketshim_local.demo.audit import Ledger, Seen, TopicKind
 from rocketshim_topics import Envelope
 
 COMMITTED = {("flights", 0): 100, ("retry", 0): 100}
-TOPIC = {Place.SCHEDULE: "schedule", Place.SOURCE: "flights", Place.RETRY: "retry", Place.DEAD: "dead"}
+TOPIC = {TopicKind.SCHEDULE: "schedule", TopicKind.SOURCE: "flights", TopicKind.RETRY: "retry", TopicKind.DEAD: "dead"}
 
 
 def seen(
-    place: Place, offset: int, stored_ms: int, *, made_from: Seen | None = None, failures: int = 0, due_ms: int = 0
+    place: TopicKind, offset: int, stored_ms: int, *, made_from: Seen | None = None, failures: int = 0, due_ms: int = 0
 ) -> Seen:
     envelope = Envelope(
         uniq_key="m1",
@@ -26,11 +26,11 @@ def ledger(*records: Seen) -> Ledger:
     return made
 
 
-WAITS = seen(Place.SCHEDULE, 0, 0, due_ms=1_000)
-ARRIVES = seen(Place.SOURCE, 0, 1_004, made_from=WAITS)
-FAILS = seen(Place.SCHEDULE, 1, 1_010, made_from=ARRIVES, failures=1, due_ms=2_010)
-RETURNS = seen(Place.RETRY, 0, 2_030, made_from=FAILS, failures=1)
-DIES = seen(Place.DEAD, 0, 2_040, made_from=RETURNS, failures=2)
+WAITS = seen(TopicKind.SCHEDULE, 0, 0, due_ms=1_000)
+ARRIVES = seen(TopicKind.SOURCE, 0, 1_004, made_from=WAITS)
+FAILS = seen(TopicKind.SCHEDULE, 1, 1_010, made_from=ARRIVES, failures=1, due_ms=2_010)
+RETURNS = seen(TopicKind.RETRY, 0, 2_030, made_from=FAILS, failures=1)
+DIES = seen(TopicKind.DEAD, 0, 2_040, made_from=RETURNS, failures=2)
 
 
 def test_a_message_that_was_handled_is_acknowledged() -> None:
@@ -59,12 +59,12 @@ def test_what_waits_or_is_not_committed_is_under_way() -> None:
 
 
 def test_a_delivery_before_its_time_is_early() -> None:
-    hasty = seen(Place.SOURCE, 0, 999, made_from=WAITS)
+    hasty = seen(TopicKind.SOURCE, 0, 999, made_from=WAITS)
     assert ledger(WAITS, hasty).account(["m1"], COMMITTED).early == 1
 
 
 def test_a_second_record_of_one_attempt_is_a_duplicate() -> None:
-    again = seen(Place.SOURCE, 1, 1_200, made_from=WAITS)
+    again = seen(TopicKind.SOURCE, 1, 1_200, made_from=WAITS)
     assert ledger(WAITS, ARRIVES, again).account(["m1"], COMMITTED).duplicates == 1
 
 
