@@ -12,7 +12,7 @@ from rocketshim_topics import OutgoingRecord, decode, hops
 from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,
-    HeldQueue,
+    LeaseEntry,
     RenewRecord,
     encode_group_record,
 )
@@ -246,8 +246,8 @@ class Orderly:
             world.line(member, seen)
         return kept.at
 
-    def _held(self, queue: str) -> HeldQueue:
-        return HeldQueue(
+    def _held(self, queue: str) -> LeaseEntry:
+        return LeaseEntry(
             token=self._owner[queue][1], confirmed_offset=self._claimed_at[queue], next_offset=self._committed[queue],
             **_named(queue),
         )  # fmt: skip

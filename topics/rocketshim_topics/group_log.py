@@ -32,7 +32,7 @@ __all__ = [
     "ClaimRecord",
     "ClaimedQueue",
     "GroupRecord",
-    "HeldQueue",
+    "LeaseEntry",
     "LeaveRecord",
     "MemberRecord",
     "ReleaseRecord",
@@ -74,7 +74,7 @@ class ClaimedQueue(_Part):
         return MessageQueue(self.topic, queue_id=self.queue_id)
 
 
-class HeldQueue(ClaimedQueue):
+class LeaseEntry(ClaimedQueue):
     """A queue that is renewed or released.
 
     Attributes:
@@ -114,7 +114,7 @@ class RenewRecord(_Record):
 
     kind: Literal["renew"] = "renew"
     base: _Offset
-    queues: Annotated[tuple[HeldQueue, ...], Field(min_length=1)]
+    queues: Annotated[tuple[LeaseEntry, ...], Field(min_length=1)]
 
 
 class ReleaseRecord(_Record):
@@ -122,7 +122,7 @@ class ReleaseRecord(_Record):
 
     kind: Literal["release"] = "release"
     base: _Offset
-    queues: Annotated[tuple[HeldQueue, ...], Field(min_length=1)]
+    queues: Annotated[tuple[LeaseEntry, ...], Field(min_length=1)]
 
 
 class MemberRecord(_Record):

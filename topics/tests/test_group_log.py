@@ -13,7 +13,7 @@ from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,
     GroupRecord,
-    HeldQueue,
+    LeaseEntry,
     LeaveRecord,
     MemberRecord,
     ReleaseRecord,
@@ -46,7 +46,7 @@ RECORDS: dict[str, GroupRecord] = {
         lease_ms=60_000,
         base=BASE,
         queues=(
-            HeldQueue(
+            LeaseEntry(
                 topic="orders",
                 queue_id=3,
                 token=BASE + 2,
@@ -62,7 +62,7 @@ RECORDS: dict[str, GroupRecord] = {
         seq=5,
         lease_ms=60_000,
         base=BASE,
-        queues=(HeldQueue(topic="orders", queue_id=4, token=BASE + 2, confirmed_offset=2),),
+        queues=(LeaseEntry(topic="orders", queue_id=4, token=BASE + 2, confirmed_offset=2),),
     ),
     "release": ReleaseRecord(
         client_id=CLIENT,
@@ -70,7 +70,7 @@ RECORDS: dict[str, GroupRecord] = {
         seq=6,
         lease_ms=60_000,
         base=BASE,
-        queues=(HeldQueue(topic="orders", queue_id=3, token=BASE + 2, confirmed_offset=5, next_offset=121),),
+        queues=(LeaseEntry(topic="orders", queue_id=3, token=BASE + 2, confirmed_offset=5, next_offset=121),),
     ),
     "leave": LeaveRecord(client_id=CLIENT, incarnation="5f0c", seq=7, lease_ms=60_000, base=BASE),
 }
@@ -179,7 +179,7 @@ def test_a_queue_of_the_log_is_a_message_queue() -> None:
 numbers = st.integers(0, 2**63 - 1)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 held = st.builds(
-    HeldQueue,
+    LeaseEntry,
     topic=names,
     queue_id=st.integers(0, 2**31 - 1),
     token=numbers,

@@ -11,7 +11,7 @@ from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import Complaints, ConsumerClient
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
-from rocketshim_topics.group_log import HeldQueue, ReleaseRecord, decode_group_record
+from rocketshim_topics.group_log import LeaseEntry, ReleaseRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["GroupLogStanding", "read_group_log", "release_record"]
@@ -99,7 +99,7 @@ def release_record(standing: GroupLogStanding, queue: MessageQueue) -> ReleaseRe
     base = standing.log.base
     if lock.owner is None or lock.token is None or base is None or queue not in standing.confirmed:
         return None
-    held = HeldQueue(
+    held = LeaseEntry(
         topic=queue.topic,
         queue_id=queue.queue_id,
         token=lock.token,

@@ -8,7 +8,7 @@ what is pending, fetch. Rules:
   holds too much is paused (`flow_control`), after the listeners were given 50 ms to catch up, or half a second while
   all of them have work: a pause throws away what librdkafka has fetched. Whether it may go on is looked at each time
   messages leave.
-* Nothing of a partition is handed out before its start is known and committed (`start_offsets.Uptake`).
+* Nothing of a partition is handed out before its start is known and committed (`start_offsets.PartitionStarter`).
 * Commits are the positions after the longest finished prefixes, every `offset_commit_interval_ms`, at revoke, suspend
   and close; `commits.Committer` keeps them from going backwards.
 * A rebalance callback never raises (an exception there would eat a fetched record): what goes wrong is kept and raised
@@ -33,11 +33,11 @@ from rocketshim.consumer.dispatch import Dispatch, Pool
 from rocketshim.consumer.outcome import Outcome, shown
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.offset_store import OffsetStore
-from rocketshim.consumer.reader.partition_assigner import Sharing
+from rocketshim.consumer.reader.partition_assigner import PartitionAssigner
 from rocketshim.consumer.reader.partition_queue import QueueT, Work
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
 from rocketshim.consumer.reader.runs import runs_of
-from rocketshim.consumer.reader.start_offsets import Starts, Uptake
+from rocketshim.consumer.reader.start_offsets import PartitionStarter, StartOffsets
 from rocketshim.consumer.reader.throttle import Throttle
 from rocketshim.consumer.reader.topic_watch import FindTopics, TopicWatch
 from rocketshim.consumer.send_back import FailedSink, SendBackCounts
@@ -113,10 +113,10 @@ class PollLoop(ABC, Generic[QueueT]):
         topics: list[str],
         make_send_back: Callable[[], FailedSink],
         pool: Pool[Any, Any],
-        starts: Starts,
+        starts: StartOffsets,
         settings: LoopSettings,
         clock: Clock,
-        sharing: Sharing | None = None,
+        sharing: PartitionAssigner | None = None,
         store: OffsetStore | None = None,
         find: FindTopics | None = None,
     ) -> None:
@@ -155,7 +155,7 @@ class PollLoop(ABC, Generic[QueueT]):
         self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
         if sharing is not None:
             starts.may = self._may
-        self._uptake = Uptake(starts, self._pauses, self._begin, self._now_ms)
+        self._uptake = PartitionStarter(starts, self._pauses, self._begin, self._now_ms)
         self._epoch = 0
         self._next_commit_ms = 0
         self._next_sweep_ms = 0
@@ -583,7 +583,7 @@ class PollLoop(ABC, Generic[QueueT]):
             return self._queues.values()
         return [queue for place, queue in self._queues.items() if self._may(place)]
 
-    def _follow(self, consumer: ConsumerClient, sharing: Sharing, now_ms: int) -> None:
+    def _follow(self, consumer: ConsumerClient, sharing: PartitionAssigner, now_ms: int) -> None:
         """Read what is to be read by now, and nothing else."""
         wanted = sharing.wanted(self.lookups, self._shared, now_ms)
         if wanted is None:

@@ -55,7 +55,7 @@ from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,
-    HeldQueue,
+    LeaseEntry,
     LeaveRecord,
     MemberRecord,
     ReleaseRecord,
@@ -151,8 +151,8 @@ class _Slot:
     def believing(self) -> bool:
         return self.state in _BELIEVING
 
-    def held(self, queue: MessageQueue) -> HeldQueue:
-        return HeldQueue(
+    def held(self, queue: MessageQueue) -> LeaseEntry:
+        return LeaseEntry(
             topic=queue.topic,
             queue_id=queue.queue_id,
             token=self.token,
@@ -499,7 +499,7 @@ class QueueLockHolder:
         held = {queue: slot for queue, slot in self._slots.items() if slot.believing}
         if all(now_ms < self._renewal_due_ms(slot) for slot in held.values()):
             return
-        entries: list[tuple[HeldQueue, int]] = []
+        entries: list[tuple[LeaseEntry, int]] = []
         for queue, slot in sorted(held.items()):
             slot.sent_ms = now_ms
             entry = slot.held(queue)
@@ -561,7 +561,7 @@ class QueueLockHolder:
             slot.advance(_Event.REFUSE)
         if wanted or (slot is not None and slot.state is not _State.IDLE):
             return []  # it will be claimed again
-        unused = HeldQueue(
+        unused = LeaseEntry(
             topic=queue.topic,
             queue_id=queue.queue_id,
             token=token,
@@ -612,7 +612,7 @@ class QueueLockHolder:
         """Whether a claim made now could get a token below one that is known. True only for a log read to its end."""
         return self._floor is not None and (log.token_floor is None or log.token_floor < self._floor)
 
-    def _release(self, held: HeldQueue, base: int) -> SendRelease:
+    def _release(self, held: LeaseEntry, base: int) -> SendRelease:
         return SendRelease(ReleaseRecord(**self._stamp(), base=base, queues=(held,)))
 
 

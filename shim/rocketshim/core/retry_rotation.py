@@ -9,7 +9,7 @@ answered than the time before, since a cluster that answers slowly answers all t
 from collections.abc import Collection, Iterable
 from typing import Final, Generic, TypeVar
 
-__all__ = ["OneByOne"]
+__all__ = ["RetryRotation"]
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ _AGAIN_MAX_MS: Final = 1_000
 _AGAIN_TIMES: Final = 10
 
 
-class OneByOne(Generic[T]):
+class RetryRotation(Generic[T]):
     """The turns of things that wait.
 
     Thread-safety: none; one owner thread.

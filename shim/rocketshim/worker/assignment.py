@@ -8,8 +8,8 @@
   bounds of all partitions are asked for at once: one by one they take long on a starved machine. A cluster that
   refuses (a topic just made has leaders that do not know it yet) is asked again for two seconds. If positions cannot
   be read then or in time, the broker's own count is used (`OFFSET_STORED`), which means the same.
-* Each assignment of a partition is a `HeldQueue` of its own; one that was given up is `gone`, and results that still
-  arrive for it are dropped. A log that begins anew below what was read (re-created topic) is a new one, too.
+* Each assignment of a partition is a `AssignedPartition` of its own; one that was given up is `gone`, and results that
+  still arrive for it are dropped. A log that begins anew below what was read (re-created topic) is a new one, too.
 * Fetching pauses where enough waits. Enough is little while the head is due in more than two seconds (memory does not
   depend on the backlog), and more when it is near (no stall while it is drained).
 
@@ -30,7 +30,7 @@ from rocketshim_topics.levels import DelayLevels
 if TYPE_CHECKING:
     from rocketshim.worker.target_health import Target
 
-__all__ = ["Assignment", "HeldQueue", "levels_metadata", "levels_of"]
+__all__ = ["AssignedPartition", "Assignment", "levels_metadata", "levels_of"]
 
 _LOG = safe_logger("rocketshim.worker")
 _TIMEOUT_S: Final = 5.0
@@ -57,7 +57,7 @@ def levels_of(metadata: str | None) -> DelayLevels | None:
         return None
 
 
-class HeldQueue:
+class AssignedPartition:
     """One assignment of one partition.
 
     Attributes:
@@ -139,12 +139,12 @@ class Assignment:
         levels: DelayLevels,
         limits: QueueLimits,
         *,
-        leave: Callable[[list[HeldQueue]], None],
+        leave: Callable[[list[AssignedPartition]], None],
         gone: Callable[[int], None],
         alarm: Callable[..., None],
         sleep: Callable[[float], None],
     ) -> None:
-        self.held: dict[int, HeldQueue] = {}
+        self.held: dict[int, AssignedPartition] = {}
         self.failure: Exception | None = None
         self.assignments = 0
         self.has_joined = False  # whether the first rebalance is over
@@ -199,7 +199,9 @@ class Assignment:
         leaving = [self.held[item.partition] for item in partitions if item.partition in self.held]
         self._let_go(consumer, partitions, leaving)
 
-    def _let_go(self, consumer: ConsumerClient, partitions: list[TopicPartition], leaving: Iterable[HeldQueue]) -> None:
+    def _let_go(
+        self, consumer: ConsumerClient, partitions: list[TopicPartition], leaving: Iterable[AssignedPartition]
+    ) -> None:
         for held in leaving:
             held.gone = True
             self.held.pop(held.number, None)
@@ -251,17 +253,17 @@ class Assignment:
             consumer.commit(offsets=first, asynchronous=False)
         return starts
 
-    def _held_queue(self, number: int, committed: int) -> HeldQueue:
+    def _held_queue(self, number: int, committed: int) -> AssignedPartition:
         self.assignments += 1
         delay_ms = self._levels.queue_delay_ms(number)
         # a level of somebody's longer table: looked at after a second, and hopped on if it is not due
         delay_ms = self._levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms
         queue: LevelQueue[Any] = LevelQueue(delay_ms, self._limits, self.assignments)
-        return HeldQueue(self._topic, number, queue, committed, self._metadata)
+        return AssignedPartition(self._topic, number, queue, committed, self._metadata)
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
-    def restarted(self, number: int) -> HeldQueue:
+    def restarted(self, number: int) -> AssignedPartition:
         """The log of a partition begins anew: what was held of it is given up."""
         old = self.held[number]
         old.gone = True

@@ -26,7 +26,7 @@ from confluent_kafka import KafkaError, KafkaException
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, ProducerFactory, let_go, serve
-from rocketshim.worker.assignment import HeldQueue
+from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.router import Kind, Placement, PlainGroup, Router, Verdict
@@ -47,7 +47,7 @@ class _Flight:
 
     __slots__ = ("due", "held", "mean_bytes", "pending", "run", "sent_ns")
 
-    def __init__(self, held: HeldQueue, due: Due[Any], sent_ns: int) -> None:
+    def __init__(self, held: AssignedPartition, due: Due[Any], sent_ns: int) -> None:
         self.held = held
         self.due = due
         self.run = due.run
@@ -194,7 +194,7 @@ class AtLeastOnce:
         count = 0 if self._producer is None else len(self._producer)
         return count if self._one_by_one is None else count + len(self._one_by_one)
 
-    def relay(self, held: HeldQueue, due: Due[Any], now_ns: int) -> None:
+    def relay(self, held: AssignedPartition, due: Due[Any], now_ns: int) -> None:
         """Send what left a queue."""
         self._point("before-produce")
         self._look_again(now_ns)
@@ -431,7 +431,7 @@ class AtLeastOnce:
         by_ns = batch.sent_ns + self._patience_ns
         return self._confirmed_ns >= by_ns or self._prober.confirmed_ns >= self._proof_asked_ns >= by_ns
 
-    def _ask_for_proof(self, held: HeldQueue, now_ns: int) -> None:
+    def _ask_for_proof(self, held: AssignedPartition, now_ns: int) -> None:
         """Find out whether the silence is the target's alone."""
         if self._prober.outstanding == 0 and now_ns - self._proof_asked_ns >= _PROOF_NS:
             self._proof_asked_ns = now_ns
@@ -479,7 +479,7 @@ class AtLeastOnce:
             return _UNREADY_MS * 1_000_000
         return _BUSY_MS * 1_000_000 if self._waiting or self._outstanding() else None
 
-    def commit(self, held: list[HeldQueue], *, asynchronous: bool) -> None:
+    def commit(self, held: list[AssignedPartition], *, asynchronous: bool) -> None:
         """Commit what is confirmed."""
         consumer = self._consumer
         if consumer is None:
@@ -501,7 +501,7 @@ class AtLeastOnce:
         for each, position in moved:
             each.committed = position
 
-    def drain(self, held: list[HeldQueue], longest_ns: int) -> None:
+    def drain(self, held: list[AssignedPartition], longest_ns: int) -> None:
         """Wait until nothing of these is in flight, or the time is over."""
         end_ns = self._clock.monotonic_ns() + longest_ns
         while any(not each.queue.idle for each in held):
@@ -511,7 +511,7 @@ class AtLeastOnce:
             self._poll(_BUSY_MS / 1_000)
             self.settle(now_ns)
 
-    def probe(self, held: HeldQueue, now_ns: int) -> None:
+    def probe(self, held: AssignedPartition, now_ns: int) -> None:
         """Write a probe into this partition."""
         self._prober.probe(held, now_ns)
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 from rocketshim.core.level_queue import Due
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.worker.allow_list import NOT_ALLOWED
-from rocketshim.worker.assignment import HeldQueue
+from rocketshim.worker.assignment import AssignedPartition
 
 __all__ = ["LATENESS_BOUNDS_MS", "Delivery", "WorkerCounts", "re_append_event"]
 
@@ -88,7 +88,7 @@ class Delivery(Protocol):
     def room(self, now_ns: int) -> int:
         """How many records may be relayed now."""
 
-    def relay(self, held: HeldQueue, due: Due[Any], now_ns: int) -> None:
+    def relay(self, held: AssignedPartition, due: Due[Any], now_ns: int) -> None:
         """Place what left a queue."""
 
     def grows(self, now_ns: int) -> bool:
@@ -106,13 +106,13 @@ class Delivery(Protocol):
     def wait_ns(self, now_ns: int) -> int | None:
         """How long the loop may sleep at most; None: as long as it likes."""
 
-    def commit(self, held: list[HeldQueue], *, asynchronous: bool) -> None:
+    def commit(self, held: list[AssignedPartition], *, asynchronous: bool) -> None:
         """Make the positions known to the group."""
 
-    def drain(self, held: list[HeldQueue], longest_ns: int) -> None:
+    def drain(self, held: list[AssignedPartition], longest_ns: int) -> None:
         """Wait until nothing of these is in flight, or the time is over."""
 
-    def probe(self, held: HeldQueue, now_ns: int) -> None:
+    def probe(self, held: AssignedPartition, now_ns: int) -> None:
         """Write a probe of the leader's clock into this partition."""
 
     def close(self) -> None:

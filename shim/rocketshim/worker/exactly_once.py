@@ -33,7 +33,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.errors import WorkerError
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, ProducerFactory, discard, let_go, serve
-from rocketshim.worker.assignment import HeldQueue
+from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.router import Kind, Placement, PlainGroup, Router, Verdict
@@ -67,7 +67,7 @@ class _Taken:
 
     __slots__ = ("due", "held")
 
-    def __init__(self, held: HeldQueue, due: Due[Any]) -> None:
+    def __init__(self, held: AssignedPartition, due: Due[Any]) -> None:
         self.held = held
         self.due = due
 
@@ -127,7 +127,7 @@ class ExactlyOnce:
         self._producer: ProducerClient | None = None
         self._probes: ProducerClient | None = None
         self._taken: list[_Taken] = []
-        self._passed: list[HeldQueue] = []
+        self._passed: list[AssignedPartition] = []
         self._records = 0
         self._is_spoilt = False
         self._is_silent = False
@@ -163,7 +163,7 @@ class ExactlyOnce:
             return 0
         return _MOST_RECORDS - self._records
 
-    def relay(self, held: HeldQueue, due: Due[Any], now_ns: int) -> None:
+    def relay(self, held: AssignedPartition, due: Due[Any], now_ns: int) -> None:
         """Produce what left a queue, in the running transaction."""
         placed, awaited = self._route(held, due, now_ns)
         if awaited:
@@ -190,7 +190,7 @@ class ExactlyOnce:
         self._point("after-produce")
 
     def _route(
-        self, held: HeldQueue, due: Due[Any], now_ns: int
+        self, held: AssignedPartition, due: Due[Any], now_ns: int
     ) -> tuple[list[PlainGroup | tuple[int, Placement]], set[Target]]:
         """Where each record of a run goes, and the targets that are not known yet: with one of them, all of it waits.
 
@@ -336,7 +336,7 @@ class ExactlyOnce:
         self._point("after-commit")
         self._committed(began_ns, ends)
 
-    def _committed(self, began_ns: int, ends: dict[HeldQueue, int]) -> None:
+    def _committed(self, began_ns: int, ends: dict[AssignedPartition, int]) -> None:
         now_ns = self._clock.monotonic_ns()
         for taken in self._taken:
             self._confirm(taken)
@@ -552,7 +552,7 @@ class ExactlyOnce:
             return max(0, self._renewed_ns + _AGAIN_NS - now_ns)
         return max(0, self._not_before_ns - now_ns) or (_BUSY_NS if self._prober.outstanding > 0 else None)
 
-    def commit(self, held: list[HeldQueue], *, asynchronous: bool) -> None:
+    def commit(self, held: list[AssignedPartition], *, asynchronous: bool) -> None:
         """Positions are committed with their transactions; what only passes probes, in one here, if there is time."""
         if not asynchronous:
             return  # the next owner reads the probes again
@@ -562,13 +562,13 @@ class ExactlyOnce:
             self._passed = passed
             self.end_turn(now_ns)
 
-    def drain(self, held: list[HeldQueue], longest_ns: int) -> None:
+    def drain(self, held: list[AssignedPartition], longest_ns: int) -> None:
         """Abort what is open: partitions come or go. What is in doubt is the next owner's."""
         del held, longest_ns
         if self._begun_ns is not None and self._producer is not None:
             self._abort(self._producer, None, "partitions come or go")
 
-    def probe(self, held: HeldQueue, now_ns: int) -> None:
+    def probe(self, held: AssignedPartition, now_ns: int) -> None:
         """Write a probe, outside any transaction."""
         self._prober.probe(held, now_ns)
 

@@ -12,7 +12,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 
 from rocketshim.errors import TopicMismatchError
 from rocketshim.kafka.clients import ProducerClient
-from rocketshim.worker.assignment import HeldQueue
+from rocketshim.worker.assignment import AssignedPartition
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.names import TopicNames
 
@@ -41,14 +41,14 @@ class Prober:
         self._names = names
         self._alarm = alarm
         self._producer: ProducerClient | None = None
-        self._reports: deque[tuple[ProducerClient, HeldQueue, KafkaError | None, Any]] = deque()
+        self._reports: deque[tuple[ProducerClient, AssignedPartition, KafkaError | None, Any]] = deque()
 
     def use(self, producer: ProducerClient) -> None:
         """Write with this producer from now on."""
         self._producer = producer
         self.outstanding = 0
 
-    def probe(self, held: HeldQueue, now_ns: int) -> None:
+    def probe(self, held: AssignedPartition, now_ns: int) -> None:
         """Write a probe into a partition; nothing follows from a failure but another try a second later."""
         del now_ns
         producer = self._producer

@@ -23,7 +23,7 @@ from confluent_kafka import KafkaError, murmur2
 
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.allow_list import NOT_ALLOWED, TargetPolicy
-from rocketshim.worker.assignment import HeldQueue
+from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.fast_path import QuickHeaders
 from rocketshim.worker.planner import Deliver, Hop, NotAllowed, Park, Planner, Skip
 from rocketshim.worker.target_health import Target, TargetTable
@@ -243,7 +243,7 @@ class Router:
         return route
 
     def plain_ones(  # noqa: C901 - one pass over a run, of which every line is paid for
-        self, due: Due[Any], start: int, held: HeldQueue, now_ns: int
+        self, due: Due[Any], start: int, held: AssignedPartition, now_ns: int
     ) -> tuple[list[PlainGroup], int]:
         """The plain due records from a place on, up to the first that must go the slow way.
 

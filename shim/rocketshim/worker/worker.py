@@ -58,7 +58,7 @@ from rocketshim.kafka.clients import (
 from rocketshim.logs import safe_logger
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.allow_list import TargetPolicy
-from rocketshim.worker.assignment import Assignment, HeldQueue
+from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.delivery import Delivery, WorkerCounts
 from rocketshim.worker.exactly_once import ExactlyOnce
@@ -355,7 +355,7 @@ class DelayWorker:
             mean_bytes = max(mean_bytes, len(first) + self._beyond_value(first))
         return min(_FETCH_COUNT, 1 + self.settings.prefetch_bytes // (mean_bytes + 1))
 
-    def _offer(self, held: HeldQueue, run: list[Any], seen_ns: int) -> None:
+    def _offer(self, held: AssignedPartition, run: list[Any], seen_ns: int) -> None:
         if not (_is_stamped(run[0]) and _is_stamped(run[-1])):
             self._without_append_time(held, run)
         # a probe has no value; and a message without a value is false, so its length is asked for
@@ -375,7 +375,7 @@ class DelayWorker:
         if not held.queue.has_due(seen_ns):  # what is due asks when it leaves
             self._router.expect(run, seen_ns)
 
-    def _without_append_time(self, held: HeldQueue, run: list[Any]) -> None:
+    def _without_append_time(self, held: AssignedPartition, run: list[Any]) -> None:
         """Records whose stamps are their senders' cannot be timed, and are parked.
 
         They lie there from before the topic stamped them. Whether it does now a probe tells, which ends the worker if
@@ -434,7 +434,7 @@ class DelayWorker:
             if progress:
                 delivery.settle(self._clock.monotonic_ns())
 
-    def _in_turn(self) -> list[HeldQueue]:
+    def _in_turn(self) -> list[AssignedPartition]:
         """The queues held, from the one behind the last that was served."""
         queues = sorted(self._assignment.held.values(), key=attrgetter("number"))
         first = bisect_right(queues, self._served, key=attrgetter("number"))
@@ -465,7 +465,7 @@ class DelayWorker:
             ),
         )
 
-    def _queue_state(self, consumer: ConsumerClient, held: HeldQueue, now_ns: int) -> QueueState:
+    def _queue_state(self, consumer: ConsumerClient, held: AssignedPartition, now_ns: int) -> QueueState:
         place = TopicPartition(self.names.schedule, held.number)
         position, next_ns = held.position, held.queue.next_ns()
         try:
@@ -483,7 +483,7 @@ class DelayWorker:
             next_due_in_ms=None if next_ns is None else (next_ns - now_ns) // _NS,
         )
 
-    def _leave(self, leaving: list[HeldQueue]) -> None:
+    def _leave(self, leaving: list[AssignedPartition]) -> None:
         delivery = self._delivery
         if delivery is not None:
             delivery.drain(leaving, min(_REVOKE_DRAIN_NS, self.settings.stop_timeout_ms * _NS))

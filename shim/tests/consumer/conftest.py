@@ -11,7 +11,7 @@ from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
 from rocketshim.consumer.poll_loop import LoopSettings
 from rocketshim.consumer.push.concurrent_loop import ConcurrentLoop
-from rocketshim.consumer.reader.start_offsets import Starts
+from rocketshim.consumer.reader.start_offsets import StartOffsets
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.process_queue import Chunk
@@ -112,7 +112,7 @@ class Bench:
         self.subscriptions = {topic: Subscription(topic, adapt(listener)) for topic in topics}
         runner = ChunkRunner(GROUP, self.subscriptions.get, self.names.retry(GROUP), batch_count, clock)
         self.pool = HandPool(runner, clock)
-        self.starts = Starts(
+        self.starts = StartOffsets(
             retry_topic=self.names.retry(GROUP),
             where=where,
             timestamp_ms=timestamp_ms,

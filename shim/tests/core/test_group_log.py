@@ -13,7 +13,7 @@ from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,
     GroupRecord,
-    HeldQueue,
+    LeaseEntry,
     LeaveRecord,
     MemberRecord,
     ReleaseRecord,
@@ -41,8 +41,8 @@ def held(
     confirmed: int = 0,
     next_offset: int | None = None,
     counts: tuple[tuple[int, int], ...] = (),
-) -> HeldQueue:
-    return HeldQueue(
+) -> LeaseEntry:
+    return LeaseEntry(
         topic=queue.topic,
         queue_id=queue.queue_id,
         token=token,
@@ -52,13 +52,13 @@ def held(
     )
 
 
-def renew(owner: Owner, *queues: HeldQueue, base: int = T0, lease_ms: int = LEASE) -> RenewRecord:
+def renew(owner: Owner, *queues: LeaseEntry, base: int = T0, lease_ms: int = LEASE) -> RenewRecord:
     return RenewRecord(
         client_id=owner.client_id, incarnation=owner.incarnation, seq=1, lease_ms=lease_ms, base=base, queues=queues
     )
 
 
-def release(owner: Owner, *queues: HeldQueue, base: int = T0) -> ReleaseRecord:
+def release(owner: Owner, *queues: LeaseEntry, base: int = T0) -> ReleaseRecord:
     return ReleaseRecord(
         client_id=owner.client_id, incarnation=owner.incarnation, seq=1, lease_ms=LEASE, base=base, queues=queues
     )

@@ -27,7 +27,7 @@ from rocketshim.core.queue_lock_actions import (
 )
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConfigError
-from rocketshim_topics.group_log import GroupRecord, HeldQueue, MemberRecord, decode_group_record, encode_group_record
+from rocketshim_topics.group_log import GroupRecord, LeaseEntry, MemberRecord, decode_group_record, encode_group_record
 from rocketshim_topics.message_queue import MessageQueue
 
 T0 = 1_700_000_000_000
@@ -377,7 +377,7 @@ def test_renewals_carry_how_far_the_queue_is() -> None:
 
 def test_a_new_owner_starts_with_the_position_and_the_counts_of_the_last_one() -> None:
     bench = Bench()
-    other = HeldQueue(
+    other = LeaseEntry(
         topic="orders",
         queue_id=0,
         token=T0 + 1_000_001,

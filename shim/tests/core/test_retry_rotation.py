@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.retry_rotation import OneByOne
+from rocketshim.core.retry_rotation import RetryRotation
 
 
 def test_what_is_new_is_tried_together() -> None:
-    turns: OneByOne[str] = OneByOne()
+    turns: RetryRotation[str] = RetryRotation()
     assert turns.pick(["a", "b"], 0) == (["a", "b"], 10.0)
     turns.tried(["a", "b"], failed=False, began_ms=0, now_ms=0)
     assert turns.pick(["c"], 0) == (["c"], 10.0)
@@ -15,7 +15,7 @@ def test_what_is_new_is_tried_together() -> None:
 
 
 def test_what_failed_together_is_tried_one_by_one_at_once() -> None:
-    turns: OneByOne[str] = OneByOne()
+    turns: RetryRotation[str] = RetryRotation()
     turns.pick(["a", "b", "c"], 0)
     turns.tried(["a", "b", "c"], failed=True, began_ms=0, now_ms=10_000)
     assert turns.pick(["a", "b", "c"], 10_000) == (["a"], 1.0)
@@ -29,7 +29,7 @@ def test_what_failed_together_is_tried_one_by_one_at_once() -> None:
 
 
 def test_a_failure_that_came_at_once_is_tried_again_soon_and_less_often_later() -> None:
-    turns: OneByOne[str] = OneByOne()
+    turns: RetryRotation[str] = RetryRotation()
     turns.pick(["a"], 0)
     turns.tried(["a"], failed=True, began_ms=0, now_ms=0)
     now_ms, instants = 0, []
@@ -42,7 +42,7 @@ def test_a_failure_that_came_at_once_is_tried_again_soon_and_less_often_later() 
 
 
 def test_what_does_not_wait_any_more_is_new_when_it_comes_back() -> None:
-    turns: OneByOne[str] = OneByOne()
+    turns: RetryRotation[str] = RetryRotation()
     turns.pick(["a"], 0)
     turns.tried(["a"], failed=True, began_ms=0, now_ms=0)
     turns.pick([], 0)
@@ -53,7 +53,7 @@ def test_what_does_not_wait_any_more_is_new_when_it_comes_back() -> None:
 def test_all_that_can_be_done_is_done_soon_and_tries_in_vain_take_a_tenth_of_the_time(
     sick: list[bool], took_ms: int
 ) -> None:
-    turns: OneByOne[int] = OneByOne()
+    turns: RetryRotation[int] = RetryRotation()
     waiting, now_ms, vain_ms, last_ms = set(range(len(sick))), 0, 0, 0
     for turn in range(200):
         picked, timeout_s = turns.pick(sorted(waiting), now_ms)

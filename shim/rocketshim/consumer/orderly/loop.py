@@ -8,7 +8,7 @@ What it does its own way:
   has returned and its dead letters are stored, the lock is released with the position reached, or the log is told that
   it is drained, or it begins anew. A listener that outlasts the drain of a rebalance so keeps the lock, not the group
   waiting; nobody else can begin the queue before it has returned or the lease has run out.
-* Nothing is handed out and nothing committed under a lease that does not hold (`OrderlyPlace.holds`); the listener
+* Nothing is handed out and nothing committed under a lease that does not hold (`OrderlyPartition.holds`); the listener
   thread asks again before each call.
 * Where to begin: the committed position. The group's log may know a later one (from the last owner's renewal or
   release); that counts if the commit carries a token. A commit without one was made by somebody else after ours: an
@@ -25,17 +25,17 @@ from typing import Any, Final, assert_never
 from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch, Pool, Result
-from rocketshim.consumer.orderly.partition import OrderlyPlace, OrderlyTask
+from rocketshim.consumer.orderly.partition import OrderlyPartition, OrderlyTask
 from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, Outcome
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.consumer.reader.pauses import PauseReason
-from rocketshim.consumer.reader.start_offsets import held_back
+from rocketshim.consumer.reader.start_offsets import paused_assignment
 from rocketshim.consumer.state import ConsumerQueueState
 from rocketshim.core.consume_orderly import BatchAnswer, DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.core.queue_lock_actions import ReconsumeCounts, StopReason
-from rocketshim.core.retry_rotation import OneByOne
+from rocketshim.core.retry_rotation import RetryRotation
 from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import ConsumerClient
@@ -104,19 +104,19 @@ class _Then(Enum):
 
 @dataclass(slots=True)
 class _Ending:
-    place: OrderlyPlace
+    place: OrderlyPartition
     then: _Then
     offset: int = 0
     at_ms: int = 0  # not begun anew before
 
 
-class OrderlyDispatch(Dispatch[OrderlyPlace, OrderlyTask, BatchAnswer]):
+class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
     """Hands runs to listener threads: one of each queue at a time.
 
     Thread-safety: none; the poll thread's.
     """
 
-    def hand_out(self, queues: Iterable[OrderlyPlace]) -> None:
+    def hand_out(self, queues: Iterable[OrderlyPartition]) -> None:
         """Hand out a run of each queue that may give one."""
         for place in queues:
             task = place.take(self._batch_count)
@@ -139,7 +139,7 @@ class OrderlyDispatch(Dispatch[OrderlyPlace, OrderlyTask, BatchAnswer]):
             self._left(task.queue)
 
 
-class OrderlyLoop(PollLoop[OrderlyPlace]):
+class OrderlyLoop(PollLoop[OrderlyPartition]):
     """One thread's loop over one Kafka consumer, in order.
 
     Args:
@@ -158,10 +158,10 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         self._wanted: set[TopicPartitionKey] = set()
         self._leases: dict[TopicPartitionKey, Lease] = {}
         self._starting: dict[TopicPartitionKey, QueueStarted] = {}
-        self._turns: OneByOne[TopicPartitionKey] = OneByOne()
+        self._turns: RetryRotation[TopicPartitionKey] = RetryRotation()
         self._ending: list[_Ending] = []
         self._counts: dict[TopicPartitionKey, ReconsumeCounts] = {}
-        self._untold: set[OrderlyPlace] = set()  # where a message has failed since the group's log was told
+        self._untold: set[OrderlyPartition] = set()  # where a message has failed since the group's log was told
         self._next_tell_ms = 0
         self._misplaced = False
         self._starts.token_of = self._token_of
@@ -350,7 +350,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
         if self._log is not None:
             self._log.want([MessageQueue(topic, queue_id=number) for topic, number in self._wanted])
 
-    def _tell(self, place: OrderlyPlace) -> None:
+    def _tell(self, place: OrderlyPartition) -> None:
         """Tell the group's log how far a queue is, if that is new."""
         progress = place.progress
         if self._log is not None and place.lease is not None and progress != place.told:
@@ -359,7 +359,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
-    def _end(self, place: OrderlyPlace, then: _Then, offset: int = 0) -> None:
+    def _end(self, place: OrderlyPartition, then: _Then, offset: int = 0) -> None:
         """Begin nothing more of a queue; `_end_drained` concludes it."""
         place.withhold()
         self._ending.append(_Ending(place, then, offset))
@@ -433,7 +433,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
     def _make_dispatch(self, pool: Pool[Any, Any], batch_count: int) -> OrderlyDispatch:
         return OrderlyDispatch(pool, batch_count, self._left)
 
-    def _make_queue(self, place: TopicPartitionKey, epoch: int) -> OrderlyPlace:
+    def _make_queue(self, place: TopicPartitionKey, epoch: int) -> OrderlyPartition:
         is_retry = place[0] == self._orderly.retry_topic
         key_of = _key_of if self._orderly.by_key else None
         queue: OrderlyQueue[Any] = OrderlyQueue(
@@ -445,7 +445,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
             message_limit=lambda message: _message_limit(message, trusted=is_retry),
             key_of=key_of,
         )
-        return OrderlyPlace(
+        return OrderlyPartition(
             *place,
             epoch,
             lease=self._leases.get(place),
@@ -513,7 +513,7 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
             return
         places = [(item.topic, item.partition) for item in partitions]
         try:
-            consumer.incremental_assign(held_back(partitions))
+            consumer.incremental_assign(paused_assignment(partitions))
             self._pauses.adopt(consumer, places)
             self._pauses.hold(consumer, places, PauseReason.LOCK)
         except (KafkaException, RuntimeError) as error:
@@ -540,13 +540,13 @@ class OrderlyLoop(PollLoop[OrderlyPlace]):
                 self._take_events(self._log)  # before listeners are waited for
         super()._forget(places)
 
-    def _queue_shown(self, consumer: ConsumerClient, queue: OrderlyPlace, now_ms: int) -> ConsumerQueueState:
+    def _queue_shown(self, consumer: ConsumerClient, queue: OrderlyPartition, now_ms: int) -> ConsumerQueueState:
         times, failing_ms = queue.failing
         return replace(super()._queue_shown(consumer, queue, now_ms), reconsume_times=times, failing_ms=failing_ms)
 
     # --- actions of the core -----------------------------------------------------------------------------------------
 
-    def _perform(self, place: OrderlyPlace, task: OrderlyTask, actions: Iterable[OrderlyAction[Any]]) -> None:
+    def _perform(self, place: OrderlyPartition, task: OrderlyTask, actions: Iterable[OrderlyAction[Any]]) -> None:
         for action in actions:
             match action:
                 case DeadLetterOrderly(message, reconsume_times, _):

@@ -1,7 +1,7 @@
 """One queue that an orderly consumer holds, between the poll loop and the core; and a run that a listener thread has.
 
-An `OrderlyPlace` shows the loop what a `ProcessQueue` shows it; the rules are `OrderlyQueue`'s. The poll thread owns
-it; a listener thread reads its `OrderlyTask` and sets the two last attributes of that.
+An `OrderlyPartition` shows the loop what a `ProcessQueue` shows it; the rules are `OrderlyQueue`'s. The poll thread
+owns it; a listener thread reads its `OrderlyTask` and sets the two last attributes of that.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -13,7 +13,7 @@ from rocketshim.core.queue_lock_actions import ReconsumeCounts
 from rocketshim.group.lease import Lease
 from rocketshim_topics.hops import Failure
 
-__all__ = ["OrderlyPlace", "OrderlyTask"]
+__all__ = ["OrderlyPartition", "OrderlyTask"]
 
 Progress = tuple[int | None, ReconsumeCounts]
 """Position and failed attempts, as the group's log carries them."""
@@ -41,7 +41,7 @@ class OrderlyTask:
     __slots__ = ("counts", "failure", "key_of", "lease", "malformed", "messages", "passed", "queue", "withheld")
 
     def __init__(
-        self, queue: "OrderlyPlace", run: OrderlyRun[Any], key_of: Callable[[Any], Hashable] | None = None
+        self, queue: "OrderlyPartition", run: OrderlyRun[Any], key_of: Callable[[Any], Hashable] | None = None
     ) -> None:
         self.queue = queue
         self.lease = queue.lease
@@ -67,7 +67,7 @@ class OrderlyTask:
         self.queue.stored(self, messages)
 
 
-class OrderlyPlace:
+class OrderlyPartition:
     """A queue of one assignment under one lease.
 
     Args:
@@ -101,7 +101,7 @@ class OrderlyPlace:
         queue: OrderlyQueue[Any],
         key_of: Callable[[Any], Hashable] | None = None,
         now_ms: Callable[[], int],
-        perform: Callable[["OrderlyPlace", OrderlyTask, Iterable[OrderlyAction[Any]]], None],
+        perform: Callable[["OrderlyPartition", OrderlyTask, Iterable[OrderlyAction[Any]]], None],
     ) -> None:
         self.topic = topic
         self.partition = partition

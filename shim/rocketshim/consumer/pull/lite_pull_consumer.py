@@ -11,8 +11,8 @@ queues, never both:
 
 Rules of this file:
 
-* Where a queue begins is decided as for push consumers (`start_offsets.Starts`), and committed before the first message
-  is handed out. While that is not possible (coordinator away) the queue is held, and gives nothing.
+* Where a queue begins is decided as for push consumers (`start_offsets.StartOffsets`), and committed before the first
+  message is handed out. While that is not possible (coordinator away) the queue is held, and gives nothing.
 * A record of a queue that was assigned, taken away or paused since it was fetched is not handed out; the queue is read
   again from its position.
 * Rebalance callbacks run inside `poll` and never raise: what goes wrong there is raised by `poll` itself, when it has
@@ -35,7 +35,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.consumer.listener import matching
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
 from rocketshim.consumer.reader.runs import runs_of
-from rocketshim.consumer.reader.start_offsets import Starts, Uptake
+from rocketshim.consumer.reader.start_offsets import PartitionStarter, StartOffsets
 from rocketshim.core.clock import Clock
 from rocketshim.core.pull_positions import PullPositions
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
@@ -135,7 +135,7 @@ class LitePullConsumer:
         self.names = TopicNames(settings.namespace)
         self._clients = clients
         self._clock: Clock = clock or SystemClock()
-        self._starts = Starts(
+        self._starts = StartOffsets(
             retry_topic=self.names.retry(settings.group),
             where=settings.consume_from_where,
             timestamp_ms=settings.consume_timestamp_ms or self._clock.wall_ms() - _HALF_HOUR_MS,
@@ -158,7 +158,7 @@ class LitePullConsumer:
         self._positions = PullPositions()
         self._pauses = Pauses()
         self._fresh: set[TopicPartitionKey] = set()
-        self._uptake = Uptake(self._starts, self._pauses, self._begin, self._now_ms)
+        self._uptake = PartitionStarter(self._starts, self._pauses, self._begin, self._now_ms)
         self._watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
         self._failure: RocketshimError | None = None
         self._consumer: ConsumerClient | None = None

@@ -89,7 +89,7 @@ class PullResult:
     messages: list[MessageView] = field(default_factory=list)
 
 
-class _Shelf:
+class _PrefetchBuffer:
     """What has been fetched of one queue and not been asked for."""
 
     __slots__ = (
@@ -173,7 +173,7 @@ class PullConsumer:
         self._complaints = Complaints()
         self._lookup = QueueLookup(self.names, self._asker, lambda: self._complaints.said(self._asker()))
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
-        self._shelves: dict[TopicPartitionKey, _Shelf] = {}
+        self._shelves: dict[TopicPartitionKey, _PrefetchBuffer] = {}
         self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # one that reads, one that asks
         self._stopped = False
         self._stopping = False
@@ -402,7 +402,7 @@ class PullConsumer:
             return PullResult(PullStatus.FOUND if found else status, shelf.next_offset, low, high, found)
 
     def _search(
-        self, shelf: _Shelf, selector: MessageSelector, max_count: int, suspend_ms: int
+        self, shelf: _PrefetchBuffer, selector: MessageSelector, max_count: int, suspend_ms: int
     ) -> tuple[list[MessageView], int]:
         """Take from the shelf what is selected; returns it, and how many messages were looked at."""
         began_ms = self._clock.monotonic_ns() // 1_000_000
@@ -430,7 +430,12 @@ class PullConsumer:
             self._fetch(shelf, _SLICE_S)
 
     def _take(
-        self, shelf: _Shelf, selector: MessageSelector, found: list[MessageView], looked_at: int, max_count: int
+        self,
+        shelf: _PrefetchBuffer,
+        selector: MessageSelector,
+        found: list[MessageView],
+        looked_at: int,
+        max_count: int,
     ) -> int:
         """Take messages that lie there; how many were looked at by now."""
         while shelf.messages and len(found) < max_count and looked_at < max(_LOOK_AT_COUNT, max_count):
@@ -446,7 +451,7 @@ class PullConsumer:
         return looked_at
 
     @staticmethod
-    def _is_selected(shelf: _Shelf, selector: MessageSelector) -> bool | None:
+    def _is_selected(shelf: _PrefetchBuffer, selector: MessageSelector) -> bool | None:
         """Whether the first message that lies there is selected; None: nobody can read its headers."""
         message, chosen = shelf.messages[0], selector.filter
         if isinstance(chosen, TagFilter) and chosen.matches_all:
@@ -456,7 +461,7 @@ class PullConsumer:
         except MalformedRecordError:
             return None
 
-    def _is_at_end(self, shelf: _Shelf) -> bool:
+    def _is_at_end(self, shelf: _PrefetchBuffer) -> bool:
         if shelf.messages or shelf.illegal:
             return False
         shelf.bounds = self._lookup.bounds(shelf.queue)
@@ -464,7 +469,9 @@ class PullConsumer:
             shelf.next_offset = shelf.end_at  # over what no reader sees: transaction markers, aborted messages
         return shelf.next_offset >= shelf.bounds[1]
 
-    def _read_from(self, queue: MessageQueue, place: TopicPartitionKey, offset: int, bounds: tuple[int, int]) -> _Shelf:
+    def _read_from(
+        self, queue: MessageQueue, place: TopicPartitionKey, offset: int, bounds: tuple[int, int]
+    ) -> _PrefetchBuffer:
         consumer = self._reader()
         at = TopicPartition(*place, offset)
         with cluster_errors(f"{place[0]}/{place[1]} cannot be read from offset {offset}"):
@@ -472,10 +479,10 @@ class PullConsumer:
                 consumer.incremental_unassign([TopicPartition(*place)])
             consumer.incremental_assign([at])
             consumer.resume([at])  # pauses stick
-        shelf = self._shelves[place] = _Shelf(queue, place, offset, bounds)
+        shelf = self._shelves[place] = _PrefetchBuffer(queue, place, offset, bounds)
         return shelf
 
-    def _fetch(self, wanted: _Shelf, wait_s: float) -> None:
+    def _fetch(self, wanted: _PrefetchBuffer, wait_s: float) -> None:
         """Put what the client has on the shelves; pause those that are full, let the wanted one go on."""
         consumer = self._reader()
         if wanted.paused and not wanted.is_full:
@@ -494,7 +501,7 @@ class PullConsumer:
                 with cluster_errors(f"reading {wanted.queue}"):
                     raise KafkaException(failure)
 
-    def _put(self, message: Any, wanted: _Shelf) -> KafkaError | None:
+    def _put(self, message: Any, wanted: _PrefetchBuffer) -> KafkaError | None:
         """Put a message where it belongs; an event that ends the pull is returned."""
         shelf = self._shelves.get((message.topic(), message.partition()))
         error: KafkaError | None = message.error()

@@ -29,9 +29,9 @@ from rocketshim.consumer.push.group_topics import GroupTopics
 from rocketshim.consumer.push.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
 from rocketshim.consumer.push.subscriptions import Subscriptions, is_pattern
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder
-from rocketshim.consumer.reader.partition_assigner import EveryQueue, Sharing
-from rocketshim.consumer.reader.self_allocation import LeasedShare, StrategyShare
-from rocketshim.consumer.reader.start_offsets import Starts
+from rocketshim.consumer.reader.partition_assigner import BroadcastAssigner, PartitionAssigner
+from rocketshim.consumer.reader.self_allocation import LeasedAssigner, StrategyAssigner
+from rocketshim.consumer.reader.start_offsets import StartOffsets
 from rocketshim.consumer.reader.topic_watch import FindTopics
 from rocketshim.consumer.send_back import FailedSink, SendBack, SendBackCounts
 from rocketshim.consumer.state import ConsumerState
@@ -120,7 +120,7 @@ class PushConsumer:
         self._starting_thread: int | None = None
         self._stop_timeout_s: float | None = None  # of a stop() that interrupted start()
         self._loop: PollLoop[Any] | None = None
-        self._starts: Starts | None = None
+        self._starts: StartOffsets | None = None
         self._thread: threading.Thread | None = None
         self._lanes = 1
         self._ended = threading.Event()
@@ -615,7 +615,7 @@ class PushConsumer:
         self, clients: Clients, store: LocalOffsetStore | None
     ) -> "tuple[PollLoop[Any], ListenerPool[Any, Any] | AsyncPool]":
         settings = self.settings
-        starts = self._starts = Starts(
+        starts = self._starts = StartOffsets(
             retry_topic=self._retry_topic,
             where=settings.consume_from_where,
             timestamp_ms=self._timestamp_ms,
@@ -749,14 +749,14 @@ class PushConsumer:
         self._subscriptions.see(existing)
         return self._topics()
 
-    def _sharing(self, log: GroupLogThread | None) -> Sharing | None:
+    def _sharing(self, log: GroupLogThread | None) -> PartitionAssigner | None:
         settings = self.settings
         if self._broadcasts:
-            return EveryQueue(self._subscriptions.topics, settings.rebalance_interval_ms)
+            return BroadcastAssigner(self._subscriptions.topics, settings.rebalance_interval_ms)
         strategy = settings.allocate_message_queue_strategy
         if strategy is None or log is None:
             return None
-        share = StrategyShare(
+        share = StrategyAssigner(
             strategy=strategy,
             group=settings.group,
             client_id=log.owner.client_id,
@@ -767,7 +767,7 @@ class PushConsumer:
         )
         if self._orderly:  # its loop takes the leases itself
             return share
-        return LeasedShare(share, log)
+        return LeasedAssigner(share, log)
 
     def _make_send_back(self, clients: Clients) -> FailedSink:
         settings = self.settings

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.offset_store import OffsetStore
-from rocketshim.consumer.reader.partition_queue import HeldQueue
+from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.logs import safe_logger
@@ -75,7 +75,9 @@ class Committer:
         self._sent.pop(place, None)
         self._stored.pop(place, None)
 
-    def commit(self, consumer: ConsumerClient, queues: Iterable[HeldQueue], *, now_ms: int, asynchronous: bool) -> bool:
+    def commit(
+        self, consumer: ConsumerClient, queues: Iterable[PartitionQueue], *, now_ms: int, asynchronous: bool
+    ) -> bool:
         """Commit what is done of these queues; whether there was something to commit and it was taken (or sent)."""
         offsets = self._due(queues)
         if not offsets:
@@ -118,7 +120,7 @@ class Committer:
         except KafkaException as error:
             self._refused(str(error), now_ms)
 
-    def _due(self, queues: Iterable[HeldQueue]) -> list[TopicPartition]:
+    def _due(self, queues: Iterable[PartitionQueue]) -> list[TopicPartition]:
         due: list[TopicPartition] = []
         for queue in queues:
             place = (queue.topic, queue.partition)

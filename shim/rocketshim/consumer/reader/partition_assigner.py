@@ -1,7 +1,7 @@
 """Who says which partitions a consumer reads, where Kafka's group protocol does not.
 
-A consumer that shares out by itself is no member of a Kafka group: it assigns itself what a `Sharing` wants. The poll
-loop asks it each turn and treats what comes and goes like any assignment and revocation.
+A consumer that shares out by itself is no member of a Kafka group: it assigns itself what a `PartitionAssigner` wants.
+The poll loop asks it each turn and treats what comes and goes like any assignment and revocation.
 """
 
 from collections.abc import Callable, Collection
@@ -13,13 +13,13 @@ from rocketshim.kafka.clients import LookupClient
 from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.logs import safe_logger
 
-__all__ = ["EveryQueue", "Sharing", "partitions_of"]
+__all__ = ["BroadcastAssigner", "PartitionAssigner", "partitions_of"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _TIMEOUT_S: Final = 1.0
 
 
-class Sharing(Protocol):
+class PartitionAssigner(Protocol):
     """Says which partitions are to be read. Owned by the poll thread."""
 
     def open(self) -> None:
@@ -71,7 +71,7 @@ def partitions_of(
     return found
 
 
-class EveryQueue:
+class BroadcastAssigner:
     """BROADCASTING: every queue of every topic, looked up at an interval.
 
     Args:
@@ -88,23 +88,23 @@ class EveryQueue:
         self._looked_for: frozenset[str] = frozenset()
 
     def open(self) -> None:
-        """See `Sharing`."""
+        """See `PartitionAssigner`."""
 
     def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
-        """See `Sharing`: there is nobody to share with."""
+        """See `PartitionAssigner`: there is nobody to share with."""
         del place, now_ms
         return True
 
     def gave_up(self, place: TopicPartitionKey) -> None:
-        """See `Sharing`."""
+        """See `PartitionAssigner`."""
 
     def close(self) -> None:
-        """See `Sharing`."""
+        """See `PartitionAssigner`."""
 
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
     ) -> set[TopicPartitionKey] | None:
-        """See `Sharing`."""
+        """See `PartitionAssigner`."""
         topics = frozenset(self._topics())
         if topics == self._looked_for and self._next_look_ms is not None and now_ms < self._next_look_ms:
             return None

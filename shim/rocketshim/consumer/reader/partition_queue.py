@@ -5,11 +5,11 @@ from typing import Any, Protocol, TypeVar
 
 from rocketshim.core.flow_control import FlowCounts
 
-__all__ = ["HeldQueue", "QueueT", "Work"]
+__all__ = ["PartitionQueue", "QueueT", "Work"]
 
 
-class HeldQueue(FlowCounts, Protocol):
-    """A queue that is held: a `ProcessQueue`, or an `OrderlyPlace`."""
+class PartitionQueue(FlowCounts, Protocol):
+    """A queue that is held: a `ProcessQueue`, or an `OrderlyPartition`."""
 
     paused: bool
     """For `flow_control`."""
@@ -51,7 +51,7 @@ class HeldQueue(FlowCounts, Protocol):
         """How long the oldest listener call has lasted, in ms."""
 
 
-QueueT = TypeVar("QueueT", bound=HeldQueue)
+QueueT = TypeVar("QueueT", bound=PartitionQueue)
 
 
 class Work(Protocol):

@@ -1,10 +1,10 @@
 """RocketMQ's own allocation: every member computes its share alone, and consumes what it holds the lease of.
 
-`StrategyShare` says which queues are this member's: topic by topic, a strategy over all queues and the members that the
-group's log knows, anew at every change and every `rebalance_interval_ms`. Members that see different lists for a moment
-compute shares that overlap; so a share is only a wish. `LeasedShare` turns it into leases, claimed in the group's log,
-and lets the poll loop read what is held (in orderly mode `OrderlyLoop` does that itself). Rules of leases, for
-concurrent consumption:
+`StrategyAssigner` says which queues are this member's: topic by topic, a strategy over all queues and the members that
+the group's log knows, anew at every change and every `rebalance_interval_ms`. Members that see different lists for a
+moment compute shares that overlap; so a share is only a wish. `LeasedAssigner` turns it into leases, claimed in the
+group's log, and lets the poll loop read what is held (in orderly mode `OrderlyLoop` does that itself). Rules of leases,
+for concurrent consumption:
 
 * Nothing is read, handed to listeners or committed without the queue's lease: Kafka does not fence the commits of a
   consumer that assigns itself.
@@ -37,14 +37,14 @@ from rocketshim.kafka.partitions import TopicPartitionKey, partition_names
 from rocketshim.logs import safe_logger
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["LeasedShare", "StrategyShare"]
+__all__ = ["LeasedAssigner", "StrategyAssigner"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _AGAIN_MS: Final = 1_000
 _STOP_S: Final = 2.0
 
 
-class StrategyShare:
+class StrategyAssigner:
     """The queues that a strategy gives to one member.
 
     Args:
@@ -81,12 +81,12 @@ class StrategyShare:
         self._next_ms = 0
 
     def open(self) -> None:
-        """See `Sharing`."""
+        """See `PartitionAssigner`."""
 
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
     ) -> set[TopicPartitionKey] | None:
-        """See `Sharing`: the own share; None while the own first heartbeat has not been read back."""
+        """See `PartitionAssigner`: the own share; None while the own first heartbeat has not been read back."""
         seen = frozenset(self._topics()), tuple(self._members())
         if (seen == self._seen and now_ms < self._next_ms) or (self._seen is None and self._client_id not in seen[1]):
             return None
@@ -104,15 +104,15 @@ class StrategyShare:
         return share
 
     def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
-        """See `Sharing`."""
+        """See `PartitionAssigner`."""
         del place, now_ms
         return True
 
     def gave_up(self, place: TopicPartitionKey) -> None:
-        """See `Sharing`."""
+        """See `PartitionAssigner`."""
 
     def close(self) -> None:
-        """See `Sharing`."""
+        """See `PartitionAssigner`."""
 
     def _of_topic(
         self,
@@ -133,7 +133,7 @@ class StrategyShare:
             return {place for place in held if place[0] == topic}
 
 
-class LeasedShare:
+class LeasedAssigner:
     """A share of which only that is read whose lease is held.
 
     Args:
@@ -143,7 +143,7 @@ class LeasedShare:
     Thread-safety: none; the poll thread's.
     """
 
-    def __init__(self, share: StrategyShare, log: GroupLogThread) -> None:
+    def __init__(self, share: StrategyAssigner, log: GroupLogThread) -> None:
         self._share = share
         self._log = log
         self._wished: set[TopicPartitionKey] | None = None
@@ -158,7 +158,7 @@ class LeasedShare:
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
     ) -> set[TopicPartitionKey] | None:
-        """See `Sharing`.
+        """See `PartitionAssigner`.
 
         Raises:
             RocketshimError: the group's log cannot be followed any more, or the group shares its queues another way.

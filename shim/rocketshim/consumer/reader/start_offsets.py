@@ -1,14 +1,14 @@
 """Where each partition begins, what its commits carry, and how it is taken up.
 
-The decision is `core.start_position`'s; `Starts` asks Kafka for what it needs: committed offsets and their metadata
-of *all* partitions of the topic, the end of a log, the offset of a time. A start that was resolved (and not committed
-before) is committed at once, before the first message is handed out: else a crash before the first commit would begin
-at another end of the log and lose what lay between.
+The decision is `core.start_position`'s; `StartOffsets` asks Kafka for what it needs: committed offsets and their
+metadata of *all* partitions of the topic, the end of a log, the offset of a time. A start that was resolved (and not
+committed before) is committed at once, before the first message is handed out: else a crash before the first commit
+would begin at another end of the log and lose what lay between.
 
-`Uptake` assigns partitions at their starts. One whose start cannot be found out now (coordinator away) is assigned
-paused, and looked for again (`core.retry_rotation`). Until then it lies at offset 0, never at "the beginning": that
-would be a look-up of librdkafka's, whose answer, when it comes late, moves a partition that has been told where to read
-(seen under load).
+`PartitionStarter` assigns partitions at their starts. One whose start cannot be found out now (coordinator away) is
+assigned paused, and looked for again (`core.retry_rotation`). Until then it lies at offset 0, never at "the beginning":
+that would be a look-up of librdkafka's, whose answer, when it comes late, moves a partition that has been told where to
+read (seen under load).
 
 Owned by the poll thread.
 """
@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.offset_store import OffsetStore
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
-from rocketshim.core.retry_rotation import OneByOne
+from rocketshim.core.retry_rotation import RetryRotation
 from rocketshim.core.start_position import (
     AtTimestamp,
     CommitMetadata,
@@ -40,7 +40,7 @@ from rocketshim.kafka.clients import ConsumerClient, LookupClient
 from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.logs import safe_logger
 
-__all__ = ["UNKNOWN_START", "Starts", "Uptake", "held_back"]
+__all__ = ["UNKNOWN_START", "PartitionStarter", "StartOffsets", "paused_assignment"]
 
 _LOG = safe_logger("rocketshim.consumer")
 TokenOf = Callable[[TopicPartitionKey], int | None]
@@ -51,7 +51,7 @@ _TIMEOUT_S: Final = 10.0
 _HELD_AT: Final = 0
 
 
-class Starts:
+class StartOffsets:
     """Start positions of one consumer.
 
     Args:
@@ -244,12 +244,12 @@ class Starts:
         return low, high
 
 
-def held_back(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+def paused_assignment(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
     """Partitions as they are assigned while nothing of them is to be read: paused at once, and sought later."""
     return [TopicPartition(item.topic, item.partition, _HELD_AT) for item in partitions]
 
 
-class Uptake:
+class PartitionStarter:
     """Partitions that come to one consumer: each begins at its start, or is held until that is known.
 
     Args:
@@ -263,14 +263,18 @@ class Uptake:
     """
 
     def __init__(
-        self, starts: Starts, pauses: Pauses, begin: Callable[[TopicPartitionKey, int], None], now_ms: Callable[[], int]
+        self,
+        starts: StartOffsets,
+        pauses: Pauses,
+        begin: Callable[[TopicPartitionKey, int], None],
+        now_ms: Callable[[], int],
     ) -> None:
         self._starts = starts
         self._pauses = pauses
         self._begin = begin
         self._now_ms = now_ms
         self._held: set[TopicPartitionKey] = set()
-        self._turns: OneByOne[TopicPartitionKey] = OneByOne()
+        self._turns: RetryRotation[TopicPartitionKey] = RetryRotation()
 
     def __contains__(self, place: object) -> bool:
         """Whether a partition is held: nothing that is fetched of it counts."""

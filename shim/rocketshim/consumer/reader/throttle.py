@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from rocketshim.consumer.reader.partition_queue import HeldQueue
+from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
 from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
 from rocketshim.kafka.clients import ConsumerClient
@@ -48,18 +48,18 @@ class Throttle:
         """Share the thresholds of a topic out among all queues held."""
         self._limits = per_queue_limits(self._of_queue, self._topic_count, self._topic_size_bytes, queues_held)
 
-    def is_reached(self, queues: Iterable[HeldQueue]) -> bool:
+    def is_reached(self, queues: Iterable[PartitionQueue]) -> bool:
         """Whether more is held than may be: by one of these that is read all the same, or by listeners altogether."""
         return self._is_full or bool(self._over(queues))
 
-    def pause(self, consumer: ConsumerClient, queues: Iterable[HeldQueue]) -> None:
+    def pause(self, consumer: ConsumerClient, queues: Iterable[PartitionQueue]) -> None:
         """Read no further; all that are read now, where listeners have too much altogether."""
         held = [queue for queue in queues if not queue.paused] if self._is_full else self._over(queues)
         for queue in held:
             queue.paused = True
         self._pauses.hold(consumer, [(queue.topic, queue.partition) for queue in held], PauseReason.FLOW)
 
-    def go_on(self, consumer: ConsumerClient, queues: Iterable[HeldQueue]) -> None:
+    def go_on(self, consumer: ConsumerClient, queues: Iterable[PartitionQueue]) -> None:
         """Read on what was paused and has come down."""
         if self._in_flight() * 2 > _MAX_IN_FLIGHT:
             return
@@ -73,7 +73,7 @@ class Throttle:
         """Whether listeners have as many messages as they may."""
         return self._in_flight() >= _MAX_IN_FLIGHT
 
-    def _over(self, queues: Iterable[HeldQueue]) -> list[HeldQueue]:
+    def _over(self, queues: Iterable[PartitionQueue]) -> list[PartitionQueue]:
         """Those above a threshold that are read all the same."""
         limits = self._limits
         return [queue for queue in queues if not queue.paused and must_pause(queue, limits)]

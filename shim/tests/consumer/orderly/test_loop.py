@@ -12,11 +12,11 @@ from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
 from rocketshim.consumer.orderly.loop import OrderlyLoop, OrderlySettings
-from rocketshim.consumer.orderly.partition import OrderlyPlace
+from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.outcome import DeadLetter, RetryLater
 from rocketshim.consumer.poll_loop import LoopSettings
-from rocketshim.consumer.reader.start_offsets import Starts
+from rocketshim.consumer.reader.start_offsets import StartOffsets
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
@@ -131,7 +131,7 @@ class Member:
             topics=["orders", NAMES.retry(GROUP)],
             make_send_back=make_send_back,
             pool=self.pool,
-            starts=Starts(
+            starts=StartOffsets(
                 retry_topic=NAMES.retry(GROUP), where=where, timestamp_ms=0, digest="d", subscription="orders"
             ),
             settings=LoopSettings(
@@ -995,7 +995,7 @@ def test_a_dead_letter_asked_for_after_the_loop_has_closed_keeps_the_lock(stage:
     assert stage.offsets == [(0, 0), (0, 0)]
 
 
-class Looked(OrderlyPlace):
+class Looked(OrderlyPartition):
     """Counts how often a queue is asked whether it is drained."""
 
     times = 0

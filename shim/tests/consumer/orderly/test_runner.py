@@ -57,7 +57,7 @@ class Bare(RetryLater):
 
 
 class Place(SimpleNamespace):
-    """As much of an `OrderlyPlace` as a listener thread sees."""
+    """As much of an `OrderlyPartition` as a listener thread sees."""
 
     def __init__(self) -> None:
         super().__init__(topic="orders", partition=0, epoch=1, lease=None, suspect_until=-1)

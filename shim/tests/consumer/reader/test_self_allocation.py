@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push.push_consumer import PushConsumer
-from rocketshim.consumer.reader.self_allocation import StrategyShare
+from rocketshim.consumer.reader.self_allocation import StrategyAssigner
 from rocketshim.core.allocate import (
     AllocateMessageQueueAveragely,
     AllocateMessageQueueAveragelyByCircle,
@@ -26,7 +26,7 @@ from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.group_log import (
     ClaimRecord,
-    HeldQueue,
+    LeaseEntry,
     ReleaseRecord,
     decode_group_record,
     encode_group_record,
@@ -49,9 +49,9 @@ STRATEGIES = [
 # --- the share alone -------------------------------------------------------------------------------------------------
 
 
-def share_of_one(strategy: Any, client_id: str, members: Callable[[], list[str]], **values: Any) -> StrategyShare:
+def share_of_one(strategy: Any, client_id: str, members: Callable[[], list[str]], **values: Any) -> StrategyAssigner:
     options: dict[str, Any] = {"topics": lambda: ["orders", RETRY], "interval_ms": 20_000, **values}
-    return StrategyShare(
+    return StrategyAssigner(
         strategy=strategy, group="g", client_id=client_id, logical={RETRY: "%RETRY%g"}, members=members, **options
     )
 
@@ -190,7 +190,7 @@ def release_record(kafka: InMemoryKafka, queue: MessageQueue) -> bytes:
         for at, each in reversed(records)
         if isinstance(each, ClaimRecord) and any(claimed.queue == queue for claimed in each.queues)
     )
-    held_queue = HeldQueue(
+    held_queue = LeaseEntry(
         topic=queue.topic, queue_id=queue.queue_id, token=claim.base + offset, confirmed_offset=offset
     )
     return encode_group_record(
