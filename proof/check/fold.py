@@ -10,7 +10,7 @@ from functools import partial
 
 from proof.index import Index, Stored
 from proof.violation import Violation
-from rocketshim.core.group_log import Folded, GroupLog, Outcome, QueueLock
+from rocketshim.core.group_log import Folded, GroupLog, LeaseOutcome, QueueLock
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import GroupRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
@@ -72,7 +72,7 @@ def _note(reference: Reference, at: int, folded: Folded, log: GroupLog) -> None:
     if folded.began_anew or reference.records[0].offset > 0:
         reference.complete = False
     for judgement in folded.judgements:
-        if judgement.outcome is Outcome.GRANTED and judgement.token is not None and folded.owner is not None:
+        if judgement.outcome is LeaseOutcome.GRANTED and judgement.token is not None and folded.owner is not None:
             reference.grants[judgement.token, _text(judgement.queue)] = folded.owner.client_id
 
 

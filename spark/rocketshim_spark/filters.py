@@ -65,7 +65,7 @@ from rocketshim.filters.sql_evaluator import compile_test
 from rocketshim.filters.tag import TAG_HEADER
 from rocketshim_topics.wire import RESERVED, SENT_TEXTS, USER_PREFIX
 
-__all__ = ["FilterNotTranslatedError", "Outcome", "PropertyColumn", "header_property", "selects", "sql_outcome"]
+__all__ = ["FilterNotTranslatedError", "FilterOutcome", "PropertyColumn", "header_property", "selects", "sql_outcome"]
 
 _MOST_TERMS: Final = 64
 """Spark generates one method for a condition; a thousand terms of ours overflow its stack (measured with 4.0.0)."""
@@ -87,7 +87,7 @@ class FilterNotTranslatedError(FilterError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FilterOutcome:
     """What evaluating a condition gives for each record.
 
     Attributes:
@@ -131,7 +131,7 @@ def selects(message_filter: MessageFilter, property_column: PropertyColumn) -> C
     raise FilterNotTranslatedError(str(message_filter), "is code of its own, and none runs in executors")
 
 
-def sql_outcome(sql_filter: SqlFilter, property_column: PropertyColumn) -> Outcome:
+def sql_outcome(sql_filter: SqlFilter, property_column: PropertyColumn) -> FilterOutcome:
     """What evaluating an SQL92 condition gives for each record, failures apart: to count what a consumer would lose.
 
     Args:
@@ -193,7 +193,7 @@ class _Translation:
         self._source = source
         self._columns = columns
 
-    def outcome(self, node: Expression) -> Outcome:
+    def outcome(self, node: Expression) -> FilterOutcome:
         if not property_names(node):
             return self._constant_outcome(node)
         match node:
@@ -203,9 +203,9 @@ class _Translation:
                 return _chain([self.outcome(term) for term in terms], _or)
             case Not(operand=operand):
                 inner = self.outcome(operand)
-                return Outcome(~inner.value, inner.failed)
+                return FilterOutcome(~inner.value, inner.failed)
             case Truth(operand=Property(name=name)):
-                return Outcome(F.when(self._columns[name].isNotNull(), F.lit(False)))  # noqa: FBT003
+                return FilterOutcome(F.when(self._columns[name].isNotNull(), F.lit(False)))  # noqa: FBT003
             case Compare(operator=operator, left=left, right=right):
                 return self._compare(operator, left, right, node)
             case Between():
@@ -213,11 +213,11 @@ class _Translation:
             case _:
                 return self._test(node)
 
-    def _test(self, node: Expression) -> Outcome:
+    def _test(self, node: Expression) -> FilterOutcome:
         match node:
             case In(operand=Property(name=name), values=values, negated=negated):
                 found = self._columns[name].isin(*map(self._string, values))
-                return Outcome(~found if negated else found)
+                return FilterOutcome(~found if negated else found)
             case TextTest():
                 return self._text_test(node)
             case IsNull(operand=operand, negated=negated):
@@ -225,25 +225,25 @@ class _Translation:
             case _:
                 raise self._refusal(node, "is no condition")
 
-    def _constant_outcome(self, node: Expression) -> Outcome:
+    def _constant_outcome(self, node: Expression) -> FilterOutcome:
         try:
             value = compile_test(node, self._source)(lambda _name: None)
         except FilterEvaluationError:
-            return Outcome(_unknown(), F.lit(True))  # noqa: FBT003
-        return Outcome(F.lit(value).cast("boolean"))
+            return FilterOutcome(_unknown(), F.lit(True))  # noqa: FBT003
+        return FilterOutcome(F.lit(value).cast("boolean"))
 
-    def _is_null(self, operand: Expression, negated: bool) -> Outcome:
+    def _is_null(self, operand: Expression, negated: bool) -> FilterOutcome:
         if isinstance(operand, Property):
-            inner = Outcome(self._columns[operand.name])
+            inner = FilterOutcome(self._columns[operand.name])
         elif is_boolean(operand):
             inner = self.outcome(operand)
         else:
             raise self._refusal(operand, "is never there")
-        return Outcome(inner.value.isNotNull() if negated else inner.value.isNull(), inner.failed)
+        return FilterOutcome(inner.value.isNotNull() if negated else inner.value.isNull(), inner.failed)
 
-    def _text_test(self, node: TextTest) -> Outcome:
+    def _text_test(self, node: TextTest) -> FilterOutcome:
         if not node.search:
-            return Outcome(F.lit(False))  # noqa: FBT003
+            return FilterOutcome(F.lit(False))  # noqa: FBT003
         if not isinstance(node.operand, Property):
             raise self._refusal(node.operand, "is no text to search in")
         text, search = self._columns[node.operand.name], self._string(node.search)
@@ -252,11 +252,11 @@ class _Translation:
             TextOperation.STARTSWITH: text.startswith,
             TextOperation.ENDSWITH: text.endswith,
         }[node.operation](F.lit(search))
-        return Outcome(F.coalesce(~found if node.negated else found, F.lit(False)))  # noqa: FBT003
+        return FilterOutcome(F.coalesce(~found if node.negated else found, F.lit(False)))  # noqa: FBT003
 
     # --- comparisons ---------------------------------------------------------------------------------------------
 
-    def _between(self, node: Between) -> Outcome:
+    def _between(self, node: Between) -> FilterOutcome:
         above, below = (
             (Operator.LESS, Operator.GREATER) if node.negated else (Operator.GREATER_OR_EQUAL, Operator.LESS_OR_EQUAL)
         )
@@ -266,7 +266,7 @@ class _Translation:
         ]
         return _chain(halves, _or if node.negated else _and)
 
-    def _compare(self, operator: Operator, left: Expression, right: Expression, whole: Expression) -> Outcome:
+    def _compare(self, operator: Operator, left: Expression, right: Expression, whole: Expression) -> FilterOutcome:
         lhs, rhs = self._operand(left), self._operand(right)
         if isinstance(lhs, Column):
             if isinstance(rhs, Column):
@@ -275,7 +275,7 @@ class _Translation:
         if isinstance(rhs, Column):
             if lhs.type is LiteralType.BOOLEAN:
                 # a truth value on the left takes no text: fails where there is one
-                return Outcome(F.lit(operator is Operator.NOT_EQUAL), rhs.isNotNull())
+                return FilterOutcome(F.lit(operator is Operator.NOT_EQUAL), rhs.isNotNull())
             missing = None if operator.is_ordering else operator is Operator.NOT_EQUAL
             return self._against(_MIRRORED.get(operator, operator), rhs, lhs, missing)
         # two constants, as one half of a BETWEEN whose other half has a property
@@ -296,15 +296,19 @@ class _Translation:
             case _:
                 raise self._refusal(node, "is a truth value that is compared")
 
-    def _against(self, operator: Operator, text: Column, constant: _Constant, missing: bool | None) -> Outcome:
+    def _against(self, operator: Operator, text: Column, constant: _Constant, missing: bool | None) -> FilterOutcome:
         """A text compared with a constant; `missing` is the value where there is no text."""
         if constant.type is LiteralType.STRING:
-            return Outcome(_where_text(text, _compared(operator, text, F.lit(self._string(constant.value))), missing))
+            return FilterOutcome(
+                _where_text(text, _compared(operator, text, F.lit(self._string(constant.value))), missing)
+            )
         if constant.type is LiteralType.BOOLEAN:
-            return Outcome(_where_text(text, _compared(operator, text.rlike(_TRUE), F.lit(constant.value)), missing))
+            return FilterOutcome(
+                _where_text(text, _compared(operator, text.rlike(_TRUE), F.lit(constant.value)), missing)
+            )
         number = _PARSED[constant.type](text)
         value = _compared(operator, number, _number_literal(constant))
-        return Outcome(_where_text(text, value, missing), text.isNotNull() & number.isNull())
+        return FilterOutcome(_where_text(text, value, missing), text.isNotNull() & number.isNull())
 
     # --- refusals ------------------------------------------------------------------------------------------------
 
@@ -338,7 +342,9 @@ def _unknown() -> Column:
 # --- logic --------------------------------------------------------------------------------------------------------
 
 
-def _chain(outcomes: Sequence[Outcome], join: Callable[[Outcome, Outcome], Outcome]) -> Outcome:
+def _chain(
+    outcomes: Sequence[FilterOutcome], join: Callable[[FilterOutcome, FilterOutcome], FilterOutcome]
+) -> FilterOutcome:
     """The terms of a chain joined as a balanced tree, in their order."""
     if len(outcomes) == 1:
         return outcomes[0]
@@ -346,14 +352,14 @@ def _chain(outcomes: Sequence[Outcome], join: Callable[[Outcome, Outcome], Outco
     return join(_chain(outcomes[:middle], join), _chain(outcomes[middle:], join))
 
 
-def _and(left: Outcome, right: Outcome) -> Outcome:
+def _and(left: FilterOutcome, right: FilterOutcome) -> FilterOutcome:
     goes_on = F.coalesce(left.value, F.lit(True))  # noqa: FBT003
-    return Outcome(left.value & right.value, _failed_in_turn(left.failed, goes_on, right.failed))
+    return FilterOutcome(left.value & right.value, _failed_in_turn(left.failed, goes_on, right.failed))
 
 
-def _or(left: Outcome, right: Outcome) -> Outcome:
+def _or(left: FilterOutcome, right: FilterOutcome) -> FilterOutcome:
     goes_on = ~F.coalesce(left.value, F.lit(False))  # noqa: FBT003
-    return Outcome(left.value | right.value, _failed_in_turn(left.failed, goes_on, right.failed))
+    return FilterOutcome(left.value | right.value, _failed_in_turn(left.failed, goes_on, right.failed))
 
 
 def _failed_in_turn(left: Column | None, goes_on: Column, right: Column | None) -> Column | None:
@@ -387,19 +393,19 @@ def _where_text(text: Column, value: Column, missing: bool | None) -> Column:
     return F.when(text.isNull(), F.lit(missing)).otherwise(value)
 
 
-def _equal_texts(operator: Operator, left: Column, right: Column) -> Outcome:
+def _equal_texts(operator: Operator, left: Column, right: Column) -> FilterOutcome:
     """Lopsided: both missing is equal, only the left one unknown, only the right one unequal."""
     equal = F.when(right.isNull(), left.isNull()).otherwise(left == right)
     equal = F.when(left.isNull() & right.isNotNull(), _unknown()).otherwise(equal)
-    return Outcome(equal if operator is Operator.EQUAL else ~equal)
+    return FilterOutcome(equal if operator is Operator.EQUAL else ~equal)
 
 
-def _ordered_texts(operator: Operator, left: Column, right: Column) -> Outcome:
+def _ordered_texts(operator: Operator, left: Column, right: Column) -> FilterOutcome:
     """Two texts are ordered as doubles, −0.0 before 0.0; missing ones are not looked at."""
     both = left.isNotNull() & right.isNotNull()
     lhs, rhs = _double(left), _double(right)
     value = _compared(operator, _java_order(left, lhs), _java_order(right, rhs))
-    return Outcome(F.when(lhs.isNotNull() & rhs.isNotNull(), value), both & (lhs.isNull() | rhs.isNull()))
+    return FilterOutcome(F.when(lhs.isNotNull() & rhs.isNotNull(), value), both & (lhs.isNull() | rhs.isNull()))
 
 
 def _java_order(text: Column, number: Column) -> Column:

@@ -5,7 +5,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.core.group_log import GroupLog, Outcome
+from rocketshim.core.group_log import GroupLog, LeaseOutcome
 from rocketshim.core.lease_rules import Owner
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
@@ -86,7 +86,7 @@ def _take(standing: GroupLogStanding, offset: int, append_ms: int, value: bytes 
         folded = standing.log.fold(offset, append_ms, record)
         standing.leases_ms[Owner(record.client_id, record.incarnation)] = record.lease_ms
         for judgement in folded.judgements:
-            if judgement.outcome in {Outcome.GRANTED, Outcome.RENEWED}:
+            if judgement.outcome in {LeaseOutcome.GRANTED, LeaseOutcome.RENEWED}:
                 standing.confirmed[judgement.queue] = offset
 
 

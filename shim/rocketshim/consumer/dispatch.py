@@ -19,7 +19,7 @@ from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.outcome import FailedMessage
 from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.state import return_type_of
 from rocketshim.core.consume_concurrently import ConsumeReturnType
@@ -164,7 +164,7 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
             self.in_flight -= queue.withhold()
 
 
-class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], Outcome]):
+class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
     """Hands out chunks to be consumed concurrently.
 
     Args:
@@ -176,9 +176,9 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], Outcome]):
 
     def __init__(
         self,
-        pool: Pool[Chunk[Any], Outcome],
+        pool: Pool[Chunk[Any], FailedMessage],
         batch_count: int,
-        send_back: Callable[[Chunk[Any], Outcome], None],
+        send_back: Callable[[Chunk[Any], FailedMessage], None],
         left: Callable[[ProcessQueue[Any]], None],
     ) -> None:
         super().__init__(pool, batch_count, left)
@@ -242,7 +242,7 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], Outcome]):
         for chunk in queue.late:
             self._pool.report_part(chunk)
 
-    def _take(self, result: Result[Chunk[Any], Outcome]) -> None:
+    def _take(self, result: Result[Chunk[Any], FailedMessage]) -> None:
         chunk, outcomes = result.chunk, result.outcomes
         if result.still_open is not None:
             self._take_part(chunk, result.still_open, outcomes or [])
@@ -268,7 +268,7 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], Outcome]):
         if not queue.dropped:
             self._left(queue)
 
-    def _take_part(self, chunk: Chunk[Any], still_open: Collection[int], outcomes: list[Outcome]) -> None:
+    def _take_part(self, chunk: Chunk[Any], still_open: Collection[int], outcomes: list[FailedMessage]) -> None:
         queue, count = chunk.queue, len(chunk.messages)
         if queue.dropped or chunk.reported:
             return
@@ -281,7 +281,7 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], Outcome]):
         self.counts.succeeded += through - len(new)
         self._left(queue)
 
-    def _send_failed(self, chunk: Chunk[Any], outcomes: list[Outcome], to_send: Iterable[Any]) -> None:
+    def _send_failed(self, chunk: Chunk[Any], outcomes: list[FailedMessage], to_send: Iterable[Any]) -> None:
         by_offset = {outcome.message.offset(): outcome for outcome in outcomes}
         for message in to_send:
             outcome = by_offset[message.offset()]

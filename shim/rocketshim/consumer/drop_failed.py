@@ -5,7 +5,7 @@ Source: `ConsumeMessageConcurrentlyService#processConsumeResult`, case BROADCAST
 
 from typing import Any
 
-from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.outcome import FailedMessage
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.logs import safe_logger
@@ -30,7 +30,7 @@ class DropFailed:
         """Nothing is ever on its way."""
         return 0
 
-    def send(self, chunk: Work, outcome: Outcome) -> None:
+    def send(self, chunk: Work, outcome: FailedMessage) -> None:
         """Drop a failed message."""
         failure = outcome.failure
         self._drop(chunk, outcome.message, failure.exception_class, failure.text)

@@ -9,7 +9,7 @@ Rules of this file:
 * A record of the group's own retry topic shows the topic of its first delivery, and goes to that topic's listener. One
   that has no listener any more goes to the dead-letter topic (`NoListener`); one that breaks the wire format is parked.
 * What user code left behind (an exception, a context, a status) is user code too: its `str()` may raise, its
-  `ack_index` may be a text, its `__class__` may lie. It is read with care (`outcome.shown`, `whole`, `attribute`,
+  `ack_index` may be a text, its `__class__` may lie. It is read with care (`outcome.safe_text`, `as_int`, `attribute`,
   `class_name`, `type(…)`), and what cannot be read is a failure of the message, said in its `FAIL_TEXT` or in the log.
 * Nothing is looked up per message that can be looked up per chunk: the hot path is `_one_by_one`.
 """
@@ -25,12 +25,12 @@ from rocketshim.consumer.outcome import (
     NOT_ASKED,
     ConsumeConcurrentlyContext,
     DeadLetter,
-    Outcome,
+    FailedMessage,
     RetryLater,
+    as_int,
     attribute,
     class_name,
-    shown,
-    whole,
+    safe_text,
 )
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import ALL, ConsumeStatus, is_success, item_answers, succeeded_count
@@ -137,7 +137,7 @@ def _said(answer: object) -> tuple[str, str]:
     """Class and text of the failure that an answer is."""
     if answer is ConsumeStatus.RECONSUME_LATER:
         return "ReconsumeLater", "the listener asked for it"
-    return "ReturnedNoStatus", f"the listener returned {shown(answer, repr):.200}"
+    return "ReturnedNoStatus", f"the listener returned {safe_text(answer, repr):.200}"
 
 
 class ChunkRunner:
@@ -170,7 +170,7 @@ class ChunkRunner:
         self._clock = clock
         self._queues: dict[tuple[str, int], MessageQueue] = {}  # made once; a few hundred bytes a partition
 
-    def run(self, chunk: Chunk[Any]) -> list[Outcome] | None:
+    def run(self, chunk: Chunk[Any]) -> list[FailedMessage] | None:
         """Call the listener for every message of a chunk that is still in `todo`.
 
         Returns:
@@ -199,8 +199,8 @@ class ChunkRunner:
 
     def _one_by_one(
         self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
-    ) -> list[Outcome] | None:
-        outcomes: list[Outcome] = chunk.outcomes
+    ) -> list[FailedMessage] | None:
+        outcomes: list[FailedMessage] = chunk.outcomes
         listener, success = subscription.listener, ConsumeStatus.CONSUME_SUCCESS
         alone = listener.function if type(listener) is WithoutContext else None
         for message in self._matching(chunk, subscription, outcomes):
@@ -220,8 +220,8 @@ class ChunkRunner:
 
     def _in_batches(
         self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
-    ) -> list[Outcome] | None:
-        outcomes: list[Outcome] = chunk.outcomes
+    ) -> list[FailedMessage] | None:
+        outcomes: list[FailedMessage] = chunk.outcomes
         source, wanted = self._matching(chunk, subscription, outcomes), self._batch_count
         while batch := list(islice(source, wanted)):
             chunk.in_work = batch
@@ -229,7 +229,7 @@ class ChunkRunner:
             context = context.fresh()
         return outcomes or None
 
-    def _matching(self, chunk: Chunk[Any], subscription: Subscription, outcomes: list[Outcome]) -> Iterator[Any]:
+    def _matching(self, chunk: Chunk[Any], subscription: Subscription, outcomes: list[FailedMessage]) -> Iterator[Any]:
         """Take what is to be handed to the listener; a record that the filter cannot read failed, and no other."""
         matches = subscription.matches
         if matches is None:
@@ -248,8 +248,8 @@ class ChunkRunner:
         subscription: Subscription,
         selects: Callable[[MessageView], bool],
         context: ConsumeConcurrentlyContext,
-    ) -> list[Outcome] | None:
-        outcomes: list[Outcome] = chunk.outcomes
+    ) -> list[FailedMessage] | None:
+        outcomes: list[FailedMessage] = chunk.outcomes
         todo = chunk.todo
         while True:
             batch: list[Any] = []
@@ -279,7 +279,7 @@ class ChunkRunner:
         views: Any,
         batch: Sequence[Any],
         context: ConsumeConcurrentlyContext,
-        outcomes: list[Outcome],
+        outcomes: list[FailedMessage],
     ) -> None:
         try:
             status = listener(views, context)
@@ -289,9 +289,9 @@ class ChunkRunner:
         except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
             outcomes.extend(self._raised(message, error, context) for message in batch)
 
-    def _retried(self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext) -> list[Outcome] | None:
+    def _retried(self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext) -> list[FailedMessage] | None:
         """Messages of the retry topic, one by one: each goes to the listener of the topic it first came from."""
-        outcomes: list[Outcome] = chunk.outcomes
+        outcomes: list[FailedMessage] = chunk.outcomes
         for message in chunk.todo:
             view = MessageView(message, trusted=True)
             try:
@@ -311,67 +311,69 @@ class ChunkRunner:
             context = context.fresh()
         return outcomes or None
 
-    def _unheard(self, chunk: Chunk[Any], topic: str) -> list[Outcome]:
+    def _unheard(self, chunk: Chunk[Any], topic: str) -> list[FailedMessage]:
         return [self._no_listener(message, topic) for message in chunk.todo]
 
-    def _malformed(self, message: Any, error: MalformedRecordError) -> Outcome:
+    def _malformed(self, message: Any, error: MalformedRecordError) -> FailedMessage:
         """A message of the retry topic that breaks the wire format, or whose headers cannot be read: to be parked."""
-        return Outcome(message, self._failure(error), malformed=error.reason)
+        return FailedMessage(message, self._failure(error), malformed=error.reason)
 
-    def _no_listener(self, message: Any, topic: str) -> Outcome:
+    def _no_listener(self, message: Any, topic: str) -> FailedMessage:
         failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
-        return Outcome(message, failure, asked_level=DEAD_LETTER_LEVEL)
+        return FailedMessage(message, failure, asked_level=DEAD_LETTER_LEVEL)
 
     def _failure(self, error: BaseException) -> Failure:
-        return Failure(class_name(error), shown(error), self._clock.wall_ms())
+        return Failure(class_name(error), safe_text(error), self._clock.wall_ms())
 
-    def _raised(self, message: Any, error: BaseException, context: ConsumeConcurrentlyContext) -> Outcome:
+    def _raised(self, message: Any, error: BaseException, context: ConsumeConcurrentlyContext) -> FailedMessage:
         level, delay_ms = self._asked_level(attribute(context, "delay_level_when_next_consume", NOT_ASKED)), None
         kind = type(error)  # `isinstance` would ask the error for its `__class__`
         if not issubclass(kind, Exception):
-            _LOG.warning("consumer.listener-raised", extra={"error": shown(error, repr)})
+            _LOG.warning("consumer.listener-raised", extra={"error": safe_text(error, repr)})
         if issubclass(kind, DeadLetter):
             level = DEAD_LETTER_LEVEL
         elif issubclass(kind, RetryLater):
             level = self._asked_level(attribute(error, "level", NOT_ASKED)) or level
-            delay_ms = whole(attribute(error, "delay_ms"))
-        return Outcome(message, self._failure(error), asked_level=level, asked_delay_ms=delay_ms)
+            delay_ms = as_int(attribute(error, "delay_ms"))
+        return FailedMessage(message, self._failure(error), asked_level=level, asked_delay_ms=delay_ms)
 
-    def _answered(self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext) -> Iterable[Outcome]:
+    def _answered(
+        self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext
+    ) -> Iterable[FailedMessage]:
         """What did not succeed of a call that returned."""
         items = item_answers(status, len(batch)) if self._batch_count > 1 else None
         if items is not None:
             pairs = zip(batch, items, strict=True)
             return [self._item(message, item, context) for message, item in pairs if not is_success(item)]
-        ack_index = whole(context.ack_index)
+        ack_index = as_int(context.ack_index)
         done = succeeded_count(status, ALL if ack_index is None else ack_index, len(batch))
         if done == 0 and status is not None and status is not ConsumeStatus.CONSUME_SUCCESS:
             name, text = _said(status)
         elif ack_index is None:
             done = 0
             name = "AckIndexError"
-            text = f"the listener set ack_index={shown(context.ack_index, repr):.200}: it is a whole number"
+            text = f"the listener set ack_index={safe_text(context.ack_index, repr):.200}: it is a whole number"
         elif done == len(batch):
             return ()
         else:
             name, text = "ReconsumeLater", "the listener asked for it"
         failure = Failure(name, text, self._clock.wall_ms())
         level = self._asked_level(context.delay_level_when_next_consume)
-        return [Outcome(message, failure, asked_level=level) for message in batch[done:]]
+        return [FailedMessage(message, failure, asked_level=level) for message in batch[done:]]
 
-    def _item(self, message: Any, answer: object, context: ConsumeConcurrentlyContext) -> Outcome:
+    def _item(self, message: Any, answer: object, context: ConsumeConcurrentlyContext) -> FailedMessage:
         """One message of a batch, of which the listener says by itself that it failed."""
         if issubclass(type(answer), BaseException):
             return self._raised(message, cast("BaseException", answer), context)
         failure = Failure(*_said(answer), self._clock.wall_ms())
-        return Outcome(message, failure, asked_level=self._asked_level(context.delay_level_when_next_consume))
+        return FailedMessage(message, failure, asked_level=self._asked_level(context.delay_level_when_next_consume))
 
     @staticmethod
     def _asked_level(asked: object) -> int:
         """The level that user code asked for; what is no level is said, and counts as not asked."""
         if asked is None:
             return NOT_ASKED
-        level = whole(asked)
+        level = as_int(asked)
         if level is None:
-            _LOG.error("consumer.level-ignored", extra={"asked": shown(asked, repr)})
+            _LOG.error("consumer.level-ignored", extra={"asked": safe_text(asked, repr)})
         return level or NOT_ASKED

@@ -17,12 +17,12 @@ from rocketshim_topics.message_queue import MessageQueue
 __all__ = [
     "ConsumeConcurrentlyContext",
     "DeadLetter",
-    "Outcome",
+    "FailedMessage",
     "RetryLater",
+    "as_int",
     "attribute",
     "class_name",
-    "shown",
-    "whole",
+    "safe_text",
 ]
 
 DEAD_LETTER_LEVEL: Final = -1
@@ -31,7 +31,7 @@ _MAX_SHOWN_CHARS: Final = 4_096  # a record keeps 1 KiB, a log line needs no mor
 _QUALNAME: Final = type.__dict__["__qualname__"]
 
 
-def shown(value: object, how: Callable[[Any], str] = str) -> str:
+def safe_text(value: object, how: Callable[[Any], str] = str) -> str:
     """Return an object of user code as text, whatever its `str` or `repr` does; at most 4,096 characters.
 
     Args:
@@ -57,7 +57,7 @@ def attribute(value: object, name: str, default: object = None) -> object:
         return default
 
 
-def whole(value: object) -> int | None:
+def as_int(value: object) -> int | None:
     """A whole number that user code set, also one of numpy's; None: it is none."""
     try:
         return index(value)  # type: ignore[arg-type]  # what it is not for raises
@@ -140,7 +140,7 @@ class ConsumeConcurrentlyContext:
 
 
 @dataclass(slots=True)
-class Outcome:
+class FailedMessage:
     """A message that did not succeed, as facts for the retry policy.
 
     Attributes:

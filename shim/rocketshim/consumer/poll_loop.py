@@ -30,7 +30,7 @@ from typing import Any, Final, Generic, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch, Pool
-from rocketshim.consumer.outcome import Outcome, shown
+from rocketshim.consumer.outcome import FailedMessage, safe_text
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.offset_store import OffsetStore
 from rocketshim.consumer.reader.partition_assigner import PartitionAssigner
@@ -255,7 +255,7 @@ class PollLoop(ABC, Generic[QueueT]):
         self.dispatch.hand_out(self._workable())
         self.error = self.dispatch.died if self.error is None else self.error
         if self.error is not None:
-            raise ConsumerError(f"the consumer cannot go on: {shown(self.error)}") from self.error
+            raise ConsumerError(f"the consumer cannot go on: {safe_text(self.error)}") from self.error
         self._fetch()
         self.turn_ended_ms = now_ms
 
@@ -478,7 +478,7 @@ class PollLoop(ABC, Generic[QueueT]):
 
     # --- listeners, reports ------------------------------------------------------------------------------------------
 
-    def _failed(self, chunk: Work, outcome: Outcome) -> None:
+    def _failed(self, chunk: Work, outcome: FailedMessage) -> None:
         if self._send_back is not None:
             self._send_back.send(chunk, outcome)
 

@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.consumer.outcome import Outcome, shown
+from rocketshim.consumer.outcome import FailedMessage, safe_text
 from rocketshim.consumer.reader.partition_queue import Work
-from rocketshim.core.failed_hop import LaneTurns, failed_hop
+from rocketshim.core.failed_hop import LaneSelector, failed_hop
 from rocketshim.core.retry_policy import (
     AfterDelay,
     AtLevel,
@@ -79,7 +79,7 @@ class FailedSink(Protocol):
     def outstanding(self) -> int:
         """Hops that are not stored yet."""
 
-    def send(self, chunk: Work, outcome: Outcome) -> None:
+    def send(self, chunk: Work, outcome: FailedMessage) -> None:
         """Take a failed message."""
 
     def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
@@ -157,14 +157,14 @@ class SendBack:
         self._again: deque[tuple[int, _Hop]] = deque()
         self._outstanding = 0
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
-        self._turns = LaneTurns()
+        self._turns = LaneSelector()
 
     @property
     def outstanding(self) -> int:
         """Hops that are not stored yet."""
         return self._outstanding + len(self._again)
 
-    def send(self, chunk: Work, outcome: Outcome) -> None:
+    def send(self, chunk: Work, outcome: FailedMessage) -> None:
         """Send a failed message to its next hop."""
         message: Any = outcome.message
         hop = _Hop(chunk, message, outcome.failure, self._reports)
@@ -185,7 +185,7 @@ class SendBack:
     def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
         """Send a message back whose listener call has lasted too long, at level 3 (`ProcessQueue#cleanExpiredMsg`)."""
         failure = Failure("ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms", at_ms)
-        self.send(chunk, Outcome(message, failure, asked_level=TIMED_OUT_LEVEL))
+        self.send(chunk, FailedMessage(message, failure, asked_level=TIMED_OUT_LEVEL))
 
     def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
         """Take delivery reports in, make hops again whose pause is over.
@@ -232,7 +232,7 @@ class SendBack:
         for chunk, messages in stored.items():
             chunk.stored(messages)
 
-    def _plan(self, hop: _Hop, outcome: Outcome) -> None:
+    def _plan(self, hop: _Hop, outcome: FailedMessage) -> None:
         envelope = decode(read_headers(hop.message), trusted=hop.trusted)
         before = (envelope.reconsume_times or 0) if outcome.reconsume_times is None else outcome.reconsume_times
         hop.reconsume_times = before + 1
@@ -265,9 +265,9 @@ class SendBack:
             answer = decide(failed, self._policy)
             if _is_hop(answer):
                 return answer
-            _LOG.error("consumer.retry-policy-failed", extra={"error": f"it answered {shown(answer, repr):.200}"})
+            _LOG.error("consumer.retry-policy-failed", extra={"error": f"it answered {safe_text(answer, repr):.200}"})
         except BaseException as error:  # noqa: BLE001 - a policy is user code
-            _LOG.error("consumer.retry-policy-failed", extra={"error": shown(error, repr)})
+            _LOG.error("consumer.retry-policy-failed", extra={"error": safe_text(error, repr)})
         return decide(replace(failed, asked_level=0, asked_delay_ms=None), _FALLBACK)
 
     def _park(self, hop: _Hop, reason: str) -> None:

@@ -11,10 +11,10 @@ from rocketshim_topics.names import TopicNames
 from rocketshim_topics.partitioner import lane_for
 from rocketshim_topics.wire import Envelope, Record
 
-__all__ = ["LaneTurns", "failed_hop"]
+__all__ = ["LaneSelector", "failed_hop"]
 
 
-class LaneTurns:
+class LaneSelector:
     """Which lane of the schedule topic a record goes to: by key, keyless ones in turn.
 
     Thread-safety: any thread.

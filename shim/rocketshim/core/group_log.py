@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, assert_never
 
-from rocketshim.core.lease_rules import LeaseEvent, Outcome, Owner, QueueLease
+from rocketshim.core.lease_rules import LeaseEvent, LeaseOutcome, Owner, QueueLease
 from rocketshim_topics.group_log import (
     LEASE_MAX_MS,
     ClaimRecord,
@@ -65,8 +65,8 @@ __all__ = [
     "Folded",
     "GroupLog",
     "Judgement",
+    "LeaseOutcome",
     "Member",
-    "Outcome",
     "Owner",
     "QueueLock",
 ]
@@ -130,7 +130,7 @@ class Judgement:
     """
 
     queue: MessageQueue
-    outcome: Outcome
+    outcome: LeaseOutcome
     token: int | None
     next_offset: int | None
     reconsume_counts: tuple[tuple[int, int], ...]
@@ -451,19 +451,19 @@ class GroupLog:
         if void:
             seen = state or QueueLease(known=True)
             token = None if event.kind == "claim" else event.token
-            return Judgement(queue, Outcome.VOID, token, seen.next_offset, seen.reconsume_counts)
+            return Judgement(queue, LeaseOutcome.VOID, token, seen.next_offset, seen.reconsume_counts)
         if state is None:
             state = self._queues[queue] = QueueLease(known=self._complete)
         if state.unjudged is not None and self._free_from_ms(state) <= event.log_ms:
             state.settle()
         if state.unjudged is not None and not state.anchor(event):
             state.unjudged.append(event)
-            outcome = Outcome.UNKNOWN
+            outcome = LeaseOutcome.UNKNOWN
         elif event.kind == "claim" and event.log_ms < self._granting_from_ms:
-            outcome = Outcome.REFUSED
+            outcome = LeaseOutcome.REFUSED
         else:
             outcome = state.judge(event)
-        token = event.token if event.kind != "claim" or outcome is Outcome.GRANTED else None
+        token = event.token if event.kind != "claim" or outcome is LeaseOutcome.GRANTED else None
         return Judgement(queue, outcome, token, state.next_offset, state.reconsume_counts)
 
     def _events(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
-__all__ = ["LeaseEvent", "Outcome", "Owner", "QueueLease"]
+__all__ = ["LeaseEvent", "LeaseOutcome", "Owner", "QueueLease"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,7 +27,7 @@ class Owner:
     incarnation: str
 
 
-class Outcome(Enum):
+class LeaseOutcome(Enum):
     """What a record did to one of its queues."""
 
     GRANTED = auto()
@@ -81,23 +81,23 @@ class QueueLease:
         """The owner, unless its lease has run out by then."""
         return self.owner if log_ms < self.lease_end_ms else None
 
-    def judge(self, event: LeaseEvent) -> Outcome:
+    def judge(self, event: LeaseEvent) -> LeaseOutcome:
         """The ordinary rules, for a queue whose state is known."""
         owner = self.owner_at(event.log_ms)
         if event.kind == "claim":
             if owner is not None and owner != event.owner:
-                return Outcome.REFUSED
+                return LeaseOutcome.REFUSED
             self.owner, self.token = event.owner, event.token
             self.lease_end_ms = event.log_ms + event.lease_ms
-            return Outcome.GRANTED
+            return LeaseOutcome.GRANTED
         if owner != event.owner or self.token != event.token:
-            return Outcome.VOID
+            return LeaseOutcome.VOID
         self.note_progress(event)
         if event.kind == "renew":
             self.lease_end_ms = event.log_ms + event.lease_ms
-            return Outcome.RENEWED
+            return LeaseOutcome.RENEWED
         self.owner, self.lease_end_ms = None, event.log_ms
-        return Outcome.RELEASED
+        return LeaseOutcome.RELEASED
 
     def note_progress(self, event: LeaseEvent) -> None:
         """Keep what a renewal or release says for the next owner; a position of None says nothing new."""

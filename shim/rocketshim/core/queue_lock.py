@@ -38,7 +38,7 @@ from enum import Enum, auto
 from typing import Final, TypedDict, TypeVar
 
 from rocketshim.core.group_log import LOG_TIME_STEP_MAX_MS, Folded, GroupLog, Judgement
-from rocketshim.core.lease_rules import Outcome, Owner
+from rocketshim.core.lease_rules import LeaseOutcome, Owner
 from rocketshim.core.queue_lock_actions import (
     QueueLockAction,
     ReconsumeCounts,
@@ -273,7 +273,7 @@ class QueueLockHolder:
         else:
             for judgement in folded.judgements:
                 slot = self._slots.get(judgement.queue)
-                if judgement.outcome is Outcome.GRANTED and slot is not None and slot.believing:
+                if judgement.outcome is LeaseOutcome.GRANTED and slot is not None and slot.believing:
                     actions += self._lapse(judgement.queue, slot, StopReason.LOST)
         self._forget_idle(None if folded.began_anew else [judgement.queue for judgement in folded.judgements])
         return actions
@@ -525,15 +525,15 @@ class QueueLockHolder:
     def _own(self, judgement: Judgement, offset: int, seq: int, sent_ms: int | None) -> list[QueueLockAction]:
         slot = self._slots.get(judgement.queue)
         match judgement.outcome:
-            case Outcome.GRANTED:
+            case LeaseOutcome.GRANTED:
                 return self._granted(judgement, offset, seq, sent_ms)
-            case Outcome.RENEWED:
+            case LeaseOutcome.RENEWED:
                 if slot is not None and slot.believing and slot.token == judgement.token:
                     slot.confirmed_offset = offset
                     if sent_ms is not None:
                         slot.confirmed_ms = max(slot.confirmed_ms, sent_ms)
                 return []
-            case Outcome.REFUSED | Outcome.VOID | Outcome.UNKNOWN | Outcome.RELEASED:
+            case LeaseOutcome.REFUSED | LeaseOutcome.VOID | LeaseOutcome.UNKNOWN | LeaseOutcome.RELEASED:
                 if slot is None:
                     return []
                 if slot.state is _State.CLAIMING and slot.claim_seq == seq:

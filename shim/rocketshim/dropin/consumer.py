@@ -212,9 +212,9 @@ def _off(method: str) -> FeatureNotEnabledError:
 @functools.cache
 def _layered(cls: type[Consumer]) -> type[Consumer]:
     """The class with the reading layer between it and `Consumer`."""
-    from rocketshim.dropin.retrying_consumer import ReadingConsumer  # noqa: PLC0415 - it is a subclass of this module's class
+    from rocketshim.dropin.retrying_consumer import RetryingConsumer  # noqa: PLC0415 - it is a subclass of this module's class
 
     if cls is Consumer:
-        return ReadingConsumer
+        return RetryingConsumer
     names = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (cls, ReadingConsumer), names)
+    return type(cls.__name__, (cls, RetryingConsumer), names)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
-from rocketshim.core.failed_hop import LaneTurns
+from rocketshim.core.failed_hop import LaneSelector
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim_topics import DelayLevels
 
@@ -30,7 +30,7 @@ class Lanes:
         self._topic = topic
         self._timeout_s = min(timeout_s, _METADATA_TIMEOUT_S)
         self._known = (0, 0.0)  # lanes, monotonic time until which that is believed, in seconds
-        self._turns = LaneTurns()
+        self._turns = LaneSelector()
 
     def choose(self, key: bytes | None, list_topics: Callable[..., Any]) -> int:
         """The lane of a record.

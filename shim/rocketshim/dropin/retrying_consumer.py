@@ -60,7 +60,7 @@ from rocketshim_topics import provision
 from rocketshim_topics.durations import parse_duration_ms
 from rocketshim_topics.message import MessageView
 
-__all__ = ["ReadingConsumer"]
+__all__ = ["RetryingConsumer"]
 
 _LOG = safe_logger("rocketshim.dropin")
 _SETTLE_INTERVAL_S: Final = 0.1
@@ -74,7 +74,7 @@ _poll = _Original.poll
 _consume = _Original.consume
 
 
-class ReadingConsumer(Consumer):
+class RetryingConsumer(Consumer):
     """See `Consumer`, of whose objects this becomes the class."""
 
     __slots__ = ()
@@ -659,22 +659,22 @@ class ReadingConsumer(Consumer):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_value: BaseException | None, exc_traceback: TracebackType | None
     ) -> bool | None:
-        ReadingConsumer.close(self)  # as the original: not a close() of a subclass
+        RetryingConsumer.close(self)  # as the original: not a close() of a subclass
         return None
 
 
-def _on_assign(consumer: ReadingConsumer, partitions: list[TopicPartition]) -> None:
+def _on_assign(consumer: RetryingConsumer, partitions: list[TopicPartition]) -> None:
     consumer._assigned(partitions)  # noqa: SLF001 - no bound methods for the client: it would hold the consumer
 
 
-def _on_revoke(consumer: ReadingConsumer, partitions: list[TopicPartition]) -> None:
+def _on_revoke(consumer: RetryingConsumer, partitions: list[TopicPartition]) -> None:
     state = consumer._rocketshim  # noqa: SLF001
     if state.dirty:
         consumer._settle()  # noqa: SLF001
     consumer._released(partitions, state.callbacks[1])  # noqa: SLF001
 
 
-def _on_lost(consumer: ReadingConsumer, partitions: list[TopicPartition]) -> None:
+def _on_lost(consumer: RetryingConsumer, partitions: list[TopicPartition]) -> None:
     state = consumer._rocketshim  # noqa: SLF001
     state.ledger.remove([partition_key(each) for each in partitions])  # they are another member's already
     consumer._released(partitions, state.callbacks[2] or state.callbacks[1])  # noqa: SLF001 - as the client

@@ -18,7 +18,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.outcome import class_name, shown
+from rocketshim.consumer.outcome import class_name, safe_text
 from rocketshim.core.failed_hop import failed_hop
 from rocketshim.core.retry_policy import Failed, LevelTableRetryPolicy, decide
 from rocketshim.dropin.lanes import Lanes
@@ -31,7 +31,7 @@ from rocketshim_topics.hops import OutgoingRecord, dead_letter_by_reference, par
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.wire import coordinates, read_again
 
-__all__ = ["HopStore", "SendBack"]
+__all__ = ["DropinSendBack", "HopStore"]
 
 _LOG = safe_logger("rocketshim.dropin")
 _POLL_S: Final = 0.1
@@ -178,14 +178,14 @@ def _serve(producer: Producer, over: threading.Event, timeout_s: float) -> None:
         try:
             producer.poll(_POLL_S)
         except BaseException as error:  # noqa: BLE001 - of user code too; whoever waits for a report is to get it
-            _LOG.warning("dropin.producer-error", extra={"error": shown(error)})
+            _LOG.warning("dropin.producer-error", extra={"error": safe_text(error)})
     try:
         producer.flush(timeout_s)
     except BaseException as error:  # noqa: BLE001 - as above
-        _LOG.warning("dropin.producer-error", extra={"error": shown(error)})
+        _LOG.warning("dropin.producer-error", extra={"error": safe_text(error)})
 
 
-class SendBack:
+class DropinSendBack:
     """Makes and stores the next hop of a message.
 
     Args:
@@ -226,7 +226,7 @@ class SendBack:
         at_ms = self._clock.wall_ms()
         if issubclass(type(error), BaseException):  # `isinstance` would ask the error for its `__class__`
             name = class_name(error)
-        return Failure(name, "the consumer asked for it" if error is None else shown(error), at_ms)
+        return Failure(name, "the consumer asked for it" if error is None else safe_text(error), at_ms)
 
     def _send(self, message: Message, failure: Failure, level: int, delay_ms: int | None) -> None:
         for what, content in (("value", message.value()), ("key", message.key())):

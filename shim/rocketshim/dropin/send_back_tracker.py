@@ -22,7 +22,7 @@ from typing import Final
 
 from rocketshim.errors import StaleMessageError
 
-__all__ = ["Ledger", "TopicPartitionKey"]
+__all__ = ["SendBackTracker", "TopicPartitionKey"]
 
 TopicPartitionKey = tuple[str, int]
 """A topic and a partition."""
@@ -49,7 +49,7 @@ class _Held:
             self.began_at = 0
 
 
-class Ledger:
+class SendBackTracker:
     """The partitions of one consumer's assignment."""
 
     def __init__(self) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Message, TopicPartition
 
-from rocketshim.dropin.send_back import HopStore, SendBack
-from rocketshim.dropin.send_back_tracker import Ledger, TopicPartitionKey
+from rocketshim.dropin.send_back import DropinSendBack, HopStore
+from rocketshim.dropin.send_back_tracker import SendBackTracker, TopicPartitionKey
 from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner_producer_config, is_true
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import METADATA_REFRESH
@@ -17,7 +17,7 @@ from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
 
 if TYPE_CHECKING:
-    from rocketshim.dropin.retrying_consumer import ReadingConsumer
+    from rocketshim.dropin.retrying_consumer import RetryingConsumer
 
 __all__ = ["Rebalance", "State", "partition_key", "prepare"]
 
@@ -87,8 +87,8 @@ class State:
     resets_to_beginning: bool
     sees_ends: bool
     hop_store: HopStore
-    send_back: SendBack
-    ledger: Ledger = field(default_factory=Ledger)
+    send_back: DropinSendBack
+    ledger: SendBackTracker = field(default_factory=SendBackTracker)
     dirty: bool = False
     settle_at: float = 0.0
     positions: dict[TopicPartitionKey, TopicPartition] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class State:
     put_by: deque[Message] = field(default_factory=deque)
     owed: set[TopicPartitionKey] = field(default_factory=set)
     raised: deque[BaseException] = field(default_factory=deque)
-    consumer: "Callable[[], ReadingConsumer | None]" = lambda: None
+    consumer: "Callable[[], RetryingConsumer | None]" = lambda: None
 
     def hides(self, topic: str) -> bool:
         """Whether a topic is not the user's: the group's retry topic, or one of the shim's that a pattern matched."""
@@ -177,7 +177,7 @@ def prepare(
     config[_STORE] = False
     timeout_s = settings.hop_timeout_ms / 1_000
     store = HopStore(inner_producer_config(config, settings), timeout_s)
-    send_back = SendBack(
+    send_back = DropinSendBack(
         store,
         names=names,
         levels=settings.delay_levels,

@@ -25,7 +25,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from rocketshim.clock import SystemClock
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.failed_hop import LaneTurns
+from rocketshim.core.failed_hop import LaneSelector
 from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, Complaints, ProducerClient, confluent_clients
@@ -117,7 +117,7 @@ class Producer:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._ids = (uuid.uuid4().hex[:20], itertools.count())
-        self._turns = LaneTurns()
+        self._turns = LaneSelector()
         self._partitions: dict[str, tuple[int, float]] = {}
         self._producer: ProducerClient | None = None
         self._poller: threading.Thread | None = None

@@ -18,7 +18,7 @@ from enum import Enum
 
 from rocketshim_topics import Envelope
 
-__all__ = ["Account", "Ledger", "Seen", "TopicKind"]
+__all__ = ["Account", "Audit", "Seen", "TopicKind"]
 
 
 class TopicKind(Enum):
@@ -99,7 +99,7 @@ class Account:
         return self.lateness_ms[min(len(self.lateness_ms) - 1, int(share * len(self.lateness_ms)))]
 
 
-class Ledger:
+class Audit:
     """Collects records and accounts for them. One owner thread."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from rocketshim.errors import RocketshimError
 from rocketshim.kafka.clients import confluent_admin, confluent_clients
 from rocketshim.producer.producer import Producer
 from rocketshim_local import any_broker, watchdog
-from rocketshim_local.demo.audit import Account, Ledger, Seen, TopicKind
+from rocketshim_local.demo.audit import Account, Audit, Seen, TopicKind
 from rocketshim_local.demo.consumer_process import MAX_RETRIES
 from rocketshim_local.demo.flights import Flight, Timetable, load
 from rocketshim_topics import DelayLevels, MalformedRecordError, Message, TopicNames, decode, provision
@@ -117,7 +117,7 @@ class _Observer:
     """Reads every record of every topic of the stage into a ledger."""
 
     def __init__(self, stage: _Stage, levels: DelayLevels) -> None:
-        self.ledger = Ledger()
+        self.ledger = Audit()
         self._stage = stage
         self._levels = levels
         self._places = stage.places()
@@ -310,7 +310,7 @@ def _progress(account: Account) -> Table:
     return table
 
 
-def _judge(account: Account, sent: dict[str, Flight], ledger: Ledger, console: Console, logs: Path) -> bool:
+def _judge(account: Account, sent: dict[str, Flight], ledger: Audit, console: Console, logs: Path) -> bool:
     cancelled = {uniq_key for uniq_key, flight in sent.items() if flight.cancelled}
     late = sum(flight.late for flight in sent.values())
     expected_retries = {
@@ -350,7 +350,7 @@ def _judge(account: Account, sent: dict[str, Flight], ledger: Ledger, console: C
     return fine
 
 
-def _biography(uniq_key: str, sent: dict[str, Flight], ledger: Ledger, console: Console) -> None:
+def _biography(uniq_key: str, sent: dict[str, Flight], ledger: Audit, console: Console) -> None:
     table = Table(title=f"The life of {sent[uniq_key]}, cancelled ({uniq_key})", title_justify="left")
     for column in ("after", "in", "partition/offset", "failures", "what happened"):
         table.add_column(column, justify="right" if column in {"after", "failures"} else "left")
@@ -366,7 +366,7 @@ def _biography(uniq_key: str, sent: dict[str, Flight], ledger: Ledger, console: 
     console.print(table)
 
 
-def _event(seen: Seen, ledger: Ledger) -> str:
+def _event(seen: Seen, ledger: Audit) -> str:
     origin = ledger.origin_of(seen)
     cause = f"{seen.envelope.fail_class}: {seen.envelope.fail_text}" if seen.envelope.fail_class else ""
     if seen.place is TopicKind.SCHEDULE:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.consumer.dispatch import ChunkDispatch, Result
-from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.outcome import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim_topics import Failure
 
@@ -50,7 +50,9 @@ class Desk:
         """What a listener thread does with a chunk."""
         chunk.take_back()
         outcomes = [
-            Outcome(message, Failure("Oops", "", 0)) for message in chunk.messages if message.offset() in set(failed)
+            FailedMessage(message, Failure("Oops", "", 0))
+            for message in chunk.messages
+            if message.offset() in set(failed)
         ]
         self.pool.results.put(Result(chunk, outcomes or None, elapsed_ns))
 
@@ -134,7 +136,7 @@ def test_of_a_chunk_that_stands_what_came_before_counts_at_once(batch_count: int
     desk.dispatch.hand_out([desk.queue])
     (stuck,) = desk.pool.given
     before = [next(stuck.todo) for _ in range(10)]
-    stuck.outcomes += [Outcome(before[at], Failure("Oops", "", 0)) for at in (2, 7)]
+    stuck.outcomes += [FailedMessage(before[at], Failure("Oops", "", 0)) for at in (2, 7)]
     stuck.in_work = held = [next(stuck.todo) for _ in range(batch_count)]
     for now_ms in (10, 20):
         desk.dispatch.take_results(now_ms)
@@ -145,7 +147,7 @@ def test_of_a_chunk_that_stands_what_came_before_counts_at_once(batch_count: int
     assert desk.queue.next_offset == 10
     for part in desk.pool.given[1:]:
         desk.work(part)
-    stuck.outcomes += [Outcome(held[0], Failure("Late", "", 0))]
+    stuck.outcomes += [FailedMessage(held[0], Failure("Late", "", 0))]
     desk.pool.results.put(Result(stuck, stuck.outcomes, 1))
     desk.dispatch.take_results(30)
     assert desk.sent_back == [2, 7, 10]

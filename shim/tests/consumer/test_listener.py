@@ -7,7 +7,15 @@ import pytest
 from confluent_kafka import Message
 
 from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
-from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, DeadLetter, Outcome, RetryLater, class_name, shown, whole
+from rocketshim.consumer.outcome import (
+    DEAD_LETTER_LEVEL,
+    DeadLetter,
+    FailedMessage,
+    RetryLater,
+    as_int,
+    class_name,
+    safe_text,
+)
 from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.filters import TagFilter
@@ -15,7 +23,7 @@ from rocketshim.testing import VirtualClock
 from rocketshim_topics import MessageView
 
 
-def run(listener: Callable[..., Any], count: int = 3, batch_count: int = 1, **subscription: Any) -> list[Outcome]:
+def run(listener: Callable[..., Any], count: int = 3, batch_count: int = 1, **subscription: Any) -> list[FailedMessage]:
     """Run one chunk through a listener; what did not succeed."""
     queue: ProcessQueue[Any] = ProcessQueue("orders", 0, 7)
     queue.put([Message("orders", 0, offset, value=b"%d" % offset) for offset in range(count)])
@@ -227,9 +235,9 @@ def test_a_filter_that_raises_fails_its_message_and_no_other(batch_count: int) -
 
 
 def test_shown_and_whole_never_raise() -> None:
-    assert shown("text") == "text"
-    assert shown(Odd(), repr) == "(repr() of a Odd raised OSError)"
-    assert [whole(value) for value in (3, True, "3", 3.0, None, Odd())] == [3, 1, None, None, None, None]
+    assert safe_text("text") == "text"
+    assert safe_text(Odd(), repr) == "(repr() of a Odd raised OSError)"
+    assert [as_int(value) for value in (3, True, "3", 3.0, None, Odd())] == [3, 1, None, None, None, None]
 
 
 @pytest.mark.parametrize(("again", "called"), [(None, [1, 2]), (lambda headers: dict(headers)["a"] == b"1", [1])])

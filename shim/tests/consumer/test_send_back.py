@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.outcome import Outcome
+from rocketshim.consumer.outcome import FailedMessage
 from rocketshim.consumer.push.config import producer_config
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.process_queue import Chunk, ProcessQueue
@@ -56,7 +56,7 @@ def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any,
     assert chunk is not None
     chunk.take_back()
     (message,) = queue.report(chunk, chunk.messages)
-    send_back.send(chunk, Outcome(message, Failure("OSError", asked.pop("text", "no"), 5), **asked))
+    send_back.send(chunk, FailedMessage(message, Failure("OSError", asked.pop("text", "no"), 5), **asked))
     send_back.settle(0)
     records = kafka.records("SCHEDULE_TOPIC_XXXX")
     return (records[0] if records else None), send_back, queue

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.core.failed_hop import LaneTurns, failed_hop
+from rocketshim.core.failed_hop import LaneSelector, failed_hop
 from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, NextHop
 from rocketshim_topics import DelayLevels, Failure, TopicNames, decode, lane_for
 from rocketshim_topics.hops import OutgoingRecord
@@ -42,7 +42,7 @@ def test_a_dead_letter_asks_for_no_lane(asked: bool) -> None:
 
 
 def test_keyed_records_keep_their_lane_and_keyless_ones_take_turns() -> None:
-    turns = LaneTurns()
+    turns = LaneSelector()
     assert {turns.choose(b"o-7", 3) for _ in range(3)} == {lane_for(b"o-7", 3)}
     assert [turns.choose(None, 3) for _ in range(4)] == [0, 1, 2, 0]
     assert turns.choose(b"o-7", 1) == 0

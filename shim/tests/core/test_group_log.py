@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.core.group_log import Continuity, Folded, GroupLog, Member, Outcome, Owner, QueueLock
+from rocketshim.core.group_log import Continuity, Folded, GroupLog, LeaseOutcome, Member, Owner, QueueLock
 from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,
@@ -101,13 +101,13 @@ class Log:
     def append(self, record: GroupRecord) -> Folded:
         return self.fold.fold(self.fold.next_offset, T0 + self.now_ms, record)
 
-    def outcome(self, record: GroupRecord) -> Outcome:
+    def outcome(self, record: GroupRecord) -> LeaseOutcome:
         (judgement,) = self.append(record).judgements
         return judgement.outcome
 
     def granted(self, record: ClaimRecord) -> int:
         (judgement,) = self.append(record).judgements
-        assert judgement.outcome is Outcome.GRANTED
+        assert judgement.outcome is LeaseOutcome.GRANTED
         assert judgement.token is not None
         return judgement.token
 
@@ -136,13 +136,13 @@ def lease_left(lock: QueueLock) -> int:
 def test_a_claim_of_several_queues_is_judged_queue_by_queue(log: Log) -> None:
     log.append(claim(A, Q1))
     outcomes = [j.outcome for j in log.append(claim(B, Q, Q1)).judgements]
-    assert outcomes == [Outcome.GRANTED, Outcome.REFUSED]
+    assert outcomes == [LeaseOutcome.GRANTED, LeaseOutcome.REFUSED]
 
 
 def test_another_owners_running_lease_refuses_a_claim(log: Log) -> None:
     log.append(claim(A))
     log.wait(LEASE - 1)
-    assert log.outcome(claim(B)) is Outcome.REFUSED
+    assert log.outcome(claim(B)) is LeaseOutcome.REFUSED
     assert log.fold.lock(Q).owner == A
 
 
@@ -166,28 +166,28 @@ def test_the_owners_own_claim_is_granted_again_with_a_new_token(log: Log) -> Non
     first = log.granted(claim(A))
     second = log.granted(claim(A))
     assert second > first
-    assert log.outcome(renew(A, held(first))) is Outcome.VOID
+    assert log.outcome(renew(A, held(first))) is LeaseOutcome.VOID
 
 
 def test_another_incarnation_of_the_same_client_is_another_owner(log: Log) -> None:
     log.append(claim(A))
-    assert log.outcome(claim(Owner("a", "i2"))) is Outcome.REFUSED
+    assert log.outcome(claim(Owner("a", "i2"))) is LeaseOutcome.REFUSED
 
 
 def test_a_renewal_begins_the_lease_anew(log: Log) -> None:
     token = log.granted(claim(A))
     log.wait(LEASE - 1)
-    assert log.outcome(renew(A, held(token))) is Outcome.RENEWED
+    assert log.outcome(renew(A, held(token))) is LeaseOutcome.RENEWED
     log.wait(LEASE - 1)
-    assert log.outcome(claim(B)) is Outcome.REFUSED
+    assert log.outcome(claim(B)) is LeaseOutcome.REFUSED
 
 
 @pytest.mark.parametrize("record", [renew, release])
 def test_renewal_and_release_count_only_with_the_current_token(log: Log, record: Callable[..., GroupRecord]) -> None:
     token = log.granted(claim(A))
     for wrong in (token - 1, token + 1):
-        assert log.outcome(record(A, held(wrong))) is Outcome.VOID
-    assert log.outcome(record(B, held(token))) is Outcome.VOID
+        assert log.outcome(record(A, held(wrong))) is LeaseOutcome.VOID
+    assert log.outcome(record(B, held(token))) is LeaseOutcome.VOID
     assert log.fold.lock(Q).owner == A
 
 
@@ -195,13 +195,13 @@ def test_renewal_and_release_count_only_with_the_current_token(log: Log, record:
 def test_renewal_and_release_are_void_once_the_lease_has_run_out(log: Log, record: Callable[..., GroupRecord]) -> None:
     token = log.granted(claim(A))
     log.wait(LEASE)
-    assert log.outcome(record(A, held(token, next_offset=9))) is Outcome.VOID
+    assert log.outcome(record(A, held(token, next_offset=9))) is LeaseOutcome.VOID
     assert log.fold.lock(Q).next_offset is None
 
 
 def test_a_released_queue_is_free_at_once(log: Log) -> None:
     token = log.granted(claim(A))
-    assert log.outcome(release(A, held(token))) is Outcome.RELEASED
+    assert log.outcome(release(A, held(token))) is LeaseOutcome.RELEASED
     assert log.fold.lock(Q).owner is None
     assert log.granted(claim(B)) > token
 
@@ -209,9 +209,9 @@ def test_a_released_queue_is_free_at_once(log: Log) -> None:
 def test_a_lease_is_as_long_as_its_record_says(log: Log) -> None:
     token = log.granted(claim(A, lease_ms=1_000))
     log.wait(999)
-    assert log.outcome(renew(A, held(token), lease_ms=3_000)) is Outcome.RENEWED
+    assert log.outcome(renew(A, held(token), lease_ms=3_000)) is LeaseOutcome.RENEWED
     log.wait(3_000)
-    assert log.outcome(claim(B)) is Outcome.GRANTED
+    assert log.outcome(claim(B)) is LeaseOutcome.GRANTED
 
 
 def test_position_and_counts_stay_with_the_queue_for_its_next_owner(log: Log) -> None:
@@ -228,14 +228,14 @@ def test_position_and_counts_stay_with_the_queue_for_its_next_owner(log: Log) ->
 def test_a_silent_log_does_not_move_and_one_record_moves_it_five_seconds_at_most(log: Log) -> None:
     log.append(claim(A))
     log.now_ms += 10 * LEASE
-    assert log.outcome(claim(B)) is Outcome.REFUSED
+    assert log.outcome(claim(B)) is LeaseOutcome.REFUSED
     assert log.fold.lock(Q).lease_left_ms == LEASE - 5_000
 
 
 def test_a_leader_clock_that_steps_an_hour_forward_expires_nothing(log: Log) -> None:
     token = log.granted(claim(A))
     log.now_ms += 3_600_000
-    assert log.outcome(renew(A, held(token))) is Outcome.RENEWED
+    assert log.outcome(renew(A, held(token))) is LeaseOutcome.RENEWED
 
 
 def test_a_leader_clock_that_steps_an_hour_back_does_not_freeze_the_log(log: Log) -> None:
@@ -245,7 +245,7 @@ def test_a_leader_clock_that_steps_an_hour_back_does_not_freeze_the_log(log: Log
     log.append(member(B))
     assert log.fold.lock(Q).lease_left_ms == LEASE
     log.wait(LEASE)
-    assert log.outcome(claim(B)) is Outcome.GRANTED
+    assert log.outcome(claim(B)) is LeaseOutcome.GRANTED
 
 
 def test_a_malformed_record_is_void_but_moves_time(log: Log) -> None:
@@ -283,10 +283,10 @@ def test_a_first_record_that_carries_more_sets_the_base() -> None:
 
 
 def test_what_was_written_for_a_former_log_is_void(log: Log) -> None:
-    assert log.outcome(claim(A, base=T0 - 1)) is Outcome.VOID
+    assert log.outcome(claim(A, base=T0 - 1)) is LeaseOutcome.VOID
     token = log.granted(claim(A))
-    assert log.outcome(renew(A, held(token), base=T0 - 1)) is Outcome.VOID
-    assert log.outcome(release(A, held(token), base=T0 - 1)) is Outcome.VOID
+    assert log.outcome(renew(A, held(token), base=T0 - 1)) is LeaseOutcome.VOID
+    assert log.outcome(release(A, held(token), base=T0 - 1)) is LeaseOutcome.VOID
     assert log.fold.lock(Q).owner == A
 
 
@@ -296,9 +296,9 @@ def test_a_higher_base_ends_every_lock_and_grants_nothing_for_one_lease(log: Log
     assert folded.began_anew
     assert log.fold.base == T0 + 1_000
     assert log.fold.lock(Q).owner is None
-    assert log.outcome(renew(A, held(token), base=T0 + 1_000)) is Outcome.VOID
+    assert log.outcome(renew(A, held(token), base=T0 + 1_000)) is LeaseOutcome.VOID
     log.wait(LEASE - 1)
-    assert log.outcome(claim(B, base=T0 + 1_000)) is Outcome.REFUSED
+    assert log.outcome(claim(B, base=T0 + 1_000)) is LeaseOutcome.REFUSED
     assert log.fold.claimable_in_ms(Q, B) == 1
     log.wait(1)
     assert log.granted(claim(B, base=T0 + 1_000)) > token
@@ -418,7 +418,7 @@ def test_an_unknown_version_ends_what_the_fold_knows_until_one_lease_has_passed(
     assert log.fold.unreadable(2, T0).began_anew
     log.append(member(B))
     assert not log.fold.lock(Q).known
-    assert log.outcome(claim(B)) is Outcome.UNKNOWN
+    assert log.outcome(claim(B)) is LeaseOutcome.UNKNOWN
     log.wait(LEASE)
     log.append(member(B))
     assert log.fold.may_claim(0, LEASE)
@@ -437,24 +437,24 @@ def truncated(start_offset: int = 500) -> Log:
 def test_a_fold_without_the_beginning_grants_nothing_before_it_spans_a_lease() -> None:
     log = truncated()
     assert not log.fold.may_claim(501, LEASE)
-    assert log.outcome(claim(A)) is Outcome.UNKNOWN
+    assert log.outcome(claim(A)) is LeaseOutcome.UNKNOWN
     log = truncated()
     log.wait(LEASE)
     log.append(member(C, base=T0))
     assert not log.fold.may_claim(log.fold.next_offset + 1, LEASE)
     assert not log.fold.may_claim(0, LEASE + 1)
     assert log.fold.may_claim(log.fold.next_offset, LEASE)
-    assert log.outcome(claim(A)) is Outcome.GRANTED
+    assert log.outcome(claim(A)) is LeaseOutcome.GRANTED
 
 
 def test_a_renewal_that_confirms_what_was_read_makes_the_owner_known() -> None:
     log = truncated()
     token = T0 + 7
-    assert log.outcome(renew(A, held(token, confirmed=480))) is Outcome.UNKNOWN
+    assert log.outcome(renew(A, held(token, confirmed=480))) is LeaseOutcome.UNKNOWN
     likely = log.fold.lock(Q)
     assert (likely.known, likely.owner, likely.token) == (False, A, token)
     log.wait(20_000)
-    assert log.outcome(renew(A, held(token, confirmed=501, next_offset=12, counts=((12, 1),)))) is Outcome.RENEWED
+    assert log.outcome(renew(A, held(token, confirmed=501, next_offset=12, counts=((12, 1),)))) is LeaseOutcome.RENEWED
     assert log.fold.lock(Q) == QueueLock(
         queue=Q,
         known=True,
@@ -468,16 +468,16 @@ def test_a_renewal_that_confirms_what_was_read_makes_the_owner_known() -> None:
 
 def test_a_confirmed_claim_makes_the_owner_known() -> None:
     log = truncated()
-    assert log.outcome(claim(A)) is Outcome.UNKNOWN
-    assert log.outcome(claim(B)) is Outcome.UNKNOWN
+    assert log.outcome(claim(A)) is LeaseOutcome.UNKNOWN
+    assert log.outcome(claim(B)) is LeaseOutcome.UNKNOWN
     token = T0 + 501
-    assert log.outcome(renew(A, held(token, confirmed=501))) is Outcome.RENEWED
+    assert log.outcome(renew(A, held(token, confirmed=501))) is LeaseOutcome.RENEWED
 
 
 def test_a_confirmed_release_makes_the_queue_free() -> None:
     log = truncated()
     log.append(renew(A, held(T0 + 7, confirmed=480)))
-    assert log.outcome(release(A, held(T0 + 7, confirmed=501, next_offset=33))) is Outcome.RELEASED
+    assert log.outcome(release(A, held(T0 + 7, confirmed=501, next_offset=33))) is LeaseOutcome.RELEASED
     lock = log.fold.lock(Q)
     assert (lock.known, lock.owner, lock.next_offset) == (True, None, 33)
 
@@ -488,7 +488,7 @@ def test_a_confirmation_that_arrives_after_its_lease_lets_the_later_claim_win() 
     log.wait(LEASE)
     log.append(claim(B))  # granted, as whoever knows more sees at once
     winner = T0 + log.fold.next_offset - 1
-    assert log.outcome(renew(A, held(T0 + 7, confirmed=501))) is Outcome.VOID
+    assert log.outcome(renew(A, held(T0 + 7, confirmed=501))) is LeaseOutcome.VOID
     lock = log.fold.lock(Q)
     assert (lock.known, lock.owner, lock.token) == (True, B, winner)
 
@@ -507,7 +507,7 @@ def test_only_the_own_record_with_the_same_token_is_confirmed(confirming: RenewR
     log = truncated()
     log.append(renew(A, held(T0 + 7, confirmed=480)))
     log.append(release(A, held(T0 + 7, confirmed=480)))
-    assert log.outcome(confirming) is Outcome.UNKNOWN
+    assert log.outcome(confirming) is LeaseOutcome.UNKNOWN
 
 
 def test_what_a_fold_reads_before_it_knows_gives_position_counts_and_token_by_the_highest_token() -> None:
@@ -518,7 +518,7 @@ def test_what_a_fold_reads_before_it_knows_gives_position_counts_and_token_by_th
     log.append(claim(C))  # offset 504
     seen = log.fold.lock(Q)
     assert (seen.token, seen.next_offset, seen.reconsume_counts) == (T0 + 504, 75, ((75, 1),))
-    assert log.outcome(renew(C, held(T0 + 504, confirmed=504, counts=((75, 2),)))) is Outcome.RENEWED
+    assert log.outcome(renew(C, held(T0 + 504, confirmed=504, counts=((75, 2),)))) is LeaseOutcome.RENEWED
     assert log.fold.lock(Q).next_offset == 75
 
 
@@ -526,7 +526,7 @@ def test_a_queue_that_settles_by_time_keeps_position_counts_and_token() -> None:
     log = truncated()
     log.append(renew(B, held(T0 + 9, confirmed=480, next_offset=70, counts=((70, 2),))))
     log.wait(LEASE)
-    assert log.outcome(renew(A, held(T0 + 7))) is Outcome.VOID
+    assert log.outcome(renew(A, held(T0 + 7))) is LeaseOutcome.VOID
     lock = log.fold.lock(Q)
     assert (lock.known, lock.owner) == (True, None)
     assert (lock.token, lock.next_offset, lock.reconsume_counts) == (T0 + 9, 70, ((70, 2),))
@@ -538,7 +538,7 @@ def test_the_longest_lease_seen_has_to_be_spanned() -> None:
     log.wait(2 * LEASE)
     log.append(member(C, base=T0))
     assert not log.fold.may_claim(0, LEASE)
-    assert log.outcome(claim(A)) is Outcome.UNKNOWN
+    assert log.outcome(claim(A)) is LeaseOutcome.UNKNOWN
 
 
 def test_a_stale_renewal_never_makes_an_owner() -> None:
@@ -550,8 +550,8 @@ def test_a_stale_renewal_never_makes_an_owner() -> None:
     winner, confirmed = T0 + log.fold.next_offset - 1, log.fold.next_offset - 1
     log.wait(2_000)
     # A's lease would be over now; a fold that had adopted A and refused B would grant C here
-    assert log.outcome(claim(C)) is Outcome.UNKNOWN
-    assert log.outcome(renew(B, held(winner, confirmed=confirmed))) is Outcome.RENEWED
+    assert log.outcome(claim(C)) is LeaseOutcome.UNKNOWN
+    assert log.outcome(renew(B, held(winner, confirmed=confirmed))) is LeaseOutcome.RENEWED
     assert log.fold.lock(Q).owner == B
 
 
@@ -728,7 +728,7 @@ def test_at_each_position_an_expired_owner_is_none_and_only_its_own_record_makes
         before = {lock.queue: lock.owner for lock in fold.locks}
         result = fold.fold(offset, append_ms, record)
         for judgement in result.judgements:
-            if judgement.outcome in (Outcome.GRANTED, Outcome.RENEWED):
+            if judgement.outcome in (LeaseOutcome.GRANTED, LeaseOutcome.RENEWED):
                 ends[judgement.queue] = fold.log_ms + record.lease_ms
         for lock in fold.locks:
             assert (lock.owner is not None) == (lock.lease_left_ms > 0)
@@ -743,7 +743,7 @@ def test_tokens_of_a_queue_only_grow(log: list[Entry]) -> None:
     newest: dict[MessageQueue, int] = {}
     for offset, (append_ms, record) in enumerate(log):
         for judgement in fold.fold(offset, append_ms, record).judgements:
-            if judgement.outcome is Outcome.GRANTED:
+            if judgement.outcome is LeaseOutcome.GRANTED:
                 assert judgement.token is not None
                 assert judgement.token > newest.get(judgement.queue, -1)
                 newest[judgement.queue] = judgement.token
@@ -760,7 +760,7 @@ def test_tokens_go_on_growing_over_a_re_creation(first: list[Entry], second: lis
     assert base is not None
     for offset, (append_ms, record) in enumerate(second, 1):
         for judgement in again.fold(offset, append_ms, record.model_copy(update={"base": base})).judgements:
-            assert judgement.outcome is not Outcome.GRANTED or (judgement.token or 0) > highest
+            assert judgement.outcome is not LeaseOutcome.GRANTED or (judgement.token or 0) > highest
 
 
 # Honest members: each reads the log up to some point, writes what it may write by that, and its record arrives later.
@@ -781,7 +781,7 @@ class Honest:
             result = self.view.fold(offset, *log[offset])
             if result.owner == self.owner:
                 for judgement in result.judgements:
-                    if judgement.outcome in (Outcome.GRANTED, Outcome.RENEWED):
+                    if judgement.outcome in (LeaseOutcome.GRANTED, LeaseOutcome.RENEWED):
                         self.confirmed[judgement.queue] = offset
 
     def write(self, kind: str, queue: MessageQueue) -> None:
@@ -834,7 +834,7 @@ def test_folds_that_begin_later_never_disagree_with_the_whole_one(log: list[Entr
         truth = whole.fold(offset, append_ms, record)
         seen = later.fold(offset, append_ms, record)
         for true, said in zip(truth.judgements, seen.judgements, strict=True):
-            assert said.outcome in (true.outcome, Outcome.UNKNOWN)
+            assert said.outcome in (true.outcome, LeaseOutcome.UNKNOWN)
         for queue in (Q, Q1):
             lock, true_lock = later.lock(queue), whole.lock(queue)
             if lock.known:
@@ -866,7 +866,7 @@ def test_after_one_lease_every_fold_knows_every_queue_that_is_renewed_or_left_al
         for record in records:
             log.append((now_ms, record))
             for judgement in view.fold(len(log) - 1, now_ms, record).judgements:
-                if judgement.outcome in (Outcome.GRANTED, Outcome.RENEWED):
+                if judgement.outcome in (LeaseOutcome.GRANTED, LeaseOutcome.RENEWED):
                     confirmed[judgement.queue] = len(log) - 1
     later = GroupLog(start)
     for offset, entry_ in enumerate(log[start:], start):

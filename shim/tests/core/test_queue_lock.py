@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketshim.core.group_log import Continuity, Folded, GroupLog
-from rocketshim.core.lease_rules import Outcome, Owner
+from rocketshim.core.lease_rules import LeaseOutcome, Owner
 from rocketshim.core.queue_lock import _NEXT, QueueLockHolder, _Event, _State
 from rocketshim.core.queue_lock_actions import (
     QueueLockAction,
@@ -262,7 +262,7 @@ def test_a_confirmation_that_is_read_too_late_is_none() -> None:
     assert isinstance(renewal, SendRenew)
     bench.now_ms += HOLD - RENEW  # frozen meanwhile
     (judgement,) = bench.append(renewal.record).judgements
-    assert judgement.outcome is Outcome.RENEWED  # by the log the queue is still ours
+    assert judgement.outcome is LeaseOutcome.RENEWED  # by the log the queue is still ours
     assert bench.token() is None
     assert [type(action) for action in bench.done] == [Start, Stop]
 
@@ -415,7 +415,7 @@ def test_a_lock_that_the_log_gives_to_another_stops_at_once() -> None:
         _json(claim | {"base": bench.log.base, "queues": [{"topic": "orders", "queue_id": 0}]})
     )
     folded = bench.log.fold(bench.log.next_offset, T0 + bench.now_ms + 100_000, record)
-    assert folded.judgements[0].outcome is Outcome.GRANTED
+    assert folded.judgements[0].outcome is LeaseOutcome.GRANTED
     bench.take(bench.holder.observe(folded, bench.now_ms))
     assert bench.of(Stop) == [Stop(Q, token or 0, StopReason.LOST)]
     assert bench.token() is None
@@ -442,7 +442,7 @@ def test_a_release_written_in_our_name_stops_at_once() -> None:
     entry = {"topic": "orders", "queue_id": 0, "token": token, "confirmed_offset": 1}
     fields = {"v": 1, "kind": "release", "client_id": "a", "incarnation": "i1", "seq": 2**40, "lease_ms": LEASE}
     folded = bench.append(decode_group_record(_json(fields | {"base": bench.log.base, "queues": [entry]})))
-    assert folded.judgements[0].outcome is Outcome.RELEASED
+    assert folded.judgements[0].outcome is LeaseOutcome.RELEASED
     assert bench.of(Stop) == [Stop(Q, token, StopReason.LOST)]
 
 
@@ -486,7 +486,7 @@ def test_a_queue_won_but_no_longer_wanted_is_released_unused_with_its_counts() -
     assert not bench.holder._slots
     (release,) = bench.of(SendRelease)
     assert isinstance(release, SendRelease)
-    assert bench.append(release.record).judgements[0].outcome is Outcome.RELEASED
+    assert bench.append(release.record).judgements[0].outcome is LeaseOutcome.RELEASED
 
 
 def test_close_gives_everything_back_before_it_says_goodbye() -> None:

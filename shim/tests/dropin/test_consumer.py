@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.dropin import Consumer
-from rocketshim.dropin.retrying_consumer import ReadingConsumer, _on_lost
+from rocketshim.dropin.retrying_consumer import RetryingConsumer, _on_lost
 from rocketshim.dropin.state import Rebalance
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError, StaleMessageError
 
@@ -155,7 +155,7 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
 
     consumer = at_once({**ON, "error_cb": failed})
     consumer.waits = False
-    assert isinstance(consumer, ReadingConsumer)
+    assert isinstance(consumer, RetryingConsumer)
     consumer._rocketshim.ledger.add({("t", 0): 0})
     thread = threading.Thread(target=work)
     thread.start()
@@ -179,7 +179,7 @@ def test_messages_of_a_lost_partition_are_stale_in_the_callback_that_tells_of_it
         refused.append(True)
 
     with Consumer(ON) as consumer:
-        assert isinstance(consumer, ReadingConsumer)
+        assert isinstance(consumer, RetryingConsumer)
         state = consumer._rocketshim
         state.callbacks = (None, None, lost)
         state.ledger.add({("t", 0): 0})
@@ -223,7 +223,7 @@ def test_subscribing_to_nothing_is_refused_as_by_the_original() -> None:
 
 def test_what_was_handed_out_in_an_earlier_assignment_is_not_stored_in_the_next() -> None:
     with Consumer(ON) as consumer:
-        assert isinstance(consumer, ReadingConsumer)
+        assert isinstance(consumer, RetryingConsumer)
         state, (old, kept) = consumer._rocketshim, (TopicPartition("t", 0, 100), TopicPartition("t", 1, 7))
         state.ledger.add({("t", 0): 0, ("t", 1): 0})
         state.positions = {("t", 0): old, ("t", 1): kept}

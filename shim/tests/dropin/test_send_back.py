@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.consumer.outcome import class_name
-from rocketshim.dropin.send_back import HopStore, SendBack, _serve
+from rocketshim.dropin.send_back import DropinSendBack, HopStore, _serve
 from rocketshim.errors import MessageError
 from rocketshim_topics import DelayLevels, TopicNames, decode
 from rocketshim_topics.hops import OutgoingRecord
@@ -35,10 +35,10 @@ class UnprintableError(Exception):
         raise OSError("no text")
 
 
-def send_back(limit: int = 16) -> tuple[SendBack, Kept]:
+def send_back(limit: int = 16) -> tuple[DropinSendBack, Kept]:
     kept = Kept()
     levels = DelayLevels.default()
-    made = SendBack(kept, names=NAMES, levels=levels, group="g", limit=limit, timeout_s=1)  # type: ignore[arg-type]
+    made = DropinSendBack(kept, names=NAMES, levels=levels, group="g", limit=limit, timeout_s=1)  # type: ignore[arg-type]
     return made, kept
 
 

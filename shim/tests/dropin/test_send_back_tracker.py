@@ -4,19 +4,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.dropin.send_back_tracker import Ledger, TopicPartitionKey
+from rocketshim.dropin.send_back_tracker import SendBackTracker, TopicPartitionKey
 from rocketshim.errors import StaleMessageError
 
 PLACE = ("orders", 0)
 
 
-def held(began_at: int = 0) -> Ledger:
-    ledger = Ledger()
+def held(began_at: int = 0) -> SendBackTracker:
+    ledger = SendBackTracker()
     ledger.add({PLACE: began_at})
     return ledger
 
 
-def store(ledger: Ledger, positions: dict[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
+def store(ledger: SendBackTracker, positions: dict[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
     """Store what is to be stored."""
     offsets = ledger.to_store(positions)
     ledger.stored(offsets)

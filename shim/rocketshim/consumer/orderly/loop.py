@@ -26,7 +26,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch, Pool, Result
 from rocketshim.consumer.orderly.partition import OrderlyPartition, OrderlyTask
-from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, Outcome
+from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, FailedMessage
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.consumer.reader.pauses import PauseReason
@@ -196,7 +196,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         self.dispatch.take_results(self._now_ms())
         self._end_drained()
 
-    def _failed(self, chunk: Work, outcome: Outcome) -> None:
+    def _failed(self, chunk: Work, outcome: FailedMessage) -> None:
         if self._consumer is not None:  # else the loop has closed: what is not stored keeps its queue's lock
             super()._failed(chunk, outcome)
 
@@ -551,7 +551,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
             match action:
                 case DeadLetterOrderly(message, reconsume_times, _):
                     failure, malformed = task.why(message)
-                    outcome = Outcome(
+                    outcome = FailedMessage(
                         message,
                         failure or Failure("Suspended", "", self._clock.wall_ms()),
                         asked_level=DEAD_LETTER_LEVEL,

@@ -21,7 +21,7 @@ from typing import Any, Final
 from rocketshim.consumer.listener import Subscription, WithoutContext
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext, TriedMessageView
 from rocketshim.consumer.orderly.partition import OrderlyTask
-from rocketshim.consumer.outcome import DeadLetter, RetryLater, attribute, class_name, shown, whole
+from rocketshim.consumer.outcome import DeadLetter, RetryLater, as_int, attribute, class_name, safe_text
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
 from rocketshim.group.lease import Lease
@@ -277,7 +277,7 @@ class OrderlyRunner:
         status = orderly_status(returned)
         if status is _SUSPEND:
             asked = returned is _SUSPEND
-            text = "the listener asked for it" if asked else f"the listener returned {shown(returned, repr):.200}"
+            text = "the listener asked for it" if asked else f"the listener returned {safe_text(returned, repr):.200}"
             task.failure = Failure("Suspended" if asked else "ReturnedNoStatus", text, self._clock.wall_ms())
         answer = BatchAnswer(len(messages), status, context.auto_commit is not False, _suspend_ms(context))
         if answer.stops and self._is_unreadable(task, messages) and status is _SUSPEND:
@@ -289,11 +289,11 @@ class OrderlyRunner:
     ) -> BatchAnswer:
         kind = type(error)  # `isinstance` would ask the error for its `__class__`
         if not issubclass(kind, Exception):
-            _LOG.warning("consumer.listener-raised", extra={"error": shown(error, repr)})
+            _LOG.warning("consumer.listener-raised", extra={"error": safe_text(error, repr)})
         task.failure = self._failure(error)
         suspend_ms = _suspend_ms(context)
         if issubclass(kind, RetryLater):
-            delay_ms, level = whole(attribute(error, "delay_ms")), whole(attribute(error, "level"))
+            delay_ms, level = as_int(attribute(error, "delay_ms")), as_int(attribute(error, "level"))
             if delay_ms is not None:
                 suspend_ms = delay_ms
             elif level is not None:
@@ -327,7 +327,7 @@ class OrderlyRunner:
         return self._failed(task, 1, dead_letter=True)
 
     def _failure(self, error: BaseException) -> Failure:
-        return Failure(class_name(error), shown(error), self._clock.wall_ms())
+        return Failure(class_name(error), safe_text(error), self._clock.wall_ms())
 
 
 def _malformed(message: Any) -> str | None:
@@ -342,8 +342,8 @@ def _malformed(message: Any) -> str | None:
 def _suspend_ms(context: ConsumeOrderlyContext) -> int:
     """The wait that the listener asked for; what is no whole number is said, and counts as not asked."""
     asked: object = attribute(context, "suspend_current_queue_time_ms", -1)  # what it deleted was not asked
-    wait_ms = whole(asked)
+    wait_ms = as_int(asked)
     if wait_ms is None:
-        _LOG.error("consumer.suspend-time-ignored", extra={"asked": shown(asked, repr)})
+        _LOG.error("consumer.suspend-time-ignored", extra={"asked": safe_text(asked, repr)})
         return -1
     return wait_ms

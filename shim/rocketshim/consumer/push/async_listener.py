@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner, Subscription
-from rocketshim.consumer.outcome import ConsumeConcurrentlyContext, Outcome, shown
+from rocketshim.consumer.outcome import ConsumeConcurrentlyContext, FailedMessage, safe_text
 from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.process_queue import Chunk
 from rocketshim.logs import safe_logger
@@ -49,7 +49,7 @@ class AsyncRunner(ChunkRunner):
 
     async def call(
         self, subscription: Subscription, views: Any, batch: list[Any], context: ConsumeConcurrentlyContext
-    ) -> list[Outcome]:
+    ) -> list[FailedMessage]:
         """Await one listener call; the messages that did not succeed.
 
         Raises:
@@ -65,12 +65,14 @@ class AsyncRunner(ChunkRunner):
         except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
             return self.raised(batch, error, context)
 
-    def raised(self, batch: list[Any], error: BaseException, context: ConsumeConcurrentlyContext) -> list[Outcome]:
+    def raised(
+        self, batch: list[Any], error: BaseException, context: ConsumeConcurrentlyContext
+    ) -> list[FailedMessage]:
         """Return the outcomes of a call that raised."""
         return [self._raised(message, error, context) for message in batch]
 
     def next_batch(
-        self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext, outcomes: list[Outcome]
+        self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
     ) -> tuple[Subscription, list[Any], list[MessageView]] | None:
         """Take the next messages of a chunk that one call may get; None: nothing is left.
 
@@ -93,7 +95,7 @@ class AsyncRunner(ChunkRunner):
         return None if found is None else (found, batch, views)
 
     def _wanted(
-        self, view: MessageView, message: Any, context: ConsumeConcurrentlyContext, outcomes: list[Outcome]
+        self, view: MessageView, message: Any, context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
     ) -> Subscription | None:
         try:
             topic = view.topic
@@ -128,7 +130,7 @@ class _Work:
         self.handed_out = False  # to the last message
         self.reported = False
         self.began_ns = time.perf_counter_ns()
-        self.outcomes: list[Outcome] = chunk.outcomes
+        self.outcomes: list[FailedMessage] = chunk.outcomes
 
 
 _Call = tuple[_Work, int, list[Any], ConsumeConcurrentlyContext]
@@ -159,14 +161,14 @@ class AsyncPool:
         lists: bool,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self.results: SimpleQueue[Result[Chunk[Any], Outcome]] = SimpleQueue()
+        self.results: SimpleQueue[Result[Chunk[Any], FailedMessage]] = SimpleQueue()
         self.size = size
         self._runner = runner
         self._lists = lists
         self._chunks: deque[Chunk[Any]] = deque()
         self._head: _Work | None = None
         self._numbers = 0
-        self._calls: dict[asyncio.Task[list[Outcome]], _Call] = {}
+        self._calls: dict[asyncio.Task[list[FailedMessage]], _Call] = {}
         self._context = copy_context()
         self._pump_asked = False
         self._stopping = False
@@ -197,7 +199,7 @@ class AsyncPool:
         if self._died is None:
             self._loop.call_soon_threadsafe(self._report_part, chunk)
 
-    def wait(self, timeout_s: float, gather_s: float) -> Result[Chunk[Any], Outcome]:
+    def wait(self, timeout_s: float, gather_s: float) -> Result[Chunk[Any], FailedMessage]:
         """The next result; raises `queue.Empty` when none came in time."""
         del gather_s
         return self.results.get(timeout=timeout_s)
@@ -255,7 +257,7 @@ class AsyncPool:
                 try:
                     self._loop.run_forever()
                 except (SystemExit, KeyboardInterrupt) as error:  # raised by a task that a listener has left behind
-                    _LOG.warning("consumer.listener-raised", extra={"error": shown(error, repr)})
+                    _LOG.warning("consumer.listener-raised", extra={"error": safe_text(error, repr)})
         except BaseException as error:  # noqa: BLE001 - the top of a thread: the poll thread decides what follows
             self._died = error
             self._answer_all(error)
@@ -315,7 +317,7 @@ class AsyncPool:
         task.add_done_callback(self._ended, context=self._context)
         return True
 
-    def _ended(self, task: "asyncio.Task[list[Outcome]]") -> None:
+    def _ended(self, task: "asyncio.Task[list[FailedMessage]]") -> None:
         """Account for a call that has ended in whatever way, and begin the next."""
         work, number, batch, context = self._calls.pop(task)
         work.active -= 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rocketshim.consumer.listener import Listener, Subscription
-from rocketshim.consumer.outcome import shown
+from rocketshim.consumer.outcome import safe_text
 from rocketshim.core.consume_concurrently import ConsumeReturnType, as_one, return_type
 from rocketshim.logs import safe_logger
 from rocketshim_topics import MessageView
@@ -183,4 +183,4 @@ def _quietly(hook: Callable[[ConsumeMessageContext], None], seen: ConsumeMessage
     try:
         hook(seen)
     except BaseException as error:  # noqa: BLE001 - user code that watches; it must not fail messages
-        _LOG.error("consumer.hook-failed", extra={"hook": shown(hook, repr), "error": shown(error, repr)})
+        _LOG.error("consumer.hook-failed", extra={"hook": safe_text(hook, repr), "error": safe_text(error, repr)})

@@ -18,7 +18,7 @@ from rocketshim.consumer.drop_failed import DropFailed
 from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.orderly.loop import OrderlyCounts, OrderlyLoop, OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
-from rocketshim.consumer.outcome import shown
+from rocketshim.consumer.outcome import safe_text
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner
@@ -721,7 +721,9 @@ class PushConsumer:
             return
         if isinstance(error, RocketshimError):
             raise error
-        raise ConsumerError(f"the consumer of group {self.settings.group!r} could not go on: {shown(error)}") from error
+        raise ConsumerError(
+            f"the consumer of group {self.settings.group!r} could not go on: {safe_text(error)}"
+        ) from error
 
     def _prepare(self, clients: Clients) -> None:
         """Have the topics that the consumer needs; without an admin client they are taken for granted."""

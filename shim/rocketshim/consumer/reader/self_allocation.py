@@ -26,7 +26,7 @@ from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaException
 
-from rocketshim.consumer.outcome import shown
+from rocketshim.consumer.outcome import safe_text
 from rocketshim.consumer.reader.partition_assigner import partitions_of
 from rocketshim.core.allocate import AllocateMessageQueueStrategy, share_of
 from rocketshim.core.queue_lock_actions import StopReason
@@ -129,7 +129,9 @@ class StrategyAssigner:
             share: list[Any] = share_of(self._strategy, self._group, self._client_id, places, members)
             return {places[queue] for queue in share if queue in places}
         except BaseException:  # noqa: BLE001 - a strategy is user code; as in RocketMQ what was held is kept
-            _LOG.exception("consumer.strategy-failed", extra={"topic": topic, "strategy": shown(self._strategy, repr)})
+            _LOG.exception(
+                "consumer.strategy-failed", extra={"topic": topic, "strategy": safe_text(self._strategy, repr)}
+            )
             return {place for place in held if place[0] == topic}
 
 

@@ -1,6 +1,6 @@
 """The demo's accounting finds what is wrong: each planted fault changes the figure it belongs to."""
 
-from rocketshim_local.demo.audit import Ledger, Seen, TopicKind
+from rocketshim_local.demo.audit import Audit, Seen, TopicKind
 from rocketshim_topics import Envelope
 
 COMMITTED = {("flights", 0): 100, ("retry", 0): 100}
@@ -19,8 +19,8 @@ def seen(
     return Seen(place, TOPIC[place], 0, offset, stored_ms, envelope)
 
 
-def ledger(*records: Seen) -> Ledger:
-    made = Ledger()
+def ledger(*records: Seen) -> Audit:
+    made = Audit()
     for record in records:
         made.add(record)
     return made
