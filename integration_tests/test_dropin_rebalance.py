@@ -266,14 +266,14 @@ def test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it(
 
     with monkeypatch.context() as patched:
         patched.setattr(Consumer, "committed", unanswered, raising=False)
-        until(lambda: state.owed, consumer)
+        until(lambda: state.awaiting_start, consumer)
         held = [each.offset for each in confluent_kafka.Consumer.assignment(consumer) if each.topic == stage.retry]
         assert held == [0], "no look-up of the client's is under way: its late answer would undo the seek"
         stage.send(b"a")
         assert got(consumer).value() == b"a"
         assert consumer.poll(0.5) is None
     assert got(consumer).value() == b"waits"
-    assert not state.owed
+    assert not state.awaiting_start
     stage.send(b"b", topic=stage.retry)
     assert got(consumer).value() == b"b"
 

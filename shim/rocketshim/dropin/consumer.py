@@ -2,7 +2,7 @@
 
 `Consumer` overrides no method of the original but the constructor, so that switched off each call goes to the C client
 as it always did. With `rocketshim.retry.enable` the constructor gives the object another class: `rocketshim.dropin
-.retrying_consumer.ReadingConsumer` comes between `Consumer` and whatever class of the user's was called, so that a
+.retrying_consumer.RetryingConsumer` comes between `Consumer` and whatever class of the user's was called, so that a
 subclass that overrides `poll` and calls `super().poll()` reaches ours.
 """
 

@@ -94,7 +94,7 @@ class RetryingConsumer(Consumer):
         delay_ms = None if delay is None else parse_duration_ms(delay)
         state = self._rocketshim
         checked(message)
-        if not state.reading and not state.along():
+        if not state.reads_retries and not state.retry_partitions():
             raise NotSupportedError(
                 "with assign() the group's retry topic is not read along, so a message sent back would lie there: use "
                 "subscribe(), or dead_letter()"
@@ -178,7 +178,7 @@ class RetryingConsumer(Consumer):
 
     def poll(self, timeout: float = -1) -> Message | None:  # noqa: D102 - the original's
         state = self._rocketshim
-        if state.attention:
+        if state.slow_path:
             return self._poll_slowly(timeout)
         message = None
         if state.dirty:
@@ -201,7 +201,7 @@ class RetryingConsumer(Consumer):
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:  # noqa: D102 - the original's
         state = self._rocketshim
-        if state.attention:
+        if state.slow_path:
             return self._consume_slowly(num_messages, timeout)
         messages: list[Message] = self._wait(_consume, num_messages, timeout)
         if messages:
@@ -237,11 +237,11 @@ class RetryingConsumer(Consumer):
         """
         state = self._rocketshim
         self._attend_all([])
-        if state.owed:
+        if state.awaiting_start:
             self._begin_owed()
-        if state.put_by and count > 0:
+        if state.buffered and count > 0:
             self._settle()
-            messages = [state.put_by.popleft() for _ in range(min(count, len(state.put_by)))]
+            messages = [state.buffered.popleft() for _ in range(min(count, len(state.buffered)))]
             state.settle_attention()
             state.dirty = True
             return messages
@@ -264,7 +264,7 @@ class RetryingConsumer(Consumer):
         state = self._rocketshim
         if not state.raised:
             return messages
-        state.put_by.extend(messages)
+        state.buffered.extend(messages)
         error = state.raised.popleft()
         state.settle_attention()
         raise error
@@ -294,7 +294,7 @@ class RetryingConsumer(Consumer):
             positions = {
                 partition_key(each): each for each in found
             }  # with the leader's epoch, as the client stores it
-            for message in reversed(state.put_by):
+            for message in reversed(state.buffered):
                 if message.error() is None:
                     place = message.topic() or "", _number(message.partition())
                     positions[place] = TopicPartition(*place, _number(message.offset()))
@@ -376,7 +376,7 @@ class RetryingConsumer(Consumer):
         state, place = self._rocketshim, partition_key(partition)
         before = self._position(place)
         super().seek(partition)
-        if not state.put_by:  # what lies before the target is left behind, and so handled
+        if not state.buffered:  # what lies before the target is left behind, and so handled
             goes_on = partition.offset >= before.offset or partition.offset == OFFSET_END
             self._store_handled({place: before if goes_on else TopicPartition(*place, partition.offset)})
         state.ledger.sought(place, partition.offset, before.offset)
@@ -409,7 +409,7 @@ class RetryingConsumer(Consumer):
         )
         state.named = frozenset(each for each in topics if not each.startswith("^"))
         state.callbacks = tuple(given.get(name) for name in names)
-        state.subscribed = state.reading = True
+        state.subscribed = state.reads_retries = True
 
     def unsubscribe(self) -> None:  # noqa: D102 - the original's
         super().unsubscribe()
@@ -418,32 +418,32 @@ class RetryingConsumer(Consumer):
     def assignment(self) -> list[TopicPartition]:  # noqa: D102 - the original's
         state = self._rocketshim
         found = super().assignment()
-        return [each for each in found if not state.hides(each.topic)] if state.reading else found
+        return [each for each in found if not state.is_internal(each.topic)] if state.reads_retries else found
 
     def assign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
         rebalance = state.rebalance
         if rebalance is not None:
-            along = rebalance.along
+            retry_partitions = rebalance.retry_partitions
         elif state.subscribed:
-            along = self._starts(state.along(), [], _COMMITTED_TIMEOUT_S)[0]
+            retry_partitions = self._starts(state.retry_partitions(), [], _COMMITTED_TIMEOUT_S)[0]
         else:
-            along = []
-        super().assign([*partitions, *along])
+            retry_partitions = []
+        super().assign([*partitions, *retry_partitions])
         if rebalance is not None:
             rebalance.done = True
-        state.reading = state.subscribed or rebalance is not None
+        state.reads_retries = state.subscribed or rebalance is not None
         state.ledger.remove(state.ledger.places())
-        self._begin([*partitions, *along], {} if rebalance is None else rebalance.starts)
+        self._begin([*partitions, *retry_partitions], {} if rebalance is None else rebalance.starts)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
         rebalance = state.rebalance
-        along = [] if rebalance is None or rebalance.done else rebalance.along
-        super().incremental_assign([*partitions, *along])
+        retry_partitions = [] if rebalance is None or rebalance.done else rebalance.retry_partitions
+        super().incremental_assign([*partitions, *retry_partitions])
         if rebalance is not None:
             rebalance.done = True
-        self._begin([*partitions, *along], {} if rebalance is None else rebalance.starts)
+        self._begin([*partitions, *retry_partitions], {} if rebalance is None else rebalance.starts)
 
     def unassign(self) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
@@ -455,11 +455,11 @@ class RetryingConsumer(Consumer):
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
         rebalance = state.rebalance
-        along = [] if rebalance is None or rebalance.done else rebalance.along
-        super().incremental_unassign([*partitions, *along])
+        retry_partitions = [] if rebalance is None or rebalance.done else rebalance.retry_partitions
+        super().incremental_unassign([*partitions, *retry_partitions])
         if rebalance is not None:
             rebalance.done = True
-        state.ledger.remove([partition_key(each) for each in (*partitions, *along)])
+        state.ledger.remove([partition_key(each) for each in (*partitions, *retry_partitions)])
         self._follow_pauses()
 
     def _begin(self, partitions: list[TopicPartition], starts: dict[TopicPartitionKey, int]) -> None:
@@ -476,7 +476,7 @@ class RetryingConsumer(Consumer):
         self._follow_pauses()
 
     def _starts(
-        self, along: list[TopicPartition], theirs: list[TopicPartition], timeout_s: float
+        self, retry_partitions: list[TopicPartition], theirs: list[TopicPartition], timeout_s: float
     ) -> tuple[list[TopicPartition], dict[TopicPartitionKey, int]]:
         """Where partitions begin: those of the retry topic, and the user's that were held before.
 
@@ -484,7 +484,7 @@ class RetryingConsumer(Consumer):
             KafkaException: the committed offsets could not be had in time.
         """
         state = self._rocketshim
-        asked = [*along, *(each for each in theirs if state.ledger.was_held(partition_key(each)))]
+        asked = [*retry_partitions, *(each for each in theirs if state.ledger.was_held(partition_key(each)))]
         if not asked:
             return [], {}
         plain = [TopicPartition(*partition_key(each)) for each in asked]
@@ -495,7 +495,7 @@ class RetryingConsumer(Consumer):
         offsets = {place: each.offset for place, each in committed.items() if each.offset >= 0}
         ready = [
             each if self._is_there(each, offsets, timeout_s) else TopicPartition(*partition_key(each), OFFSET_BEGINNING)
-            for each in along
+            for each in retry_partitions
         ]
         return ready, offsets
 
@@ -511,19 +511,21 @@ class RetryingConsumer(Consumer):
 
     def _assigned(self, partitions: list[TopicPartition]) -> None:
         state = self._rocketshim
-        theirs = [each for each in partitions if not state.hides(each.topic)]
-        along = [each for each in partitions if each.topic == state.retry_topic]
+        theirs = [each for each in partitions if not state.is_internal(each.topic)]
+        retry_partitions = [each for each in partitions if each.topic == state.retry_topic]
         rebalance = Rebalance([], {})
         try:
-            rebalance.along, rebalance.starts = self._starts(along, theirs, _COMMITTED_TIMEOUT_S)
+            rebalance.retry_partitions, rebalance.starts = self._starts(retry_partitions, theirs, _COMMITTED_TIMEOUT_S)
         except KafkaException as error:
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
-            rebalance.along = [TopicPartition(*partition_key(each), _HELD_AT) for each in along]
-            state.owed |= {partition_key(each) for each in along}  # paused, until it is known where they begin
+            rebalance.retry_partitions = [TopicPartition(*partition_key(each), _HELD_AT) for each in retry_partitions]
+            state.awaiting_start |= {
+                partition_key(each) for each in retry_partitions
+            }  # paused, until it is known where they begin
             state.settle_attention()
         self._call(state.callbacks[0], theirs, rebalance)
         if not rebalance.done:
-            partitions = [*theirs, *rebalance.along]
+            partitions = [*theirs, *rebalance.retry_partitions]
             self._finish(_Original.incremental_assign if state.cooperative else _Original.assign, partitions)
             if not state.cooperative:
                 state.ledger.remove(state.ledger.places())
@@ -536,7 +538,7 @@ class RetryingConsumer(Consumer):
         They were assigned all the same, paused: in an eager group nothing can be assigned between two rebalances.
         """
         state = self._rocketshim
-        owed = [TopicPartition(*place) for place in state.ledger.places() if place in state.owed]
+        owed = [TopicPartition(*place) for place in state.ledger.places() if place in state.awaiting_start]
         try:
             ready, committed = self._starts(owed, [], _OWED_TIMEOUT_S)
             for each in ready:
@@ -545,23 +547,23 @@ class RetryingConsumer(Consumer):
         except KafkaException as error:  # tried again by the next poll
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
             return
-        state.owed.clear()
+        state.awaiting_start.clear()
         state.settle_attention()
         self._follow_pauses()
 
     def _released(self, partitions: list[TopicPartition], callback: Callable[..., Any] | None) -> None:
         state = self._rocketshim
-        theirs = [each for each in partitions if not state.hides(each.topic)]
+        theirs = [each for each in partitions if not state.is_internal(each.topic)]
         is_told = bool(theirs) or all(each.topic != state.retry_topic for each in partitions)
-        along = [each for each in partitions if each.topic == state.retry_topic]
-        rebalance = Rebalance(along, {})
+        retry_partitions = [each for each in partitions if each.topic == state.retry_topic]
+        rebalance = Rebalance(retry_partitions, {})
         if is_told:
             self._call(callback, theirs, rebalance)
         if state.dirty:  # sent back in the callback, and the client is about to commit what is stored
             self._settle()
         if not rebalance.done:
             if state.cooperative:
-                self._finish(_Original.incremental_unassign, [*theirs, *along])
+                self._finish(_Original.incremental_unassign, [*theirs, *retry_partitions])
             else:
                 self._finish(_Original.unassign)
         state.ledger.remove([partition_key(each) for each in partitions])
@@ -625,13 +627,13 @@ class RetryingConsumer(Consumer):
                 list, and is then to get nothing until the next `resume` or rebalance.
         """
         state = self._rocketshim
-        along = [each for each in state.along() if partition_key(each) not in state.paused]
-        if not state.reading or not along:
+        retry_partitions = [each for each in state.retry_partitions() if partition_key(each) not in state.paused]
+        if not state.reads_retries or not retry_partitions:
             return
-        theirs = {place for place in state.ledger.places() if not state.hides(place[0])}
+        theirs = {place for place in state.ledger.places() if not state.is_internal(place[0])}
         waits = theirs <= state.paused and (asked or bool(theirs))
-        for each in along:
-            is_paused = waits or partition_key(each) in state.owed
+        for each in retry_partitions:
+            is_paused = waits or partition_key(each) in state.awaiting_start
             self._finish(_Original.pause if is_paused else _Original.resume, [each])
 
     # --- the end -----------------------------------------------------------------------------------------------------

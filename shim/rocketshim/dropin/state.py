@@ -31,12 +31,12 @@ class Rebalance:
     """A rebalance callback that is under way.
 
     Attributes:
-        along: the partitions of the retry topic in it, ready to be assigned.
+        retry_partitions: the partitions of the retry topic in it, ready to be assigned.
         starts: lowest offset each partition can hand out, where that is known.
         done: the user's callback has assigned or unassigned by itself, and ours with it.
     """
 
-    along: list[TopicPartition]
+    retry_partitions: list[TopicPartition]
     starts: dict[TopicPartitionKey, int]
     done: bool = False
 
@@ -62,17 +62,17 @@ class State:
         asking: another thread looks whether it may call the client, or is in it; spares `poll` the lock.
         poller: the thread that polled last.
         entering: guards `waiting` and `asking`, and is held by other threads while they are in the client.
-        attention: a message is put by, an error is to be raised, or ends are to be swallowed: take the slow way.
+        slow_path: a message is put by, an error is to be raised, or ends are to be swallowed: take the slow way.
         subscribed: `subscribe` was called, and `unsubscribe` not since.
-        reading: the retry topic is read along.
+        reads_retries: the retry topic is read along.
         named: topics that the user subscribed to by name.
         callbacks: the user's, for assign, revoke and lost.
         rebalance: the callback under way.
         paused: partitions the user has paused; the client keeps a pause across assignments, and so do we.
         ensured: the shim's topics are known to be there.
         closing: `close` was called.
-        put_by: messages that the client gave out in a call that raised.
-        owed: partitions of the retry topic that are assigned, and paused until it is known where they begin.
+        buffered: messages that the client gave out in a call that raised.
+        awaiting_start: partitions of the retry topic that are assigned, and paused until it is known where they begin.
         raised: errors of callbacks, to be raised by the call they happened in.
         consumer: gives the consumer this belongs to; None: it is being made, or is gone.
     """
@@ -97,21 +97,21 @@ class State:
     asking: bool = False
     poller: int = 0
     entering: threading.Lock = field(default_factory=threading.Lock)
-    attention: bool = False
+    slow_path: bool = False
     subscribed: bool = False
-    reading: bool = False
+    reads_retries: bool = False
     named: frozenset[str] = frozenset()
     callbacks: tuple[Callable[..., Any] | None, ...] = (None, None, None)
     rebalance: Rebalance | None = None
     paused: set[TopicPartitionKey] = field(default_factory=set)
     ensured: bool = False
     closing: bool = False
-    put_by: deque[Message] = field(default_factory=deque)
-    owed: set[TopicPartitionKey] = field(default_factory=set)
+    buffered: deque[Message] = field(default_factory=deque)
+    awaiting_start: set[TopicPartitionKey] = field(default_factory=set)
     raised: deque[BaseException] = field(default_factory=deque)
     consumer: "Callable[[], RetryingConsumer | None]" = lambda: None
 
-    def hides(self, topic: str) -> bool:
+    def is_internal(self, topic: str) -> bool:
         """Whether a topic is not the user's: the group's retry topic, or one of the shim's that a pattern matched."""
         return topic == self.retry_topic or (topic not in self.named and self.names.is_ours(topic))
 
@@ -134,13 +134,13 @@ class State:
     def raise_later(self, error: BaseException) -> None:
         """Keep an error of a callback, which must not escape into the client: it would drop the message at hand."""
         self.raised.append(error)
-        self.attention = True
+        self.slow_path = True
 
     def settle_attention(self) -> None:
         """Say again whether the slow way is needed."""
-        self.attention = self.sees_ends or bool(self.put_by) or bool(self.raised) or bool(self.owed)
+        self.slow_path = self.sees_ends or bool(self.buffered) or bool(self.raised) or bool(self.awaiting_start)
 
-    def along(self) -> list[TopicPartition]:
+    def retry_partitions(self) -> list[TopicPartition]:
         """The partitions of the retry topic in the assignment."""
         return [TopicPartition(*place) for place in self.ledger.places() if place[0] == self.retry_topic]
 

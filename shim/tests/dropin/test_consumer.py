@@ -197,7 +197,7 @@ def test_whoever_has_the_retry_topic_alone_pauses_it_with_an_empty_list() -> Non
     acts: list[tuple[str, list[str]]] = []
     with Watched(ON) as consumer:
         state = consumer._rocketshim
-        state.reading = True
+        state.reads_retries = True
         state.ledger.add({(state.retry_topic, 0): 0})
         consumer.pause(consumer.assignment())
         consumer.resume(consumer.assignment())
