@@ -98,7 +98,7 @@ class Due(Generic[RecordT]):
 
 
 @dataclass(slots=True)
-class _Batch(Generic[RecordT]):
+class _FetchedRun(Generic[RecordT]):
     """Records that were fetched together, those that have left taken out; never empty."""
 
     seen_ns: int
@@ -135,7 +135,7 @@ class LevelQueue(Generic[RecordT]):
         self.epoch = epoch
         self._clock = QueueClock()
         self._tracker = OffsetTracker(epoch)
-        self._batches: deque[_Batch[RecordT]] = deque()
+        self._batches: deque[_FetchedRun[RecordT]] = deque()
         self._retry: list[Due[RecordT]] = []  # lowest offset first
         self._count = 0
         self._bytes = 0
@@ -166,7 +166,7 @@ class LevelQueue(Generic[RecordT]):
         last = self._last_offset = offsets[-1]
         count = len(records)
         mean_bytes = -(-sum(map(len, records)) // count) + extra_bytes
-        self._batches.append(_Batch(seen_ns, last, max(appends_ms), list(records), appends_ms, mean_bytes))
+        self._batches.append(_FetchedRun(seen_ns, last, max(appends_ms), list(records), appends_ms, mean_bytes))
         self._clock.saw(last, appends_ms[-1], seen_ns)
         self._count += count
         self._bytes += count * mean_bytes

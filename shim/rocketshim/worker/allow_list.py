@@ -16,13 +16,13 @@ from typing import Final
 from rocketshim.errors import ConfigError
 from rocketshim_topics.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TopicNames, check_topic
 
-__all__ = ["NOT_ALLOWED", "TargetPolicy"]
+__all__ = ["NOT_ALLOWED", "AllowList"]
 
 NOT_ALLOWED: Final = "forbidden-target:not-allowed"
 """The refusal that is one worker's alone: another may have a longer allow-list. All others hold for everybody."""
 
 
-class TargetPolicy:
+class AllowList:
     """The allow-list of one worker.
 
     Args:

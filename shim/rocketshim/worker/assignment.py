@@ -28,7 +28,7 @@ from rocketshim.logs import safe_logger
 from rocketshim_topics.levels import DelayLevels
 
 if TYPE_CHECKING:
-    from rocketshim.worker.target_health import Target
+    from rocketshim.worker.target_health import TargetHealth
 
 __all__ = ["AssignedPartition", "Assignment", "levels_metadata", "levels_of"]
 
@@ -89,7 +89,7 @@ class AssignedPartition:
         self.skipped_to = -1
         self.rest_until_ns = 0
         self.rests = 0
-        self.awaited: set[Target] = set()
+        self.awaited: set[TargetHealth] = set()
         self.hop_prefix = f"{topic}/{number}/".encode()
 
     @property

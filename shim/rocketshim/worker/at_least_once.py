@@ -1,8 +1,8 @@
 """At-least-once delivery: a record is done when the delivery report of its hop is in.
 
 * What left a queue together is a `_Flight`; it is confirmed when each of its records is settled.
-* Its records are sent in `_Batch`es, one for each target partition, since the reports of one partition come in the
-  order in which its records were sent (idempotent producer). So one callback object serves many records: it counts.
+* Its records are sent in `_ProducedBatch`es, one for each target partition, since the reports of one partition come in
+  the order in which its records were sent (idempotent producer). So one callback object serves many records: it counts.
   A report is looked at by its place; where an order cannot be relied on (time-outs), the whole batch is sent again.
 * A record whose hop was refused is routed again (`Router`), which parks or re-appends it, or tries again a second
   later. A target that has not answered within `target_patience_ms` gets its records re-appended once something that was
@@ -30,7 +30,7 @@ from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.router import Kind, Placement, PlainGroup, Router, Verdict
-from rocketshim.worker.target_health import Target
+from rocketshim.worker.target_health import TargetHealth
 
 __all__ = ["AtLeastOnce"]
 
@@ -56,7 +56,7 @@ class _Flight:
         self.sent_ns = sent_ns
 
 
-class _Batch:
+class _ProducedBatch:
     """Records of one flight on their way to one partition.
 
     Attributes:
@@ -87,7 +87,13 @@ class _Batch:
     )
 
     def __init__(  # noqa: PLR0917 - made a hundred thousand times a second
-        self, flight: _Flight, kind: Kind, topic: str, target: Target | None, inbox: "deque[_Batch]", sent_ns: int
+        self,
+        flight: _Flight,
+        kind: Kind,
+        topic: str,
+        target: TargetHealth | None,
+        inbox: "deque[_ProducedBatch]",
+        sent_ns: int,
     ) -> None:
         self.flight = flight
         self.kind = kind
@@ -160,11 +166,13 @@ class AtLeastOnce:
         self._producer: ProducerClient | None = None
         self._one_by_one: ProducerClient | None = None
         self._consumer: ConsumerClient | None = None
-        self._inbox: deque[_Batch] = deque()
-        self._flying: deque[_Batch] = deque()  # deliveries, in the order in which they were begun
-        self._open_batches: set[_Batch] = set()
+        self._inbox: deque[_ProducedBatch] = deque()
+        self._flying: deque[_ProducedBatch] = deque()  # deliveries, in the order in which they were begun
+        self._open_batches: set[_ProducedBatch] = set()
         self._waiting: deque[tuple[int, _Flight, int]] = deque()  # (when, ns; flight; place)
-        self._unready: dict[Target, list[tuple[_Flight, int]]] = {}  # (flight; place), by the target that is not known
+        self._unready: dict[
+            TargetHealth, list[tuple[_Flight, int]]
+        ] = {}  # (flight; place), by the target that is not known
         self._in_hand = 0  # records of open batches, and those that wait
         self._in_hand_bytes = 0.0
         self._confirmed_ns = 0  # when the latest of what is stored was sent
@@ -178,7 +186,7 @@ class AtLeastOnce:
         self._consumer = consumer
         self._open()
 
-    def room(self, now_ns: int) -> int:
+    def capacity(self, now_ns: int) -> int:
         """How many records may be sent now."""
         del now_ns
         if self._in_hand_bytes >= self._max_in_flight_bytes:
@@ -213,7 +221,7 @@ class AtLeastOnce:
         """Send the plain due ones of one target partition."""
         produce = self._open().produce
         topic, partition = group.target.topic, group.partition
-        batch = _Batch(flight, Kind.DELIVER, topic, group.target, self._inbox, now_ns)
+        batch = _ProducedBatch(flight, Kind.DELIVER, topic, group.target, self._inbox, now_ns)
         reported, add_place, add_due = batch.reported, batch.places.append, batch.dues_ms.append
         for place, value, key, headers, due_ms in group.records:
             try:
@@ -222,20 +230,20 @@ class AtLeastOnce:
                 self._begun(batch)
                 self._place(flight, place, now_ns)  # there it is tried again, and the error looked at
                 produce = self._open().produce
-                batch = _Batch(flight, Kind.DELIVER, topic, group.target, self._inbox, now_ns)
+                batch = _ProducedBatch(flight, Kind.DELIVER, topic, group.target, self._inbox, now_ns)
                 reported, add_place, add_due = batch.reported, batch.places.append, batch.dues_ms.append
             else:
                 add_place(place)
                 add_due(due_ms)
         self._begun(batch)
 
-    def _begun(self, batch: _Batch) -> None:
+    def _begun(self, batch: _ProducedBatch) -> None:
         """All of a batch is sent. No report of it can have come before: nothing polls between its records."""
         if batch.places:
             self._flying.append(batch)
             self._opened(batch)
 
-    def _opened(self, batch: _Batch) -> None:
+    def _opened(self, batch: _ProducedBatch) -> None:
         self._open_batches.add(batch)
         self._hold(batch.flight, len(batch.places))
 
@@ -254,14 +262,14 @@ class AtLeastOnce:
             self._unready.setdefault(placement.target, []).append((flight, place))
             self._hold(flight, 1)
             return
-        batch = _Batch(flight, kind, placement.topic, placement.target, self._inbox, now_ns)
+        batch = _ProducedBatch(flight, kind, placement.topic, placement.target, self._inbox, now_ns)
         batch.places.append(place)
         batch.reason = placement.reason
         if kind is Kind.DELIVER:
             batch.dues_ms.append(placement.due_ms)
-            batch.alone = placement.careful
+            batch.alone = placement.one_per_batch
         self._opened(batch)
-        producer = self._careful() if placement.careful else self._open()
+        producer = self._careful() if placement.one_per_batch else self._open()
         while True:
             try:
                 producer.produce(
@@ -285,7 +293,7 @@ class AtLeastOnce:
         if kind is Kind.DELIVER:
             self._flying.append(batch)
 
-    def grows(self, now_ns: int) -> bool:
+    def can_extend(self, now_ns: int) -> bool:
         """Each record goes by itself."""
         del now_ns
         return False
@@ -327,7 +335,7 @@ class AtLeastOnce:
             if producer is not None:
                 self._fatal = serve(producer, wait_s) or self._fatal
 
-    def _take_in(self, batch: _Batch, now_ns: int) -> None:
+    def _take_in(self, batch: _ProducedBatch, now_ns: int) -> None:
         if batch.is_done:
             return
         if any(error.fatal() or error.code() == KafkaError._FATAL for _, error in batch.errors):  # noqa: SLF001
@@ -342,20 +350,20 @@ class AtLeastOnce:
             self._confirmed_ns = max(self._confirmed_ns, batch.sent_ns)
             self._stored(batch, batch.places, now_ns)
 
-    def _done(self, batch: _Batch) -> None:
+    def _done(self, batch: _ProducedBatch) -> None:
         batch.is_done = True
         if batch in self._open_batches:
             self._open_batches.remove(batch)
             self._hold(batch.flight, -len(batch.places))
 
-    def _stored(self, batch: _Batch, places: list[int], now_ns: int) -> None:
+    def _stored(self, batch: _ProducedBatch, places: list[int], now_ns: int) -> None:
         flight = batch.flight
         if batch.kind is Kind.DELIVER:
             self._counts.delivered += len(places)
             late_ms = flight.due.clock_ms + (now_ns - flight.sent_ns) // 1_000_000
-            self._counts.were_late([late_ms - due_ms for due_ms in batch.dues_ms])
+            self._counts.observe_lateness([late_ms - due_ms for due_ms in batch.dues_ms])
             if batch.target is not None:
-                batch.target.took()
+                batch.target.record_success()
         elif batch.kind is Kind.HOP:
             self._counts.hopped += len(places)
         else:
@@ -365,7 +373,7 @@ class AtLeastOnce:
                 self._router.settled(flight.due.records[place])
         self._settled(flight, len(places))
 
-    def _set_aside(self, batch: _Batch, places: list[int]) -> None:
+    def _set_aside(self, batch: _ProducedBatch, places: list[int]) -> None:
         """Records are stored where they wait for their target, or are parked."""
         for place in places:
             record = _name(batch.flight.due.records[place])
@@ -373,7 +381,7 @@ class AtLeastOnce:
                 self._counts.re_appended += 1
                 self._alarm(re_append_event(batch.reason), record=record, error=batch.reason)
             else:
-                self._counts.was_parked(batch.reason)
+                self._counts.count_parked(batch.reason)
                 self._alarm("worker.parked", reason=batch.reason, record=record)
 
     def _settled(self, flight: _Flight, count: int) -> None:
@@ -381,7 +389,7 @@ class AtLeastOnce:
         if flight.pending == 0 and not flight.held.gone:
             flight.held.queue.confirmed(flight.run)
 
-    def _failed(self, batch: _Batch, now_ns: int) -> None:
+    def _failed(self, batch: _ProducedBatch, now_ns: int) -> None:
         """Some records of a batch were not stored."""
         errors = batch.errors
         flight = batch.flight
@@ -426,7 +434,7 @@ class AtLeastOnce:
                 continue  # all reports are in, they lie in the inbox
             self._replace(batch, now_ns)
 
-    def _was_overtaken(self, batch: _Batch) -> bool:
+    def _was_overtaken(self, batch: _ProducedBatch) -> bool:
         """Whether something that was sent a patience later is stored."""
         by_ns = batch.sent_ns + self._patience_ns
         return self._confirmed_ns >= by_ns or self._prober.confirmed_ns >= self._proof_asked_ns >= by_ns
@@ -437,7 +445,7 @@ class AtLeastOnce:
             self._proof_asked_ns = now_ns
             self._prober.probe(held, now_ns)
 
-    def _replace(self, batch: _Batch, now_ns: int) -> None:
+    def _replace(self, batch: _ProducedBatch, now_ns: int) -> None:
         """A target has not answered: what is not reported goes elsewhere."""
         due = batch.flight.due
         if batch.target is not None:
@@ -452,7 +460,7 @@ class AtLeastOnce:
             )
             self._send(batch.flight, place, placement, now_ns)
 
-    def _take_back(self, batch: _Batch, now_ns: int) -> list[int]:
+    def _take_back(self, batch: _ProducedBatch, now_ns: int) -> list[int]:
         """Settle what of a batch is reported stored, and give the places of the rest; the batch is done."""
         self._done(batch)
         failed = {at for at, _ in batch.errors}
@@ -564,7 +572,7 @@ class AtLeastOnce:
         return self._one_by_one
 
 
-def _began(batch: _Batch) -> tuple[int, int]:
+def _began(batch: _ProducedBatch) -> tuple[int, int]:
     return batch.flight.run.first_offset, batch.places[0]
 
 

@@ -44,12 +44,12 @@ class WorkerCounts:
     lateness: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BOUNDS_MS) + 1))
     lateness_sum_ms: int = 0
 
-    def was_parked(self, reason: str) -> None:
+    def count_parked(self, reason: str) -> None:
         """Count a parked record."""
         kind = reason.split(":", 1)[0]
         self.parked[kind] = self.parked.get(kind, 0) + 1
 
-    def were_late(self, late_ms: list[int]) -> None:
+    def observe_lateness(self, late_ms: list[int]) -> None:
         """Count deliveries by how late they were."""
         late_ms.sort()
         self.lateness_sum_ms += sum(late_ms)
@@ -85,13 +85,13 @@ class Delivery(Protocol):
     def start(self, consumer: ConsumerClient) -> None:
         """Make the producer. Errors of the cluster are raised."""
 
-    def room(self, now_ns: int) -> int:
+    def capacity(self, now_ns: int) -> int:
         """How many records may be relayed now."""
 
     def relay(self, held: AssignedPartition, due: Due[Any], now_ns: int) -> None:
         """Place what left a queue."""
 
-    def grows(self, now_ns: int) -> bool:
+    def can_extend(self, now_ns: int) -> bool:
         """Whether what is placed together so far would be worth more with more."""
 
     def end_turn(self, now_ns: int) -> None:

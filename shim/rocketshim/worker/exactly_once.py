@@ -37,7 +37,7 @@ from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.router import Kind, Placement, PlainGroup, Router, Verdict
-from rocketshim.worker.target_health import Target
+from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim_topics.wire import coordinates
 
@@ -142,7 +142,7 @@ class ExactlyOnce:
         self._twin: WorkerError | None = None
         self._failures: list[tuple[Any, Kind, str, KafkaError]] = []
         self._dues_ms: list[int] = []
-        self._tried: set[Target] = set()
+        self._tried: set[TargetHealth] = set()
         self._done: list[tuple[Kind, str]] = []
         self._own: list[tuple[Any, str]] = []  # records that went to a topic of our own, and to which
 
@@ -155,7 +155,7 @@ class ExactlyOnce:
         self._prober.use(self._probes)
         self._renew()
 
-    def room(self, now_ns: int) -> int:
+    def capacity(self, now_ns: int) -> int:
         """How many records may still go into this transaction."""
         if self._producer is None or now_ns < self._not_before_ns:
             return 0
@@ -191,13 +191,13 @@ class ExactlyOnce:
 
     def _route(
         self, held: AssignedPartition, due: Due[Any], now_ns: int
-    ) -> tuple[list[PlainGroup | tuple[int, Placement]], set[Target]]:
+    ) -> tuple[list[PlainGroup | tuple[int, Placement]], set[TargetHealth]]:
         """Where each record of a run goes, and the targets that are not known yet: with one of them, all of it waits.
 
         All of a run is looked at before any of it is produced, so that none of a transaction is aborted for it.
         """
         placed: list[PlainGroup | tuple[int, Placement]] = []
-        awaited: set[Target] = set()
+        awaited: set[TargetHealth] = set()
         place, end = 0, len(due.records)
         while place < end:
             if not self._is_careful:
@@ -298,9 +298,9 @@ class ExactlyOnce:
         if error is not None and len(self._failures) < _LISTED_FAILURES:
             self._failures.append((record, kind, topic, error))
 
-    def grows(self, now_ns: int) -> bool:
+    def can_extend(self, now_ns: int) -> bool:
         """Whether a transaction is open and has room."""
-        return self._begun_ns is not None and self.room(now_ns) > 0
+        return self._begun_ns is not None and self.capacity(now_ns) > 0
 
     def end_turn(self, now_ns: int) -> None:
         """Commit the running transaction, if there is one."""
@@ -346,9 +346,9 @@ class ExactlyOnce:
         clock_ms = self._taken[-1].due.clock_ms if self._taken else 0
         waited_ms = (now_ns - (self._begun_ns or now_ns)) // _NS
         for target in self._tried:
-            target.took()
+            target.record_success()
         self._counts.delivered += len(self._dues_ms)
-        self._counts.were_late([max(0, clock_ms + waited_ms - due_ms) for due_ms in self._dues_ms])
+        self._counts.observe_lateness([max(0, clock_ms + waited_ms - due_ms) for due_ms in self._dues_ms])
         for kind, reason in self._done:
             if kind is Kind.HOP:
                 self._counts.hopped += 1
@@ -356,7 +356,7 @@ class ExactlyOnce:
                 self._counts.re_appended += 1
                 self._alarm(re_append_event(reason), error=reason)
             else:
-                self._counts.was_parked(reason)
+                self._counts.count_parked(reason)
                 self._alarm("worker.parked", reason=reason)
         self._reset()
         self._not_before_ns = now_ns + _GAP_NS
@@ -558,7 +558,7 @@ class ExactlyOnce:
             return  # the next owner reads the probes again
         passed = [each for each in held if each.has_uncommitted and each.position == each.skipped_to]
         now_ns = self._clock.monotonic_ns()
-        if passed and self.room(now_ns) > 0 and self._begin(now_ns):
+        if passed and self.capacity(now_ns) > 0 and self._begin(now_ns):
             self._passed = passed
             self.end_turn(now_ns)
 

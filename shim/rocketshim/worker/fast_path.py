@@ -5,8 +5,8 @@ table, every one of them well-formed, a complete identity. For such a record the
 ones that were read, with `HOP_ID` put in its place. What a record's headers *look* like (the tuple of their names) is
 judged once and remembered (`Shape`); what remains for each record is to look at the values.
 
-Whatever is in any way unusual gets None here, and goes the slow way (`planner.Planner`), which alone defines what is
-right: for every record, what this module gives is what the planner gives (property-tested).
+Whatever is in any way unusual gets None here, and goes the slow way (`planner.DeliveryPlanner`), which alone defines
+what is right: for every record, what this module gives is what the planner gives (property-tested).
 
 Bounded: 512 shapes of at most 100 names and 4,096 characters and 4,096 numbers are remembered; both tables begin anew
 when they are full.
@@ -20,7 +20,7 @@ from rocketshim_topics import wire
 from rocketshim_topics.names import RETRY_PREFIX
 from rocketshim_topics.wire import HEADER_ORDER, RESERVED, Header
 
-__all__ = ["QuickDelivery", "QuickHeaders"]
+__all__ = ["FastPath", "QuickDelivery"]
 
 _PLACE: Final = {name: place for place, name in enumerate(HEADER_ORDER)}
 _INT_NAMES: Final = frozenset({wire.DELAY, wire.RECONSUME_TIMES, wire.MAX_RECONSUME_TIMES, wire.REPLAY_COUNT})
@@ -50,7 +50,7 @@ _MOST_NUMBERS: Final = 4_096  # a record has a handful, so a table that is cut a
 _ZERO: Final = ord("0")
 
 
-class _Shape:
+class _HeaderLayout:
     """What can be said of headers by their names. Places count from the first header, `rest_…` from `UNIQ_KEY`."""
 
     __slots__ = (
@@ -79,7 +79,7 @@ class _Shape:
         self.rest_texts = tuple(at - first for at in range(first + 1, ours) if at not in numbers)
 
 
-def _shape(names: tuple[str, ...]) -> _Shape | None:
+def _header_layout(names: tuple[str, ...]) -> _HeaderLayout | None:
     """The shape of these names; None: not one for the quick way."""
     ours = 0
     while ours < len(names) and names[ours] in RESERVED:
@@ -95,7 +95,7 @@ def _shape(names: tuple[str, ...]) -> _Shape | None:
         return None
     if (wire.DELAY_MS in has) == (wire.DELIVER_AT_MS in has):
         return None
-    return _Shape(names, ours)
+    return _HeaderLayout(names, ours)
 
 
 QuickDelivery = tuple[bytes, bytes | None, list[Header], int]
@@ -103,7 +103,7 @@ QuickDelivery = tuple[bytes, bytes | None, list[Header], int]
 the target (source topic or retry topic, whichever it is), and when it was due in epoch ms. A tuple, for speed."""
 
 
-class QuickHeaders:
+class FastPath:
     """Finds the quick way where there is one.
 
     Thread-safety: none; one owner thread.
@@ -114,14 +114,14 @@ class QuickHeaders:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[str, ...], _Shape | None] = {}
+        self._shapes: dict[tuple[str, ...], _HeaderLayout | None] = {}
         self._longs: dict[bytes | None, int] = {}
         self._shorts: dict[bytes | None, int] = {}
         # of the last record that went the quick way with a relative delay: most records are like the one before
         self._head: list[Header] | None = None
         self._head_length = 0
         self._rest_names: list[str] = []
-        self._shape: _Shape | None = None
+        self._shape: _HeaderLayout | None = None
         self._delay_ms = 0
         self._real_topic = b""
 
@@ -201,7 +201,7 @@ class QuickHeaders:
             self._shape, self._delay_ms, self._real_topic = shape, delay_ms, real_topic
         return real_topic, (values[shape.group] if shape.group >= 0 else None), delivered, due_ms
 
-    def _numbers_are_plain(self, values: tuple[bytes | None, ...], shape: _Shape) -> bool:
+    def _numbers_are_plain(self, values: tuple[bytes | None, ...], shape: _HeaderLayout) -> bool:
         if len(self._longs) > _MANY_NUMBERS:
             self._longs.clear()
         if len(self._shorts) > _MANY_NUMBERS:
@@ -212,14 +212,14 @@ class QuickHeaders:
             values[at] in self._shorts or _remember(values[at], _SHORT_DIGITS, self._shorts) for at in shape.shorts
         )
 
-    def _learn(self, names: tuple[str, ...]) -> _Shape | None:
+    def _learn(self, names: tuple[str, ...]) -> _HeaderLayout | None:
         shapes = self._shapes
         if names not in shapes:
             if len(names) > _MOST_NAMES or sum(map(len, names)) > _LONGEST_NAMES:
                 return None
             if len(shapes) >= _MOST_SHAPES:
                 shapes.clear()
-            shapes[names] = _shape(names)
+            shapes[names] = _header_layout(names)
         return shapes[names]
 
 

@@ -20,14 +20,24 @@ Nothing here raises for any record, whoever wrote it.
 from dataclasses import dataclass
 from typing import Final
 
-from rocketshim.worker.allow_list import NOT_ALLOWED, TargetPolicy
+from rocketshim.worker.allow_list import NOT_ALLOWED, AllowList
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, hopped, parked, retried_target
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import CLOCK, Envelope, Record, decode, headers_shown, read_headers
 
-__all__ = ["Deliver", "Hop", "NotAllowed", "Park", "Planner", "Skip", "Step", "is_probe", "queue_append_ms"]
+__all__ = [
+    "Deliver",
+    "DeliveryPlanner",
+    "NextQueue",
+    "NotAllowed",
+    "Park",
+    "Skip",
+    "Step",
+    "is_probe",
+    "queue_append_ms",
+]
 
 
 @dataclass(slots=True)
@@ -45,7 +55,7 @@ class Deliver:
 
 
 @dataclass(slots=True)
-class Hop:
+class NextQueue:
     """Write `out` to another queue of the schedule topic."""
 
     out: OutgoingRecord
@@ -67,7 +77,7 @@ class NotAllowed:
     due_ms: int
 
 
-Step = Skip | Deliver | Hop | Park | NotAllowed
+Step = Skip | Deliver | NextQueue | Park | NotAllowed
 
 _SKIP: Final = Skip()
 _RE_APPEND_MS: Final = 1_000
@@ -91,7 +101,7 @@ def queue_append_ms(append_ms: int, queue_delay_ms: int, clock_ms: int, seen_ns:
     return min(append_ms, clock_ms - (now_ns - seen_ns) // 1_000_000)
 
 
-class Planner:
+class DeliveryPlanner:
     """Decides what becomes of each record, by the rules at the top of this file.
 
     Args:
@@ -109,7 +119,7 @@ class Planner:
         self,
         names: TopicNames,
         levels: DelayLevels,
-        policy: TargetPolicy,
+        policy: AllowList,
         max_delay_ms: int = _DEFAULT_MAX_DELAY_MS,
     ) -> None:
         self._names = names
@@ -149,14 +159,14 @@ class Planner:
             return NotAllowed(envelope, at_ms)
         if at_ms > clock_ms:
             target = self._levels.queue_for(at_ms - clock_ms, partition // self._levels.STRIDE)
-            return Hop(hopped(record, envelope, self._names, deliver_at_ms=at_ms, partition=target))
+            return NextQueue(hopped(record, envelope, self._names, deliver_at_ms=at_ms, partition=target))
         return Deliver(delivered(record, envelope, self._names), envelope, at_ms)
 
     def park(self, record: Record, reason: str) -> Park:
         """Park a record for a reason."""
         return Park(parked(record, self._names, reason), reason)
 
-    def re_append(self, record: Record, envelope: Envelope, due_ms: int) -> Hop:
+    def re_append(self, record: Record, envelope: Envelope, due_ms: int) -> NextQueue:
         """Put a record whose target does not take it back into a queue: 1 s, then twice as long each time, up to 1 min.
 
         The wait counts from the append of the new record; the due time itself (`due_ms`) does not change.
@@ -164,9 +174,9 @@ class Planner:
         wait_ms = min(_RE_APPEND_MS << min(envelope.target_tries or 0, 16), _RE_APPEND_CAP_MS)
         lane = (record.partition() or 0) // self._levels.STRIDE
         partition = self._levels.queue_for(wait_ms, lane)
-        return Hop(retried_target(record, envelope, self._names, partition=partition, due_ms=due_ms))
+        return NextQueue(retried_target(record, envelope, self._names, partition=partition, due_ms=due_ms))
 
-    def offer(self, record: Record, envelope: Envelope, due_ms: int, lanes: int) -> Hop:
+    def offer(self, record: Record, envelope: Envelope, due_ms: int, lanes: int) -> NextQueue:
         """Put a record that this worker may not deliver into another queue, which another worker may own.
 
         The waits grow (1 s, 10 s, 1 min). Between them comes a fine queue, whose partition lies far from the levels',
@@ -175,4 +185,4 @@ class Planner:
         wait_ms = _OFFER_MS[min(envelope.target_tries or 0, len(_OFFER_MS) - 1)]
         lane = ((record.partition() or 0) // self._levels.STRIDE + 1) % lanes
         partition = self._levels.queue_for(wait_ms, lane)
-        return Hop(retried_target(record, envelope, self._names, partition=partition, due_ms=due_ms))
+        return NextQueue(retried_target(record, envelope, self._names, partition=partition, due_ms=due_ms))

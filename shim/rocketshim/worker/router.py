@@ -22,11 +22,11 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, murmur2
 
 from rocketshim.core.level_queue import Due
-from rocketshim.worker.allow_list import NOT_ALLOWED, TargetPolicy
+from rocketshim.worker.allow_list import NOT_ALLOWED, AllowList
 from rocketshim.worker.assignment import AssignedPartition
-from rocketshim.worker.fast_path import QuickHeaders
-from rocketshim.worker.planner import Deliver, Hop, NotAllowed, Park, Planner, Skip
-from rocketshim.worker.target_health import Target, TargetTable
+from rocketshim.worker.fast_path import FastPath
+from rocketshim.worker.planner import Deliver, DeliveryPlanner, NextQueue, NotAllowed, Park, Skip
+from rocketshim.worker.target_health import TargetHealth, TargetTable
 from rocketshim.worker.topic_lookup import NO_TARGET
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, bare_parked
@@ -92,10 +92,10 @@ class Placement:
         due_ms: when it was due, epoch ms; 0 for what is not delivered.
         reason: why it was parked or re-appended.
         target: for a delivery, and for what has to wait until its `ready_ns`.
-        careful: it must be a batch of its own.
+        one_per_batch: it must be a batch of its own.
     """
 
-    __slots__ = ("careful", "due_ms", "headers", "key", "kind", "partition", "reason", "target", "topic", "value")
+    __slots__ = ("due_ms", "headers", "key", "kind", "one_per_batch", "partition", "reason", "target", "topic", "value")
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class Placement:
         partition: int = -1,
         due_ms: int = 0,
         reason: str = "",
-        target: Target | None = None,
-        careful: bool = False,
+        target: TargetHealth | None = None,
+        one_per_batch: bool = False,
     ) -> None:
         self.kind = kind
         self.topic = "" if out is None else out.topic
@@ -117,7 +117,7 @@ class Placement:
         self.due_ms = due_ms
         self.reason = reason
         self.target = target
-        self.careful = careful
+        self.one_per_batch = one_per_batch
 
 
 class _Route:
@@ -128,7 +128,7 @@ class _Route:
     def __init__(self, topic: str, group: bytes | None) -> None:
         self.topic = topic
         self.group = group
-        self.target: Target | None = None
+        self.target: TargetHealth | None = None
 
 
 class PlainGroup:
@@ -140,7 +140,7 @@ class PlainGroup:
 
     __slots__ = ("partition", "records", "target")
 
-    def __init__(self, target: Target, partition: int) -> None:
+    def __init__(self, target: TargetHealth, partition: int) -> None:
         self.target = target
         self.partition = partition
         self.records: list[tuple[int, bytes | None, bytes | None, list[Header], int]] = []
@@ -171,7 +171,7 @@ class Router:
         self,
         names: TopicNames,
         levels: DelayLevels,
-        policy: TargetPolicy,
+        policy: AllowList,
         targets: TargetTable,
         *,
         target_tries: int,
@@ -182,17 +182,17 @@ class Router:
         self._names = names
         self._levels = levels
         self._policy = policy
-        self._planner = Planner(names, levels, policy, max_delay_ms)
+        self._planner = DeliveryPlanner(names, levels, policy, max_delay_ms)
         self._target_tries = target_tries
         self._alarm = alarm
-        self._cut = QuickHeaders().cut
+        self._cut = FastPath().cut
         self._routes: dict[bytes, _Route | None] = {}
         self._blamed: dict[tuple[int, int], str] = {}
         self._bodiless: set[tuple[int, int]] = set()
 
     # --- the quick way -----------------------------------------------------------------------------------------------
 
-    def _quick_target(self, real_topic: bytes, group: bytes | None, now_ns: int) -> Target | None:
+    def _quick_target(self, real_topic: bytes, group: bytes | None, now_ns: int) -> TargetHealth | None:
         """The target of records that went the quick way; None: `route` says where they go.
 
         It counts until a record has gone the slow way.
@@ -255,10 +255,10 @@ class Router:
         latest_append_ms = clock_ms - held.queue.delay_ms
         prefix, cut, number, blamed = held.hop_prefix, self._cut, held.number, self._blamed
         groups: list[PlainGroup] = []
-        targets: list[Target] = []
+        targets: list[TargetHealth] = []
         last_topic: bytes | None = None
         last_group: bytes | None = None
-        target: Target | None = None
+        target: TargetHealth | None = None
         count = 0
         place, end = start, len(due.records)
         while place < end:
@@ -318,7 +318,7 @@ class Router:
                 return _SKIP
             case Park(_, reason):
                 return self._park(record, blame or reason)
-            case Hop(out):
+            case NextQueue(out):
                 if blame is not None:
                     return self._park(record, blame)
                 return Placement(Kind.HOP, out, partition=-1 if out.partition is None else out.partition)
@@ -366,7 +366,7 @@ class Router:
             partition=partition,
             due_ms=deliver.due_ms,
             target=target,
-            careful=now_ns < target.careful_until_ns,
+            one_per_batch=now_ns < target.careful_until_ns,
         )
 
     def _re_append(self, record: Any, deliver: Deliver, reason: str) -> Placement:
@@ -455,7 +455,7 @@ class Router:
             return Verdict.ROUTE_AGAIN
         return Verdict.WAIT
 
-    def target_failed(self, target: Target, now_ns: int, reason: str) -> None:
+    def target_failed(self, target: TargetHealth, now_ns: int, reason: str) -> None:
         """A target has refused or has not answered, for a reason that is not one record's."""
         if target.failed(now_ns, reason):
             self._alarm("worker.target-avoided", topic=target.topic, error=reason)

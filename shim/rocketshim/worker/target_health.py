@@ -27,7 +27,7 @@ from confluent_kafka import KafkaException
 from rocketshim.kafka.clients import ProducerClient
 from rocketshim.worker.topic_lookup import Answer, TopicLookup
 
-__all__ = ["Target", "TargetTable"]
+__all__ = ["TargetHealth", "TargetTable"]
 
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
@@ -45,7 +45,7 @@ _MOST_TARGETS: Final = 10_000
 _MOST_BY_NAME: Final = 20
 
 
-class Target:
+class TargetHealth:
     """One physical topic that is written to.
 
     Attributes:
@@ -96,7 +96,7 @@ class Target:
         self.avoid_until_ns = now_ns + _AVOID_NS  # by then it is known what has become of the one let through
         return False
 
-    def took(self) -> None:
+    def record_success(self) -> None:
         """It has stored something."""
         self.failures = 0
 
@@ -130,7 +130,7 @@ class TargetTable:
         self._alarm = alarm
         self._lookup: TopicLookup | None = None
         self._producers: tuple[ProducerClient, ...] = ()
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, TargetHealth] = {}
         self._tickets = 0
         self._grown: deque[tuple[int, Answer]] = deque()  # (when it counts, ns; what was found out)
 
@@ -156,13 +156,13 @@ class TargetTable:
         if target is not None:
             self._ask(target, is_urgent=True)
 
-    def target(self, topic: str, now_ns: int) -> Target:
+    def target(self, topic: str, now_ns: int) -> TargetHealth:
         """Give what is known of a topic; asks for it if that is nothing or old. Records wait until `ready_ns`."""
         target = self._targets.get(topic)
         if target is None:
             if len(self._targets) >= _MOST_TARGETS:
                 del self._targets[next(iter(self._targets))]
-            target = self._targets[topic] = Target(topic)
+            target = self._targets[topic] = TargetHealth(topic)
         if now_ns >= target.ask_ns:
             idle_ns = target.answered_ns + self._known_ns() + _IDLE_NS
             target.ask_ns = idle_ns
@@ -172,7 +172,7 @@ class TargetTable:
     def _known_ns(self) -> int:
         return max(_KNOWN_NS, _KNOWN_NS_PER_TARGET * len(self._targets))
 
-    def _ask(self, target: Target, *, is_urgent: bool) -> None:
+    def _ask(self, target: TargetHealth, *, is_urgent: bool) -> None:
         """Ask for a topic; if it is urgent its records wait."""
         self._tickets += 1
         target.ticket = self._tickets
@@ -206,7 +206,7 @@ class TargetTable:
             if target is not None and target.ticket == answer.ticket:
                 self._know(target, answer.partitions, now_ns)
 
-    def _know(self, target: Target, partitions: int | None, now_ns: int) -> None:
+    def _know(self, target: TargetHealth, partitions: int | None, now_ns: int) -> None:
         target.partitions = (target.partitions or None) if partitions is None else partitions
         target.answered_ns = now_ns
         target.ready_ns = target.not_before_ns
@@ -220,7 +220,7 @@ class TargetTable:
                 with suppress(KafkaException):  # a time-out, always
                     producer.list_topics(**name, timeout=0)
 
-    def producer_lacks(self, target: Target, now_ns: int) -> bool:
+    def producer_lacks(self, target: TargetHealth, now_ns: int) -> bool:
         """A producer does not know the topic, or its partition; False if that has lasted too long to be its alone."""
         since_ns, last_ns = target.lacking_ns
         if now_ns >= last_ns + _PRODUCER_LACKS_NS:

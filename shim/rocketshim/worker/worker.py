@@ -57,7 +57,7 @@ from rocketshim.kafka.clients import (
 )
 from rocketshim.logs import safe_logger
 from rocketshim.settings import WorkerSettings
-from rocketshim.worker.allow_list import TargetPolicy
+from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.delivery import Delivery, WorkerCounts
@@ -149,7 +149,7 @@ class DelayWorker:
         self._router = Router(
             self.names,
             self._levels,
-            TargetPolicy(self.names, settings.allow),
+            AllowList(self.names, settings.allow),
             self._targets,
             target_tries=settings.target_tries,
             max_delay_ms=settings.max_delay_ms,
@@ -285,7 +285,7 @@ class DelayWorker:
             delivery.connection_lost()
         is_more = self._fetch(consumer, self._wait_ns(delivery, max_wait_ms * _NS))
         self._relay_due(delivery)
-        while is_more and delivery.grows(self._clock.monotonic_ns()):
+        while is_more and delivery.can_extend(self._clock.monotonic_ns()):
             is_more = self._fetch(consumer, 0)
             self._relay_due(delivery)
         delivery.end_turn(self._clock.monotonic_ns())
@@ -310,7 +310,7 @@ class DelayWorker:
         own_ns = delivery.wait_ns(now_ns)
         if own_ns is not None:
             until_ns = min(until_ns, now_ns + own_ns)
-        if delivery.room(now_ns):
+        if delivery.capacity(now_ns):
             for held in self._assignment.held.values():
                 next_ns = held.queue.next_ns()
                 if held.is_waiting(now_ns):
@@ -420,7 +420,7 @@ class DelayWorker:
             progress = False
             for held in self._in_turn():
                 now_ns = self._clock.monotonic_ns()
-                room = delivery.room(now_ns)
+                room = delivery.capacity(now_ns)
                 if room <= 0 or now_ns >= until_ns:
                     progress = False
                     break

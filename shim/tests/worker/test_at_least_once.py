@@ -5,7 +5,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from rocketshim.worker.at_least_once import AtLeastOnce, _Batch, _Flight
+from rocketshim.worker.at_least_once import AtLeastOnce, _Flight, _ProducedBatch
 from rocketshim.worker.router import Kind
 
 
@@ -49,9 +49,9 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
     def route(due: Any, place: int, now_ns: int) -> Any:
         del now_ns
         fields = {"kind": Kind.DELIVER, "topic": "t", "key": None, "partition": 0, "headers": [], "due_ms": 0}
-        return Of(**fields, value=due.records[place].value, target=None, careful=False, reason="")
+        return Of(**fields, value=due.records[place].value, target=None, one_per_batch=False, reason="")
 
-    counts = Of(delivered=0, resent=0, recycled=0, skipped=0, were_late=lambda _: None)
+    counts = Of(delivered=0, resent=0, recycled=0, skipped=0, observe_lateness=lambda _: None)
     out = AtLeastOnce(
         make,  # type: ignore[arg-type]
         {},
@@ -78,7 +78,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
 def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made)
-    batch = _Batch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
+    batch = _ProducedBatch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
     batch.places, batch.dues_ms = [0, 1, 2], [0, 0, 0]
     out._begun(batch)
     batch.reported(KafkaError(KafkaError._MSG_TIMED_OUT), None)  # type: ignore[arg-type]  # c, which was still queued
@@ -96,7 +96,7 @@ def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> 
 def test_what_is_sent_again_has_its_whole_time_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made, patience_ns=10)
-    batch = _Batch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
+    batch = _ProducedBatch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
     batch.places, batch.dues_ms = [0, 1, 2], [0, 0, 0]
     out._begun(batch)
     out._confirmed_ns = 50  # others were stored meanwhile
@@ -114,7 +114,9 @@ def test_where_everything_takes_longer_than_the_patience_no_target_is_blamed() -
     """What was sent shortly after a batch and is stored says that the broker works through what it has."""
     made: list[Producer] = []
     out, flight, _ = delivery(made, patience_ns=10)
-    slow, soon_after, much_later = (_Batch(flight, Kind.DELIVER, "t", None, out._inbox, at) for at in (0, 5, 10))
+    slow, soon_after, much_later = (
+        _ProducedBatch(flight, Kind.DELIVER, "t", None, out._inbox, at) for at in (0, 5, 10)
+    )
     for place, batch in enumerate((slow, soon_after, much_later)):
         batch.places, batch.dues_ms = [place], [0]
         out._begun(batch)
@@ -122,7 +124,7 @@ def test_where_everything_takes_longer_than_the_patience_no_target_is_blamed() -
     out._prober.outstanding = 1
     out.settle(100)
     assert not slow.is_done
-    replaced: list[_Batch] = []
+    replaced: list[_ProducedBatch] = []
     out._replace = lambda batch, _: replaced.append(batch)  # type: ignore[method-assign]
     much_later.reported(None, None)
     out.settle(101)

@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rocketshim.worker.allow_list import TargetPolicy
-from rocketshim.worker.fast_path import QuickHeaders
-from rocketshim.worker.planner import Deliver, Planner
+from rocketshim.worker.allow_list import AllowList
+from rocketshim.worker.fast_path import FastPath
+from rocketshim.worker.planner import Deliver, DeliveryPlanner
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import HEADER_ORDER
@@ -16,7 +16,7 @@ NAMES = TopicNames("")
 LEVELS = DelayLevels.parse("1s 2s")
 CLOCK_MS = 1_700_000_010_000
 APPEND_MS = 1_700_000_000_000
-PLANNER = Planner(NAMES, LEVELS, TargetPolicy(NAMES, ("*",)))
+PLANNER = DeliveryPlanner(NAMES, LEVELS, AllowList(NAMES, ("*",)))
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -108,7 +108,7 @@ def usual(draw: st.DrawFn) -> Headers:
     return headers
 
 
-QUICK = QuickHeaders()
+QUICK = FastPath()
 
 
 @settings(max_examples=1_500, deadline=None)
@@ -125,7 +125,7 @@ def test_the_quick_way_gives_what_the_planner_gives_or_nothing(headers: Headers)
     real_topic, consumer_group, delivered, due_ms = found
     topic = real_topic.decode("utf-8", "surrogateescape")
     group = None if consumer_group is None else consumer_group.decode("utf-8", "surrogateescape")
-    if TargetPolicy(NAMES, ("*",)).refusal(topic, group) is not None:
+    if AllowList(NAMES, ("*",)).refusal(topic, group) is not None:
         return  # the router asks before it uses what was found
     step = PLANNER.plan(record, clock_ms=CLOCK_MS, seen_ns=0, now_ns=0)
     assert isinstance(step, Deliver)
@@ -147,7 +147,7 @@ def test_what_we_write_goes_the_quick_way() -> None:
 
 
 def test_its_memory_is_bounded() -> None:
-    quick = QuickHeaders()
+    quick = FastPath()
     for number in range(10_000):
         headers = [("REAL_TOPIC", b"o"), ("DELAY_MS", b"%d" % number), ("UNIQ_KEY", b"u"), (f"u{number}", b"")]
         quick.cut(headers, 0, CLOCK_MS, b"")
@@ -162,7 +162,7 @@ def test_its_memory_is_bounded() -> None:
 
 
 def test_names_that_nobody_would_write_are_not_remembered() -> None:
-    quick = QuickHeaders()
+    quick = FastPath()
     plain: Headers = [("REAL_TOPIC", b"o"), ("DELAY_MS", b"1"), ("UNIQ_KEY", b"u"), ("BORN_TIMESTAMP", b"1")]
     assert quick.cut([*plain, ("x" * 100_000, b"")], 0, CLOCK_MS, b"") is None
     assert quick.cut([*plain, *[("x", b"")] * 1_000], 0, CLOCK_MS, b"") is None
