@@ -21,7 +21,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
 from rocketshim.kafka.client_config import merge
-from rocketshim.kafka.clients import Complaints, confluent_admin, confluent_clients
+from rocketshim.kafka.clients import LastClientError, confluent_admin, confluent_clients
 from rocketshim.kafka.positions import LOOK_AGAIN_S, group_positions
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, MISSING, NO_LOGIN
@@ -145,7 +145,7 @@ class GroupReader:
     """
 
     def __init__(self, bootstrap: str, client: Mapping[str, Any] | None = None) -> None:
-        self._complaints = Complaints()
+        self._complaints = LastClientError()
         defaults = {**self._complaints.settings, "client.id": "rocketshim-read"}
         self._settings = partial(merge, client or {}, defaults=defaults)
         self._bootstrap = bootstrap
@@ -166,7 +166,7 @@ class GroupReader:
             lows = self.offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
             ends = self.offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         except KafkaException as error:
-            raise _typed(error, f"group {group}", self.said()) from error
+            raise _typed(error, f"group {group}", self.text()) from error
         owners = {
             (item.topic, item.partition): _member(member)
             for member in described.members
@@ -188,9 +188,9 @@ class GroupReader:
         members = tuple(sorted(map(_member, described.members)))
         return GroupStanding(group, described.state.name, members, tuple(standings))
 
-    def said(self) -> str:
+    def text(self) -> str:
         """What Kafka's client said of its connections, to be put behind an error's text; `""`: nothing."""
-        return self._complaints.said(self.admin)
+        return self._complaints.text(self.admin)
 
     def offsets(self, places: Iterable[tuple[str, int]], spec: Any, *, committed: bool = True) -> _Offsets:
         """Offsets by place, of those that are there.
@@ -248,11 +248,11 @@ def _member(member: Any) -> str:
     return f"{member.client_id}@{member.host.lstrip('/')}"
 
 
-def _typed(error: KafkaException, what: str, said: str) -> RocketshimError:
+def _typed(error: KafkaException, what: str, text: str) -> RocketshimError:
     cause: KafkaError = error.args[0]
     text = f"cannot look at {what}: {cause.name()}: {cause.str()}"
     if cause.code() in DENIED | NO_LOGIN:
         return NotAuthorizedError(f"{text}; see: rocketshim acls --role operator")
     if cause.code() in AWAY:
-        return BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?{said}")
+        return BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?{text}")
     return ClusterError(text)

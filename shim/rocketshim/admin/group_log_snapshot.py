@@ -9,7 +9,7 @@ from rocketshim.core.group_log import GroupLog, LeaseOutcome
 from rocketshim.core.lease_rules import Owner
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
-from rocketshim.kafka.clients import Complaints, ConsumerClient
+from rocketshim.kafka.clients import ConsumerClient, LastClientError
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import LeaseEntry, ReleaseRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
@@ -38,7 +38,7 @@ class GroupLogStanding:
     confirmed: dict[MessageQueue, int] = field(default_factory=dict)
 
 
-def read_group_log(consumer: ConsumerClient, topic: str, complaints: Complaints | None = None) -> GroupLogStanding:
+def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientError | None = None) -> GroupLogStanding:
     """Read and fold the whole log.
 
     Args:
@@ -59,7 +59,7 @@ def read_group_log(consumer: ConsumerClient, topic: str, complaints: Complaints 
             )
         low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)
     except KafkaException as error:
-        cause, said = error.args[0], "" if complaints is None else complaints.said(consumer)
+        cause, said = error.args[0], "" if complaints is None else complaints.text(consumer)
         raise BrokerUnavailableError(f"{topic} cannot be read ({cause.name()}: {cause.str()}){said}") from error
     standing = GroupLogStanding(GroupLog(low))
     consumer.assign([TopicPartition(topic, 0, low)])

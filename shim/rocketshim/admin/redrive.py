@@ -53,7 +53,7 @@ from rocketshim.errors import (
 )
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.kafka.clients import Clients, ProducerClient, confluent_clients, discard, let_go
+from rocketshim.kafka.clients import Clients, ProducerClient, close_producer, confluent_clients, purge_producer
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED, MISSING, TOO_LARGE
@@ -512,12 +512,12 @@ class Redriver:
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        discard(producer, _API_S)  # an abort waits in vain for reports that nobody serves
+        purge_producer(producer, _API_S)  # an abort waits in vain for reports that nobody serves
         if self._has_open:
             with suppress(KafkaException):  # not ours to abort any more, or the next init_transactions does it
                 producer.abort_transaction(_API_S)
             self._has_open = False
-        let_go(producer, _API_S)
+        close_producer(producer, _API_S)
 
 
 class _RefusedError(Exception):

@@ -14,7 +14,7 @@ from rocketshim.cli.records import say, show_table
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.kafka.clients import Complaints, confluent_clients
+from rocketshim.kafka.clients import LastClientError, confluent_clients
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames
 from rocketshim_topics.group_log import encode_group_record
@@ -30,7 +30,7 @@ GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer gr
 def _read(bootstrap: str, client: dict[str, str], namespace: str, group: str) -> tuple[str, GroupLogStanding]:
     settings = ConnectionSettings.make(bootstrap=bootstrap, namespace=namespace, client=client)
     topic = TopicNames(namespace).group_log(group)
-    complaints = Complaints()
+    complaints = LastClientError()
     consumer = confluent_clients().consumer({**complaints.settings, **log_reader_config(settings, group)})
     try:
         return topic, read_group_log(consumer, topic, complaints)

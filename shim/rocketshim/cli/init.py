@@ -51,7 +51,7 @@ def init(
     Exit code 2 if a topic that exists is not as it should be.
     """
     from rocketshim.kafka.client_config import merge  # noqa: PLC0415 - `--help` does without
-    from rocketshim.kafka.clients import Complaints, confluent_admin, explained  # noqa: PLC0415
+    from rocketshim.kafka.clients import LastClientError, confluent_admin, explained  # noqa: PLC0415
     from rocketshim_topics import DelayLevels, TopicNames, provision  # noqa: PLC0415
     from rocketshim_topics.layout import Layout, TopicSpec  # noqa: PLC0415
     from rocketshim_topics.names import check_topic  # noqa: PLC0415
@@ -75,7 +75,7 @@ def init(
         specs.append(
             TopicSpec(each, partitions or 1, purpose="yours", replication_factor=replication_factor, grows=False)
         )
-    complaints = Complaints()
+    complaints = LastClientError()
     required = {"bootstrap.servers": bootstrap}
     admin = confluent_admin(merge(client_settings(client), defaults=complaints.settings, required=required))
     with explained(complaints, admin):

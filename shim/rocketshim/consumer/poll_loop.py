@@ -45,7 +45,7 @@ from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
 from rocketshim.core.clock import Clock
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.errors import ConsumerError, NotAuthorizedError
-from rocketshim.kafka.clients import ConsumerClient, Parting, leave
+from rocketshim.kafka.clients import ConsumerClient, Parting, close_consumer
 from rocketshim.kafka.lookups import Lookups
 from rocketshim.kafka.partitions import TopicPartitionKey, partition_names
 from rocketshim.logs import safe_logger
@@ -83,7 +83,7 @@ class LoopSettings:
     fetch_count: int = 1_000
     pull_interval_ms: int = 0
     group: str = ""
-    unsubscribes: bool = True  # before it is closed; see `clients.leave`
+    unsubscribes: bool = True  # before it is closed; see `clients.close_consumer`
 
 
 class PollLoop(ABC, Generic[QueueT]):
@@ -321,7 +321,7 @@ class PollLoop(ABC, Generic[QueueT]):
             return
         unanswered = self.commits.outstanding
         try:
-            parting = leave(
+            parting = close_consumer(
                 consumer,
                 max(_LEAVE_S, (deadline_ms - self._now_ms()) / 1_000),
                 unsubscribe=self._settings.unsubscribes and self._sharing is None,

@@ -30,7 +30,7 @@ from rocketshim.core.retry_policy import (
     decide,
 )
 from rocketshim.errors import RocketshimError
-from rocketshim.kafka.clients import ProducerClient, let_go, serve
+from rocketshim.kafka.clients import ProducerClient, close_producer, poll_callbacks
 from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, bare_parked, dead_letter_by_reference, parked
@@ -194,7 +194,7 @@ class SendBack:
             now_ms: monotonic time in ms.
             wait_s: longest wait for the first report, in seconds.
         """
-        self._broken = serve(self._producer, wait_s) or self._broken
+        self._broken = poll_callbacks(self._producer, wait_s) or self._broken
         self._take_reports(now_ms)
         if self._broken is not None:
             self._renew(self._broken, now_ms)
@@ -207,12 +207,12 @@ class SendBack:
         """Give up what is not stored, and end. Safe twice."""
         if not self._is_closed:
             self._is_closed = True
-            let_go(self._producer, _LAST_REPORTS_S)
+            close_producer(self._producer, _LAST_REPORTS_S)
 
     def _renew(self, error: KafkaError, now_ms: int) -> None:
         """Go on with another producer; what was in flight with the broken one is made again."""
         _LOG.error("consumer.producer-renewed", extra={"error": str(error)})
-        let_go(self._producer, _LAST_REPORTS_S)
+        close_producer(self._producer, _LAST_REPORTS_S)
         self._producer = self._make_producer()
         self._take_reports(now_ms)
         self._broken = None

@@ -62,7 +62,7 @@ from rocketshim.core.queue_lock_actions import (
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError
 from rocketshim.group.lease import GroupEvent, Lease, MembersChanged, QueueStarted, QueueStopped
-from rocketshim.kafka.clients import ConsumerClient, ProducerClient, let_go, serve
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, poll_callbacks
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
@@ -281,7 +281,7 @@ class GroupLogThread:
         self._producer = self._consumer = self._topic_id = None
         if producer is not None:
             _try(partial(producer.flush, _FLUSH_S))
-            let_go(producer, 0.0)
+            close_producer(producer, 0.0)
         if consumer is not None:
             _try(consumer.close)
         while self._commands.qsize():
@@ -529,7 +529,7 @@ class GroupLogThread:
         producer = self._producer
         if producer is None:
             return
-        broken = serve(producer)
+        broken = poll_callbacks(producer)
         while self._reports:
             seq, failed = self._reports.popleft()
             if failed is None:
@@ -543,7 +543,7 @@ class GroupLogThread:
                 self._read_seq = seq  # nothing to be read back
         if broken is not None:
             _LOG.error("group.producer-renewed", extra={"topic": self._place.topic, "error": str(broken)})
-            let_go(producer, _FLUSH_S)
+            close_producer(producer, _FLUSH_S)
             self._producer = self._make_producer()
 
     def _client(self) -> ConsumerClient:

@@ -32,22 +32,22 @@ from rocketshim.errors import BrokerUnavailableError, ConfigError
 __all__ = [
     "AdminFactory",
     "Clients",
-    "Complaints",
     "ConsumerClient",
     "ConsumerFactory",
     "DeliveryCallback",
     "KafkaMessage",
+    "LastClientError",
     "LookupClient",
     "Parting",
     "ProducerClient",
     "ProducerFactory",
+    "close_consumer",
+    "close_producer",
     "confluent_admin",
     "confluent_clients",
-    "discard",
     "explained",
-    "leave",
-    "let_go",
-    "serve",
+    "poll_callbacks",
+    "purge_producer",
     "unsubscribes",
     "with_log",
 ]
@@ -191,7 +191,7 @@ class Clients:
     admin: AdminFactory | None = None
 
 
-class Complaints:
+class LastClientError:
     """What a Kafka client says of itself: its log lines go to `logging`, the last complaint into the texts of errors.
 
     librdkafka would write its lines to stderr, up to twenty a second while no broker answers. Here they go to the
@@ -203,7 +203,7 @@ class Complaints:
     Attributes:
         settings: defaults that the client is made with.
 
-    Thread-safety: confluent_kafka calls it in the thread that polls the client; `said` without a client in any thread.
+    Thread-safety: confluent_kafka calls it in the thread that polls the client; `text` without a client in any thread.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -234,7 +234,7 @@ class Complaints:
         with suppress(Exception):
             _LOG.log(level, "%s %s: %s%s", facility, client, words, f" ({left_out} lines left out)" if left_out else "")
 
-    def said(self, client: Any = None, *, since_s: float = -math.inf) -> str:
+    def text(self, client: Any = None, *, since_s: float = -math.inf) -> str:
         """Return the last complaint and its likely cause, to be put behind an error's text; `""`: there was none.
 
         Args:
@@ -258,12 +258,12 @@ class Complaints:
 
 
 @contextmanager
-def explained(complaints: Complaints, client: Any) -> Iterator[None]:
+def explained(complaints: LastClientError, client: Any) -> Iterator[None]:
     """Add to a `BrokerUnavailableError` what the client that was asked says of its connections."""
     try:
         yield
     except BrokerUnavailableError as error:
-        said = complaints.said(client)
+        said = complaints.text(client)
         if not said:
             raise
         raise BrokerUnavailableError(f"{error}{said}") from error
@@ -299,13 +299,13 @@ def confluent_admin(settings: dict[str, Any]) -> Any:
 
 
 def with_log(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of a client whose lines go to `logging` (`Complaints`), unless these settings name a logger.
+    """Return settings of a client whose lines go to `logging` (`LastClientError`), unless these settings name a logger.
 
     Where they ask for librdkafka's debug lines, all lines go to stderr, as librdkafka writes them.
     """
     if "debug" in settings:
-        return {name: value for name, value in settings.items() if not isinstance(value, Complaints)}
-    return settings if "logger" in settings else {**settings, "logger": Complaints()}
+        return {name: value for name, value in settings.items() if not isinstance(value, LastClientError)}
+    return settings if "logger" in settings else {**settings, "logger": LastClientError()}
 
 
 def _checked(make: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, Any]], _Client]:
@@ -318,7 +318,7 @@ def _checked(make: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, A
     return made
 
 
-def serve(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaError | None:
+def poll_callbacks(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaError | None:
     """Let a producer call its callbacks; the fatal error that it came upon, once, or None.
 
     confluent_kafka raises a fatal error out of whichever `poll` or `flush` comes next, `error_cb` or not.
@@ -331,7 +331,7 @@ def serve(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaError | None
     return None
 
 
-def discard(producer: ProducerClient, longest_s: float) -> None:
+def purge_producer(producer: ProducerClient, longest_s: float) -> None:
     """Give up what a producer holds; the reports of it are served."""
     producer.purge()
     for _ in range(2):  # a fatal error comes out of the first call
@@ -342,7 +342,7 @@ def discard(producer: ProducerClient, longest_s: float) -> None:
         return
 
 
-def let_go(producer: ProducerClient, longest_s: float) -> None:
+def close_producer(producer: ProducerClient, longest_s: float) -> None:
     """Give up what a producer holds, and let its threads and connections go, whoever still refers to it.
 
     For its owner: nobody else may be in a call of it. The last reference may be out of reach: confluent_kafka keeps
@@ -353,7 +353,7 @@ def let_go(producer: ProducerClient, longest_s: float) -> None:
         longest_s: how long its reports are waited for, in seconds; if some are not in by then it ends with its last
             reference, since `close` would wait for them.
     """
-    discard(producer, longest_s)
+    purge_producer(producer, longest_s)
     if len(producer) == 0:
         # After a fatal error, which was said before, `close` warns; where warnings are errors that is a SystemError.
         with suppress(KafkaException, SystemError):
@@ -369,17 +369,17 @@ class Parting(Enum):
 
 
 def unsubscribes(client: Mapping[str, Any]) -> bool:
-    """Whether a consumer with these settings has to unsubscribe before it is closed; see `leave`.
+    """Whether a consumer with these settings has to unsubscribe before it is closed; see `close_consumer`.
 
     Not with KIP-848, whose close leaves the group at once, and not as a static member, which must stay in the group.
     """
     return str(client.get("group.protocol", "classic")).lower() != "consumer" and not client.get("group.instance.id")
 
 
-def leave(
+def close_consumer(
     consumer: ConsumerClient,
     longest_s: float,
-    last_words: Callable[[], object] = lambda: None,
+    before_close: Callable[[], object] = lambda: None,
     *,
     unsubscribe: bool = False,
     has_joined: Callable[[], bool] = lambda: True,
@@ -398,19 +398,19 @@ def leave(
     Args:
         consumer: nobody else is in a call of it; not to be used afterwards.
         longest_s: how long to wait, in seconds.
-        last_words: a commit that waits for its answer, say; called before it closes, in that thread.
+        before_close: a commit that waits for its answer, say; called before it closes, in that thread.
         unsubscribe: leave explicitly before closing; what `unsubscribes` says of its settings.
         has_joined: whether its first rebalance is over; until then a member that leaves would hold up the others.
 
     Raises:
-        What `last_words` or `close` raised within the time; the consumer is closed all the same.
+        What `before_close` or `close` raised within the time; the consumer is closed all the same.
     """
     problems: list[BaseException] = []
     spoken = threading.Event()
     until_s = time.monotonic() + longest_s
 
     def speak() -> None:
-        last_words()
+        before_close()
         spoken.set()
 
     def end() -> None:

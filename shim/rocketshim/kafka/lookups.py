@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from confluent_kafka import TopicPartition
 
-from rocketshim.kafka.clients import ConsumerClient, leave
+from rocketshim.kafka.clients import ConsumerClient, close_consumer
 
 __all__ = ["Lookups"]
 
@@ -60,7 +60,7 @@ class Lookups:
         """Close the second client; safe twice."""
         beside, self._beside = self._beside, None
         if beside is not None:
-            leave(beside, _LEAVE_S)
+            close_consumer(beside, _LEAVE_S)
 
     def _client(self) -> ConsumerClient:
         consumer = self._consumer()

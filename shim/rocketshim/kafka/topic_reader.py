@@ -16,7 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.client_config import merge
-from rocketshim.kafka.clients import Clients, Complaints, ConsumerClient, confluent_clients
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 
 __all__ = ["TopicReader"]
@@ -62,7 +62,7 @@ class TopicReader:
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
-        self._complaints = Complaints()
+        self._complaints = LastClientError()
         defaults = {
             **self._complaints.settings,
             "client.id": "rocketshim-read",
@@ -274,5 +274,5 @@ class TopicReader:
             return NotAuthorizedError(f"the principal may not do this ({cause.str()}); see: rocketshim acls")
         if cause.code() in MISSING:
             return TopicMissingError(f"there is no such topic or partition ({cause.str()}). {OR_HIDDEN}")
-        said = self._complaints.said(self._consumer)
+        said = self._complaints.text(self._consumer)
         return BrokerUnavailableError(f"no broker at {self._bootstrap} answered ({cause.name()}: {cause.str()}){said}")

@@ -28,7 +28,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.failed_hop import LaneSelector
 from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.kafka.clients import Clients, Complaints, ProducerClient, confluent_clients
+from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim.producer.selectors import (
@@ -122,7 +122,7 @@ class Producer:
         self._producer: ProducerClient | None = None
         self._poller: threading.Thread | None = None
         self._closed = threading.Event()
-        self._complaints = Complaints()
+        self._complaints = LastClientError()
         self._broker_clock = BrokerClock()
         self._clock_differs = False
 
@@ -159,7 +159,7 @@ class Producer:
         except FutureTimeoutError as error:
             raise SendTimeoutError(
                 f"no delivery report for {message.topic!r} within {timeout_s} s from {self.settings.bootstrap}"
-                f"{self._complaints.said(since_s=deadline - timeout_s)}; the message may or may not be stored"
+                f"{self._complaints.text(since_s=deadline - timeout_s)}; the message may or may not be stored"
             ) from error
 
     def send_async(
@@ -202,7 +202,7 @@ class Producer:
             waiting = sum(not future.done() for future in futures)
             raise SendTimeoutError(
                 f"{waiting} of {len(futures)} messages have no delivery report within {timeout_s} s"
-                f"{self._complaints.said(since_s=deadline - timeout_s)}; they may or may not be stored"
+                f"{self._complaints.text(since_s=deadline - timeout_s)}; they may or may not be stored"
             ) from error
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -353,7 +353,7 @@ class Producer:
             raise BrokerUnavailableError(
                 f"no broker at {self.settings.bootstrap} said within {_METADATA_TIMEOUT_S} s which partitions "
                 f"{physical!r} has ({error.args[0].name()})"
-                f"{self._complaints.said(since_s=time.monotonic() - _METADATA_TIMEOUT_S)}"
+                f"{self._complaints.text(since_s=time.monotonic() - _METADATA_TIMEOUT_S)}"
             ) from error
         metadata = topics.get(physical)
         if metadata is None or not metadata.partitions:

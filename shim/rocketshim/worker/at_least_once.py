@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
-from rocketshim.kafka.clients import ConsumerClient, ProducerClient, ProducerFactory, let_go, serve
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient, ProducerFactory, close_producer, poll_callbacks
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
@@ -281,7 +281,7 @@ class AtLeastOnce:
                     headers=placement.headers,
                 )
             except BufferError:
-                self._fatal = serve(producer, _BUSY_MS / 1_000) or self._fatal  # reports make room
+                self._fatal = poll_callbacks(producer, _BUSY_MS / 1_000) or self._fatal  # reports make room
             except KafkaException as error:
                 batch.alone = True
                 batch.errors.append((0, error.args[0]))
@@ -333,7 +333,7 @@ class AtLeastOnce:
     def _poll(self, timeout_s: float) -> None:
         for producer, wait_s in ((self._producer, timeout_s), (self._one_by_one, 0.0)):
             if producer is not None:
-                self._fatal = serve(producer, wait_s) or self._fatal
+                self._fatal = poll_callbacks(producer, wait_s) or self._fatal
 
     def _take_in(self, batch: _ProducedBatch, now_ns: int) -> None:
         if batch.is_done:
@@ -527,7 +527,7 @@ class AtLeastOnce:
         """Abandon what is in flight and end."""
         for producer in (self._producer, self._one_by_one):
             if producer is not None:
-                let_go(producer, _LAST_REPORTS_S)
+                close_producer(producer, _LAST_REPORTS_S)
         self._producer = self._one_by_one = self._consumer = None
         self._inbox.clear()
         self._flying.clear()
@@ -545,7 +545,7 @@ class AtLeastOnce:
         self._alarm("worker.producer-recycled", error=str(error))
         for old in (self._producer, self._one_by_one):
             if old is not None:
-                let_go(old, _LAST_REPORTS_S)
+                close_producer(old, _LAST_REPORTS_S)
         self._producer = self._one_by_one = None
         self._open()
         lost = sorted(self._open_batches, key=_began)

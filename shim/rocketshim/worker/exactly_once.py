@@ -32,7 +32,14 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.errors import WorkerError
-from rocketshim.kafka.clients import ConsumerClient, ProducerClient, ProducerFactory, discard, let_go, serve
+from rocketshim.kafka.clients import (
+    ConsumerClient,
+    ProducerClient,
+    ProducerFactory,
+    close_producer,
+    poll_callbacks,
+    purge_producer,
+)
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
@@ -186,7 +193,7 @@ class ExactlyOnce:
                 self._produce_plain(producer, due, each, now_ns)
             else:
                 self._produce_slowly(producer, due, *each, now_ns)
-        self._is_spoilt = serve(producer) is not None or self._is_spoilt
+        self._is_spoilt = poll_callbacks(producer) is not None or self._is_spoilt
         self._point("after-produce")
 
     def _route(
@@ -267,7 +274,7 @@ class ExactlyOnce:
                             headers=placement.headers,
                         )
                     except BufferError:
-                        self._is_spoilt = serve(producer, 0.02) is not None or self._is_spoilt
+                        self._is_spoilt = poll_callbacks(producer, 0.02) is not None or self._is_spoilt
                     else:
                         break
             except KafkaException as problem:
@@ -393,7 +400,7 @@ class ExactlyOnce:
         """End the transaction without effect; if even that is in doubt, the producer goes."""
         self._counts.aborted += 1
         self._call_begins()
-        discard(producer, self._patience_s)  # an abort waits in vain for reports that nobody serves
+        purge_producer(producer, self._patience_s)  # an abort waits in vain for reports that nobody serves
         try:
             producer.abort_transaction(self._api_timeout_s)
             now_ns = self._clock.monotonic_ns()
@@ -402,7 +409,7 @@ class ExactlyOnce:
             self._learn_from_failures(now_ns, cause)
             self._doubt(problem.args[0], now_ns)
             return
-        serve(producer)
+        poll_callbacks(producer)
         reason = str(cause) if cause is not None else why or f"{len(self._failures)} records were not stored"
         self._alarm("worker.transaction-aborted", error=reason, records=self._records)
         careful, was_silent = self._learn_from_failures(now_ns, cause), self._is_silent
@@ -483,7 +490,7 @@ class ExactlyOnce:
         old, self._producer = self._producer, None
         self._router.targets.use()
         if old is not None:
-            let_go(old, _LAST_REPORTS_S)
+            close_producer(old, _LAST_REPORTS_S)
 
     def connection_lost(self) -> None:
         """Have a new producer before the next transaction, but not more than one a second.
@@ -503,10 +510,10 @@ class ExactlyOnce:
         if self._twin is not None:
             raise self._twin
         if self._probes is not None:
-            error = serve(self._probes)
+            error = poll_callbacks(self._probes)
             if error is not None:
                 self._alarm("worker.producer-recycled", error=str(error))
-                let_go(self._probes, _LAST_REPORTS_S)
+                close_producer(self._probes, _LAST_REPORTS_S)
                 self._probes = self._make_producer(self._probe_config)
                 self._prober.use(self._probes)
         if self._is_stale and self._begun_ns is None and now_ns - self._renewed_ns >= _AGAIN_NS:
@@ -581,6 +588,6 @@ class ExactlyOnce:
                 self._alarm("worker.transaction-aborted", error=str(error), records=self._records)
         self._renew()
         if self._probes is not None:
-            let_go(self._probes, _LAST_REPORTS_S)
+            close_producer(self._probes, _LAST_REPORTS_S)
         self._probes = self._consumer = None
         self._reset()

@@ -47,12 +47,12 @@ from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import (
     Clients,
-    Complaints,
     ConsumerClient,
+    LastClientError,
     Parting,
+    close_consumer,
     confluent_clients,
     explained,
-    leave,
     unsubscribes,
 )
 from rocketshim.logs import safe_logger
@@ -245,7 +245,7 @@ class DelayWorker:
             self._consumer = None
             left_s = max(_LEAVE_S, (by_ns - self._clock.monotonic_ns()) / 1e9)
             try:
-                parting = leave(
+                parting = close_consumer(
                     consumer,
                     left_s,
                     partial(delivery.commit, held, asynchronous=False),
@@ -558,7 +558,7 @@ class DelayWorker:
         from rocketshim_topics import provision  # noqa: PLC0415 - the one module of the contract that loads Kafka
 
         layout = Layout(self.names, self._levels)
-        complaints = Complaints()
+        complaints = LastClientError()
         admin = clients.admin(self._connection({}, complaints.settings))
         with explained(complaints, admin):
             planned = provision.ensure_topics(admin, layout.shared(), create=self.settings.create_topics)
@@ -598,7 +598,7 @@ class DelayWorker:
     def _lookup_config(self) -> dict[str, Any]:
         return merge(
             self.settings.client,
-            defaults={"client.id": "rocketshim-worker", **Complaints().settings},
+            defaults={"client.id": "rocketshim-worker", **LastClientError().settings},
             required={
                 **PROTECTED_CONSUMER,
                 "bootstrap.servers": self.settings.bootstrap,

@@ -9,7 +9,15 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.errors import BrokerUnavailableError
-from rocketshim.kafka.clients import Complaints, Parting, explained, leave, let_go, unsubscribes, with_log
+from rocketshim.kafka.clients import (
+    LastClientError,
+    Parting,
+    close_consumer,
+    close_producer,
+    explained,
+    unsubscribes,
+    with_log,
+)
 from rocketshim.testing import InMemoryKafka
 
 GUARD_S = 60.0
@@ -34,7 +42,7 @@ class Client:
 
 def test_a_consumer_says_its_last_words_and_closes() -> None:
     client = Client()
-    assert leave(client, GUARD_S, client.commit) is Parting.LEFT  # type: ignore[arg-type]
+    assert close_consumer(client, GUARD_S, client.commit) is Parting.LEFT  # type: ignore[arg-type]
     assert client.calls == ["commit", "close"]
 
 
@@ -45,14 +53,14 @@ def test_what_the_last_words_raise_is_raised_by_a_consumer_that_is_closed() -> N
         raise KafkaException(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
 
     with pytest.raises(KafkaException, match="UNKNOWN_MEMBER_ID"):
-        leave(client, GUARD_S, fail)  # type: ignore[arg-type]
+        close_consumer(client, GUARD_S, fail)  # type: ignore[arg-type]
     assert client.calls == ["close"]
 
 
 def test_a_consumer_whom_nobody_answers_is_left_behind_and_closes_when_it_can() -> None:
     client = Client(silent=True)
     before = threading.active_count()
-    assert leave(client, 0.01, client.commit) is Parting.SILENT  # type: ignore[arg-type]
+    assert close_consumer(client, 0.01, client.commit) is Parting.SILENT  # type: ignore[arg-type]
     (thread,) = [each for each in threading.enumerate() if each.name == "rocketshim-leaving"]
     assert thread.daemon
     assert threading.active_count() == before + 1
@@ -86,7 +94,7 @@ class JoiningClient(Client):
 
 def test_a_member_finishes_joining_and_sends_its_leave_before_it_closes() -> None:
     client = JoiningClient()
-    parting = leave(client, GUARD_S, client.commit, unsubscribe=True, has_joined=lambda: client.has_joined)  # type: ignore[arg-type]
+    parting = close_consumer(client, GUARD_S, client.commit, unsubscribe=True, has_joined=lambda: client.has_joined)  # type: ignore[arg-type]
     assert parting is Parting.LEFT
     assert client.calls == ["commit", "poll", "poll", "unsubscribe", "poll", "poll", "close"]
 
@@ -108,7 +116,7 @@ def test_a_producer_that_is_let_go_gives_up_what_it_holds_reports_it_and_closes(
     producer = kafka.producer({})
     reports: list[KafkaError | None] = []
     producer.produce("orders", b"", on_delivery=lambda error, _: reports.append(error))
-    let_go(producer, 1.0)
+    close_producer(producer, 1.0)
     assert [error is None for error in reports] == [False]
     assert producer._is_gone
     assert kafka.records("orders") == []
@@ -132,7 +140,7 @@ def test_a_producer_whose_reports_do_not_come_is_not_waited_for() -> None:
             return 1
 
     producer = Silent()
-    let_go(producer, 0.0)  # type: ignore[arg-type]
+    close_producer(producer, 0.0)  # type: ignore[arg-type]
     assert not producer.closed
 
 
@@ -154,14 +162,14 @@ class Ticking:
         return self.now_s
 
 
-def say(complaints: Complaints, words: str, facility: str = "FAIL", level: int = logging.ERROR) -> None:
+def say(complaints: LastClientError, words: str, facility: str = "FAIL", level: int = logging.ERROR) -> None:
     """As confluent_kafka calls a logger."""
     complaints.log(level, "%s [%s] %s", facility, "rdkafka#producer-1", f"[thrd:127.0.0.1:9092/bootstrap]: {words}")
 
 
 def test_lines_of_a_client_are_logged_and_too_many_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     clock = Ticking()
-    complaints = Complaints(clock)
+    complaints = LastClientError(clock)
     with caplog.at_level(logging.DEBUG, "rocketshim.client"):
         for _ in range(25):
             say(complaints, "refused")
@@ -179,11 +187,11 @@ def test_a_log_filter_that_raises_does_not_come_out_of_the_client() -> None:
     logger = logging.getLogger("rocketshim.client")
     logger.addFilter(broken)
     try:
-        complaints = Complaints()
+        complaints = LastClientError()
         say(complaints, "refused")
     finally:
         logger.removeFilter(broken)
-    assert "refused" in complaints.said()
+    assert "refused" in complaints.text()
 
 
 @pytest.mark.parametrize(
@@ -197,21 +205,21 @@ def test_a_log_filter_that_raises_does_not_come_out_of_the_client() -> None:
     ],
 )
 def test_the_likely_cause_stands_before_what_the_client_says(words: str, cause: str) -> None:
-    complaints = Complaints()
-    assert complaints.said() == ""
+    complaints = LastClientError()
+    assert complaints.text() == ""
     say(complaints, words)
-    assert complaints.said().endswith(f"{cause}Kafka's client says: {words})")
+    assert complaints.text().endswith(f"{cause}Kafka's client says: {words})")
 
 
 def test_what_is_no_trouble_or_too_old_explains_no_error() -> None:
     clock = Ticking()
-    complaints = Complaints(clock)
+    complaints = LastClientError(clock)
     say(complaints, IDLE)
     say(complaints, "TxnCoordinator/1: loading, retrying", facility="GETPID")
-    assert complaints.said() == ""
+    assert complaints.text() == ""
     say(complaints, "refused")
-    assert complaints.said(since_s=0.0)
-    assert not complaints.said(since_s=1.0)
+    assert complaints.text(since_s=0.0)
+    assert not complaints.text(since_s=1.0)
     with pytest.raises(BrokerUnavailableError, match=r"^nobody \(Kafka's client says: refused\)$"):  # noqa: SIM117
         with explained(complaints, None):
             raise BrokerUnavailableError("nobody")
@@ -220,8 +228,8 @@ def test_what_is_no_trouble_or_too_old_explains_no_error() -> None:
 def test_a_logger_of_the_users_stays_and_debug_lines_are_librdkafkas_own() -> None:
     mine = logging.getLogger("mine")
     assert with_log({"logger": mine})["logger"] is mine
-    assert isinstance(with_log({})["logger"], Complaints)
-    assert with_log({"debug": "broker", **Complaints().settings}).keys() == {"debug", "error_cb"}
+    assert isinstance(with_log({})["logger"], LastClientError)
+    assert with_log({"debug": "broker", **LastClientError().settings}).keys() == {"debug", "error_cb"}
 
 
 @pytest.mark.parametrize("is_set_up", [False, True])

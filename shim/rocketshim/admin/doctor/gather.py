@@ -186,7 +186,7 @@ class _Look:
         except (KafkaException, TimeoutError) as error:
             raise BrokerUnavailableError(
                 f"no broker at {self._bootstrap} answered ({_text(error)}): check the address, the security settings "
-                f"(--client) and that a broker is up{self._groups.said()}"
+                f"(--client) and that a broker is up{self._groups.text()}"
             ) from error
         return tuple(sorted(node.id for node in nodes))
 

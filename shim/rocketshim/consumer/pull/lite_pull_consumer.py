@@ -43,12 +43,12 @@ from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import (
     Clients,
-    Complaints,
     ConsumerClient,
+    LastClientError,
     Parting,
+    close_consumer,
     confluent_clients,
     explained,
-    leave,
     unsubscribes,
 )
 from rocketshim.kafka.lookups import Lookups
@@ -143,7 +143,7 @@ class LitePullConsumer:
             subscription="",
         )
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
-        self._complaints = Complaints()
+        self._complaints = LastClientError()
         self._lookups = Lookups(
             self._client,
             lambda: bool(self._positions.places()),
@@ -511,7 +511,7 @@ class LitePullConsumer:
         due = self._positions.due() if self.settings.auto_commit else {}
         self._consumer, self._closing = None, True
         self._lookups.close()
-        parting = leave(
+        parting = close_consumer(
             consumer,
             _LEAVE_S,
             lambda: self._commit(consumer, due),

@@ -33,7 +33,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
-from rocketshim.kafka.clients import Clients, Complaints, ConsumerClient, confluent_clients
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
 from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
@@ -170,8 +170,8 @@ class PullConsumer:
         self.names = TopicNames(settings.namespace)
         self._clients = clients
         self._clock: Clock = clock or SystemClock()
-        self._complaints = Complaints()
-        self._lookup = QueueLookup(self.names, self._asker, lambda: self._complaints.said(self._asker()))
+        self._complaints = LastClientError()
+        self._lookup = QueueLookup(self.names, self._asker, lambda: self._complaints.text(self._asker()))
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
         self._shelves: dict[TopicPartitionKey, _PrefetchBuffer] = {}
         self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # one that reads, one that asks

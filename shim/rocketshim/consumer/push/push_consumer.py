@@ -41,7 +41,7 @@ from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER
-from rocketshim.kafka.clients import Clients, Complaints, ConsumerClient, confluent_clients, explained
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, explained
 from rocketshim.kafka.queue_lookup import cluster_errors
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
@@ -730,7 +730,7 @@ class PushConsumer:
         if clients.admin is None:
             return
         settings, named = self.settings, self._subscriptions.named()
-        complaints = Complaints()
+        complaints = LastClientError()
         admin = self._admin = clients.admin(connection(settings, defaults=complaints.settings))
         topics = GroupTopics(admin, self.names, settings.group)
         with explained(complaints, admin):
