@@ -17,14 +17,14 @@ from rocketshim.errors import MalformedRecordError
 from rocketshim_topics import Envelope, Record, TopicNames, decode
 from rocketshim_topics.wire import read_headers
 
-__all__ = ["Letter", "Opener"]
+__all__ = ["DeadLetterRecord", "Decoder"]
 
 Fetch = Callable[[str, int, int], Any]
 """The record at topic, partition and offset; None: there is none (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetterRecord:
     """A letter as far as it could be read.
 
     Attributes:
@@ -42,7 +42,7 @@ class Letter:
     dialect: str | None = None
 
 
-class Opener:
+class Decoder:
     """Opens the letters of one topic.
 
     Args:
@@ -58,31 +58,33 @@ class Opener:
         self.is_ours = names.is_ours(topic)
         self._fetch = fetch
 
-    def open(self, message: Record) -> Letter:
+    def open(self, message: Record) -> DeadLetterRecord:
         """What a record of the topic says."""
         try:
             headers = read_headers(message)
             if self.is_ours:
-                return Letter(message, message, decode(headers, trusted=True))
+                return DeadLetterRecord(message, message, decode(headers, trusted=True))
         except MalformedRecordError as error:
-            return Letter(message, message, Envelope(), error.reason, None if self.is_ours else "unknown")
+            return DeadLetterRecord(message, message, Envelope(), error.reason, None if self.is_ours else "unknown")
         found = read_foreign(headers)
         if found is None:
-            return Letter(message, message, decode(headers, trusted=False), dialect="unknown")
+            return DeadLetterRecord(message, message, decode(headers, trusted=False), dialect="unknown")
         name, envelope = found.dialect.name, found.envelope
         if not found.dialect.by_reference or self._fetch is None or found.source is None:
-            return Letter(message, message, envelope, dialect=name)
+            return DeadLetterRecord(message, message, envelope, dialect=name)
         first = self._fetch(envelope.retry_topic or "", *found.source)
         if first is None:
-            return Letter(message, message, envelope, None if message.value() is not None else "source-gone", name)
+            return DeadLetterRecord(
+                message, message, envelope, None if message.value() is not None else "source-gone", name
+            )
         try:
             kept = decode(read_headers(first), trusted=False)
         except MalformedRecordError as error:
-            return Letter(message, message, envelope, error.reason, name)
+            return DeadLetterRecord(message, message, envelope, error.reason, name)
         envelope.user, envelope.tags, envelope.keys = kept.user, kept.tags, kept.keys
         envelope.uniq_key = kept.uniq_key or envelope.uniq_key
         envelope.born_timestamp_ms = kept.born_timestamp_ms
-        return Letter(message, _Completed(message, first), envelope, dialect=name)
+        return DeadLetterRecord(message, _Completed(message, first), envelope, dialect=name)
 
 
 class _Completed:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from rocketshim.admin.decoder import Letter
+from rocketshim.admin.decoder import DeadLetterRecord
 from rocketshim_topics import Envelope, MalformedRecordError, decode, encode
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.wire import RESERVED, headers_shown, own_name, read_headers
 
-__all__ = ["Entry", "as_read", "time_text"]
+__all__ = ["RecordView", "as_read", "time_text"]
 
 _SHOWN: Final = 200
 
@@ -30,7 +30,7 @@ def time_text(at_ms: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RecordView:
     """A record as read.
 
     Attributes:
@@ -59,7 +59,7 @@ class Entry:
     dialect: str | None = None
 
     @classmethod
-    def of(cls, message: Any, *, trusted: bool = True) -> "Entry":
+    def of(cls, message: Any, *, trusted: bool = True) -> "RecordView":
         """The entry of a Kafka message; `trusted`: it lies in a topic of the shim's own."""
         malformed = None
         try:
@@ -71,7 +71,7 @@ class Entry:
         return cls(*at, message.timestamp()[1], message.key(), message.value(), headers, envelope, malformed)
 
     @classmethod
-    def opened(cls, letter: Letter, *, log: RedriveLog | None = None) -> "Entry":
+    def opened(cls, letter: DeadLetterRecord, *, log: RedriveLog | None = None) -> "RecordView":
         """The entry of a letter.
 
         Args:
@@ -175,7 +175,7 @@ class Entry:
 
 
 def as_read(message: Any) -> dict[str, Any]:
-    """Key, headers and value of a Kafka message for programs; bytes as `Entry.as_json` has them."""
+    """Key, headers and value of a Kafka message for programs; bytes as `RecordView.as_json` has them."""
     headers = [[name, _json_bytes(value)] for name, value in headers_shown(message)]
     return {"key": _json_bytes(message.key()), "headers": headers, "value": _json_bytes(message.value())}
 

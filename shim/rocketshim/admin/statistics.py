@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from rocketshim.admin.record_view import Entry
+from rocketshim.admin.record_view import RecordView
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
 
 __all__ = ["CauseCount", "by_cause", "fingerprint"]
@@ -47,7 +47,7 @@ class CauseCount:
     last_ms: int = 0
     sample: str = ""
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: RecordView) -> None:
         """Count one."""
         self.first_ms = entry.stored_ms if self.count == 0 else min(self.first_ms, entry.stored_ms)
         if entry.stored_ms >= self.last_ms:
@@ -56,7 +56,7 @@ class CauseCount:
         self.ids.add(entry.id)
 
 
-def by_cause(entries: Iterable[Entry]) -> list[CauseCount]:
+def by_cause(entries: Iterable[RecordView]) -> list[CauseCount]:
     """Counts by cause and fingerprint, the most frequent first."""
     counts: dict[tuple[str, str], CauseCount] = {}
     for entry in entries:

@@ -9,14 +9,14 @@ what lay between, and is named by nothing that is left, the counts of failures t
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from rocketshim.admin.record_view import Entry
+from rocketshim.admin.record_view import RecordView
 from rocketshim_topics import Origin
 
-__all__ = ["Hop", "Missing", "life"]
+__all__ = ["Missing", "TraceStep", "life"]
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class TraceStep:
     """One record of a message's life.
 
     Attributes:
@@ -25,7 +25,7 @@ class Hop:
         late_ms: for a delivered record, how long after it was due it was stored; None where that is not known.
     """
 
-    entry: Entry
+    entry: RecordView
     due_ms: int | None
     late_ms: int | None
 
@@ -47,12 +47,12 @@ class Missing:
 
 
 def life(
-    entries: Iterable[Entry],
+    entries: Iterable[RecordView],
     *,
     is_schedule: Callable[[str], bool],
     queue_delay_ms: Callable[[int], int],
     low_offset: Callable[[str, int], int],
-) -> list[Hop | Missing]:
+) -> list[TraceStep | Missing]:
     """Every record of one message in the order in which they were stored, with what is missing before each.
 
     Args:
@@ -64,7 +64,7 @@ def life(
     found = {entry.at: entry for entry in entries}
     ordered = sorted(found.values(), key=lambda entry: (entry.stored_ms, entry.offset, entry.at))
     told: set[str] = set(found)
-    result: list[Hop | Missing] = []
+    result: list[TraceStep | Missing] = []
     failures = 0
     for entry in ordered:
         envelope = entry.envelope
@@ -81,11 +81,11 @@ def life(
         late = None
         if due is None and origin is not None and is_schedule(origin.topic):
             late = entry.stored_ms - _due_ms(origin, queue_delay_ms)
-        result.append(Hop(entry, due, late))
+        result.append(TraceStep(entry, due, late))
     return result
 
 
-def _due_ms(entry: Entry, queue_delay_ms: Callable[[int], int]) -> int:
+def _due_ms(entry: RecordView, queue_delay_ms: Callable[[int], int]) -> int:
     envelope = entry.envelope
     if envelope.deliver_at_ms is not None:
         return envelope.deliver_at_ms

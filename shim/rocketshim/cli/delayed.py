@@ -12,7 +12,18 @@ from rocketshim.admin.delayed import DelayedReader, WaitingRecord, waiting_recor
 from rocketshim.admin.record_view import as_read, time_text
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
-from rocketshim.cli.records import Follow, Limit, Tags, Where, counting, say, say_limit, selecting, show_raw, show_table
+from rocketshim.cli.records import (
+    Follow,
+    Limit,
+    Tags,
+    Where,
+    counting,
+    echo_safe,
+    say_limit,
+    selecting,
+    show_raw,
+    show_table,
+)
 from rocketshim.errors import ConfigError
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.wire import headers_shown
@@ -58,7 +69,7 @@ def ls(
                 if as_json:
                     typer.echo(json.dumps(asdict(entry)))
                 else:
-                    say(_line(entry))
+                    echo_safe(_line(entry))
                 continue
             if len(shown) == limit:
                 say_limit(limit)

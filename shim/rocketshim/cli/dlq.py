@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from rocketshim.admin.decoder import Opener
+from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_view import time_text
 from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import by_cause
@@ -14,21 +14,21 @@ from rocketshim.cli import redrive
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.cli.records import (
-    Choice,
     Everything,
     Follow,
     Key,
     Limit,
     OfGroup,
     OfTopic,
+    RecordFilter,
     Since,
     Tags,
     Where,
-    chosen,
     console,
     counting,
+    dead_letter_topic_of,
     find,
-    letters_topic,
+    select,
     show_list,
     show_one,
 )
@@ -60,11 +60,11 @@ def stats(
 ) -> None:
     """Count dead letters by cause. Records that were read are counted, not offsets."""
     names = TopicNames(namespace)
-    choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
+    choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
-        opener = Opener(names, letters_topic(reader, names, group, topic))
-        counts = by_cause(counting(chosen(reader, opener, choice, log=log)))
+        opener = Decoder(names, dead_letter_topic_of(reader, names, group, topic))
+        counts = by_cause(counting(select(reader, opener, choice, log=log)))
     if as_json:
         rows = [
             {
@@ -116,11 +116,11 @@ def ls(
 ) -> None:
     """List dead letters of a group, oldest first within a partition."""
     names = TopicNames(namespace)
-    choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
+    choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
-        opener = Opener(names, letters_topic(reader, names, group, topic))
-        entries = chosen(reader, opener, choice, follow=follow, log=log)
+        opener = Decoder(names, dead_letter_topic_of(reader, names, group, topic))
+        entries = select(reader, opener, choice, follow=follow, log=log)
         show_list(entries, limit=limit, as_json=as_json, follow=follow, with_state=True)
 
 
@@ -141,7 +141,7 @@ def show(
     with TopicReader(bootstrap, client=settings) as reader:
         log = read_log(reader, names.redrive_log)
         with TopicReader(bootstrap, client=settings) as sources:
-            opener = Opener(names, letters_topic(reader, names, group, topic), fetch=sources.fetch)
+            opener = Decoder(names, dead_letter_topic_of(reader, names, group, topic), fetch=sources.fetch)
             entry = find(reader, opener, what, log=log)
     if entry is None:
         typer.echo(f"no dead letter {what} in {opener.topic}", err=True)
@@ -170,11 +170,11 @@ def export(
 ) -> None:
     """Write dead letters as JSON Lines, whole: headers and bodies too (what is not text as base64)."""
     names = TopicNames(namespace)
-    choice = Choice(where=where, tags=tags, key=key, since=since, everything=everything)
+    choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
     settings = client_settings(client)
     with TopicReader(bootstrap, client=settings) as reader:
         log = read_log(reader, names.redrive_log)
         with TopicReader(bootstrap, client=settings) as sources:
-            opener = Opener(names, letters_topic(reader, names, group, topic), fetch=sources.fetch)
-            for entry in chosen(reader, opener, choice, log=log):
+            opener = Decoder(names, dead_letter_topic_of(reader, names, group, topic), fetch=sources.fetch)
+            for entry in select(reader, opener, choice, log=log):
                 typer.echo(json.dumps(entry.as_json()))

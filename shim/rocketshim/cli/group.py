@@ -11,7 +11,7 @@ from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts, co
 from rocketshim.cli import group_locks
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
-from rocketshim.cli.records import console, say
+from rocketshim.cli.records import console, echo_safe
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames, parse_duration_ms
 
@@ -145,7 +145,7 @@ def subscriptions(
         console().print(table)
     for conflict in found:
         wants = "; ".join(f"{text} (partitions {', '.join(map(str, on))})" for text, on in conflict.partitions.items())
-        say(f"{conflict.topic}: {len(conflict.partitions)} subscriptions in one group: {wants}", err=True)
+        echo_safe(f"{conflict.topic}: {len(conflict.partitions)} subscriptions in one group: {wants}", err=True)
     if found:
         raise typer.Exit(FINDING)
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, read_group_log, release_record
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
-from rocketshim.cli.records import say, show_table
+from rocketshim.cli.records import echo_safe, show_table
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
@@ -148,11 +148,13 @@ def release(
         return
     if not owner_is_gone:
         lock = standing.log.lock(wanted)
-        say(f"{queue} is held by {record.client_id} for {lock.lease_left_ms / 1_000:.0f} s more (token {lock.token})")
+        echo_safe(
+            f"{queue} is held by {record.client_id} for {lock.lease_left_ms / 1_000:.0f} s more (token {lock.token})"
+        )
         typer.echo("nothing was changed; if that process has ended, say --owner-is-gone", err=True)
         raise typer.Exit(FINDING)
     _store(bootstrap, client_settings(client), log_topic, encode_group_record(record))
-    say(f"{queue} is free; {record.client_id} held it")
+    echo_safe(f"{queue} is free; {record.client_id} held it")
 
 
 def _store(bootstrap: str, client: dict[str, str], topic: str, value: bytes) -> None:

@@ -15,7 +15,7 @@ from rocketshim.admin.record_view import as_read, time_text
 from rocketshim.admin.redrive import Redriver, read_log
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
-from rocketshim.cli.records import Everything, Follow, Limit, say, say_limit, show_raw, show_table
+from rocketshim.cli.records import Everything, Follow, Limit, echo_safe, say_limit, show_raw, show_table
 from rocketshim.cli.redrive import ensure_log
 from rocketshim.core.redrive import RedriveProgress
 from rocketshim.errors import ConfigError, MessageError
@@ -85,7 +85,7 @@ def ls(
                 typer.echo(json.dumps({**asdict(entry), "plan": plan}))
             elif follow:
                 where, name = entry.target or "(no target)", entry.uniq_key or ""
-                say(f"{time_text(entry.at_ms)}  {entry.place}  {entry.reason}  {where}  {name}".rstrip())
+                echo_safe(f"{time_text(entry.at_ms)}  {entry.place}  {entry.reason}  {where}  {name}".rstrip())
             else:
                 table.add_row(
                     entry.place,
@@ -194,9 +194,9 @@ def _tell(picked: "_Picked", progress: RedriveProgress, *, dry_run: bool, as_jso
         typer.echo(json.dumps(facts))
         return left
     for letter in picked.letters if dry_run else ():
-        say(f"would send {letter.partition}/{letter.offset}, parked as {letter.cause}")
+        echo_safe(f"would send {letter.partition}/{letter.offset}, parked as {letter.cause}")
     for cause, count in progress.failures.most_common():
-        say(f"  {count:7} failed: {cause}")
+        echo_safe(f"  {count:7} failed: {cause}")
     done = "would be sent" if dry_run else "sent"
     typer.echo(f"{facts['sent']} {done}, {facts['sent_before']} before, {left} not")
     return left
@@ -234,7 +234,7 @@ class _Picked:
     def refuse(self, why: str) -> None:
         """One that cannot be sent."""
         self.refused.append(why)
-        say(why, err=True)
+        echo_safe(why, err=True)
 
 
 def _send(

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rocketshim.admin.decoder import Letter, Opener
-from rocketshim.admin.record_view import Entry, time_text
+from rocketshim.admin.decoder import DeadLetterRecord, Decoder
+from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.filters import SqlFilter, TagFilter
@@ -60,7 +60,7 @@ def console(escape: Callable[[str], str] = plain) -> Console:
     return made if made.is_terminal or "COLUMNS" in os.environ else _PlainConsole(escape, width=_PIPED_WIDTH)
 
 
-def say(line: str, *, err: bool = False) -> None:
+def echo_safe(line: str, *, err: bool = False) -> None:
     """Print one line with something that others wrote."""
     typer.echo(plain(line), err=err)
 
@@ -70,11 +70,11 @@ def show_raw(facts: Mapping[str, Any], message: Any) -> None:
     for name, value in facts.items():
         if value is not None:
             is_time = name.endswith("_ms")
-            say(f"{name.removesuffix('_ms'):16} {time_text(value) if is_time else value}")
+            echo_safe(f"{name.removesuffix('_ms'):16} {time_text(value) if is_time else value}")
     if message.key() is not None:
         typer.echo(f"{'key':16} {message.key()!r}")
     for name, value in headers_shown(message):
-        say(f"  {name:20} {'(no value)' if value is None else repr(value)}")
+        echo_safe(f"  {name:20} {'(no value)' if value is None else repr(value)}")
     typer.echo(f"{'body':16} {'(no value)' if message.value() is None else repr(message.value())[:2000]}")
 
 
@@ -120,7 +120,7 @@ class _PlainConsole(Console):
         return super().render_str(self._escape(text), **options)
 
 
-def letters_topic(reader: TopicReader, names: TopicNames, group: str | None, topic: str | None) -> str:
+def dead_letter_topic_of(reader: TopicReader, names: TopicNames, group: str | None, topic: str | None) -> str:
     """The physical topic that `--group` or `--topic` means.
 
     Raises:
@@ -128,7 +128,7 @@ def letters_topic(reader: TopicReader, names: TopicNames, group: str | None, top
         TopicMissingError: it is not there.
     """
     if topic is not None:
-        return there(reader, names.physical(topic), f"there is no topic {topic}")
+        return require_topic(reader, names.physical(topic), f"there is no topic {topic}")
     if group is None:
         raise ConfigError("say whose dead letters: --group GROUP, or --topic TOPIC for another project's")
     return groups_topic(reader, names.dead_letter(group), group)
@@ -140,10 +140,10 @@ def groups_topic(reader: TopicReader, physical: str, group: str) -> str:
     Raises:
         TopicMissingError: it is not there, so the group is not known; what it may be is said.
     """
-    return there(reader, physical, f"the group {group!r} is not known here: there is no topic {physical}")
+    return require_topic(reader, physical, f"the group {group!r} is not known here: there is no topic {physical}")
 
 
-def there(reader: TopicReader, physical: str, otherwise: str) -> str:
+def require_topic(reader: TopicReader, physical: str, otherwise: str) -> str:
     """A topic if it is there.
 
     Raises:
@@ -171,7 +171,7 @@ def selecting(where: str | None, tags: str | None) -> Callable[[Any], bool]:
     return lambda headers: by_tag(headers) and by_sql(headers)
 
 
-class Choice:
+class RecordFilter:
     """Which records a person asked for.
 
     Raises:
@@ -190,7 +190,7 @@ class Choice:
         self._key = key
         self.since_ms = None if since is None else time.time_ns() // 1_000_000 - parse_duration_ms(since)
 
-    def wants(self, entry: Entry) -> bool:
+    def wants(self, entry: RecordView) -> bool:
         """Whether a record is one of them."""
         if self.since_ms is not None and entry.stored_ms < self.since_ms:
             return False
@@ -211,15 +211,15 @@ class Choice:
         return f"--where: no record here has a header {names}; the cause is FAIL_CLASS, its text FAIL_TEXT"
 
 
-def chosen(
-    reader: TopicReader, opener: Opener, choice: Choice, *, follow: bool = False, log: RedriveLog | None = None
-) -> Iterator[Entry]:
+def select(
+    reader: TopicReader, opener: Decoder, choice: RecordFilter, *, follow: bool = False, log: RedriveLog | None = None
+) -> Iterator[RecordView]:
     """The records of a topic that are wanted; of settled ones, at the end, how many were left out."""
     hidden = 0
     for message in reader.read([opener.topic], since_ms=choice.since_ms, follow=follow):
         if message is None:
             continue
-        entry = Entry.opened(opener.open(message), log=log)
+        entry = RecordView.opened(opener.open(message), log=log)
         if not choice.wants(entry):
             continue
         if choice.everything or entry.plan is None:
@@ -232,9 +232,9 @@ def chosen(
         typer.echo(f"{hidden} more were redriven or discarded; --all shows them", err=True)
 
 
-def judged_letters(
-    reader: TopicReader, opener: Opener, choice: Choice, log: RedriveLog
-) -> Iterator[tuple[Letter, bool]]:
+def classified_dead_letters(
+    reader: TopicReader, opener: Decoder, choice: RecordFilter, log: RedriveLog
+) -> Iterator[tuple[DeadLetterRecord, bool]]:
     """The letters of a topic that are wanted or were settled before, and whether each is wanted."""
     since_ms = None if log.has_marks(opener.topic) else choice.since_ms
     for message in counting(reader.read([opener.topic], since_ms=since_ms)):
@@ -242,14 +242,16 @@ def judged_letters(
         if not is_marked and choice.since_ms is not None and message.timestamp()[1] < choice.since_ms:
             continue
         letter = opener.open(message)
-        is_wanted = choice.wants(Entry.opened(letter))
+        is_wanted = choice.wants(RecordView.opened(letter))
         if is_wanted or is_marked:
             yield letter, is_wanted
     if (hint := choice.misnamed()) is not None:
         typer.echo(hint, err=True)
 
 
-def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bool, with_state: bool = False) -> None:
+def show_list(
+    entries: Iterator[RecordView], *, limit: int, as_json: bool, follow: bool, with_state: bool = False
+) -> None:
     """List records: a table, or one JSON object a line."""
     if as_json or follow:
         for number, entry in enumerate(entries):
@@ -259,7 +261,7 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
             if as_json:  # which escapes by its own rules
                 typer.echo(json.dumps(entry.as_json(body=False)))
             else:
-                say(_line(entry))
+                echo_safe(_line(entry))
         return
     table = Table(box=None, pad_edge=False)
     state = ["state"] if with_state else []
@@ -282,7 +284,7 @@ def show_list(entries: Iterator[Entry], *, limit: int, as_json: bool, follow: bo
     show_table(table)
 
 
-def show_one(entry: Entry, *, as_json: bool) -> None:
+def show_one(entry: RecordView, *, as_json: bool) -> None:
     """Everything of one record."""
     if as_json:
         typer.echo(json.dumps(entry.as_json(), indent=1))
@@ -317,21 +319,21 @@ def show_one(entry: Entry, *, as_json: bool) -> None:
     console(plain_lines).print(table)  # a value's further lines stand below its first one, not below the labels
 
 
-def find(reader: TopicReader, opener: Opener, what: str, *, log: RedriveLog | None = None) -> Entry | None:
+def find(reader: TopicReader, opener: Decoder, what: str, *, log: RedriveLog | None = None) -> RecordView | None:
     """A record of a topic by `partition/offset`, `topic/partition/offset` or a message's id; None if there is none."""
     place = what.removeprefix(f"{opener.topic}/")
     partition, _, offset = place.partition("/")
     if partition.isdecimal() and offset.isdecimal():
         message = reader.fetch(opener.topic, int(partition), int(offset))
-        return None if message is None else Entry.opened(opener.open(message), log=log)
+        return None if message is None else RecordView.opened(opener.open(message), log=log)
     for message in reader.read([opener.topic]):
-        entry = Entry.opened(opener.open(message), log=log)
+        entry = RecordView.opened(opener.open(message), log=log)
         if entry.id == what:
             return entry
     return None
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: RecordView) -> str:
     cause = f"{entry.cause}: {entry.envelope.fail_text or ''}"
     return (
         f"{time_text(entry.stored_ms)}  {entry.at}  failures {entry.envelope.reconsume_times or 0}  {cause}  {entry.id}"

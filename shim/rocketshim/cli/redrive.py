@@ -16,21 +16,21 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rocketshim.admin.decoder import Opener
+from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.redrive import Redriver, read_log
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.records import (
-    Choice,
     Key,
     OfGroup,
     OfTopic,
+    RecordFilter,
     Since,
     Tags,
     Where,
-    judged_letters,
-    letters_topic,
-    say,
+    classified_dead_letters,
+    dead_letter_topic_of,
+    echo_safe,
 )
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
@@ -90,7 +90,7 @@ def plan(
         max_replays=max_replays,
         again=again,
     )
-    choice = Choice(where=where, tags=tags, key=key, since=since)
+    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
     reading = partial(TopicReader, bootstrap, client=client_settings(client))
     _plan(reading, (group, topic), rules, choice, out, as_json=as_json)
 
@@ -111,7 +111,7 @@ def discard(
 ) -> None:
     """Plan which dead letters would be marked as discarded: no longer listed, and not deleted. Changes nothing."""
     rules = RedriveRules(action="discard", namespace=namespace)
-    choice = Choice(where=where, tags=tags, key=key, since=since)
+    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
     reading = partial(TopicReader, bootstrap, client=client_settings(client))
     _plan(reading, (group, topic), rules, choice, out, as_json=as_json)
 
@@ -120,17 +120,19 @@ def _plan(
     reading: Callable[[], TopicReader],
     whose: tuple[str | None, str | None],
     rules: RedriveRules,
-    choice: Choice,
+    choice: RecordFilter,
     out: Path | None,
     *,
     as_json: bool,
 ) -> None:
     names = TopicNames(rules.namespace)
     with reading() as reader, reading() as sources:
-        source = letters_topic(reader, names, *whose)
+        source = dead_letter_topic_of(reader, names, *whose)
         log = read_log(reader, names.redrive_log)
         planner = Planner(source, rules, log, reader.topics())
-        for letter, is_chosen in judged_letters(reader, Opener(names, source, fetch=sources.fetch), choice, log):
+        for letter, is_chosen in classified_dead_letters(
+            reader, Decoder(names, source, fetch=sources.fetch), choice, log
+        ):
             if not is_chosen:
                 planner.pass_over(letter.message, letter.envelope)
                 continue
@@ -149,7 +151,7 @@ def _plan(
         typer.echo(json.dumps({"id": made.id, **made.summary()}, indent=1) if out is not None else made.to_json())
         return
     for line in _said(made):
-        say(line)
+        echo_safe(line)
     typer.echo(
         "no plan was written: --out FILE does"
         if out is None
@@ -202,7 +204,7 @@ def apply(
             source=made.source,
             plan=made.id,
             state="discarded" if made.rules.action == "discard" else "redriven",
-            make=_maker(made, Opener(names, made.source, fetch=sources.fetch)),
+            make=_maker(made, Decoder(names, made.source, fetch=sources.fetch)),
             again=made.rules.again,
             progress=progress,
             report=report,
@@ -250,7 +252,7 @@ def ensure_log(bootstrap: str, client: dict[str, str], names: TopicNames) -> Non
     provision.ensure_topics(admin, [log])
 
 
-def _maker(made: RedrivePlan, opener: Opener) -> Any:
+def _maker(made: RedrivePlan, opener: Decoder) -> Any:
     plan_id = made.id
 
     def make(message: Any, letter: PlannedLetter) -> OutgoingRecord | None:
@@ -304,7 +306,7 @@ def _tell(made: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_jso
             f"left: {progress.waiting}"
         )
     for reason, count in progress.failures.most_common():
-        say(f"  {count:7} failed: {reason}")
+        echo_safe(f"  {count:7} failed: {reason}")
     if progress.dead_again:
         typer.echo(f"  {progress.dead_again:7} of those sent are dead again")
     if progress.stopped_by == "failures" and progress.waiting:

@@ -2,19 +2,19 @@
 
 import typer
 
-from rocketshim.admin.decoder import Opener
+from rocketshim.admin.decoder import Decoder
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.cli.records import (
-    Choice,
     Follow,
     Group,
     Key,
     Limit,
+    RecordFilter,
     Since,
     Tags,
     Where,
-    chosen,
     groups_topic,
+    select,
     show_list,
 )
 from rocketshim.kafka.topic_reader import TopicReader
@@ -49,8 +49,8 @@ def ls(
 ) -> None:
     """List records of a group's retry topic: attempts that were due. What still waits is shown by `delayed ls`."""
     names = TopicNames(namespace)
-    choice = Choice(where=where, tags=tags, key=key, since=since)
+    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        opener = Opener(names, groups_topic(reader, names.retry(group), group))
-        entries = chosen(reader, opener, choice, follow=follow)
+        opener = Decoder(names, groups_topic(reader, names.retry(group), group))
+        entries = select(reader, opener, choice, follow=follow)
         show_list(entries, limit=limit, as_json=as_json, follow=follow)

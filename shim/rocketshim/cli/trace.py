@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from rocketshim.admin.record_view import Entry, time_text
-from rocketshim.admin.trace import Hop, Missing, life
+from rocketshim.admin.record_view import RecordView, time_text
+from rocketshim.admin.trace import Missing, TraceStep, life
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
-from rocketshim.cli.records import console, counting, say
+from rocketshim.cli.records import console, counting, echo_safe
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
@@ -57,7 +57,9 @@ def trace(
             low_offset=partial(_low_offset, reader),
         )
     if not hops:
-        say(f"no record of {wanted} was found; if it was sent without delay and never failed, say --topic", err=True)
+        echo_safe(
+            f"no record of {wanted} was found; if it was sent without delay and never failed, say --topic", err=True
+        )
         raise typer.Exit(FINDING)
     if as_json:
         typer.echo(json.dumps([_json(hop) for hop in hops], indent=1))
@@ -81,8 +83,8 @@ def _id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
     except TopicMissingError:
         message = None
     if message is not None:
-        return Entry.of(message, trusted=names.is_ours(at.topic)).id
-    for entry in map(Entry.of, reader.read(_ours(reader, names))):
+        return RecordView.of(message, trusted=names.is_ours(at.topic)).id
+    for entry in map(RecordView.of, reader.read(_ours(reader, names))):
         if what in {entry.envelope.hop_id, entry.envelope.origin_message_id, entry.id}:
             return entry.id
     return None
@@ -110,9 +112,9 @@ def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:
         return 0
 
 
-def _entries(reader: TopicReader, names: TopicNames, wanted: str, sources: set[str]) -> list[Entry]:
+def _entries(reader: TopicReader, names: TopicNames, wanted: str, sources: set[str]) -> list[RecordView]:
     """Every record with this id: first in the shim's topics, then in the topics those records name."""
-    found = [entry for entry in map(Entry.of, counting(reader.read(_ours(reader, names)))) if entry.id == wanted]
+    found = [entry for entry in map(RecordView.of, counting(reader.read(_ours(reader, names)))) if entry.id == wanted]
     for entry in found:
         envelope = entry.envelope
         for name in (envelope.retry_topic, envelope.real_topic):
@@ -124,13 +126,13 @@ def _entries(reader: TopicReader, names: TopicNames, wanted: str, sources: set[s
     known = reader.topics()
     for name in sorted(source for source in sources if known.get(source)):
         for message in counting(reader.read([name])):
-            entry = Entry.of(message, trusted=False)
+            entry = RecordView.of(message, trusted=False)
             if entry.id == wanted:
                 found.append(entry)
     return found
 
 
-def _what(hop: Hop, names: TopicNames) -> str:
+def _what(hop: TraceStep, names: TopicNames) -> str:
     envelope = hop.entry.envelope
     cause = f"{envelope.fail_class}: {envelope.fail_text}" if envelope.fail_class else ""
     name = hop.entry.topic
@@ -154,7 +156,7 @@ def _redriven_by(envelope: Envelope) -> str | None:
     return replay_id.partition(".")[0] if replay_id and not envelope.reconsume_times else None
 
 
-def _show(wanted: str, hops: list[Hop | Missing], names: TopicNames) -> None:
+def _show(wanted: str, hops: list[TraceStep | Missing], names: TopicNames) -> None:
     table = Table(title=wanted, title_justify="left", box=None, pad_edge=False)
     for column in ("stored (UTC)", "topic/partition/offset", "failures", "what"):
         table.add_column(column, overflow="fold")
@@ -171,7 +173,7 @@ def _show(wanted: str, hops: list[Hop | Missing], names: TopicNames) -> None:
     console().print(table)
 
 
-def _json(hop: Hop | Missing) -> dict[str, Any]:
+def _json(hop: TraceStep | Missing) -> dict[str, Any]:
     if isinstance(hop, Missing):
         return {"missing": hop.at, "expired": hop.expired, "attempts": hop.attempts}
     return {**hop.entry.as_json(body=False), "due_ms": hop.due_ms, "late_ms": hop.late_ms}

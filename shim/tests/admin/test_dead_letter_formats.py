@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.admin.dead_letter_formats import DIALECTS, Dialect, read_foreign
-from rocketshim.admin.decoder import Opener
-from rocketshim.admin.record_view import Entry
+from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.record_view import RecordView
 from rocketshim_topics import TopicNames
 from rocketshim_topics.hops import redriven
 
@@ -101,7 +101,7 @@ def test_letters_of_the_real_producers(
 ) -> None:
     source, group, cause, text, failures = says
     record = golden(topic)
-    letter = Opener(NAMES, topic).open(record)
+    letter = Decoder(NAMES, topic).open(record)
     envelope = letter.envelope
     assert (letter.dialect, letter.malformed) == (dialect, None)
     assert (envelope.retry_topic, envelope.origin_message_id, envelope.uniq_key) == (
@@ -265,7 +265,7 @@ def names_of(dialect: Dialect) -> tuple[str, ...]:
     )
 )
 def test_no_headers_make_reading_fail(headers: Headers) -> None:
-    entry = Entry.opened(Opener(NAMES, "orders-dlt").open(Record(topic="orders-dlt", headers=headers, value=b"")))
+    entry = RecordView.opened(Decoder(NAMES, "orders-dlt").open(Record(topic="orders-dlt", headers=headers, value=b"")))
     json.dumps(entry.as_json())
     assert entry.id
     assert isinstance(entry.properties, tuple)
@@ -285,7 +285,7 @@ def test_a_failure_s_text_is_cut_so_that_the_headers_stay_small() -> None:
 
 
 def test_a_record_of_no_dialect_is_shown_as_what_it_is() -> None:
-    letter = Opener(NAMES, "orders-dlt").open(Record(topic="orders-dlt", headers=[("TAGS", b"t")], value=b"v"))
+    letter = Decoder(NAMES, "orders-dlt").open(Record(topic="orders-dlt", headers=[("TAGS", b"t")], value=b"v"))
     assert (letter.dialect, letter.envelope.tags, letter.malformed) == ("unknown", "t", None)
 
 
@@ -304,7 +304,7 @@ def test_a_share_groups_letter_is_completed_from_its_source() -> None:
         return source
 
     message = Record(topic="dlq.payers", partition=0, offset=5, headers=SHARED, timestamp=(1, 9))
-    letter = Opener(NAMES, "dlq.payers", fetch=fetch).open(message)
+    letter = Decoder(NAMES, "dlq.payers", fetch=fetch).open(message)
     out = redriven(letter.record, NAMES, replay_id="r", to_source=True, envelope=letter.envelope)
     assert asked == [("orders", 3, 41)]
     assert (out.topic, out.key, out.value) == ("orders", b"k", b"")
@@ -316,6 +316,6 @@ def test_a_share_groups_letter_is_completed_from_its_source() -> None:
 @pytest.mark.parametrize(("value", "malformed"), [(None, "source-gone"), (b"copied", None)])
 def test_a_share_groups_letter_whose_source_is_gone(value: bytes | None, malformed: str | None) -> None:
     message = Record(topic="dlq.payers", partition=0, offset=5, value=value, headers=SHARED, timestamp=(1, 9))
-    letter = Opener(NAMES, "dlq.payers", fetch=lambda *_: None).open(message)
+    letter = Decoder(NAMES, "dlq.payers", fetch=lambda *_: None).open(message)
     assert letter.malformed == malformed
     assert letter.record.value() == value

@@ -9,11 +9,11 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.admin.decoder import Opener
+from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.parked import redriven_parked
-from rocketshim.admin.record_view import Entry, time_text
+from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.admin.statistics import by_cause, fingerprint
-from rocketshim.admin.trace import Hop, Missing, life
+from rocketshim.admin.trace import Missing, TraceStep, life
 from rocketshim.errors import MessageError, TopicMissingError
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
@@ -33,9 +33,9 @@ def record(
     )
 
 
-def entry(topic: str, offset: int, stored_ms: int, **fields: object) -> Entry:
+def entry(topic: str, offset: int, stored_ms: int, **fields: object) -> RecordView:
     headers = encode(Envelope(shim=1, uniq_key="m1", **fields))  # type: ignore[arg-type]
-    return Entry.of(record(topic, offset, headers, stored_ms=stored_ms))
+    return RecordView.of(record(topic, offset, headers, stored_ms=stored_ms))
 
 
 def test_an_entry_is_what_the_headers_say() -> None:
@@ -48,7 +48,7 @@ def test_an_entry_is_what_the_headers_say() -> None:
 
 
 def test_a_malformed_record_is_shown_with_its_reason_and_does_not_fail() -> None:
-    made = Entry.of(record("dlq", 0, [("RECONSUME_TIMES", b"x"), ("mine", b"1")]))
+    made = RecordView.of(record("dlq", 0, [("RECONSUME_TIMES", b"x"), ("mine", b"1")]))
     assert made.malformed is not None
     assert made.id == "dlq/0/0"
     assert made.user_headers == [("mine", b"1")]
@@ -59,9 +59,9 @@ def test_a_record_whose_headers_cannot_be_read_is_shown_as_such_and_cannot_be_se
     unreadable: Callable[[Any], Any], topic: str
 ) -> None:
     message = unreadable(record("dlq", 0, []))
-    letter = Opener(TopicNames(), topic).open(message)
+    letter = Decoder(TopicNames(), topic).open(message)
     assert letter.malformed == "bad-header-key"
-    shown = Entry.opened(letter)
+    shown = RecordView.opened(letter)
     assert (shown.malformed, shown.id) == ("bad-header-key", "dlq/0/0")
     planner = Planner(topic, RedriveRules(), RedriveLog(), {"orders"})
     planner.add(message, letter.envelope, malformed=letter.malformed, opened=letter.record)
@@ -77,7 +77,7 @@ def test_a_letter_by_reference_to_a_record_that_cannot_be_read_cannot_be_sent(
 ) -> None:
     first = unreadable(record("o", 0, []))
     headers: Headers = [("__dlq.errors.topic", b"o"), ("__dlq.errors.partition", b"0"), ("__dlq.errors.offset", b"0")]
-    opener = Opener(TopicNames(), "dlq", fetch=lambda *_: first)
+    opener = Decoder(TopicNames(), "dlq", fetch=lambda *_: first)
     assert opener.open(record("dlq", 1, headers)).malformed == "bad-header-key"
 
 
@@ -92,12 +92,12 @@ def test_a_letter_by_reference_to_a_record_that_cannot_be_read_cannot_be_sent(
     ],
 )
 def test_a_value_is_shown_short_and_harmless(value: bytes | None, text: str) -> None:
-    assert Entry.of(record("dlq", 0, [], value=value)).value_text() == text
+    assert RecordView.of(record("dlq", 0, [], value=value)).value_text() == text
 
 
 @given(st.binary() | st.none())
 def test_every_value_survives_json(value: bytes | None) -> None:
-    json.dumps(Entry.of(record("dlq", 0, [("h", value)], value=value)).as_json())
+    json.dumps(RecordView.of(record("dlq", 0, [("h", value)], value=value)).as_json())
 
 
 def test_times_are_utc_with_milliseconds() -> None:
@@ -135,7 +135,9 @@ def test_causes_are_counted_with_their_first_and_last() -> None:
     assert (counts[0].first_ms, counts[0].last_ms, counts[0].sample) == (10, 30, "dlq/0/0")
 
 
-def lived(entries: list[Entry], low: Callable[[str, int], int] = lambda _topic, _partition: 0) -> list[Hop | Missing]:
+def lived(
+    entries: list[RecordView], low: Callable[[str, int], int] = lambda _topic, _partition: 0
+) -> list[TraceStep | Missing]:
     return life(entries, is_schedule="schedule".__eq__, queue_delay_ms=lambda _: 1_000, low_offset=low)
 
 
@@ -144,8 +146,12 @@ def test_a_life_is_in_order_with_due_times_and_lateness() -> None:
     arrives = entry("orders", 7, 604, hop_id="schedule/0/0")
     again = entry("schedule", 1, 610, hop_id="orders/0/7", real_topic="%RETRY%g", reconsume_times=1)
     hops = lived([again, arrives, waits, arrives])
-    assert [hop.entry.at for hop in hops if isinstance(hop, Hop)] == ["schedule/0/0", "orders/0/7", "schedule/0/1"]
-    assert [(hop.due_ms, hop.late_ms) for hop in hops if isinstance(hop, Hop)] == [
+    assert [hop.entry.at for hop in hops if isinstance(hop, TraceStep)] == [
+        "schedule/0/0",
+        "orders/0/7",
+        "schedule/0/1",
+    ]
+    assert [(hop.due_ms, hop.late_ms) for hop in hops if isinstance(hop, TraceStep)] == [
         (600, None),
         (None, 4),
         (1_610, None),
@@ -156,7 +162,7 @@ def test_a_life_is_in_order_with_due_times_and_lateness() -> None:
 def test_a_record_that_is_not_there_is_said_to_be_missing(low: int, expired: bool) -> None:
     hops = lived([entry("orders", 7, 604, hop_id="schedule/0/0")], lambda _topic, _partition: low)
     assert hops[0] == Missing("schedule/0/0", expired)
-    assert isinstance(hops[1], Hop)
+    assert isinstance(hops[1], TraceStep)
 
 
 @pytest.mark.parametrize(
@@ -185,14 +191,14 @@ def test_whatever_retention_took_is_said_as_far_as_what_is_left_knows_it(
     said = [each for each in found if isinstance(each, Missing)]
     assert [(each.at, each.attempts) for each in said] == missing
     assert all(each.expired for each in said)
-    assert len([each for each in found if isinstance(each, Hop)]) == len(records[kept])
+    assert len([each for each in found if isinstance(each, TraceStep)]) == len(records[kept])
 
 
 def test_an_orderly_letter_misses_nothing() -> None:
     """In order a message is tried again in place: there are no records of its attempts."""
     first = entry("orders", 7, 100)
     dead = entry("dlq", 0, 600, hop_id="orders/0/7", origin_message_id="orders/0/7", reconsume_times=17)
-    assert [type(each) for each in lived([first, dead])] == [Hop, Hop]
+    assert [type(each) for each in lived([first, dead])] == [TraceStep, TraceStep]
     assert lived([dead])[0] == Missing("orders/0/7", expired=False)
 
 

@@ -12,11 +12,11 @@ from confluent_kafka import Message as Record
 from rich.console import Console
 from rich.table import Table
 
-from rocketshim.admin.record_view import Entry, time_text
+from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.cli import main, trace
 from rocketshim.cli import records as letters
 from rocketshim.cli.escaping import plain, plain_lines
-from rocketshim.cli.records import Choice, console, counting, say, selecting, show_list, show_one, show_raw
+from rocketshim.cli.records import RecordFilter, console, counting, echo_safe, selecting, show_list, show_one, show_raw
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim_topics import Envelope, TopicNames
 
@@ -52,7 +52,7 @@ def _entry(*names: str) -> Any:
 
 
 def test_names_that_no_record_has_are_said_once_something_was_looked_at() -> None:
-    choice = Choice(where="cause = 'Timeout' AND price > 10", tags=None, key=None, since=None)
+    choice = RecordFilter(where="cause = 'Timeout' AND price > 10", tags=None, key=None, since=None)
     assert choice.misnamed() is None
     choice.wants(_entry("FAIL_CLASS"))
     assert "no record here has a header cause, price; the cause is FAIL_CLASS" in (choice.misnamed() or "")
@@ -61,7 +61,7 @@ def test_names_that_no_record_has_are_said_once_something_was_looked_at() -> Non
 
 
 def test_without_a_condition_there_is_nothing_to_say() -> None:
-    choice = Choice(where=None, tags="paid", key=None, since=None)
+    choice = RecordFilter(where=None, tags="paid", key=None, since=None)
     choice.wants(_entry("TAGS"))
     assert choice.misnamed() is None
 
@@ -96,7 +96,7 @@ def test_what_others_wrote_steers_no_terminal(
     table = Table("id", f"of {text}")
     table.add_row(text, ":x:")
     console().print(table)
-    say(text)
+    echo_safe(text)
     printed = capsys.readouterr().out
     assert ":x:" in printed
     assert printed.endswith(f"{shown}\n")
@@ -153,8 +153,8 @@ def test_an_instant_that_no_calendar_has_is_said_as_it_was_written(at_ms: int) -
     assert time_text(at_ms) == f"{at_ms} ms after 1970"
 
 
-def _letter(offset: int) -> Entry:
-    return Entry("t", 0, offset, 1, None, b"", (), Envelope(fail_class="Timeout"), None)
+def _letter(offset: int) -> RecordView:
+    return RecordView("t", 0, offset, 1, None, b"", (), Envelope(fail_class="Timeout"), None)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
