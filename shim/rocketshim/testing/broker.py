@@ -30,12 +30,12 @@ from rocketshim.core.clock import Clock
 from rocketshim.testing.assignors import Partition
 from rocketshim.testing.clock import VirtualClock
 from rocketshim.testing.faults import Faults, Scope
-from rocketshim.testing.group_coordinator import CommittedOffset, GroupCoordinator, Member
+from rocketshim.testing.group_coordinator import CommittedOffset, GroupCoordinator, GroupMember
 from rocketshim.testing.kafka_errors import Code, kafka_error
 from rocketshim.testing.partition_log import Headers, PartitionLog, StoredRecord, Transaction, TransactionState
 from rocketshim.testing.waiting import NS_PER_MS, Changes, Waiter, Waiting
 
-__all__ = ["Broker", "CommitRecord", "ConsumerSide", "ProducerSide", "Topic", "TransactionalId"]
+__all__ = ["CommitRecord", "ConsumerSide", "InMemoryBroker", "ProducerSide", "Topic", "TransactionalId"]
 
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 
@@ -44,7 +44,7 @@ class ConsumerSide(Protocol):
     """What the broker knows of a consumer."""
 
     group_id: str
-    member: Member | None
+    member: GroupMember | None
     session_timeout_ms: int
     max_poll_interval_ms: int
     silent_since_ns: int | None
@@ -126,7 +126,7 @@ class CommitRecord:
     metadata: str | None
 
 
-class Broker:
+class InMemoryBroker:
     """Everything the in-memory clients share.
 
     Args:

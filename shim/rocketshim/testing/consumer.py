@@ -3,8 +3,8 @@
 
 Theory of operation
 -------------------
-One call of `poll` or `consume` does, in this order: what time has brought about (`Broker.settle`); the steps its group
-waits for, with the callbacks; commit callbacks; then events and records (`rocketshim.testing.fetching`).
+One call of `poll` or `consume` does, in this order: what time has brought about (`InMemoryBroker.settle`); the steps
+its group waits for, with the callbacks; commit callbacks; then events and records (`rocketshim.testing.fetching`).
 
 Imitated because programs stumble over it (measured on librdkafka 2.16 and a real broker):
 
@@ -37,10 +37,10 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from rocketshim.testing.broker import Broker
+from rocketshim.testing.broker import InMemoryBroker
 from rocketshim.testing.client_settings import ConsumerSettings
 from rocketshim.testing.fetching import Fetching, event
-from rocketshim.testing.group_coordinator import CommittedOffset, Member, Step, StepKind
+from rocketshim.testing.group_coordinator import CommittedOffset, GroupMember, Step, StepKind
 from rocketshim.testing.kafka_errors import Code, failure, kafka_error
 from rocketshim.testing.partition_result import PartitionResult, named
 from rocketshim.testing.waiting import NS_PER_MS, Waiting
@@ -66,7 +66,7 @@ class InMemoryConsumer:
     Methods, arguments, results and errors are those of `confluent_kafka.Consumer`.
     """
 
-    def __init__(self, broker: Broker, settings: ConsumerSettings, waiting: Waiting, *, run_count: int) -> None:
+    def __init__(self, broker: InMemoryBroker, settings: ConsumerSettings, waiting: Waiting, *, run_count: int) -> None:
         self._broker = broker
         self._waiting = waiting
         self._settings = settings
@@ -84,7 +84,7 @@ class InMemoryConsumer:
         self._last_auto_commit_ns = broker.clock.monotonic_ns()
         self._generation = -1
         self.group_id = settings.group_id
-        self.member: Member | None = None
+        self.member: GroupMember | None = None
         self.session_timeout_ms = settings.session_timeout_ms
         self.max_poll_interval_ms = settings.max_poll_interval_ms
         self.silent_since_ns: int | None = None
@@ -538,7 +538,7 @@ class InMemoryConsumer:
 
     def _join(self) -> None:
         """Become a member (again) for what is subscribed (locked)."""
-        self.member = Member(self._patterns, self._settings.strategy)
+        self.member = GroupMember(self._patterns, self._settings.strategy)
         code = self._broker.group(self.group_id).join(self.member, client_id=self._settings.client_id)
         if code is not None:
             self.member = None

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED, KafkaError, Message
 
 from rocketshim.testing.assignors import Partition
-from rocketshim.testing.broker import Broker
+from rocketshim.testing.broker import InMemoryBroker
 from rocketshim.testing.client_settings import ConsumerSettings
 from rocketshim.testing.kafka_errors import Code, failure, kafka_error
 from rocketshim.testing.partition_log import PartitionLog, StoredRecord
@@ -66,7 +66,7 @@ class Fetching:
     Thread-safety: none; the broker's lock guards it.
     """
 
-    def __init__(self, broker: Broker, settings: ConsumerSettings, *, run_count: int) -> None:
+    def __init__(self, broker: InMemoryBroker, settings: ConsumerSettings, *, run_count: int) -> None:
         self._broker = broker
         self._settings = settings
         self._run_count = run_count

@@ -38,7 +38,7 @@ from confluent_kafka import KafkaError
 from rocketshim.testing import assignors
 from rocketshim.testing.assignors import Partition
 
-__all__ = ["CommittedOffset", "GroupCoordinator", "Member", "Step", "StepKind"]
+__all__ = ["CommittedOffset", "GroupCoordinator", "GroupMember", "Step", "StepKind"]
 
 TopicMatcher = Callable[[Sequence[str]], list[str]]
 PartitionCounts = Mapping[str, int]
@@ -70,7 +70,7 @@ class CommittedOffset:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class GroupMember:
     """A consumer in its group.
 
     Attributes:
@@ -112,7 +112,7 @@ class GroupCoordinator:
     ) -> None:
         self.group_id = group_id
         self.generation = 0
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, GroupMember] = {}
         self.offsets: dict[Partition, CommittedOffset] = {}
         self.is_rebalancing = False
         self._match_topics = match_topics
@@ -120,7 +120,7 @@ class GroupCoordinator:
         self._shared_out: dict[str, list[Partition]] = {}
         self._numbers = itertools.count(1)
 
-    def join(self, member: Member, *, client_id: str) -> int | None:
+    def join(self, member: GroupMember, *, client_id: str) -> int | None:
         """Let a member in and rebalance.
 
         Returns:
@@ -134,7 +134,7 @@ class GroupCoordinator:
         self.rebalance()
         return None
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: GroupMember) -> None:
         """Let a member out and rebalance the rest; no-op for an outsider."""
         if self.members.pop(member.member_id, None) is None:
             return
@@ -143,7 +143,7 @@ class GroupCoordinator:
         member.steps.clear()
         self.rebalance()
 
-    def evict(self, member: Member) -> None:
+    def evict(self, member: GroupMember) -> None:
         """Put a member out (session or poll interval over); it learns of it by a LOST step."""
         if self.members.pop(member.member_id, None) is None:
             return
@@ -173,7 +173,7 @@ class GroupCoordinator:
         """Drop the committed offsets of a topic that is gone."""
         self.offsets = {part: committed for part, committed in self.offsets.items() if part[0] != topic}
 
-    def step_done(self, member: Member, step: Step) -> None:
+    def step_done(self, member: GroupMember, step: Step) -> None:
         """A consumer has served the step that it took off `member.steps`."""
         if member.member_id not in self.members:
             return
@@ -188,12 +188,12 @@ class GroupCoordinator:
             member.owned.update(step.partitions)
         self._join_all()
 
-    def wake(self, member: Member) -> None:
+    def wake(self, member: GroupMember) -> None:
         """A member whose process stood still runs again."""
         member.is_alive = True
         self._join_all()
 
-    def unjoined(self) -> list[Member]:
+    def unjoined(self) -> list[GroupMember]:
         """Members that a running rebalance still waits for."""
         return [member for member in self.members.values() if self.is_rebalancing and not member.has_joined]
 

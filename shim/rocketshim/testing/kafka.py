@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, Message
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import Clients
-from rocketshim.testing.broker import Broker, CommitRecord, Topic
+from rocketshim.testing.broker import CommitRecord, InMemoryBroker, Topic
 from rocketshim.testing.client_settings import ConsumerSettings, ProducerSettings
 from rocketshim.testing.clock import VirtualClock
 from rocketshim.testing.consumer import InMemoryConsumer
@@ -66,7 +66,7 @@ class InMemoryKafka:
     ) -> None:
         self.clock = VirtualClock() if clock is None else clock
         self._waiting = Waiting(on_wait, blocking)
-        self._broker = Broker(self.clock, enforce_poll_interval=enforce_max_poll_interval)
+        self._broker = InMemoryBroker(self.clock, enforce_poll_interval=enforce_max_poll_interval)
         self._fetch_run_count = fetch_run_count
 
     # --- clients -------------------------------------------------------------------------------------------------

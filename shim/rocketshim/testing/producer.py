@@ -31,7 +31,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition, consistent, fnv1a, murmur2
 
-from rocketshim.testing.broker import Broker, Topic
+from rocketshim.testing.broker import InMemoryBroker, Topic
 from rocketshim.testing.client_settings import ProducerSettings
 from rocketshim.testing.consumer import GroupMetadata
 from rocketshim.testing.group_coordinator import CommittedOffset
@@ -59,7 +59,7 @@ class InMemoryProducer:
     Methods, arguments, results and errors are those of `confluent_kafka.Producer`.
     """
 
-    def __init__(self, broker: Broker, settings: ProducerSettings, waiting: Waiting) -> None:
+    def __init__(self, broker: InMemoryBroker, settings: ProducerSettings, waiting: Waiting) -> None:
         self._broker = broker
         self._waiting = waiting
         self._settings = settings

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.testing.assignors import Partition
-from rocketshim.testing.broker import Broker, TransactionalId
+from rocketshim.testing.broker import InMemoryBroker, TransactionalId
 from rocketshim.testing.group_coordinator import CommittedOffset
 from rocketshim.testing.kafka_errors import Code, failure, kafka_error
 from rocketshim.testing.partition_log import Transaction
@@ -40,7 +40,7 @@ class TransactionSession:
     Thread-safety: none; the broker's lock guards it.
     """
 
-    def __init__(self, broker: Broker, name: str | None, timeout_ms: int) -> None:
+    def __init__(self, broker: InMemoryBroker, name: str | None, timeout_ms: int) -> None:
         self.name = name
         self.fatal: KafkaError | None = None
         self.is_open = False

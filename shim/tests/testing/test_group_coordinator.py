@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.testing.group_coordinator import GroupCoordinator, Member, Step, StepKind
+from rocketshim.testing.group_coordinator import GroupCoordinator, GroupMember, Step, StepKind
 
 COOPERATIVE = "cooperative-sticky"
 
@@ -22,12 +22,12 @@ class Coordinator(GroupCoordinator):
     def _match(self, patterns: Sequence[str]) -> list[str]:
         return sorted(set(patterns) & set(self.topics))
 
-    def add(self, strategy: str = COOPERATIVE, *topics: str) -> Member:
-        member = Member(topics or ("a",), strategy)
+    def add(self, strategy: str = COOPERATIVE, *topics: str) -> GroupMember:
+        member = GroupMember(topics or ("a",), strategy)
         assert self.join(member, client_id="c") is None
         return member
 
-    def serve(self, *members: Member) -> list[tuple[int, Step]]:
+    def serve(self, *members: GroupMember) -> list[tuple[int, Step]]:
         """Serve every waiting step, member by member, until none is left; what was served, by member index."""
         served = []
         while any(member.steps for member in members):
@@ -39,7 +39,7 @@ class Coordinator(GroupCoordinator):
         return served
 
 
-def numbers(member: Member) -> list[int]:
+def numbers(member: GroupMember) -> list[int]:
     return sorted(number for _, number in member.owned)
 
 
@@ -75,7 +75,7 @@ def test_an_eager_member_joins_only_after_it_has_given_up_everything() -> None:
 def test_protocols_do_not_mix() -> None:
     group = Coordinator(a=2)
     group.add("range")
-    member = Member(("a",), COOPERATIVE)
+    member = GroupMember(("a",), COOPERATIVE)
     assert group.join(member, client_id="c") == KafkaError.INCONSISTENT_GROUP_PROTOCOL
     assert (member.member_id, len(group.members)) == ("", 1)
 
@@ -159,7 +159,7 @@ actions = st.lists(
 @given(history=actions)
 def test_no_partition_ever_has_two_owners_and_all_find_one(strategy: str, history: list[tuple[str, int]]) -> None:
     group = Coordinator(a=3, b=2)
-    members: list[Member] = []
+    members: list[GroupMember] = []
     for action, index in history:
         member = members[index % len(members)] if members else None
         if action == "join" and len(members) < 4:
