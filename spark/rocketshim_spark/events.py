@@ -48,8 +48,8 @@ from pydantic import BaseModel, ConfigDict
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim_spark.frames import small_frame
 from rocketshim_spark.session import require
+from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
 from rocketshim_topics.wire import BAD_HEADER_KEY, HEADER_ORDER, UNREADABLE

@@ -50,8 +50,8 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from pyspark.sql.window import Window
 
 from rocketshim_spark.errors import LakeError, LandingFailedError, TopicRecreatedError
-from rocketshim_spark.frames import small_frame
 from rocketshim_spark.session import conf_set, require, without_dictionaries
+from rocketshim_spark.small_frames import small_frame
 from rocketshim_spark.sources import Cluster, PartitionBounds, offsets_json, spark_options
 from rocketshim_topics.errors import ConfigError, TopicMissingError
 

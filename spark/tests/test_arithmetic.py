@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim_spark import events
-from rocketshim_spark.frames import small_frame
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage
+from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import Message, decode, hops
 
 from .histories import GAPS, LEVELS, NAMES, NOW_MS, START_MS, Log, World, frame, ms

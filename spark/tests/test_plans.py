@@ -8,8 +8,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from rocketshim.filters import SqlFilter
 from rocketshim_spark import events
 from rocketshim_spark.filters import header_property, selects
-from rocketshim_spark.frames import small_frame
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
+from rocketshim_spark.small_frames import small_frame
 
 from .histories import GAPS, NAMES, NOW_MS, World, frame, ms
 

@@ -30,8 +30,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
-from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
+from rocketshim_spark.small_frames import small_frame
 
 __all__ = ["DelayParams", "outcomes", "report", "transform"]
 

@@ -19,8 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from pyspark.sql.window import Window
 
 from rocketshim_spark.events import marked, none_settled
-from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
+from rocketshim_spark.small_frames import small_frame
 
 __all__ = ["TrendParams", "letters", "open_letters", "report", "transform"]
 

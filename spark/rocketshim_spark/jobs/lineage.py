@@ -39,8 +39,8 @@ from pydantic import BaseModel, ConfigDict
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table, printable
+from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import TopicNames
 
 __all__ = [

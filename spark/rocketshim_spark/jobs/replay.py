@@ -46,8 +46,8 @@ from rocketshim.admin.redrive import Redriver
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.events import marked, none_settled
-from rocketshim_spark.frames import small_frame
 from rocketshim_spark.report import Report, Table
+from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import TopicNames, hops
 from rocketshim_topics.errors import ConfigError, MalformedRecordError
 from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, PlannedLetter, replay_id
