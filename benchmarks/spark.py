@@ -1,4 +1,4 @@
-"""Landing and the lives of messages, against plain Parquet and one Python process. `python -m benchmarks.spark --help`.
+"""Landing and message lifecycles against plain Parquet and one Python process. `python -m benchmarks.spark --help`.
 
 Records of 200 B (half of which a compressor can take away) with the six headers that a sender writes, eight partitions.
 
@@ -101,14 +101,14 @@ def peak_mib() -> Iterator[list[float]]:
 
 def by_spark(what: str, bootstrap: str, topic: str, folder: str, heap: str) -> Side:
     from rocketshim_spark.land import land  # noqa: PLC0415 the other side does without
-    from rocketshim_spark.running import open_lake, publish_lives  # noqa: PLC0415
+    from rocketshim_spark.running import open_lake, publish_lifecycles  # noqa: PLC0415
     from rocketshim_spark.session import SessionSettings, create  # noqa: PLC0415
     from rocketshim_spark.sources import Cluster, read_batch  # noqa: PLC0415
 
     with peak_mib() as peak:
         spark = create(SessionSettings(master="local[2]", driver_memory=heap))
         spark.sparkContext.setLogLevel("ERROR")
-        began, lives = time.monotonic(), 0
+        began, lifecycles = time.monotonic(), 0
         if what == "parquet":
             frame = read_batch(spark, bootstrap, Cluster(bootstrap).bounds([topic]))
             frame.write.option("compression", "zstd").parquet(folder)
@@ -117,10 +117,10 @@ def by_spark(what: str, bootstrap: str, topic: str, folder: str, heap: str) -> S
         landed_s = time.monotonic() - began
         if what == "lineage":
             opened = open_lake(spark, folder)
-            lives = publish_lives(opened).count()
+            lifecycles = publish_lifecycles(opened).count()
         seconds = time.monotonic() - began
         spark.stop()
-    return {"lives": lives, "landed_s": landed_s, "seconds": seconds, "mib": peak[0]}
+    return {"lifecycles": lifecycles, "landed_s": landed_s, "seconds": seconds, "mib": peak[0]}
 
 
 def by_python(bootstrap: str, topic: str, folder: str, *, collects: bool) -> Side:
@@ -145,14 +145,14 @@ def by_python(bootstrap: str, topic: str, folder: str, *, collects: bool) -> Sid
                 found[uid.decode(errors="replace") if uid else place].append(record)
                 left -= 1
         read_s = time.monotonic() - began
-        lives = (life(uid, topic, records) for uid, records in found.items())
-        write(lives, Path(folder))
+        lifecycles = (lifecycle(uid, topic, records) for uid, records in found.items())
+        write(lifecycles, Path(folder))
         seconds = time.monotonic() - began
         consumer.close()
-    return {"lives": len(found), "landed_s": read_s, "seconds": seconds, "mib": peak[0]}
+    return {"lifecycles": len(found), "landed_s": read_s, "seconds": seconds, "mib": peak[0]}
 
 
-def life(uid: str, topic: str, records: list[Any]) -> tuple[Any, ...]:
+def lifecycle(uid: str, topic: str, records: list[Any]) -> tuple[Any, ...]:
     """A row of the table, in the order of its columns: no group has committed anything, and so each is open."""
     if len(records) > 1:
         records.sort()
@@ -165,7 +165,7 @@ def life(uid: str, topic: str, records: list[Any]) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def write(lives: Iterator[tuple[Any, ...]], folder: Path) -> None:
+def write(lifecycles: Iterator[tuple[Any, ...]], folder: Path) -> None:
     import pyarrow as pa  # noqa: PLC0415 the other side does without
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -180,7 +180,7 @@ def write(lives: Iterator[tuple[Any, ...]], folder: Path) -> None:
     )  # fmt: skip
     folder.mkdir()
     with pq.ParquetWriter(folder / "lineage.parquet", schema, compression="snappy") as file:
-        while rows := list(islice(lives, 100_000)):
+        while rows := list(islice(lifecycles, 100_000)):
             columns = zip(*rows, strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             file.write_table(pa.table(arrays, schema=schema))
@@ -243,7 +243,7 @@ class Bench:
         for _ in range(self.given.rounds):
             for name, found in rates.items():
                 runs = [self.told(name, topic) for topic in topics]
-                assert [each["lives"] for each in runs] == [*sizes]
+                assert [each["lifecycles"] for each in runs] == [*sizes]
                 found.append((sizes[1] - sizes[0]) / (runs[1]["seconds"] - runs[0]["seconds"]))
                 print(f"{name}: marginal {found[-1]:,.0f}/s", flush=True)
         for rival in ("python", "python-without-gc"):
@@ -253,8 +253,8 @@ class Bench:
     def told(self, name: str, topic: str) -> Side:
         found = self.run("lineage" if name == "spark" else name, topic)
         print(
-            f"{name}: {found['lives']:,} lives in {found['seconds']:.1f} s, all read after {found['landed_s']:.1f} s, "
-            f"peak {found['mib']:,.0f} MiB",
+            f"{name}: {found['lifecycles']:,} lifecycles in {found['seconds']:.1f} s, "
+            f"all read after {found['landed_s']:.1f} s, peak {found['mib']:,.0f} MiB",
             flush=True,
         )
         return found

@@ -66,8 +66,8 @@ def test_values_of_10_mb_odd_headers_and_odd_clocks_are_landed_and_read(
     assert [row.value_bytes for row in rows] == [BIG, 0, 0, 1, 5, 5, 3]
     assert [row.msg_id for row in rows] == ["one" if at in {4, 5} else f"{name}/0/{at}" for at in range(7)]
     assert {row.decode_error for row in rows} == {None}
-    lives = lineage.transform(told).collect()
-    assert {life.msg_id: (life.state, life.copies) for life in lives} == {
+    lifecycles = lineage.transform(told).collect()
+    assert {lifecycle.msg_id: (lifecycle.state, lifecycle.copies) for lifecycle in lifecycles} == {
         row.msg_id: ("open", int(row.msg_id == "one")) for row in rows
     }
     told.unpersist()
@@ -129,9 +129,9 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
     assert "\x1b" not in page
     unread = audit.malformed(told).collect()
     assert sum(row.records for row in unread) == sum(error is not None for error in found.values())
-    lives = lineage.transform(told, lineage.LineageParams(namespace=namespace))
-    missing = audit.residuals(lives, view.gaps)
-    assert sum(row.sent for row in audit.transform(lives, missing).collect()) == lives.count()
+    lifecycles = lineage.transform(told, lineage.LineageParams(namespace=namespace))
+    missing = audit.residuals(lifecycles, view.gaps)
+    assert sum(row.sent for row in audit.transform(lifecycles, missing).collect()) == lifecycles.count()
     assert delays.outcomes(told, delays.DelayParams(now=view.now)).collect() == []  # none says where it was to go
     params = replay.PlanParams(plan_id="p", namespace=namespace)
     planned = replay.plan(told, view.topics(), replay.named_targets(told, params), params).collect()

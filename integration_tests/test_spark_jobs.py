@@ -17,7 +17,7 @@ from rocketshim_local import Broker
 from rocketshim_spark import cli_replay
 from rocketshim_spark.cli import main
 from rocketshim_spark.jobs import replay
-from rocketshim_spark.running import local_folder, open_lake, published
+from rocketshim_spark.running import find_published, local_folder, open_lake
 from rocketshim_spark.sources import Cluster
 from rocketshim_topics import DelayLevels, Message, TopicNames, provision
 from rocketshim_topics.layout import Layout
@@ -253,13 +253,13 @@ def test_replay_and_dlq_apply_send_each_letter_once_between_them(
     assert day.ask("dlq-trend") == 0
     assert printed().startswith("dlq-trend: 0 dead letters are left")
 
-    lives = open_lake(spark, day.lake, namespace=day.namespace).lives().select("state", "copies").collect()
-    assert Counter(life.state for life in lives) == {
+    lifecycles = open_lake(spark, day.lake, namespace=day.namespace).lifecycles().select("state", "copies").collect()
+    assert Counter(lifecycle.state for lifecycle in lifecycles) == {
         "acknowledged": 20,
         "retrying": 3,
         "dead": 1,
     }  # 3 wait for a second run
-    assert not any(life.copies for life in lives)  # each was sent once
+    assert not any(lifecycle.copies for lifecycle in lifecycles)  # each was sent once
     assert day.ask("keys") == 0
     assert "keys: 4 keys: 0 poison" in printed()
 
@@ -271,7 +271,7 @@ class Interrupted(BaseException):
 def interrupted_run(day: Day, spark: SparkSession, *, point: str, nth: int) -> None:
     """What `replay run --plan monday` does, one letter a transaction, until it is stopped in the midst of one."""
     lake = open_lake(spark, day.lake, namespace=day.namespace)
-    planned = published(lake, "replay-monday")
+    planned = find_published(lake, "replay-monday")
     assert planned is not None
     passed = 0
 
@@ -282,5 +282,5 @@ def interrupted_run(day: Day, spark: SparkSession, *, point: str, nth: int) -> N
             raise Interrupted
 
     landed = replay.landed_letters(planned, lake.records)
-    cli_replay.note_ends(lake, planned, "monday", Cluster(day.bootstrap))
+    cli_replay.record_target_ends(lake, planned, "monday", Cluster(day.bootstrap))
     replay.send(day.bootstrap, planned, landed, namespace=day.namespace, max_per_second=1.0, point=stop)

@@ -20,9 +20,9 @@ from rocketshim_local import Broker
 from rocketshim_spark import land as landing
 from rocketshim_spark import sources
 from rocketshim_spark.errors import LakeError, TopicRecreatedError
-from rocketshim_spark.jobs.lineage import HARDLY_REPEATED
+from rocketshim_spark.jobs.lineage import HIGH_CARDINALITY
 from rocketshim_spark.land import Gap, land, positions, read_gaps, read_records
-from rocketshim_spark.running import open_lake, publish_lives
+from rocketshim_spark.running import open_lake, publish_lifecycles
 from rocketshim_spark.session import connector_jars
 from rocketshim_topics.errors import TopicMissingError
 
@@ -102,13 +102,13 @@ def test_no_dictionary_is_begun_of_what_hardly_repeats_itself(
         producer.produce(name, value=b"alike", headers=headers, timestamp=1_000)
     assert producer.flush(120) == 0
     land(spark, broker.bootstrap, [name], lake)
-    publish_lives(open_lake(spark, lake))
+    publish_lifecycles(open_lake(spark, lake))
     columns = with_dictionary(spark, f"{lake}/records")
     assert {"topic", "headers.list.element.key"} <= columns
     assert columns.isdisjoint({"offset", "timestamp", "value"})
     columns = with_dictionary(spark, f"{lake}/reports/lineage")
     assert {"topic", "state"} <= columns
-    assert columns.isdisjoint(HARDLY_REPEATED)
+    assert columns.isdisjoint(HIGH_CARDINALITY)
 
 
 def test_two_actions_on_one_frame_see_the_same_rows(

@@ -149,15 +149,15 @@ def through_the_shim(bootstrap: str, mark: str, flights: list[tuple[str, str, st
 
 def checked(lake: OpenLake, expected: Expected) -> list[str]:
     """The verdicts; ends with an error if a number differs from the loop's."""
-    lives = lake.lives().cache()
-    missing = audit.residuals(lives, lake.gaps).cache()
-    account = audit.transform(lives, missing).cache()
+    lifecycles = lake.lifecycles().cache()
+    missing = audit.residuals(lifecycles, lake.gaps).cache()
+    account = audit.transform(lifecycles, missing).cache()
     (row,) = account.collect()
     same("sent", row.sent, expected.sent)
     same("acknowledged", row.acknowledged, expected.sent - expected.cancelled)
     same("dead", row.dead, expected.cancelled)
     same("residual", row.residual, 0)
-    same("retried once", lives.filter("state = 'acknowledged' AND attempts = 1").count(), expected.late)
+    same("retried once", lifecycles.filter("state = 'acknowledged' AND attempts = 1").count(), expected.late)
 
     causes = failures.transform(lake.events).cache()
     counted = Counter({(row.tag, row.fail_class): 0 for row in causes.select("tag", "fail_class").collect()})
@@ -165,7 +165,7 @@ def checked(lake: OpenLake, expected: Expected) -> list[str]:
         counted[each.tag, each.fail_class] += each.failures
     same("failures by carrier and cause", counted, expected.by_carrier)
 
-    tails = keys.transform(lives).cache()
+    tails = keys.transform(lifecycles).cache()
     failed = {bytes(each.key).decode(): each.failed for each in tails.filter("failed > 0").collect()}
     same("failed by tail number", failed, dict(expected.failed_by_tail))
 
@@ -183,7 +183,7 @@ def checked(lake: OpenLake, expected: Expected) -> list[str]:
         f"{report.job}: {report.verdict}"
         for report in (
             audit.report(account, missing, lake.gaps, audit.malformed(lake.events)),
-            lineage.report(lives),
+            lineage.report(lifecycles),
             failures.report(causes),
             delays.report(outcomes, waited),
             keys.report(tails),

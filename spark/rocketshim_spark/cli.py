@@ -25,10 +25,10 @@ from rocketshim_spark.cli_options import (
     Out,
     SparkClient,
     Version,
-    end,
-    note,
-    opened,
-    properties,
+    exit_if_finding,
+    open_view,
+    parse_properties,
+    print_note,
     session,
 )
 
@@ -47,8 +47,8 @@ def fetch() -> None:
         from rocketshim_spark.session import fetch as fetch_all  # noqa: PLC0415 `--help` does without
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'rocketshim[spark]'") from error
-    jars = fetch_all(report=note)
-    note(f"ready: {len(jars)} jars in {jars[0].parent}")
+    jars = fetch_all(report=print_note)
+    print_note(f"ready: {len(jars)} jars in {jars[0].parent}")
 
 
 @app.command(epilog="Example: rocketshim spark land orders --lake s3a://lake/shim --bootstrap localhost:9092")
@@ -74,13 +74,13 @@ def land(
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
-        kafka, config = properties(kafka_property), properties(client_property)
+        kafka, config = parse_properties(kafka_property), parse_properties(client_property)
         chosen = event_topics(Cluster(bootstrap, config).topics(), topics, namespace)
         # Without the worker's positions nobody could tell what it has passed, and so nothing that is lost.
         groups = [*group, TopicNames(namespace).worker_group] if group else None
         done = land_now(spark, bootstrap, chosen, lake, kafka=kafka, config=config, groups=groups)
     if all(kind_of(topic, namespace) == "source" for topic in chosen):
-        note(f"note: no topic of the shim's in namespace {namespace!r} is there: is --namespace right?")
+        print_note(f"note: no topic of the shim's in namespace {namespace!r} is there: is --namespace right?")
     version = "no table yet" if done.version is None else f"version {done.version}"
     typer.echo(f"landed {done.rows} new records of {len(chosen)} topics into {lake} ({version})")
     for gap in done.gaps:
@@ -89,7 +89,9 @@ def land(
             f"before they were landed ({gap.reason})"
         )
     for (topic, partition), offset in sorted(done.held.items()):
-        note(f"note: {topic}/{partition} ends in an open transaction: from offset {offset} on is for a later landing")
+        print_note(
+            f"note: {topic}/{partition} ends in an open transaction: from offset {offset} on is for a later landing"
+        )
     if done.gaps:
         raise typer.Exit(FINDING)
 
@@ -112,18 +114,20 @@ def failures(
     driver_memory: DriverMemory = None,
 ) -> None:
     """What failed and why, since when, what is new. Exit code 2 if something died or failed in a new way."""
-    times = {"since": _time(since), "until": _time(until), "new_since": _time(new_since)}
+    times = {"since": _parse_time(since), "until": _parse_time(until), "new_since": _parse_time(new_since)}
     if times["since"] and times["until"] and times["since"] >= times["until"]:
         raise ConfigError(f"--until {until} is not later than --since {since}: nothing lies between")
-    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
+    with open_view(
+        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
+    ) as view:
         from rocketshim_spark.jobs import failures as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
         view.check_groups([group] if group else [])
         found = job.transform(view.events, job.FailureParams.model_validate({**times, "group": group}))
         report = job.report(publish(view, "failures", found))
-        say(view, report)
-    end(fine=report.fine)
+        write_report(view, report)
+    exit_if_finding(fine=report.fine)
 
 
 @app.command(epilog="Example: rocketshim spark lineage --lake ./lake --id AC1100012A9C18B4AAC2")
@@ -139,22 +143,24 @@ def lineage(
     driver_memory: DriverMemory = None,
 ) -> None:
     """The life of every message. Exit code 2 if one was lost or its trail is broken, or there is none with that id."""
-    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
+    with open_view(
+        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
+    ) as view:
         from rocketshim_spark.jobs import lineage as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import publish_lives, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish_lifecycles, write_report  # noqa: PLC0415
 
         if message is None:
-            report = job.report(publish_lives(view))
-            say(view, report)
+            report = job.report(publish_lifecycles(view))
+            write_report(view, report)
             fine = report.fine
         else:
-            lives = job.biography(view.lives(), message)
-            for life in lives:
-                typer.echo(job.story(life))
-            fine = bool(lives)
+            lifecycles = job.find_lifecycles(view.lifecycles(), message)
+            for lifecycle in lifecycles:
+                typer.echo(job.format_lifecycle(lifecycle))
+            fine = bool(lifecycles)
             if not fine:
-                note(f"nothing is known of a message {message} in {lake}")
-    end(fine=fine)
+                print_note(f"nothing is known of a message {message} in {lake}")
+    exit_if_finding(fine=fine)
 
 
 @app.command(epilog="Example: rocketshim spark delays --lake ./lake --grace 5m")
@@ -175,18 +181,18 @@ def delays(
     from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` does without
 
     grace_ms, skew_ms = parse_duration_ms(grace), parse_duration_ms(skew)
-    with opened(
+    with open_view(
         lake, out, namespace, version,
         delay_levels=delay_levels, master=master, connector=connector, driver_memory=driver_memory,
     ) as view:  # fmt: skip
         from rocketshim_spark.jobs import delays as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
         params = job.DelayParams(now=view.now, worker=view.worker, grace_ms=grace_ms, skew_ms=skew_ms)
         found = publish(view, "delay_outcomes", job.outcomes(view.events, params))
         report = job.report(found, publish(view, "delays", job.transform(found)))
-        say(view, report)
-    end(fine=report.fine)
+        write_report(view, report)
+    exit_if_finding(fine=report.fine)
 
 
 @app.command(epilog="Example: rocketshim spark audit --lake ./lake")
@@ -201,16 +207,18 @@ def audit(
     driver_memory: DriverMemory = None,
 ) -> None:
     """Is anything lost. Exit code 2: something is unaccounted for, parked or malformed, or retention was faster."""
-    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
+    with open_view(
+        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
+    ) as view:
         from rocketshim_spark.jobs import audit as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import publish, publish_lives, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, publish_lifecycles, write_report  # noqa: PLC0415
 
-        lives = publish_lives(view)
-        missing = publish(view, "residuals", job.residuals(lives, view.gaps))
-        account = publish(view, "audit", job.transform(lives, missing))
+        lifecycles = publish_lifecycles(view)
+        missing = publish(view, "residuals", job.residuals(lifecycles, view.gaps))
+        account = publish(view, "audit", job.transform(lifecycles, missing))
         report = job.report(account, missing, view.gaps, job.malformed(view.events))
-        say(view, report)
-    end(fine=report.fine)
+        write_report(view, report)
+    exit_if_finding(fine=report.fine)
 
 
 @app.command(epilog="Example: rocketshim spark keys --lake ./lake --orderly payments")
@@ -229,15 +237,17 @@ def keys(
     driver_memory: DriverMemory = None,
 ) -> None:
     """Which keys are poison, and where order was broken. Exit code 2 if there are such."""
-    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
+    with open_view(
+        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
+    ) as view:
         from rocketshim_spark.jobs import keys as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
         view.check_groups(orderly or ())
         params = job.KeyParams(min_failures=min_failures, orderly=tuple(orderly or ()))
-        report = job.report(publish(view, "keys", job.transform(view.lives(), params)))
-        say(view, report)
-    end(fine=report.fine)
+        report = job.report(publish(view, "keys", job.transform(view.lifecycles(), params)))
+        write_report(view, report)
+    exit_if_finding(fine=report.fine)
 
 
 @app.command(epilog="Example: rocketshim spark dlq-trend --lake ./lake --bootstrap localhost:9092")
@@ -266,9 +276,11 @@ def dlq_trend(
     retention_ms, warn_ms = parse_duration_ms(retention), parse_duration_ms(warn)
     if retention_ms == 0:
         raise ConfigError(f"--retention {retention}: a topic keeps records for 1 ms at least")
-    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
+    with open_view(
+        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
+    ) as view:
         from rocketshim_spark.jobs import dlq_trend as job  # noqa: PLC0415 Spark is there now
-        from rocketshim_spark.running import publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
         kept: dict[str, int] = {}
         if bootstrap is not None:
@@ -276,7 +288,7 @@ def dlq_trend(
             from rocketshim_spark.sources import Cluster  # noqa: PLC0415
 
             letters = [row.topic for row in view.topics().collect() if kind_of(row.topic, namespace) == "dlq"]
-            kept = Cluster(bootstrap, properties(client_property)).retention_ms(letters)
+            kept = Cluster(bootstrap, parse_properties(client_property)).retention_ms(letters)
         params = job.TrendParams(
             now=view.now, retention_of=kept, retention_ms=retention_ms, warn_hours=warn_ms / 3_600_000
         )
@@ -284,11 +296,11 @@ def dlq_trend(
         days = publish(view, "dlq_trend", job.transform(found))
         report = job.report(days, publish(view, "dlq_open", job.open_letters(found, params)), params)
         found.unpersist()
-        say(view, report)
-    end(fine=report.fine)
+        write_report(view, report)
+    exit_if_finding(fine=report.fine)
 
 
-def _time(text: str | None) -> dt.datetime | None:
+def _parse_time(text: str | None) -> dt.datetime | None:
     if text is None:
         return None
     try:

@@ -42,7 +42,7 @@ Version = Annotated[
 ]
 
 
-def note(line: str) -> None:
+def print_note(line: str) -> None:
     """Say something on the error output, where results are not."""
     typer.echo(line, err=True)
 
@@ -87,15 +87,15 @@ def session(master: str | None, connector: str, driver_memory: str | None) -> It
         running = spark  # a call was cut in two: no further one; Java ends with this process
         raise
     except (Py4JJavaError, PySparkException) as error:
-        said = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
-        raise LakeError(f"Spark failed: {' '.join(said.split())[:1_000]}") from error
+        text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+        raise LakeError(f"Spark failed: {' '.join(text.split())[:1_000]}") from error
     finally:
         if running is None:
             spark.stop()
 
 
 @contextmanager
-def opened(
+def open_view(
     lake: str,
     out: str | None,
     namespace: str,
@@ -118,7 +118,7 @@ def opened(
         yield open_lake(spark, lake, namespace=namespace, delay_levels=delay_levels, version=version, out=out)
 
 
-def properties(given: list[str] | None) -> dict[str, str]:
+def parse_properties(given: list[str] | None) -> dict[str, str]:
     """`NAME=VALUE` texts as a mapping.
 
     Raises:
@@ -133,7 +133,7 @@ def properties(given: list[str] | None) -> dict[str, str]:
     return found
 
 
-def end(*, fine: bool) -> None:
+def exit_if_finding(*, fine: bool) -> None:
     """End with the exit code of a finding, unless all is fine."""
     if not fine:
         raise typer.Exit(FINDING)

@@ -16,10 +16,10 @@ from rocketshim_spark.cli_options import (
     Out,
     SparkClient,
     Version,
-    end,
-    note,
-    opened,
-    properties,
+    exit_if_finding,
+    open_view,
+    parse_properties,
+    print_note,
 )
 from rocketshim_spark.report import printable
 from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS
@@ -64,14 +64,16 @@ def plan(
     driver_memory: DriverMemory = None,
 ) -> None:
     """Write down what would be sent, to be looked at. Nothing is sent."""
-    with opened(lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory) as view:
+    with open_view(
+        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
+    ) as view:
         from pydantic import ValidationError  # noqa: PLC0415 Spark is there now
         from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
         from rocketshim.filters import SqlFilter  # noqa: PLC0415
         from rocketshim_spark.filters import header_property, selects  # noqa: PLC0415
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415
-        from rocketshim_spark.running import publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
         try:
             params = job.PlanParams(
@@ -88,12 +90,12 @@ def plan(
         chosen = None
         if where is not None:
             condition = selects(SqlFilter(where), lambda name: header_property(F.col("headers"), name))
-            place = F.concat_ws("/", "topic", "partition", "offset").alias("coordinates")
-            chosen = view.records.filter(condition).select(place)
+            coordinates = F.concat_ws("/", "topic", "partition", "offset").alias("coordinates")
+            chosen = view.records.filter(condition).select(coordinates)
         named = job.named_targets(view.events, params)
         planned = job.plan(view.events, view.topics(), named, params, chosen=chosen, settled=view.settled)
         written = publish(view, f"replay-{plan_name}", planned)
-        say(view, job.plan_report(written))
+        write_report(view, job.plan_report(written))
 
 
 @app.command(epilog="Example: rocketshim spark replay run --lake ./lake --plan monday --max-per-second 200")
@@ -121,19 +123,19 @@ def run(
 
     Exit code 2 if letters could not be sent, or died again while this was running.
     """
-    with opened(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
+    with open_view(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim.cli.redrive import ensure_log  # noqa: PLC0415
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is there now
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
-        config = properties(client_property)
-        planned = _planned(view, plan_name)
+        config = parse_properties(client_property)
+        planned = _read_plan(view, plan_name)
         cluster = Cluster(bootstrap, config)
         _check_sources(view, planned, cluster)
         landed = job.landed_letters(planned, view.records)
         if not dry_run:
-            note_ends(view, planned, plan_name, cluster)
+            record_target_ends(view, planned, plan_name, cluster)
             ensure_log(bootstrap, config, TopicNames(namespace))
         done = job.send(
             bootstrap,
@@ -144,7 +146,7 @@ def run(
             max_per_second=max_per_second,
             stop_ratio=stop_ratio,
             dry_run=dry_run,
-            report=_say_progress,
+            report=_print_progress,
         )
     typer.echo(f"{'would send' if dry_run else 'sent'} {done.sent} letters; settled before: {done.settled}")
     for reason, count in done.failed.items():
@@ -152,8 +154,8 @@ def run(
     if done.dead_again:
         typer.echo(f"{done.dead_again} of those sent are dead again")
     if done.left:
-        note(f"stopped: too many failed or died again (--stop-ratio); {done.left} letters are left")
-    end(fine=not done.failed and not done.dead_again)
+        print_note(f"stopped: too many failed or died again (--stop-ratio); {done.left} letters are left")
+    exit_if_finding(fine=not done.failed and not done.dead_again)
 
 
 @app.command(epilog="Example: rocketshim spark replay verify --lake ./lake --plan monday")
@@ -171,17 +173,17 @@ def verify(
     driver_memory: DriverMemory = None,
 ) -> None:
     """Read the targets and say, letter by letter, what is not as planned. Exit code 2 if one is missing or altered."""
-    with opened(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
+    with open_view(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark import events  # noqa: PLC0415 Spark is there now
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415
-        from rocketshim_spark.running import publish, say  # noqa: PLC0415
+        from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
         from rocketshim_spark.sources import Cluster, read_batch  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
-        kafka, config = properties(kafka_property), properties(client_property)
-        planned = _planned(view, plan_name)
+        kafka, config = parse_properties(kafka_property), parse_properties(client_property)
+        planned = _read_plan(view, plan_name)
         cluster = Cluster(bootstrap, config)
-        bounds = _beyond(view, planned, plan_name, cluster)
+        bounds = _bounds_to_verify(view, planned, plan_name, cluster)
         found = read_batch(view.spark, bootstrap, bounds, kafka=kafka) if bounds else view.records.limit(0)
         log = TopicNames(namespace).redrive_log
         settled = view.settled
@@ -189,15 +191,15 @@ def verify(
             settled = events.settled(read_batch(view.spark, bootstrap, cluster.bounds([log]), kafka=kafka), namespace)
         checked = publish(view, f"replay-{plan_name}-verified", job.check(planned, found, settled))
         report = job.verify_report(checked)
-        say(view, report)
-    end(fine=report.fine)
+        write_report(view, report)
+    exit_if_finding(fine=report.fine)
 
 
-def _planned(view: "OpenLake", plan_name: str) -> "DataFrame":
+def _read_plan(view: "OpenLake", plan_name: str) -> "DataFrame":
     from rocketshim_spark.errors import LakeError  # noqa: PLC0415 Spark is there now
-    from rocketshim_spark.running import published  # noqa: PLC0415
+    from rocketshim_spark.running import find_published  # noqa: PLC0415
 
-    planned = published(view, f"replay-{plan_name}")
+    planned = find_published(view, f"replay-{plan_name}")
     if planned is None:
         raise LakeError(f"there is no plan {plan_name}: run `rocketshim spark replay plan --plan {plan_name}` first")
     return planned
@@ -217,33 +219,35 @@ def _check_sources(view: "OpenLake", planned: "DataFrame", cluster: "Cluster") -
             )
 
 
-def note_ends(view: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster") -> None:
+def record_target_ends(view: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster") -> None:
     """Note where the plan's targets end, unless that was done before: what it sends lies beyond."""
     from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is there now
-    from rocketshim_spark.running import publish, published  # noqa: PLC0415
+    from rocketshim_spark.running import find_published, publish  # noqa: PLC0415
 
     name = f"replay-{plan_name}-ends"
-    if published(view, name) is None:
-        ends = [(each.topic, each.partition, each.end) for each in cluster.bounds(_targets(planned))]
-        publish(view, name, job.ends_frame(view.spark, ends))
+    if find_published(view, name) is None:
+        ends = [(each.topic, each.partition, each.end) for each in cluster.bounds(_target_topics(planned))]
+        publish(view, name, job.target_ends(view.spark, ends))
 
 
-def _beyond(view: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster") -> "list[PartitionBounds]":
+def _bounds_to_verify(
+    view: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster"
+) -> "list[PartitionBounds]":
     """The plan's targets from where they ended before its first record; nothing of them if it was never run."""
-    from rocketshim_spark.running import published  # noqa: PLC0415 Spark is there now
+    from rocketshim_spark.running import find_published  # noqa: PLC0415 Spark is there now
     from rocketshim_spark.sources import since  # noqa: PLC0415
 
-    ends = published(view, f"replay-{plan_name}-ends")
+    ends = find_published(view, f"replay-{plan_name}-ends")
     if ends is None:
         return []
     starts = {(row.topic, row.partition): row.end for row in ends.collect()}
     # A partition that was added since is read from its beginning.
-    return since(cluster.bounds(_targets(planned)), starts)
+    return since(cluster.bounds(_target_topics(planned)), starts)
 
 
-def _targets(planned: "DataFrame") -> list[str]:
+def _target_topics(planned: "DataFrame") -> list[str]:
     return sorted(row.target for row in planned.filter("action = 'send'").select("target").distinct().collect())
 
 
-def _say_progress(topic: str, progress: "RedriveProgress") -> None:
-    note(f"{topic}: {progress.sent} of {progress.planned} letters sent")
+def _print_progress(topic: str, progress: "RedriveProgress") -> None:
+    print_note(f"{topic}: {progress.sent} of {progress.planned} letters sent")

@@ -57,11 +57,11 @@ from rocketshim_topics.wire import BAD_HEADER_KEY, HEADER_ORDER, UNREADABLE
 __all__ = [
     "FINGERPRINT_PATTERN",
     "EventParams",
+    "empty_settled",
     "event_topics",
     "fingerprint",
+    "join_settled",
     "kind_of",
-    "marked",
-    "none_settled",
     "settled",
     "transform",
 ]
@@ -88,7 +88,7 @@ _LANE: Final = 32
 _LEVELS: Final = 27
 _FINE_MS: Final = (512, 256, 128, 64, 32)
 _LATEST_MS: Final = 253_402_300_799_999  # the last millisecond of year 9999: Python and SQL know no later time
-_SHOWN: Final = 120
+_FINGERPRINT_CHARS: Final = 120
 _SETTLED: Final = (
     "topic string, partition int, offset bigint, digest string, state string, settled_by string, settled_at timestamp"
 )
@@ -156,17 +156,17 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
     read = (
         records.withColumn("kind", _kind(params.namespace))
         .filter(kind.isNotNull())
-        .withColumn("names", _names(_ours()))
+        .withColumn("names", _names(_shim_headers()))
         # Looked at for faults: nothing for most records. Spark interprets these functions, header by header.
-        .withColumn("judged", F.when(trusted & (kind != "parked"), _ours()))
+        .withColumn("judged", F.when(trusted & (kind != "parked"), _shim_headers()))
         .withColumn("judged_names", _names(F.col("judged")))
         .withColumn("at", F.concat_ws("/", "topic", F.col("partition").cast("string"), F.col("offset").cast("string")))
     )
     probe = (kind == "schedule") & (F.size("headers") == 1) & _value("CLOCK").isNotNull()
     read = read.filter(~_is_true(probe))
     hop = _text("HOP_ID")
-    marked = _is_true(hop.rlike(_COORDINATES))
-    replayed = _text("REPLAY_ID").isNotNull() & (kind.isin("source", "retry")) & marked
+    has_hop_id = _is_true(hop.rlike(_COORDINATES))
+    replayed = _text("REPLAY_ID").isNotNull() & (kind.isin("source", "retry")) & has_hop_id
     levels = DelayLevels.default() if params.delay_levels is None else DelayLevels.parse(params.delay_levels)
     queue = F.when(kind == "schedule", F.col("partition") % _LANE)
     stored_ms = F.unix_millis("timestamp")
@@ -200,22 +200,22 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         F.when(trusted, _text("FAIL_TEXT")).alias("fail_text"),
         F.when(trusted, fingerprint(_text("FAIL_TEXT"))).alias("fingerprint"),
         F.when(trusted, _time(_number("FAIL_AT_MS"))).alias("failed_at"),
-        F.when(trusted | marked, hop).alias("hop_id"),
-        F.when(trusted | marked, _text("REPLAY_ID")).alias("replay_id"),
-        F.when(trusted | marked, _replays(trusted)).cast("int").alias("replay_count"),
+        F.when(trusted | has_hop_id, hop).alias("hop_id"),
+        F.when(trusted | has_hop_id, _text("REPLAY_ID")).alias("replay_id"),
+        F.when(trusted | has_hop_id, _replay_count(trusted)).cast("int").alias("replay_count"),
         F.coalesce(_time(_number("BORN_TIMESTAMP")), F.col("timestamp")).alias("born_at"),
         F.when(kind == "parked", _text("PARK_REASON")).alias("park_reason"),
         F.col("at").alias("coordinates"),
         F.coalesce(F.array_size("names") - F.array_size(F.array_distinct("names")), F.lit(0)).alias("dup_headers"),
         F.coalesce(F.array_size("headers") - F.array_size("names"), F.lit(0)).alias("unknown_headers"),
-        F.when(trusted & (kind != "parked"), F.when(unreadable, BAD_HEADER_KEY).otherwise(_fault())).alias(
+        F.when(trusted & (kind != "parked"), F.when(unreadable, BAD_HEADER_KEY).otherwise(_decode_error())).alias(
             "decode_error"
         ),
         (undecodable | unreadable).alias("undecodable"),
         F.coalesce(F.octet_length("value"), F.lit(0)).alias("value_bytes"),
         F.sha2("value", 256).alias("value_sha256"),
-        F.when(kind == "dlq", _digest(_header_digested())).alias("digest"),
-        F.when((kind == "dlq") & unreadable, _digest(_unreadable_digested())).alias("digest_unread"),
+        F.when(kind == "dlq", _digest(_digest_input_of_headers())).alias("digest"),
+        F.when((kind == "dlq") & unreadable, _digest(_digest_input_if_unreadable())).alias("digest_unread"),
     )
 
 
@@ -235,15 +235,15 @@ def settled(records: DataFrame, namespace: str = "") -> DataFrame:
     """
     mark = F.from_json(F.make_valid_utf8(F.col("value").cast("string")), _MARK).alias("mark")
     letter = F.explode("mark.letters").alias("letter")
-    place = [F.col("mark.source").alias("topic")]
+    columns = [F.col("mark.source").alias("topic")]
     for index, (name, kind) in enumerate((("partition", "int"), ("offset", "bigint"), ("digest", "string"))):
-        place.append(F.get("letter", F.lit(index)).try_cast(kind).alias(name))
+        columns.append(F.get("letter", F.lit(index)).try_cast(kind).alias(name))
     return (
         records.filter(F.col("topic") == TopicNames(namespace).redrive_log)
         .select(mark, F.col("offset").alias("at"), "timestamp")
         .filter("mark.v = 1 AND mark.kind = 'mark' AND mark.state IN ('redriven', 'discarded')")
         .select("mark", letter, "at", "timestamp")
-        .select(*place, "mark.state", F.col("mark.plan").alias("settled_by"), "at", "timestamp")
+        .select(*columns, "mark.state", F.col("mark.plan").alias("settled_by"), "at", "timestamp")
         .groupBy("topic", "partition", "offset")
         .agg(
             F.max_by(F.struct("digest", "state", "settled_by", F.col("timestamp").alias("settled_at")), "at").alias(
@@ -254,12 +254,12 @@ def settled(records: DataFrame, namespace: str = "") -> DataFrame:
     )
 
 
-def none_settled(spark: SparkSession) -> DataFrame:
+def empty_settled(spark: SparkSession) -> DataFrame:
     """What `settled` makes of a redrive log that says nothing."""
     return small_frame(spark, [], _SETTLED)
 
 
-def marked(letters: DataFrame, settled: DataFrame) -> DataFrame:
+def join_settled(letters: DataFrame, settled: DataFrame) -> DataFrame:
     """Dead letters with what became of them.
 
     Args:
@@ -271,30 +271,34 @@ def marked(letters: DataFrame, settled: DataFrame) -> DataFrame:
 
     Thread-safety: a pure function of the frames.
     """
-    told = ("state", "settled_by", "settled_at")
+    mark_columns = ("state", "settled_by", "settled_at")
     marks = settled.select(
-        "topic", "partition", "offset", F.col("digest").alias("meant"), F.struct(*told).alias("mark")
+        "topic", "partition", "offset", F.col("digest").alias("meant"), F.struct(*mark_columns).alias("mark")
     )
     joined = letters.join(marks, ["topic", "partition", "offset"], "left")
     is_meant = (F.col("meant") == F.col("digest")) | (F.col("meant") == F.col("digest_unread"))
-    return joined.withColumns({name: F.when(is_meant, F.col(f"mark.{name}")) for name in told}).drop("meant", "mark")
+    return joined.withColumns({name: F.when(is_meant, F.col(f"mark.{name}")) for name in mark_columns}).drop(
+        "meant", "mark"
+    )
 
 
 def _digest(headers: Column) -> Column:
     """The digest of a record, as `rocketshim_topics.redrive_log.record_digest` makes it; from key, value, headers."""
-    whole = F.concat(_measured(F.col("key")), _measured(F.col("value")), headers)
+    whole = F.concat(_length_prefixed(F.col("key")), _length_prefixed(F.col("value")), headers)
     return F.substring(F.sha2(whole, 256), 1, 16)
 
 
-def _header_digested() -> Column:
+def _digest_input_of_headers() -> Column:
     named = F.transform(
         F.coalesce("headers", F.array()),
-        lambda each: F.concat(_measured(_until_nul(each["key"]).cast("binary")), _measured(each["value"])),
+        lambda each: F.concat(
+            _length_prefixed(_until_nul(each["key"]).cast("binary")), _length_prefixed(each["value"])
+        ),
     )
     return F.aggregate(named, F.lit(b""), lambda so_far, part: F.concat(so_far, part))  # noqa: PLW0108 Spark wants its names
 
 
-def _unreadable_digested() -> Column:
+def _digest_input_if_unreadable() -> Column:
     parts = [part for name, value in UNREADABLE for part in (name.encode(), value or b"")]
     return F.lit(b"".join(b"%d:%b" % (len(part), part) for part in parts))
 
@@ -303,12 +307,12 @@ def _until_nul(name: Column) -> Column:
     return F.substring_index(name, "\0", 1)
 
 
-def _measured(part: Column) -> Column:
+def _length_prefixed(part: Column) -> Column:
     length = F.concat(F.octet_length(part).cast("string"), F.lit(":")).cast("binary")
     return F.coalesce(F.concat(length, part), F.lit(b"-"))
 
 
-def _replays(trusted: Column) -> Column:
+def _replay_count(trusted: Column) -> Column:
     """How often it was redriven, by the rules of `rocketshim_topics.hops.replays`."""
     carried = F.array_position(F.reverse(F.col("headers.key")), "USER.REPLAY_COUNT").cast("int") - 1
     text = F.get(F.reverse(F.col("headers.value")), carried).cast("string")
@@ -318,7 +322,9 @@ def _replays(trusted: Column) -> Column:
 
 def fingerprint(text: Column) -> Column:
     """A failure's text with numbers and ids written as `#`, cut to 120 characters, as in `rocketshim dlq stats`."""
-    return F.substring(F.regexp_replace(F.substring(text, 1, MAX_FAIL_TEXT_BYTES), FINGERPRINT_PATTERN, "#"), 1, _SHOWN)
+    return F.substring(
+        F.regexp_replace(F.substring(text, 1, MAX_FAIL_TEXT_BYTES), FINGERPRINT_PATTERN, "#"), 1, _FINGERPRINT_CHARS
+    )
 
 
 def _is_true(condition: Column) -> Column:
@@ -341,7 +347,7 @@ def _kind(namespace: str) -> Column:
     )
 
 
-def _ours() -> Column:
+def _shim_headers() -> Column:
     return F.filter("headers", lambda header: header["key"].isin(*HEADER_ORDER))
 
 
@@ -381,7 +387,7 @@ def _queue_delay_ms(queue: Column, levels: DelayLevels) -> Column:
     return F.get(F.array(*[F.lit(each).cast("bigint") for each in delays]), queue)
 
 
-def _fault() -> Column:
+def _decode_error() -> Column:
     """Why a record on one of the shim's topics is malformed; null: it is not. One reason, where there are several."""
     names = F.col("judged_names")
     repeated = F.filter(names, lambda name: F.size(F.array_remove(names, name)) < F.size(names) - 1)

@@ -65,9 +65,9 @@ from rocketshim.filters.sql_evaluator import compile_test
 from rocketshim.filters.tag import TAG_HEADER
 from rocketshim_topics.wire import RESERVED, SENT_TEXTS, USER_PREFIX
 
-__all__ = ["FilterNotTranslatedError", "FilterOutcome", "PropertyColumn", "header_property", "selects", "sql_outcome"]
+__all__ = ["FilterNotTranslatedError", "PropertyColumn", "SqlOutcome", "header_property", "selects", "sql_outcome"]
 
-_MOST_TERMS: Final = 64
+_MAX_COMPARISONS: Final = 64
 """Spark generates one method for a condition; a thousand terms of ours overflow its stack (measured with 4.0.0)."""
 
 PropertyColumn = Callable[[str], Column]
@@ -87,7 +87,7 @@ class FilterNotTranslatedError(FilterError):
 
 
 @dataclass(frozen=True, slots=True)
-class FilterOutcome:
+class SqlOutcome:
     """What evaluating a condition gives for each record.
 
     Attributes:
@@ -131,7 +131,7 @@ def selects(message_filter: MessageFilter, property_column: PropertyColumn) -> C
     raise FilterNotTranslatedError(str(message_filter), "is code of its own, and none runs in executors")
 
 
-def sql_outcome(sql_filter: SqlFilter, property_column: PropertyColumn) -> FilterOutcome:
+def sql_outcome(sql_filter: SqlFilter, property_column: PropertyColumn) -> SqlOutcome:
     """What evaluating an SQL92 condition gives for each record, failures apart: to count what a consumer would lose.
 
     Args:
@@ -142,8 +142,8 @@ def sql_outcome(sql_filter: SqlFilter, property_column: PropertyColumn) -> Filte
         FilterNotTranslatedError: a part has no translation.
     """
     terms = sum(isinstance(node, Compare | Between) for node in walk(sql_filter.tree))
-    if terms > _MOST_TERMS:
-        reason = f"has {terms} comparisons, and Spark compiles {_MOST_TERMS} at most: use IN, or split the filter"
+    if terms > _MAX_COMPARISONS:
+        reason = f"has {terms} comparisons, and Spark compiles {_MAX_COMPARISONS} at most: use IN, or split the filter"
         raise FilterNotTranslatedError(sql_filter.expression, reason)
     columns = {name: _text(property_column(name)) for name in sorted(sql_filter.properties)}
     return _Translation(sql_filter.expression, columns).outcome(sql_filter.tree)
@@ -193,7 +193,7 @@ class _Translation:
         self._source = source
         self._columns = columns
 
-    def outcome(self, node: Expression) -> FilterOutcome:
+    def outcome(self, node: Expression) -> SqlOutcome:
         if not property_names(node):
             return self._constant_outcome(node)
         match node:
@@ -203,9 +203,9 @@ class _Translation:
                 return _chain([self.outcome(term) for term in terms], _or)
             case Not(operand=operand):
                 inner = self.outcome(operand)
-                return FilterOutcome(~inner.value, inner.failed)
+                return SqlOutcome(~inner.value, inner.failed)
             case Truth(operand=Property(name=name)):
-                return FilterOutcome(F.when(self._columns[name].isNotNull(), F.lit(False)))  # noqa: FBT003
+                return SqlOutcome(F.when(self._columns[name].isNotNull(), F.lit(False)))  # noqa: FBT003
             case Compare(operator=operator, left=left, right=right):
                 return self._compare(operator, left, right, node)
             case Between():
@@ -213,11 +213,11 @@ class _Translation:
             case _:
                 return self._test(node)
 
-    def _test(self, node: Expression) -> FilterOutcome:
+    def _test(self, node: Expression) -> SqlOutcome:
         match node:
             case In(operand=Property(name=name), values=values, negated=negated):
                 found = self._columns[name].isin(*map(self._string, values))
-                return FilterOutcome(~found if negated else found)
+                return SqlOutcome(~found if negated else found)
             case TextTest():
                 return self._text_test(node)
             case IsNull(operand=operand, negated=negated):
@@ -225,25 +225,25 @@ class _Translation:
             case _:
                 raise self._refusal(node, "is no condition")
 
-    def _constant_outcome(self, node: Expression) -> FilterOutcome:
+    def _constant_outcome(self, node: Expression) -> SqlOutcome:
         try:
             value = compile_test(node, self._source)(lambda _name: None)
         except FilterEvaluationError:
-            return FilterOutcome(_unknown(), F.lit(True))  # noqa: FBT003
-        return FilterOutcome(F.lit(value).cast("boolean"))
+            return SqlOutcome(_unknown(), F.lit(True))  # noqa: FBT003
+        return SqlOutcome(F.lit(value).cast("boolean"))
 
-    def _is_null(self, operand: Expression, negated: bool) -> FilterOutcome:
+    def _is_null(self, operand: Expression, negated: bool) -> SqlOutcome:
         if isinstance(operand, Property):
-            inner = FilterOutcome(self._columns[operand.name])
+            inner = SqlOutcome(self._columns[operand.name])
         elif is_boolean(operand):
             inner = self.outcome(operand)
         else:
             raise self._refusal(operand, "is never there")
-        return FilterOutcome(inner.value.isNotNull() if negated else inner.value.isNull(), inner.failed)
+        return SqlOutcome(inner.value.isNotNull() if negated else inner.value.isNull(), inner.failed)
 
-    def _text_test(self, node: TextTest) -> FilterOutcome:
+    def _text_test(self, node: TextTest) -> SqlOutcome:
         if not node.search:
-            return FilterOutcome(F.lit(False))  # noqa: FBT003
+            return SqlOutcome(F.lit(False))  # noqa: FBT003
         if not isinstance(node.operand, Property):
             raise self._refusal(node.operand, "is no text to search in")
         text, search = self._columns[node.operand.name], self._string(node.search)
@@ -252,11 +252,11 @@ class _Translation:
             TextOperation.STARTSWITH: text.startswith,
             TextOperation.ENDSWITH: text.endswith,
         }[node.operation](F.lit(search))
-        return FilterOutcome(F.coalesce(~found if node.negated else found, F.lit(False)))  # noqa: FBT003
+        return SqlOutcome(F.coalesce(~found if node.negated else found, F.lit(False)))  # noqa: FBT003
 
     # --- comparisons ---------------------------------------------------------------------------------------------
 
-    def _between(self, node: Between) -> FilterOutcome:
+    def _between(self, node: Between) -> SqlOutcome:
         above, below = (
             (Operator.LESS, Operator.GREATER) if node.negated else (Operator.GREATER_OR_EQUAL, Operator.LESS_OR_EQUAL)
         )
@@ -266,18 +266,18 @@ class _Translation:
         ]
         return _chain(halves, _or if node.negated else _and)
 
-    def _compare(self, operator: Operator, left: Expression, right: Expression, whole: Expression) -> FilterOutcome:
+    def _compare(self, operator: Operator, left: Expression, right: Expression, whole: Expression) -> SqlOutcome:
         lhs, rhs = self._operand(left), self._operand(right)
         if isinstance(lhs, Column):
             if isinstance(rhs, Column):
                 return _ordered_texts(operator, lhs, rhs) if operator.is_ordering else _equal_texts(operator, lhs, rhs)
-            return self._against(operator, lhs, rhs, None)
+            return self._compare_with_constant(operator, lhs, rhs, None)
         if isinstance(rhs, Column):
             if lhs.type is LiteralType.BOOLEAN:
                 # a truth value on the left takes no text: fails where there is one
-                return FilterOutcome(F.lit(operator is Operator.NOT_EQUAL), rhs.isNotNull())
+                return SqlOutcome(F.lit(operator is Operator.NOT_EQUAL), rhs.isNotNull())
             missing = None if operator.is_ordering else operator is Operator.NOT_EQUAL
-            return self._against(_MIRRORED.get(operator, operator), rhs, lhs, missing)
+            return self._compare_with_constant(_MIRRORED.get(operator, operator), rhs, lhs, missing)
         # two constants, as one half of a BETWEEN whose other half has a property
         folded = Compare(operator, left, right, start=whole.start, end=whole.end)
         return self._constant_outcome(folded)
@@ -296,19 +296,21 @@ class _Translation:
             case _:
                 raise self._refusal(node, "is a truth value that is compared")
 
-    def _against(self, operator: Operator, text: Column, constant: _Constant, missing: bool | None) -> FilterOutcome:
+    def _compare_with_constant(
+        self, operator: Operator, text: Column, constant: _Constant, missing: bool | None
+    ) -> SqlOutcome:
         """A text compared with a constant; `missing` is the value where there is no text."""
         if constant.type is LiteralType.STRING:
-            return FilterOutcome(
-                _where_text(text, _compared(operator, text, F.lit(self._string(constant.value))), missing)
+            return SqlOutcome(
+                _with_value_if_missing(text, _compared(operator, text, F.lit(self._string(constant.value))), missing)
             )
         if constant.type is LiteralType.BOOLEAN:
-            return FilterOutcome(
-                _where_text(text, _compared(operator, text.rlike(_TRUE), F.lit(constant.value)), missing)
+            return SqlOutcome(
+                _with_value_if_missing(text, _compared(operator, text.rlike(_TRUE), F.lit(constant.value)), missing)
             )
-        number = _PARSED[constant.type](text)
+        number = _PARSERS[constant.type](text)
         value = _compared(operator, number, _number_literal(constant))
-        return FilterOutcome(_where_text(text, value, missing), text.isNotNull() & number.isNull())
+        return SqlOutcome(_with_value_if_missing(text, value, missing), text.isNotNull() & number.isNull())
 
     # --- refusals ------------------------------------------------------------------------------------------------
 
@@ -342,9 +344,7 @@ def _unknown() -> Column:
 # --- logic --------------------------------------------------------------------------------------------------------
 
 
-def _chain(
-    outcomes: Sequence[FilterOutcome], join: Callable[[FilterOutcome, FilterOutcome], FilterOutcome]
-) -> FilterOutcome:
+def _chain(outcomes: Sequence[SqlOutcome], join: Callable[[SqlOutcome, SqlOutcome], SqlOutcome]) -> SqlOutcome:
     """The terms of a chain joined as a balanced tree, in their order."""
     if len(outcomes) == 1:
         return outcomes[0]
@@ -352,20 +352,20 @@ def _chain(
     return join(_chain(outcomes[:middle], join), _chain(outcomes[middle:], join))
 
 
-def _and(left: FilterOutcome, right: FilterOutcome) -> FilterOutcome:
-    goes_on = F.coalesce(left.value, F.lit(True))  # noqa: FBT003
-    return FilterOutcome(left.value & right.value, _failed_in_turn(left.failed, goes_on, right.failed))
+def _and(left: SqlOutcome, right: SqlOutcome) -> SqlOutcome:
+    continues = F.coalesce(left.value, F.lit(True))  # noqa: FBT003
+    return SqlOutcome(left.value & right.value, _failed_in_sequence(left.failed, continues, right.failed))
 
 
-def _or(left: FilterOutcome, right: FilterOutcome) -> FilterOutcome:
-    goes_on = ~F.coalesce(left.value, F.lit(False))  # noqa: FBT003
-    return FilterOutcome(left.value | right.value, _failed_in_turn(left.failed, goes_on, right.failed))
+def _or(left: SqlOutcome, right: SqlOutcome) -> SqlOutcome:
+    continues = ~F.coalesce(left.value, F.lit(False))  # noqa: FBT003
+    return SqlOutcome(left.value | right.value, _failed_in_sequence(left.failed, continues, right.failed))
 
 
-def _failed_in_turn(left: Column | None, goes_on: Column, right: Column | None) -> Column | None:
+def _failed_in_sequence(left: Column | None, continues: Column, right: Column | None) -> Column | None:
     if right is None:
         return left
-    return goes_on & right if left is None else left | (goes_on & right)
+    return continues & right if left is None else left | (continues & right)
 
 
 # --- comparisons --------------------------------------------------------------------------------------------------
@@ -387,25 +387,25 @@ def _compared(operator: Operator, left: Column, right: Column) -> Column:
             return left <= right
 
 
-def _where_text(text: Column, value: Column, missing: bool | None) -> Column:
+def _with_value_if_missing(text: Column, value: Column, missing: bool | None) -> Column:
     if missing is None:
         return value  # null where the text is
     return F.when(text.isNull(), F.lit(missing)).otherwise(value)
 
 
-def _equal_texts(operator: Operator, left: Column, right: Column) -> FilterOutcome:
+def _equal_texts(operator: Operator, left: Column, right: Column) -> SqlOutcome:
     """Lopsided: both missing is equal, only the left one unknown, only the right one unequal."""
     equal = F.when(right.isNull(), left.isNull()).otherwise(left == right)
     equal = F.when(left.isNull() & right.isNotNull(), _unknown()).otherwise(equal)
-    return FilterOutcome(equal if operator is Operator.EQUAL else ~equal)
+    return SqlOutcome(equal if operator is Operator.EQUAL else ~equal)
 
 
-def _ordered_texts(operator: Operator, left: Column, right: Column) -> FilterOutcome:
+def _ordered_texts(operator: Operator, left: Column, right: Column) -> SqlOutcome:
     """Two texts are ordered as doubles, −0.0 before 0.0; missing ones are not looked at."""
     both = left.isNotNull() & right.isNotNull()
     lhs, rhs = _double(left), _double(right)
     value = _compared(operator, _java_order(left, lhs), _java_order(right, rhs))
-    return FilterOutcome(F.when(lhs.isNotNull() & rhs.isNotNull(), value), both & (lhs.isNull() | rhs.isNull()))
+    return SqlOutcome(F.when(lhs.isNotNull() & rhs.isNotNull(), value), both & (lhs.isNull() | rhs.isNull()))
 
 
 def _java_order(text: Column, number: Column) -> Column:
@@ -437,7 +437,7 @@ def _double(text: Column) -> Column:
     return F.when(trimmed.rlike(_DOUBLE), trimmed.try_cast("double"))
 
 
-_PARSED: dict[LiteralType, Callable[[Column], Column]] = {
+_PARSERS: dict[LiteralType, Callable[[Column], Column]] = {
     LiteralType.INTEGER: _int32,
     LiteralType.LONG: _int64,
     LiteralType.DOUBLE: _double,

@@ -70,15 +70,15 @@ __all__ = [
     "read_topics",
 ]
 
-_WRITING: Final[Mapping[str, str]] = {
+_WRITE_SETTINGS: Final[Mapping[str, str]] = {
     "spark.databricks.delta.properties.defaults.dataSkippingStatsColumns": "topic,partition,offset,timestamp",
     "spark.sql.parquet.compression.codec": "zstd",
     "parquet.compression.codec.zstd.level": "1",  # files as small as with Parquet's own 3, for a sixth less CPU
     **without_dictionaries(["offset", "timestamp", "value"]),
 }
 _TASKS_PER_CORE: Final = 3
-_SETTLE_S: Final = 5.0  # most transactions are shorter
-_LEAST_PER_TASK: Final = 100_000  # opening a consumer for less costs more than it saves
+_OPEN_TRANSACTION_WAIT_S: Final = 5.0  # most transactions are shorter
+_MIN_RECORDS_PER_TASK: Final = 100_000  # opening a consumer for less costs more than it saves
 _GAPS_SCHEMA: Final = (
     "found_at timestamp, topic string, topic_id string, partition int, gap_from bigint, gap_to bigint, reason string"
 )
@@ -86,13 +86,13 @@ _TOPICS_SCHEMA: Final = "topic string, topic_id string, first_landed_at timestam
 _POSITIONS_SCHEMA: Final = (
     "taken_at timestamp, version bigint, grp string, topic string, partition int, committed bigint"
 )
-_REASON: Final = 1_000
+_MAX_REASON_CHARS: Final = 1_000
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_NOT_THERE: Final = frozenset(
+_NOT_FOUND: Final = frozenset(
     {"PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_TABLE_ONLY_OPERATION"}
 )
 
-TopicPartitionKey = tuple[str, int]
+PartitionKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -128,7 +128,7 @@ class Landing:
     rows: int
     gaps: tuple[Gap, ...]
     version: int | None
-    held: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
+    held: Mapping[PartitionKey, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,8 @@ class Snapshot:
     """
 
     taken_at: dt.datetime | None
-    committed: Mapping[str, Mapping[TopicPartitionKey, int]]
-    held: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
+    committed: Mapping[str, Mapping[PartitionKey, int]]
+    held: Mapping[PartitionKey, int] = field(default_factory=dict)
 
 
 def land(
@@ -194,14 +194,14 @@ def land(
     known = {row.topic: row.topic_id for row in _rows(spark, f"{lake}/topics")}
     wanted = list(dict.fromkeys([*topics, *sorted(known)]))
     cluster = Cluster(bootstrap, config)
-    before = _checked(cluster, wanted, known)
+    before = _current_bounds(cluster, wanted, known)
     taken_at, committed = dt.datetime.now(dt.UTC), _committed(cluster, wanted, groups)
-    held = _settled(cluster, [(each.topic, each.partition) for each in before])
+    held = _wait_for_open_transactions(cluster, [(each.topic, each.partition) for each in before])
     landed = positions(spark, lake)
-    noted = _noted(spark, lake)
-    gaps = find_gaps(before, landed, noted)
+    recorded = _recorded_gaps(spark, lake)
+    gaps = find_gaps(before, landed, recorded)
     if gaps:
-        gaps = find_gaps(before, {**landed, **_behind_rows(spark, lake, gaps)}, noted)
+        gaps = find_gaps(before, {**landed, **_next_after_rows(spark, lake, gaps)}, recorded)
     now = dt.datetime.now(dt.UTC)
     ids = {each.topic: each.topic_id for each in before}
     new_ids = [(topic, topic_id, now) for topic, topic_id in ids.items() if topic not in known]
@@ -221,33 +221,33 @@ def land(
     if max_records_per_task is not None:
         new_count = sum(max(0, each.end - starts[each.topic, each.partition]) for each in before)
         share = -(-new_count // (_TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
-        options["maxRecordsPerPartition"] = str(min(max_records_per_task, max(_LEAST_PER_TASK, share)))
+        options["maxRecordsPerPartition"] = str(min(max_records_per_task, max(_MIN_RECORDS_PER_TASK, share)))
     try:
         rows = _stream(spark, options, lake)
     except StreamingQueryException as error:
         reason = " ".join(str(error).partition("=== Streaming Query ===")[0].split())
         raise LandingFailedError(
             f"Spark failed while it landed into {lake}, and landing again goes on from what is committed. If another "
-            f"landing into this folder is running, it goes on too. Spark says: {reason[:_REASON]}"
+            f"landing into this folder is running, it goes on too. Spark says: {reason[:_MAX_REASON_CHARS]}"
         ) from error
     if holes:
         # Spark was told to pass over holes: what retention took since the look before must not stay unsaid.
-        late = _taken_meanwhile(spark, lake, cluster.bounds(wanted), starts)
+        late = _expired_while_landing(spark, lake, cluster.bounds(wanted), starts)
         _write_gaps(spark, lake, late, dt.datetime.now(dt.UTC))
         gaps += late
     version = latest_version(spark, lake)
     if version is not None:
         known_positions = [
             (taken_at, version, group, topic, partition, offset)
-            for group, places in committed.items()
-            for (topic, partition), offset in places.items()
+            for group, offsets in committed.items()
+            for (topic, partition), offset in offsets.items()
         ]
         # Without a group: that the look was taken, also where nothing is committed, and what open transactions held.
-        looks = [(None, None, None), *((topic, partition, offset) for (topic, partition), offset in held.items())]
+        markers = [(None, None, None), *((topic, partition, offset) for (topic, partition), offset in held.items())]
         _append(
             spark,
             f"{lake}/positions",
-            [*((taken_at, version, None, *look) for look in looks), *known_positions],
+            [*((taken_at, version, None, *marker) for marker in markers), *known_positions],
             _POSITIONS_SCHEMA,
         )
     return Landing(rows, tuple(gaps), version, held)
@@ -255,30 +255,30 @@ def land(
 
 def find_gaps(
     bounds: Iterable[PartitionBounds],
-    landed: Mapping[TopicPartitionKey, int],
-    noted: Mapping[TopicPartitionKey, Sequence[tuple[int, int]]],
+    landed: Mapping[PartitionKey, int],
+    recorded: Mapping[PartitionKey, Sequence[tuple[int, int]]],
 ) -> list[Gap]:
     """What retention took: offsets behind the landed position and before the earliest that is left. Pure.
 
     Args:
         bounds: the partitions as they are.
         landed: next offset to land of each partition that was landed before.
-        noted: gaps noted already, as (from, to) of each partition; what they cover is not found again.
+        recorded: gaps recorded already, as (from, to) of each partition; what they cover is not found again.
     """
     gaps = []
     for each in bounds:
-        place = (each.topic, each.partition)
-        start = landed.get(place, 0)
-        for gap_from, gap_to in sorted(noted.get(place, ())):
+        key = (each.topic, each.partition)
+        start = landed.get(key, 0)
+        for gap_from, gap_to in sorted(recorded.get(key, ())):
             if gap_from <= start < gap_to:
                 start = gap_to
         if start < each.earliest:
-            reason = "expired" if place in landed else "expired-before-first-landing"
+            reason = "expired" if key in landed else "expired-before-first-landing"
             gaps.append(Gap(each.topic, each.topic_id, each.partition, start, each.earliest, reason))
     return gaps
 
 
-def positions(spark: SparkSession, lake: str) -> dict[TopicPartitionKey, int]:
+def positions(spark: SparkSession, lake: str) -> dict[PartitionKey, int]:
     """The next offset to land of every partition, by the last batch that is committed; empty before the first one.
 
     Raises:
@@ -367,7 +367,7 @@ def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) ->
     rows = found.join(F.broadcast(newest), F.col("taken_at") == F.col("newest")).select(
         F.unix_micros("taken_at").alias("taken_us"), "grp", "topic", "partition", "committed"
     )
-    taken_us, held, committed = None, dict[TopicPartitionKey, int](), dict[str, dict[TopicPartitionKey, int]]()
+    taken_us, held, committed = None, dict[PartitionKey, int](), dict[str, dict[PartitionKey, int]]()
     for row in rows.collect():
         taken_us = row.taken_us
         if row.grp is not None:
@@ -397,33 +397,33 @@ def _table(spark: SparkSession, path: str, schema: str) -> DataFrame:
 
 def _committed(
     cluster: Cluster, topics: Sequence[str], groups: Sequence[str] | None
-) -> dict[str, dict[TopicPartitionKey, int]]:
+) -> dict[str, dict[PartitionKey, int]]:
     wanted = set(topics)
     found = {}
     for group in cluster.groups() if groups is None else groups:
-        places = cluster.committed(group, wanted)
-        if places:
-            found[group] = places
+        offsets = cluster.committed(group, wanted)
+        if offsets:
+            found[group] = offsets
     return found
 
 
-def _checked(cluster: Cluster, wanted: Sequence[str], known: Mapping[str, str]) -> list[PartitionBounds]:
+def _current_bounds(cluster: Cluster, wanted: Sequence[str], known: Mapping[str, str]) -> list[PartitionBounds]:
     """The bounds now; refuses topics that are not what was landed under their names."""
     bounds: list[PartitionBounds] = []
-    way_out = "Its records in the lake stay readable; land into a new folder (`--lake`) from here on"
+    how_to_go_on = "Its records in the lake stay readable; land into a new folder (`--lake`) from here on"
     for topic in wanted:
         try:
             found = cluster.bounds([topic])
         except TopicMissingError as error:
             if topic in known:
                 raise TopicRecreatedError(
-                    f"{topic} was landed before and does not exist any more. {way_out}"
+                    f"{topic} was landed before and does not exist any more. {how_to_go_on}"
                 ) from error
             raise
         if known.get(topic, found[0].topic_id) != found[0].topic_id:
             raise TopicRecreatedError(
                 f"{topic} was made anew since it was landed (its id was {known[topic]} and is {found[0].topic_id}): "
-                f"its offsets begin again and would mean other records. {way_out}"
+                f"its offsets begin again and would mean other records. {how_to_go_on}"
             )
         bounds += found
     return bounds
@@ -432,7 +432,7 @@ def _checked(cluster: Cluster, wanted: Sequence[str], known: Mapping[str, str]) 
 def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
     source = spark.readStream.format("kafka").options(**options).load()
     columns = ("topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
-    with conf_set(spark, _WRITING):
+    with conf_set(spark, _WRITE_SETTINGS):
         query = (
             source.select(*columns)
             .writeStream.format("delta")
@@ -444,21 +444,21 @@ def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
     return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
 
 
-def _behind_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dict[TopicPartitionKey, int]:
+def _next_after_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dict[PartitionKey, int]:
     """The offset behind the last row in each gap: after a crash between table and checkpoint, no position tells it."""
     if latest_version(spark, lake) is None:
         return {}
     records, behind = read_records(spark, lake), {}
     for gap in gaps:
         within = F.col("offset").between(gap.gap_from, gap.gap_to - 1)
-        last = records.filter(_of(gap.topic, gap.partition) & within).agg(F.max("offset")).collect()[0][0]
+        last = records.filter(_is_partition(gap.topic, gap.partition) & within).agg(F.max("offset")).collect()[0][0]
         if last is not None:
             behind[gap.topic, gap.partition] = int(last) + 1
     return behind
 
 
-def _taken_meanwhile(
-    spark: SparkSession, lake: str, after: Iterable[PartitionBounds], starts: Mapping[TopicPartitionKey, int]
+def _expired_while_landing(
+    spark: SparkSession, lake: str, after: Iterable[PartitionBounds], starts: Mapping[PartitionKey, int]
 ) -> list[Gap]:
     """What is not there of the offsets that this landing was to read and retention has passed since.
 
@@ -467,11 +467,15 @@ def _taken_meanwhile(
     gaps = []
     landed = positions(spark, lake)
     for each in after:
-        place = (each.topic, each.partition)
-        start, end = starts.get(place, each.earliest), min(each.earliest, landed.get(place, each.earliest))
+        key = (each.topic, each.partition)
+        start, end = starts.get(key, each.earliest), min(each.earliest, landed.get(key, each.earliest))
         if start >= end:
             continue
-        rows = read_records(spark, lake).filter(_of(*place) & F.col("offset").between(start, end - 1)).select("offset")
+        rows = (
+            read_records(spark, lake)
+            .filter(_is_partition(*key) & F.col("offset").between(start, end - 1))
+            .select("offset")
+        )
         before = F.lag("offset", 1, start - 1).over(Window.partitionBy(F.lit(0)).orderBy("offset"))
         ends = rows.union(spark.range(end, end + 1)).select((before + 1).alias("low"), F.col("offset").alias("high"))
         gaps += [
@@ -481,31 +485,31 @@ def _taken_meanwhile(
     return gaps
 
 
-def _of(topic: str, partition: int) -> Column:
+def _is_partition(topic: str, partition: int) -> Column:
     return (F.col("topic") == topic) & (F.col("partition") == partition)
 
 
-def _settled(cluster: Cluster, places: Sequence[TopicPartitionKey]) -> dict[TopicPartitionKey, int]:
+def _wait_for_open_transactions(cluster: Cluster, partitions: Sequence[PartitionKey]) -> dict[PartitionKey, int]:
     """Wait until all that was written by now can be read; what open transactions hold back after that, from where on.
 
     A consumer that has committed past a message has written its next hop before, but may have written it behind an open
     transaction of somebody else's: it would be taken for lost.
     """
-    written = cluster.ends(places, IsolationLevel.READ_UNCOMMITTED)
-    deadline = time.monotonic() + _SETTLE_S
+    written = cluster.ends(partitions, IsolationLevel.READ_UNCOMMITTED)
+    deadline = time.monotonic() + _OPEN_TRANSACTION_WAIT_S
     while True:
-        stable = cluster.ends(places, IsolationLevel.READ_COMMITTED)
-        held = {place: stable[place] for place in places if stable[place] < written[place]}
+        stable = cluster.ends(partitions, IsolationLevel.READ_COMMITTED)
+        held = {key: stable[key] for key in partitions if stable[key] < written[key]}
         if not held or time.monotonic() > deadline:
             return held
-        time.sleep(_SETTLE_S / 50)
+        time.sleep(_OPEN_TRANSACTION_WAIT_S / 50)
 
 
-def _noted(spark: SparkSession, lake: str) -> dict[TopicPartitionKey, list[tuple[int, int]]]:
-    noted: dict[TopicPartitionKey, list[tuple[int, int]]] = {}
+def _recorded_gaps(spark: SparkSession, lake: str) -> dict[PartitionKey, list[tuple[int, int]]]:
+    recorded: dict[PartitionKey, list[tuple[int, int]]] = {}
     for row in _rows(spark, f"{lake}/gaps"):
-        noted.setdefault((row.topic, row.partition), []).append((row.gap_from, row.gap_to))
-    return noted
+        recorded.setdefault((row.topic, row.partition), []).append((row.gap_from, row.gap_to))
+    return recorded
 
 
 def _write_gaps(spark: SparkSession, lake: str, gaps: Sequence[Gap], now: dt.datetime) -> None:
@@ -536,4 +540,4 @@ def _checkpoint(spark: SparkSession, lake: str, folder: str) -> dict[int, str]:
 
 
 def _is_absent(error: AnalysisException) -> bool:
-    return error.getCondition() in _NOT_THERE
+    return error.getCondition() in _NOT_FOUND

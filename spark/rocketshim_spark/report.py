@@ -13,8 +13,8 @@ from typing import Any, Final
 __all__ = ["Report", "Table", "as_html", "as_text", "printable"]
 
 _WIDTH: Final = 720
-_BAR: Final = 18
-_CELL: Final = 60
+_BAR_HEIGHT: Final = 18
+_MAX_CELL_CHARS: Final = 60
 _STYLE: Final = (
     "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:76em;padding:0 1em;color:#222}"
     "table{border-collapse:collapse;margin:.5em 0 2em}"
@@ -60,7 +60,7 @@ def as_text(report: Report) -> str:
     """The report for a console; the first line is the verdict."""
     lines = [f"{report.job}: {report.verdict}"]
     for table in report.tables:
-        cells = [[_shown(cell)[:_CELL] for cell in row] for row in table.rows]
+        cells = [[_format_cell(cell)[:_MAX_CELL_CHARS] for cell in row] for row in table.rows]
         widths = [max([len(name), *(len(row[index]) for row in cells)]) for index, name in enumerate(table.columns)]
         lines += ["", table.title]
         for row in [list(table.columns), *cells]:
@@ -98,25 +98,25 @@ def as_html(report: Report, *, about: str) -> str:
 
 def _bars(bars: Sequence[tuple[str, float]]) -> str:
     highest = max([value for _, value in bars if value > 0], default=1)
-    drawn = []
+    parts = []
     for index, (name, value) in enumerate(bars):
-        top = index * (_BAR + 6)
+        top = index * (_BAR_HEIGHT + 6)
         length = max(0.0, value) / highest * (_WIDTH - 320)
-        drawn.append(
+        parts.append(
             f'<text x="0" y="{top + 13}">{escape(printable(name[:40]))}</text>'
-            f'<rect x="240" y="{top}" width="{length:.1f}" height="{_BAR}"/>'
-            f'<text x="{246 + length:.1f}" y="{top + 13}">{escape(_shown(value))}</text>'
+            f'<rect x="240" y="{top}" width="{length:.1f}" height="{_BAR_HEIGHT}"/>'
+            f'<text x="{246 + length:.1f}" y="{top + 13}">{escape(_format_cell(value))}</text>'
         )
-    height = len(bars) * (_BAR + 6)
-    return f'<svg role="img" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">{"".join(drawn)}</svg>'
+    height = len(bars) * (_BAR_HEIGHT + 6)
+    return f'<svg role="img" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">{"".join(parts)}</svg>'
 
 
 def _cell(value: Any) -> str:
     kind = ' class="n"' if isinstance(value, int | float) and not isinstance(value, bool) else ""
-    return f"<td{kind}>{escape(_shown(value))}</td>"
+    return f"<td{kind}>{escape(_format_cell(value))}</td>"
 
 
-def _shown(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, dt.datetime):
@@ -124,7 +124,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
     if isinstance(value, list | tuple):
-        return ", ".join(_shown(each) for each in value)
+        return ", ".join(_format_cell(each) for each in value)
     return printable(bytes(value).decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value))
 
 

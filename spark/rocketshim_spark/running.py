@@ -21,8 +21,8 @@ from rocketshim_spark import events
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.jobs import lineage
 from rocketshim_spark.land import (
+    PartitionKey,
     Snapshot,
-    TopicPartitionKey,
     find_table,
     latest_version,
     read_gaps,
@@ -35,7 +35,7 @@ from rocketshim_spark.session import conf_set, without_dictionaries
 from rocketshim_topics import TopicNames
 from rocketshim_topics.errors import ConfigError
 
-__all__ = ["OpenLake", "local_folder", "open_lake", "publish", "publish_lives", "published", "say"]
+__all__ = ["OpenLake", "find_published", "local_folder", "open_lake", "publish", "publish_lifecycles", "write_report"]
 
 # Rows of a result lie in no order by which a reader could skip files.
 _NO_STATISTICS: Final[Mapping[str, str]] = {
@@ -69,7 +69,7 @@ class OpenLake:
     snapshot: Snapshot
 
     @property
-    def worker(self) -> Mapping[TopicPartitionKey, int]:
+    def worker(self) -> Mapping[PartitionKey, int]:
         """The worker's positions."""
         return self.snapshot.committed.get(TopicNames(self.namespace).worker_group, {})
 
@@ -81,34 +81,38 @@ class OpenLake:
     @property
     def caveats(self) -> tuple[str, ...]:
         """What is not known here, and what it costs; in words for a report."""
-        told = [
+        found = [
             f"{topic}/{partition} ended in an open transaction at {offset}: what was delivered behind it is not landed "
             "yet, and may be called lost or never delivered"
             for (topic, partition), offset in sorted(self.snapshot.held.items())
         ]
         if not self.gaps.isEmpty():
-            told.append("retention deleted records before they were landed: what was delivered there may look lost")
+            found.append("retention deleted records before they were landed: what was delivered there may look lost")
         schedule = TopicNames(self.namespace).schedule
         if not self.worker and not self.topics().filter(F.col("topic") == schedule).isEmpty():
-            told.append("no position of the worker is known: what it has lost is called retrying, scheduled or stuck")
-        return tuple(told)
+            found.append("no position of the worker is known: what it has lost is called retrying, scheduled or stuck")
+        return tuple(found)
 
     def check_groups(self, groups: Iterable[str]) -> None:
         """Raise `ConfigError` for a group of which nothing is known, neither a position nor a failure."""
         known = set(self.snapshot.committed)
         for group in groups:
             if group not in known and self.events.filter(F.col("grp") == group).isEmpty():
-                shown = ", ".join(sorted(known - {TopicNames(self.namespace).worker_group})) or "none"
-                raise ConfigError(f"nothing is known of a group {group} in {self.path}; groups with positions: {shown}")
+                listed = ", ".join(sorted(known - {TopicNames(self.namespace).worker_group})) or "none"
+                raise ConfigError(
+                    f"nothing is known of a group {group} in {self.path}; groups with positions: {listed}"
+                )
 
     def topics(self) -> DataFrame:
         """The topics that were landed, each with its Kafka id."""
         return read_topics(self.spark, self.path)
 
-    def lives(self) -> DataFrame:
+    def lifecycles(self) -> DataFrame:
         """The life of every message."""
         params = lineage.LineageParams(namespace=self.namespace, committed=self.snapshot.committed)
         return lineage.transform(self.events, params)
+
+    lives = lifecycles  # the name under which version 0.1 documented it
 
 
 def open_lake(
@@ -166,32 +170,32 @@ def _check_namespace(topics: Sequence[str], lake: str, namespace: str) -> None:
         )
 
 
-def publish(lake: OpenLake, name: str, result: DataFrame, *, hardly_repeated: Iterable[str] = ()) -> DataFrame:
+def publish(lake: OpenLake, name: str, result: DataFrame, *, high_cardinality: Iterable[str] = ()) -> DataFrame:
     """Write a result as a Delta table and give it back as it was written, so that it is computed once.
 
     Args:
         lake: where.
         name: of the table.
         result: its rows.
-        hardly_repeated: columns (Parquet's paths) of which no dictionary is worth beginning.
+        high_cardinality: columns (Parquet's paths) of which no dictionary is worth beginning.
     """
     path = f"{lake.out}/{name}"
-    with conf_set(lake.spark, {**_NO_STATISTICS, **without_dictionaries(hardly_repeated)}):
+    with conf_set(lake.spark, {**_NO_STATISTICS, **without_dictionaries(high_cardinality)}):
         result.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
     return lake.spark.read.format("delta").load(path)
 
 
-def publish_lives(lake: OpenLake) -> DataFrame:
+def publish_lifecycles(lake: OpenLake) -> DataFrame:
     """The life of every message, as the table `lineage`."""
-    return publish(lake, "lineage", lake.lives(), hardly_repeated=lineage.HARDLY_REPEATED)
+    return publish(lake, "lineage", lake.lifecycles(), high_cardinality=lineage.HIGH_CARDINALITY)
 
 
-def published(lake: OpenLake, name: str) -> DataFrame | None:
+def find_published(lake: OpenLake, name: str) -> DataFrame | None:
     """A result as it was written; None: there is none of that name."""
     return find_table(lake.spark, f"{lake.out}/{name}")
 
 
-def say(lake: OpenLake, report: Report) -> None:
+def write_report(lake: OpenLake, report: Report) -> None:
     """Print the verdict and write the page, with what is not known of this lake."""
     report = replace(report, notes=(*report.notes, *lake.caveats))
     typer.echo(as_text(report))

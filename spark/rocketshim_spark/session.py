@@ -56,7 +56,7 @@ __all__ = [
 Connector = Literal["auto", "cache", "packages", "provided", "none"]
 
 _SCALA: Final = "2.13"
-_UNDER_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"  # set by spark-submit for the Python it starts
+_SUBMIT_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"  # set by spark-submit for the Python it starts
 _DELTA: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -66,12 +66,14 @@ _REQUIRED: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
 }
 _DELTA_LOG_TASKS: Final = "2"  # a log of some hundred entries is read by one task faster than by the 50 of the default
-_CLASSES: Final[Mapping[str, str]] = {
+_CONNECTOR_CLASSES: Final[Mapping[str, str]] = {
     "org.apache.spark.sql.kafka010.KafkaSourceProvider": "spark-sql-kafka-0-10",
     "org.apache.kafka.clients.consumer.Consumer": "kafka-clients",
     "io.delta.sql.DeltaSparkSessionExtension": "delta-spark",
 }
-_COMPILED_BYTES: Final = "8000"  # HotSpot never compiles a longer method; Spark then splits it instead (twice as fast)
+_MAX_METHOD_BYTES: Final = (
+    "8000"  # HotSpot never compiles a longer method; Spark then splits it instead (twice as fast)
+)
 _ARTIFACT = re.compile(r"(.+?)-\d[\w.]*\.jar")
 
 
@@ -127,17 +129,17 @@ def fetch(*, report: Callable[[str], None] | None = None) -> list[Path]:
     try:
         files = fetch_jars(connector_coordinates(), report=report)
     except LocalBrokerError as error:
-        raise ConnectorMissingError(f"{error}. {_WAY_OUT}") from error
-    return _not_shipped(sorted(files.path / name for name in files.files))
+        raise ConnectorMissingError(f"{error}. {_HOW_TO_FIX}") from error
+    return _not_in_pyspark(sorted(files.path / name for name in files.files))
 
 
 def connector_jars() -> list[Path] | None:
     """The jars in the cache that PySpark does not carry itself, or None when they were not fetched. No download."""
     files = cached_jars(connector_coordinates())
-    return None if files is None else _not_shipped(sorted(files.path / name for name in files.files))
+    return None if files is None else _not_in_pyspark(sorted(files.path / name for name in files.files))
 
 
-_WAY_OUT: Final = (
+_HOW_TO_FIX: Final = (
     "Run `rocketshim spark fetch` on a machine that reaches a Maven repository; or let Spark resolve them with "
     "connector='packages' (`--connector packages`); or put them on the class path (`spark-submit --packages …`, "
     "`--jars …`) and say connector='provided'"
@@ -169,11 +171,11 @@ def create(settings: SessionSettings | None = None, *, environ: Mapping[str, str
     running = SparkSession.getActiveSession()
     spark = builder.getOrCreate()
     if settings.connector != "none":
-        missing = _missing(spark._jvm.org.apache.spark.util.Utils.classIsLoadable)  # type: ignore[union-attr]  # noqa: SLF001
+        missing = _missing_artifacts(spark._jvm.org.apache.spark.util.Utils.classIsLoadable)  # type: ignore[union-attr]  # noqa: SLF001
         if missing:
             if running is None:
                 spark.stop()
-            raise ConnectorMissingError(f"this Spark has no {', no '.join(missing)} on its class path. {_WAY_OUT}")
+            raise ConnectorMissingError(f"this Spark has no {', no '.join(missing)} on its class path. {_HOW_TO_FIX}")
     return spark
 
 
@@ -230,7 +232,7 @@ def _conf(settings: SessionSettings, environ: Mapping[str, str]) -> dict[str, st
         "spark.ui.enabled": str(settings.ui).lower(),
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),  # not into logs
         "spark.databricks.delta.snapshotPartitions": _DELTA_LOG_TASKS,
-        "spark.sql.codegen.hugeMethodLimit": _COMPILED_BYTES,
+        "spark.sql.codegen.hugeMethodLimit": _MAX_METHOD_BYTES,
         "spark.sql.execution.replaceHashWithSortAgg": "true",  # where rows lie in order already (lineage)
     }
     if settings.shuffle_partitions is not None:
@@ -239,7 +241,7 @@ def _conf(settings: SessionSettings, environ: Mapping[str, str]) -> dict[str, st
         conf["spark.driver.memory"] = settings.driver_memory
     connector = settings.connector
     if connector == "auto":
-        connector = "provided" if _UNDER_SUBMIT in environ else "cache"
+        connector = "provided" if _SUBMIT_VARIABLE in environ else "cache"
     if connector != "none":
         conf.update(_DELTA)
     if connector == "packages":
@@ -249,20 +251,20 @@ def _conf(settings: SessionSettings, environ: Mapping[str, str]) -> dict[str, st
         if jars is None:
             raise ConnectorMissingError(
                 f"the jars with which Spark {pyspark.__version__} reads Kafka and Delta are not in the cache. "
-                f"{_WAY_OUT}"
+                f"{_HOW_TO_FIX}"
             )
         conf["spark.jars"] = ",".join(jar.as_posix() for jar in jars)
     return {**conf, **settings.conf}
 
 
-def _missing(is_loadable: Callable[[str], bool]) -> list[str]:
+def _missing_artifacts(is_loadable: Callable[[str], bool]) -> list[str]:
     """The artifacts that a Spark lacks for these jobs, by whether it can load a class of each."""
-    return [artifact for name, artifact in _CLASSES.items() if not is_loadable(name)]
+    return [artifact for name, artifact in _CONNECTOR_CLASSES.items() if not is_loadable(name)]
 
 
-def _not_shipped(jars: list[Path]) -> list[Path]:
-    shipped = {_artifact(jar.name) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
-    return [jar for jar in jars if _artifact(jar.name) not in shipped]
+def _not_in_pyspark(jars: list[Path]) -> list[Path]:
+    in_pyspark = {_artifact(jar.name) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
+    return [jar for jar in jars if _artifact(jar.name) not in in_pyspark]
 
 
 def _artifact(file_name: str) -> str:

@@ -50,7 +50,7 @@ __all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since", 
 _TIMEOUT_S: Final = 30.0
 # Spark's reader waits while it fetches and fetches nothing while it writes: bigger answers, fewer waits. Of 2 M records
 # written as Parquet the wall time fell by 16 % (docs/performance.md).
-_FEWER_WAITS: Final[Mapping[str, str]] = {"max.poll.records": "5000", "max.partition.fetch.bytes": str(4 * 2**20)}
+_FETCH_SETTINGS: Final[Mapping[str, str]] = {"max.poll.records": "5000", "max.partition.fetch.bytes": str(4 * 2**20)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -110,7 +110,7 @@ class Cluster:
         try:
             found = self._admin.list_topics(timeout=_TIMEOUT_S).topics
         except KafkaException as error:
-            raise self._named(error, "the topics") from error
+            raise self._translated(error, "the topics") from error
         return sorted(name for name in found if not name.startswith("__"))
 
     def retention_ms(self, topics: Iterable[str]) -> dict[str, int]:
@@ -140,11 +140,11 @@ class Cluster:
             try:
                 found = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)[topic]
                 description = found.result(_TIMEOUT_S)
-                places = [TopicPartition(topic, each.id) for each in description.partitions]
-                earliest = self._offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-                ends = self._offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+                partitions = [TopicPartition(topic, each.id) for each in description.partitions]
+                earliest = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+                ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
             except KafkaException as error:
-                raise self._named(error, topic) from error
+                raise self._translated(error, topic) from error
             topic_id = str(description.topic_id)
             resolved += [
                 PartitionBounds(topic, number, topic_id, earliest[topic, number], earliest[topic, number], end)
@@ -161,9 +161,9 @@ class Cluster:
         try:
             found = self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S)
         except KafkaException as error:
-            raise self._named(error, "the consumer groups") from error
+            raise self._translated(error, "the consumer groups") from error
         if found.errors:  # of the groups of one broker; without their positions much would look open
-            raise self._named(found.errors[0], "the consumer groups")
+            raise self._translated(found.errors[0], "the consumer groups")
         return sorted(each.group_id for each in found.valid)
 
     def committed(self, group: str, topics: Collection[str]) -> dict[tuple[str, int], int]:
@@ -178,35 +178,35 @@ class Cluster:
         try:
             found = group_positions(consumer, _TIMEOUT_S, topics)
         except KafkaException as error:
-            raise self._named(error, f"the group {group}") from error
+            raise self._translated(error, f"the group {group}") from error
         finally:
             consumer.close()
         return {(each.topic, each.partition): each.offset for each in found}
 
-    def ends(self, places: Iterable[tuple[str, int]], isolation: IsolationLevel) -> dict[tuple[str, int], int]:
+    def ends(self, partitions: Iterable[tuple[str, int]], isolation: IsolationLevel) -> dict[tuple[str, int], int]:
         """The end of each partition now: `READ_COMMITTED` behind the last stable offset, else behind the last of all.
 
         Raises:
             TopicMissingError, BrokerUnavailableError, NotAuthorizedError: as `bounds`.
         """
-        asked = [TopicPartition(topic, partition) for topic, partition in places]
+        requested = [TopicPartition(topic, partition) for topic, partition in partitions]
         try:
-            return self._offsets(asked, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
+            return self._offsets(requested, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
         except KafkaException as error:
-            raise self._named(error, "the ends of topics") from error
+            raise self._translated(error, "the ends of topics") from error
 
     def _offsets(
         self,
-        places: Sequence[TopicPartition],
+        partitions: Sequence[TopicPartition],
         spec: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[tuple[str, int], int]:
         answers = self._admin.list_offsets(
-            dict.fromkeys(places, spec), isolation_level=isolation, request_timeout=_TIMEOUT_S
+            dict.fromkeys(partitions, spec), isolation_level=isolation, request_timeout=_TIMEOUT_S
         )
-        return {(place.topic, place.partition): answer.result(_TIMEOUT_S).offset for place, answer in answers.items()}
+        return {(key.topic, key.partition): answer.result(_TIMEOUT_S).offset for key, answer in answers.items()}
 
-    def _named(self, error: KafkaException, what: str) -> ClusterError:
+    def _translated(self, error: KafkaException, what: str) -> ClusterError:
         cause: KafkaError = error.args[0]
         if cause.code() in MISSING:
             return TopicMissingError(f"there is no topic {what} at {self._bootstrap}")
@@ -232,7 +232,7 @@ def spark_options(bootstrap: str, kafka: Mapping[str, str] | None = None) -> dic
         if name in given:
             raise ConfigError(f"{name} cannot be set for Spark's reader: it is decided by the job")
     return {
-        **{f"kafka.{name}": value for name, value in {**_FEWER_WAITS, **given}.items()},
+        **{f"kafka.{name}": value for name, value in {**_FETCH_SETTINGS, **given}.items()},
         "kafka.bootstrap.servers": bootstrap,
         "kafka.isolation.level": "read_committed",
         "includeHeaders": "true",

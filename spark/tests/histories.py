@@ -31,7 +31,7 @@ FAULTS = (
     *("revived", "revived-later"),
 )
 PATHS = ("parked", "parked-retry", "redriven", "redriven-dead")
-Place = tuple[str, int]
+PartitionKey = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Log:
 
     source: random.Random
     stored: list[Stored] = field(default_factory=list)
-    ends: Counter[Place] = field(default_factory=Counter)
+    ends: Counter[PartitionKey] = field(default_factory=Counter)
     gaps: list[tuple[str, int, int]] = field(default_factory=list)
 
     def add(self, out: OutgoingRecord, at_ms: int, *, landed: bool = True, partition: int = 0) -> Stored:
@@ -91,7 +91,7 @@ class Log:
     def again(self, record: Stored) -> Stored:
         return Stored(record.out, record.number, self._next((record.topic(), record.number)), record.at_ms + 1_000)
 
-    def _next(self, place: Place) -> int:
+    def _next(self, place: PartitionKey) -> int:
         offset = self.ends[place]
         self.ends[place] += 1 + (self.source.random() < 0.1)
         return offset
@@ -128,7 +128,7 @@ class World:
         self.names: list[str] = []
         self.later: list[Iterator[None]] = []
         self.lost: list[tuple[str, str, str]] = []
-        self.committed: dict[str, dict[Place, int]] = {}
+        self.committed: dict[str, dict[PartitionKey, int]] = {}
 
     def history(self, name: str, fates: Sequence[str]) -> None:
         """Messages of these fates, of the groups `pay-NAME` and `mail-NAME` on `orders-NAME`; `mail` never fails."""

@@ -13,7 +13,7 @@ from rocketshim_spark.events import kind_of
 from rocketshim_topics import Envelope, decode, hops
 from rocketshim_topics.errors import MalformedRecordError
 
-from .histories import NAMES, Place, Stored
+from .histories import NAMES, PartitionKey, Stored
 
 WAIT, PARKED, DELIVERED, DEAD = 0, 1, 2, 3
 STEPS = {"schedule": WAIT, "parked": PARKED, "dlq": DEAD}
@@ -60,7 +60,7 @@ def read(stored: Sequence[Stored]) -> list[Read]:
 
 
 @dataclass(frozen=True)
-class Life:
+class Lifecycle:
     """What became of a message in a group."""
 
     state: str
@@ -79,22 +79,26 @@ class Life:
     last_at: int
 
 
-def lives(records: Sequence[Read], committed: Mapping[str, Mapping[Place, int]]) -> dict[tuple[str | None, str], Life]:
+def lifecycles(
+    records: Sequence[Read], committed: Mapping[str, Mapping[PartitionKey, int]]
+) -> dict[tuple[str | None, str], Lifecycle]:
     consuming = defaultdict(set)
     for group, places in committed.items():
         if group != NAMES.worker_group:
             for topic, _ in places:
                 consuming[topic].add(group)
-    told: dict[tuple[str | None, str], list[Read]] = defaultdict(list)
+    histories: dict[tuple[str | None, str], list[Read]] = defaultdict(list)
     for each in records:
         groups = [each.group] if each.group is not None else sorted(consuming[each.source_topic]) or [None]
         for group in groups:
-            told[group, each.uid].append(each)
+            histories[group, each.uid].append(each)
     known = {group for groups in consuming.values() for group in groups}
-    return {pair: life(pair[0], history, committed, known) for pair, history in told.items()}
+    return {pair: lifecycle(pair[0], history, committed, known) for pair, history in histories.items()}
 
 
-def life(group: str | None, history: list[Read], committed: Mapping[str, Mapping[Place, int]], known: set[str]) -> Life:
+def lifecycle(
+    group: str | None, history: list[Read], committed: Mapping[str, Mapping[PartitionKey, int]], known: set[str]
+) -> Lifecycle:
     def reached(each: Read) -> bool:
         owner = NAMES.worker_group if each.kind == "schedule" else group
         place = (each.stored.topic(), each.stored.partition())
@@ -120,7 +124,7 @@ def life(group: str | None, history: list[Read], committed: Mapping[str, Mapping
     deliveries = [each for each in history if each.step[2] == DELIVERED]
     first = history[0]
     sent_at = min(each.says.born_timestamp_ms or each.stored.at_ms for each in history)
-    return Life(
+    return Lifecycle(
         state=state,
         copies=len(moved) - len(set(moved)),
         rooted=(0, 0) in runs,
@@ -152,7 +156,7 @@ def _origin(each: Read) -> str | None:
 
 
 def residuals(
-    found: Mapping[tuple[str | None, str], Life], gaps: Sequence[tuple[str, int, int]]
+    found: Mapping[tuple[str | None, str], Lifecycle], gaps: Sequence[tuple[str, int, int]]
 ) -> set[tuple[str | None, str, str, bool]]:
     """Group, message, reason, whether a gap explains it. No gap is on a topic of the shim's own."""
     missing = set()
@@ -168,7 +172,7 @@ def residuals(
 
 
 def outcomes(
-    stored: Sequence[Stored], worker: Mapping[Place, int], *, now_ms: int, grace_ms: int
+    stored: Sequence[Stored], worker: Mapping[PartitionKey, int], *, now_ms: int, grace_ms: int
 ) -> dict[str, tuple[str, int | None, int, bool]]:
     """Of each schedule record: outcome, late, repeats, overtaken. Malformed ones, too, say what they were made from."""
     after: dict[str, list[tuple[str | None, Stored]]] = defaultdict(list)
@@ -185,7 +189,7 @@ def outcomes(
         due = hops.due_ms(each.says, each.stored.at_ms, 0)  # each of them names a time
         made = [record for kind, record in after[where] if kind in {"source", "retry"}]
         if made:
-            left.append((each.stored, sorted(made, key=lambda one: (one.at_ms, *_place(one), one.offset()))))
+            left.append((each.stored, sorted(made, key=lambda one: (one.at_ms, *_partition_of(one), one.offset()))))
             found[where] = ("delivered", min(one.at_ms for one in made) - due, len(made) - 1, False)
         elif any(kind == "schedule" for kind, _ in after[where]):
             found[where] = ("hopped", None, 0, False)
@@ -203,7 +207,9 @@ def _passed(left: Sequence[tuple[Stored, Sequence[Stored]]]) -> set[str]:
     """Of schedule records and what was made of them: which of those delivered once have let a later one go first."""
     ways = defaultdict(list)
     for waited, made in left:
-        ways[_place(waited), _place(made[0])].append((waited.offset(), made[0].offset(), len(made), waited.where))
+        ways[_partition_of(waited), _partition_of(made[0])].append(
+            (waited.offset(), made[0].offset(), len(made), waited.where)
+        )
     return {
         where
         for same in ways.values()
@@ -212,7 +218,7 @@ def _passed(left: Sequence[tuple[Stored, Sequence[Stored]]]) -> set[str]:
     }
 
 
-def _place(record: Stored) -> Place:
+def _partition_of(record: Stored) -> PartitionKey:
     return record.topic(), record.partition()
 
 
@@ -221,8 +227,8 @@ def failures(records: Sequence[Read]) -> Counter[tuple[str, str]]:
     first: dict[tuple[Any, ...], Read] = {}
     for each in sorted(records, key=lambda each: each.stored.at_ms):
         # A redriven letter says why it died before; a parked record is believed in nothing but that it is parked.
-        told = each.kind != "parked" and each.says.fail_class is not None and each.says.reconsume_times != 0
-        if each.group is not None and told:
+        is_failure = each.kind != "parked" and each.says.fail_class is not None and each.says.reconsume_times != 0
+        if each.group is not None and is_failure:
             first.setdefault((each.group, each.uid, each.says.reconsume_times, each.says.replay_id), each)
     return Counter((each.group or "", each.says.fail_class or "") for each in first.values())
 
@@ -245,11 +251,11 @@ def letters(records: Sequence[Read], stored: Sequence[Stored]) -> dict[str, str 
 
 
 def overtaken(
-    found: Mapping[tuple[str | None, str], Life], keys: Mapping[str, bytes]
+    found: Mapping[tuple[str | None, str], Lifecycle], keys: Mapping[str, bytes]
 ) -> dict[tuple[str | None, bytes], tuple[int, int, int, int, int]]:
     """Of each group and key: messages, failed, dead, consecutive failures, overtaken."""
     judged: dict[tuple[str | None, bytes], tuple[int, int, int, int, int]] = {}
-    of_key: dict[tuple[str | None, bytes], list[Life]] = defaultdict(list)
+    of_key: dict[tuple[str | None, bytes], list[Lifecycle]] = defaultdict(list)
     for (group, uid), each in found.items():
         if group is not None:
             of_key[group, keys[uid]].append(each)
@@ -267,6 +273,6 @@ def overtaken(
     return judged
 
 
-def _at(each: Life) -> tuple[str, int, int]:
+def _at(each: Lifecycle) -> tuple[str, int, int]:
     topic, number, offset = (each.origin or "//").split("/")
     return topic, int(number or -1), int(offset or -1)

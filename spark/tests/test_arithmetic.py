@@ -65,23 +65,27 @@ def test_early_is_what_came_before_its_time_by_more_than_the_skew(spark: SparkSe
         waited = log.add(out, START_MS)
         places.append(waited)
         log.add(hops.delivered(waited, decode(waited.headers(), trusted=True), NAMES), START_MS + 1_000 + late)
-    told = events.transform(frame(spark, log.stored))
+    event_frame = events.transform(frame(spark, log.stored))
     params = delays.DelayParams(now=ms(NOW_MS), skew_ms=4)
-    assert [row.early for row in delays.outcomes(told, params).orderBy("late_ms").collect()] == [True, False, False]
+    assert [row.early for row in delays.outcomes(event_frame, params).orderBy("late_ms").collect()] == [
+        True,
+        False,
+        False,
+    ]
     for offset, outcome in ((places[-1].at, "waiting"), (places[-1].at + 1, "never")):
         worker = {(NAMES.schedule, places[-1].number): offset}
-        undelivered = told.filter("kind = 'schedule'").orderBy("offset")
+        undelivered = event_frame.filter("kind = 'schedule'").orderBy("offset")
         params = delays.DelayParams(now=ms(START_MS), worker=worker)
         last = delays.outcomes(undelivered, params).orderBy("coordinates").collect()[-1]
         assert last.outcome == outcome
     for now, outcome in ((61_000, "waiting"), (61_001, "stuck")):  # due a second later, grace 60 s
-        found = delays.outcomes(told.filter("kind = 'schedule'"), delays.DelayParams(now=ms(START_MS + now)))
+        found = delays.outcomes(event_frame.filter("kind = 'schedule'"), delays.DelayParams(now=ms(START_MS + now)))
         assert {row.outcome for row in found.collect()} == {outcome}
 
 
-def lives(spark: SparkSession, *rows: tuple[str, str, int, int, int, int, int]) -> DataFrame:
+def lifecycles(spark: SparkSession, *rows: tuple[str, str, int, int, int, int, int]) -> DataFrame:
     """Lives of (key, state, attempts, offset, began, last, partition), as far as `keys` looks at them."""
-    told = small_frame(
+    table = small_frame(
         spark,
         [("g", "orders", key, state, attempts, ms(last), f"orders/{partition}/{offset}", ms(began))
          for key, state, attempts, offset, began, last, partition in rows],
@@ -89,7 +93,7 @@ def lives(spark: SparkSession, *rows: tuple[str, str, int, int, int, int, int]) 
         "first_sent timestamp",
     )  # fmt: skip
     each = "transform(sequence(0, attempts), n -> named_struct('attempt', n, 'step', 2, 'at', first_sent))"
-    return told.withColumns({"key": F.col("key").cast("binary"), "history": F.expr(each)})
+    return table.withColumns({"key": F.col("key").cast("binary"), "history": F.expr(each)})
 
 
 def test_a_key_is_poison_from_so_many_failures_and_half_of_its_messages_on(spark: SparkSession) -> None:
@@ -98,14 +102,14 @@ def test_a_key_is_poison_from_so_many_failures_and_half_of_its_messages_on(spark
             (key, "acknowledged", int(number < failed), number, number, number, 0) for number in range(failed + fine)
         ]
 
-    found = keys.transform(lives(spark, *of("a", 3, 3), *of("b", 3, 4), *of("c", 2, 0), *of("d", 0, 9))).collect()
+    found = keys.transform(lifecycles(spark, *of("a", 3, 3), *of("b", 3, 4), *of("c", 2, 0), *of("d", 0, 9))).collect()
     assert {bytes(row.key): row.poison for row in found} == {b"a": True, b"b": False, b"c": False, b"d": False}
     assert {bytes(row.key): row.share_of_all for row in found} == {b"a": 0.375, b"b": 0.375, b"c": 0.25, b"d": 0.0}
     assert {bytes(row.key): round(row.failed_share, 2) for row in found} == {b"a": 0.5, b"b": 0.43, b"c": 1, b"d": 0}
 
 
 def test_blocked_time_and_runs_of_failures_are_those_of_failed_messages_of_one_partition(spark: SparkSession) -> None:
-    rows = lives(
+    rows = lifecycles(
         spark,
         ("a", "acknowledged", 1, 0, 0, 30, 0),
         ("a", "dead", 4, 1, 10, 50, 0),
@@ -129,11 +133,11 @@ def test_failures_are_counted_by_attempt_and_run_and_put_into_the_hour_in_which_
     world = World(random.Random(5))  # noqa: S311 nothing secret
     world.history("a", ["redriven-dead", "redriven", "dead"])
     world.commit()
-    told = events.transform(frame(spark, world.log.stored)).cache()
-    found = failures.transform(told).collect()
+    event_frame = events.transform(frame(spark, world.log.stored)).cache()
+    found = failures.transform(event_frame).collect()
     assert sum(row.failures for row in found) == world.truth.failures.total()
     assert sum(row.dead for row in found) == world.truth.letters.total() == 4
-    one = failures.attempts(told)
+    one = failures.attempts(event_frame)
     assert one.select("grp", "msg_id", "attempt", "replay_id").distinct().count() == one.count()
     seen_at = {row.failed_at for row in one.collect()}
     assert {row.hour for row in found} == {at.replace(minute=0, second=0, microsecond=0) for at in seen_at}
@@ -144,10 +148,10 @@ def test_failures_are_counted_by_attempt_and_run_and_put_into_the_hour_in_which_
         counted.setdefault(place, set()).add(row.msg_id)
     assert by_cause == {place: len(messages) for place, messages in counted.items()}
     first = min(seen_at).replace(tzinfo=dt.UTC)
-    assert any(row.is_new for row in failures.transform(told, failures.FailureParams(new_since=first)).collect())
-    new = failures.transform(told, failures.FailureParams(new_since=first)).filter("dead = 0")
+    assert any(row.is_new for row in failures.transform(event_frame, failures.FailureParams(new_since=first)).collect())
+    new = failures.transform(event_frame, failures.FailureParams(new_since=first)).filter("dead = 0")
     assert new.isEmpty() or not failures.report(new).fine
-    told.unpersist()
+    event_frame.unpersist()
 
 
 def test_redriven_letters_are_left_no_more_and_those_that_died_again_are(spark: SparkSession) -> None:
@@ -251,7 +255,7 @@ def test_what_is_missing_is_explained_by_the_gap_in_which_it_was_and_by_no_other
     assert explained(("rmq.retry.g", 0, 1)) == {"broken", "lost-retry"}
     assert explained(("SCHEDULE_TOPIC_XXXX", 0, 1)) == {"broken"}
     listed = audit.residuals(lived, small_frame(spark, [], GAPS))
-    lives_ = lived.withColumn("history", lived.msg_id)
-    account = {row.topic: row for row in audit.transform(lives_, listed).collect()}
+    rows_with_history = lived.withColumn("history", lived.msg_id)
+    account = {row.topic: row for row in audit.transform(rows_with_history, listed).collect()}
     assert (account["orders"].sent, account["orders"].residual, account["orders"].copies) == (9, 8, 3)
     assert (account["mails"].sent, account["mails"].lost, account["mails"].residual) == (1, 1, 1)

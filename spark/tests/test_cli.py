@@ -6,7 +6,7 @@ from rocketshim_spark.cli import main
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("failures", "--since", "yesterday"), "'yesterday' is no time: write it as 2026-11-20T18:00:00Z"),
         (("failures", "--new-since", "20:00"), "'20:00' is no time"),
@@ -27,9 +27,9 @@ from rocketshim_spark.cli import main
     ],
 )
 def test_what_was_mistyped_is_said_in_a_line(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--lake", "/nowhere"]) == 1
     err = capsys.readouterr().err
-    assert said in err
+    assert expected in err
     assert "Traceback" not in err

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from rocketshim.admin.statistics import fingerprint
 from rocketshim_spark.errors import SessionError
-from rocketshim_spark.events import EventParams, event_topics, kind_of, marked, settled, transform
+from rocketshim_spark.events import EventParams, event_topics, join_settled, kind_of, settled, transform
 from rocketshim_topics import Envelope, TopicNames, decode, encode
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import replays
@@ -246,16 +246,16 @@ def test_marks_are_read_as_the_redrive_log_folds_them(
     # Many logs in one frame: each has letters of a topic of its own.
     stored, folded = [], {}
     for number, log in enumerate(logs):
-        told = [
+        redrive_records = [
             each.model_copy(update={"source": f"{each.source}-{number}"})
             if isinstance(each, MarkRecord | BeginRecord)
             else each
             for each in log
         ]
-        for each in told:
+        for each in redrive_records:
             value = encode_redrive_record(each) if isinstance(each, MarkRecord | BeginRecord) else each
             stored.append(record("ns.rmq.redrive", None, offset=len(stored), value=value))
-        folded[number] = RedriveLog(each for each in told if isinstance(each, MarkRecord | BeginRecord))
+        folded[number] = RedriveLog(each for each in redrive_records if isinstance(each, MarkRecord | BeginRecord))
     found = {
         (row.topic, row.partition, row.offset): (row.state, row.settled_by, row.digest)
         for row in settled(frame(spark, stored), "ns").collect()
@@ -314,7 +314,7 @@ def test_marks_know_a_letter_by_what_the_runtime_reads_of_its_header_names(spark
         places = tuple((0, offset, digest) for offset, digest in enumerate(by_digest))
         mark = MarkRecord(source="rmq.dlq.g", plan="p", session="s", state="discarded", letters=places)
         log = frame(spark, [record("rmq.redrive", None, value=encode_redrive_record(mark))])
-        known = marked(letters, settled(log)).orderBy("offset").collect()
+        known = join_settled(letters, settled(log)).orderBy("offset").collect()
         assert [row.settled_by for row in known] == expected
         assert [row.state for row in known] == [each and "discarded" for each in expected]
     letters.unpersist()

@@ -30,13 +30,13 @@ def world() -> World:
 
 
 @pytest.fixture(scope="module")
-def told(spark: SparkSession, world: World) -> DataFrame:
+def event_frame(spark: SparkSession, world: World) -> DataFrame:
     return events.transform(frame(spark, world.log.stored)).cache()
 
 
 @pytest.fixture(scope="module")
-def lives(told: DataFrame, world: World) -> DataFrame:
-    return lineage.transform(told, lineage.LineageParams(committed=world.committed)).cache()
+def lifecycles(event_frame: DataFrame, world: World) -> DataFrame:
+    return lineage.transform(event_frame, lineage.LineageParams(committed=world.committed)).cache()
 
 
 @pytest.fixture(scope="module")
@@ -45,31 +45,35 @@ def gaps(spark: SparkSession, world: World) -> DataFrame:
 
 
 def test_reports_say_what_is_wrong_in_their_first_line(
-    told: DataFrame, lives: DataFrame, gaps: DataFrame, world: World
+    event_frame: DataFrame, lifecycles: DataFrame, gaps: DataFrame, world: World
 ) -> None:
-    missing = audit.residuals(lives, gaps)
-    report = audit.report(audit.transform(lives, missing), missing, gaps, audit.malformed(told))
+    missing = audit.residuals(lifecycles, gaps)
+    report = audit.report(audit.transform(lifecycles, missing), missing, gaps, audit.malformed(event_frame))
     unexplained = sum(not explained for *_, explained in world.truth.residual)
     assert report.verdict.startswith(f"residual {unexplained};")
     assert not report.fine
-    found = lineage.report(lives)
+    found = lineage.report(lifecycles)
     assert not found.fine
     assert found.verdict.endswith(f"{len(world.truth.revived)} revived")
-    assert not lineage.report(lives.filter("revived AND NOT broken AND state != 'lost'")).fine
-    clean = lives.filter("topic = 'orders-clean'")
+    assert not lineage.report(lifecycles.filter("revived AND NOT broken AND state != 'lost'")).fine
+    clean = lifecycles.filter("topic = 'orders-clean'")
     assert lineage.report(clean).fine
-    life = lineage.biography(clean, "clean-0")[0]
-    assert lineage.story(life).startswith(f"clean-0 in group {life.grp}: {life.state}")
+    lifecycle = lineage.find_lifecycles(clean, "clean-0")[0]
+    assert lineage.format_lifecycle(lifecycle).startswith(f"clean-0 in group {lifecycle.grp}: {lifecycle.state}")
 
 
-def test_each_kind_of_fault_is_a_finding_of_its_job(told: DataFrame, lives: DataFrame, world: World) -> None:
+def test_each_kind_of_fault_is_a_finding_of_its_job(
+    event_frame: DataFrame, lifecycles: DataFrame, world: World
+) -> None:
     params = delays.DelayParams(now=ms(NOW_MS), worker=world.committed[NAMES.worker_group])
-    found = delays.outcomes(told, params).cache()
+    found = delays.outcomes(event_frame, params).cache()
     report = delays.report(found, delays.transform(found))
     assert not report.fine
     assert f"{len(world.truth.early)} early, {len(world.truth.never)} never delivered" in report.verdict
     assert f"{len(world.truth.stuck)} stuck" in report.verdict
-    skewed = delays.outcomes(told, params.model_copy(update={"skew_ms": 500}))  # two clocks may differ so much here
+    skewed = delays.outcomes(
+        event_frame, params.model_copy(update={"skew_ms": 500})
+    )  # two clocks may differ so much here
     assert skewed.filter("early").isEmpty()
     overtaken = {row.coordinates for row in found.filter("overtaken").collect()}
     assert world.truth.passed <= overtaken
@@ -77,31 +81,31 @@ def test_each_kind_of_fault_is_a_finding_of_its_job(told: DataFrame, lives: Data
     assert world.truth.passed <= {row[0] for row in report.tables[1].rows}
     kept = found.filter("real_topic = 'orders-level' AND NOT overtaken")
     assert delays.report(kept, delays.transform(kept)).fine
-    causes = failures.transform(told).cache()
+    causes = failures.transform(event_frame).cache()
     assert {row.fingerprint for row in causes.collect()} == {"no #"}
     assert failures.report(causes).verdict.startswith(f"{world.truth.failures.total()} failures of")
-    strict = keys.transform(lives, keys.KeyParams(orderly=("pay-a",)))
+    strict = keys.transform(lifecycles, keys.KeyParams(orderly=("pay-a",)))
     assert not keys.report(strict).fine
     assert {row.grp for row in strict.filter("violation").collect()} == {"pay-a"}
 
 
 def test_dead_letters_are_planned_once_each_and_a_second_plan_is_the_same(
-    spark: SparkSession, told: DataFrame, world: World
+    spark: SparkSession, event_frame: DataFrame, world: World
 ) -> None:
     topics = spark.range(1).selectExpr("'rmq.dlq.pay-a' AS topic", "'topic-id' AS topic_id")
     params = replay.PlanParams(plan_id="monday")
-    named = replay.named_targets(told, params)
-    planned = replay.plan(told, topics, named, params).cache()
+    named = replay.named_targets(event_frame, params)
+    planned = replay.plan(event_frame, topics, named, params).cache()
     rows = planned.collect()
     dead = {pair for pair, state in world.truth.states.items() if state == "dead"} | world.truth.revived
     assert sorted((row.grp, row.msg_id) for row in rows) == sorted(dead)
     assert Counter(row.grp for row in rows) == world.truth.letters
     assert {(row.action, row.target == NAMES.retry(row.grp)) for row in rows} == {("send", True)}
     assert len({row.replay_id for row in rows}) == len(rows)
-    again = {row.replay_id for row in replay.plan(told, topics, named, params).collect()}
+    again = {row.replay_id for row in replay.plan(event_frame, topics, named, params).collect()}
     assert again == {row.replay_id for row in rows}
     few = replay.PlanParams(plan_id="tuesday", group="pay-a", max_messages=2)
-    some = replay.plan(told, topics, replay.named_targets(told, few), few).collect()
+    some = replay.plan(event_frame, topics, replay.named_targets(event_frame, few), few).collect()
     assert {row.grp for row in some} == {"pay-a"}
     assert sum(row.action == "send" for row in some) == 2
     assert {row.reason for row in some if row.action == "skip"} <= {"beyond-max"}
@@ -109,7 +113,7 @@ def test_dead_letters_are_planned_once_each_and_a_second_plan_is_the_same(
     marked = planned.orderBy("replay_id").limit(2).selectExpr(
         "topic", "partition", "offset", "digest", "'discarded' AS state", "'p' AS settled_by", "stored_at AS settled_at"
     )  # fmt: skip
-    rest = replay.plan(told, topics, named, params, settled=marked).collect()
+    rest = replay.plan(event_frame, topics, named, params, settled=marked).collect()
     assert Counter((row.action, row.reason) for row in rest) == {
         ("send", None): len(rows) - 2,
         ("skip", "discarded-by:p"): 2,
@@ -124,12 +128,12 @@ def test_dead_letters_are_planned_once_each_and_a_second_plan_is_the_same(
     assert f"{len(rows) - 1} missing" in replay.verify_report(checked).verdict
     assert not replay.verify_report(checked).fine
     other = marked.withColumn("digest", F.lit("0" * 16))  # a topic that was made anew has other letters there
-    assert {row.action for row in replay.plan(told, topics, named, params, settled=other).collect()} == {"send"}
+    assert {row.action for row in replay.plan(event_frame, topics, named, params, settled=other).collect()} == {"send"}
 
 
-def test_the_trend_counts_what_came_what_went_and_the_hours_left(told: DataFrame, world: World) -> None:
+def test_the_trend_counts_what_came_what_went_and_the_hours_left(event_frame: DataFrame, world: World) -> None:
     params = dlq_trend.TrendParams(now=ms(NOW_MS), retention_ms=30 * 86_400_000)
-    letters = dlq_trend.letters(told)
+    letters = dlq_trend.letters(event_frame)
     left = dlq_trend.open_letters(letters, params).collect()
     dead = world.truth.letters
     assert {row.grp: row.depth for row in left} == dead
@@ -137,12 +141,12 @@ def test_the_trend_counts_what_came_what_went_and_the_hours_left(told: DataFrame
     days = dlq_trend.transform(letters)
     assert sum(row.arrived for row in days.collect()) == dead.total()
     assert dlq_trend.report(days, dlq_trend.open_letters(letters, params), params).fine
-    gone = told.filter("kind = 'dlq'").orderBy("coordinates").limit(3)
+    gone = event_frame.filter("kind = 'dlq'").orderBy("coordinates").limit(3)
     marked = gone.selectExpr(
         "topic", "partition", "offset", "digest", "IF(offset = 0, 'redriven', 'discarded') AS state",
         "'p' AS settled_by", "stored_at AS settled_at",
     )  # fmt: skip
-    known = dlq_trend.letters(told, marked)
+    known = dlq_trend.letters(event_frame, marked)
     assert sum(row.depth for row in dlq_trend.open_letters(known, params).collect()) == dead.total() - 3
     assert sum(row.replayed + row.discarded for row in dlq_trend.transform(known).collect()) == 3
     hours = {NAMES.dead_letter("pay-a"): 25 * 3_600_000, NAMES.dead_letter("pay-b"): -1}
@@ -164,8 +168,8 @@ def test_a_message_that_is_there_fifty_thousand_times_is_one_life_and_holds_up_n
         "CAST(NULL AS BINARY) AS key", "CAST(NULL AS BINARY) AS value", "'orders' AS topic", "0 AS partition",
         "id AS offset", "timestamp_millis(id) AS timestamp", "1 AS timestampType", f"{headers} AS headers",
     )  # fmt: skip
-    (life,) = lineage.transform(events.transform(records)).select("state", "copies").collect()
-    assert (life.state, life.copies) == ("open", 49_999)
+    (lifecycle,) = lineage.transform(events.transform(records)).select("state", "copies").collect()
+    assert (lifecycle.state, lifecycle.copies) == ("open", 49_999)
 
 
 def test_a_message_whose_first_delivery_was_not_landed_keeps_its_place_in_the_order(spark: SparkSession) -> None:
@@ -181,9 +185,9 @@ def test_a_message_whose_first_delivery_was_not_landed_keeps_its_place_in_the_or
     again = made.relay(made.log.add(failed, first.at_ms + 1), straight=True)
     assert again.where == f"{NAMES.retry('pay-o')}/0/0"  # before the others, were this a place in their topic
     made.commit()
-    told = events.transform(frame(spark, made.log.stored))
-    found = lineage.transform(told, lineage.LineageParams(committed=made.committed)).cache()
-    assert lineage.biography(found.filter("grp = 'pay-o'"), "late")[0].origin == first.where
+    event_frame = events.transform(frame(spark, made.log.stored))
+    found = lineage.transform(event_frame, lineage.LineageParams(committed=made.committed)).cache()
+    assert lineage.find_lifecycles(found.filter("grp = 'pay-o'"), "late")[0].origin == first.where
     (judged,) = keys.transform(found, keys.KeyParams(orderly=("pay-o",))).filter("grp = 'pay-o'").collect()
     assert (judged.messages, judged.failed, judged.overtaken, judged.violation) == (4, 1, 0, False)
     found.unpersist()
@@ -208,9 +212,9 @@ def test_messages_whose_header_names_spark_cannot_tell_are_never_called_lost(spa
     seen.unpersist()
 
 
-def test_failures_say_what_is_new_since_when_and_where_to_look(told: DataFrame, world: World) -> None:
+def test_failures_say_what_is_new_since_when_and_where_to_look(event_frame: DataFrame, world: World) -> None:
     def found(**params: object) -> list[Row]:
-        return failures.transform(told, failures.FailureParams.model_validate(params)).collect()
+        return failures.transform(event_frame, failures.FailureParams.model_validate(params)).collect()
 
     everything = found(group="pay-a")
     count = sum(count for (group, _), count in world.truth.failures.items() if group == "pay-a")

@@ -50,15 +50,17 @@ def test_the_naive_model_finds_each_planted_fault_and_nothing_else(
 def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> None:
     """What the model says of the histories with these names is what was planted."""
     truth, of = world.truth, lambda uid: uid.rpartition("-")[0] in names
-    lives = {pair: life for pair, life in naive.lives(read, world.committed).items() if of(pair[1])}
-    assert {pair: life.state for pair, life in lives.items()} == {
+    lifecycles = {pair: lifecycle for pair, lifecycle in naive.lifecycles(read, world.committed).items() if of(pair[1])}
+    assert {pair: lifecycle.state for pair, lifecycle in lifecycles.items()} == {
         pair: state for pair, state in truth.states.items() if of(pair[1])
     }
-    assert {pair: life.copies for pair, life in lives.items() if life.copies} == {
+    assert {pair: lifecycle.copies for pair, lifecycle in lifecycles.items() if lifecycle.copies} == {
         pair: count for pair, count in truth.copies.items() if of(pair[1])
     }
-    assert {pair for pair, life in lives.items() if life.revived} == {pair for pair in truth.revived if of(pair[1])}
-    assert naive.residuals(lives, world.log.gaps) == {each for each in truth.residual if of(each[1])}
+    assert {pair for pair, lifecycle in lifecycles.items() if lifecycle.revived} == {
+        pair for pair in truth.revived if of(pair[1])
+    }
+    assert naive.residuals(lifecycles, world.log.gaps) == {each for each in truth.residual if of(each[1])}
     uids = {each.stored.where: each.uid for each in read}
     found = naive.outcomes(world.log.stored, world.committed[NAMES.worker_group], now_ms=NOW_MS, grace_ms=GRACE_MS)
     found = {where: each for where, each in found.items() if of(uids[where])}
@@ -71,14 +73,14 @@ def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> N
     if "level" in names:  # in the others nothing is done about the order in which records are stored
         passed = {where for where, (*_, overtaken) in found.items() if overtaken}
         assert {where for where in passed if uids[where].startswith("level-")} == truth.passed
-    assert sum(repeats for *_, repeats, _ in found.values()) == sum(truth.copies[pair] for pair in lives)
+    assert sum(repeats for *_, repeats, _ in found.values()) == sum(truth.copies[pair] for pair in lifecycles)
     groups = {f"pay-{name}" for name in names}
     assert {pair: count for pair, count in naive.failures(read).items() if pair[0] in groups} == {
         pair: count for pair, count in truth.failures.items() if pair[0] in groups
     }
     letters = [where for where in naive.letters(read, world.log.stored) if of(uids[where])]
     assert len(letters) == sum(count for group, count in truth.letters.items() if group in groups)
-    judged = naive.overtaken(lives, keys_of(read))
+    judged = naive.overtaken(lifecycles, keys_of(read))
     if "ordered" in names:
         assert judged["pay-ordered", b"k"][-1] == truth.overtaken["pay-ordered"]
         assert judged["mail-ordered", b"k"][-1] == 0
@@ -114,28 +116,28 @@ def judge(spark: SparkSession, *, seed: int, count: int) -> None:
     read = naive.read(world.log.stored)
     assert_truth(world, read, set(world.names) - spoilt)
 
-    told = events.transform(frame(spark, world.log.stored)).cache()
-    lives = lineage.transform(told, lineage.LineageParams(committed=world.committed)).cache()
-    expected = naive.lives(read, world.committed)
-    rows = lives.collect()
+    event_frame = events.transform(frame(spark, world.log.stored)).cache()
+    lifecycles = lineage.transform(event_frame, lineage.LineageParams(committed=world.committed)).cache()
+    expected = naive.lifecycles(read, world.committed)
+    rows = lifecycles.collect()
     found = {(row.grp, row.msg_id): _facts(row) for row in rows}
     assert len(found) == len(rows)  # each message is in one state only
-    assert found == {pair: _facts(life) for pair, life in expected.items()}
+    assert found == {pair: _facts(lifecycle) for pair, lifecycle in expected.items()}
     assert {(row.grp, row.msg_id): (row.attempts, row.deliveries, row.took_ms) for row in rows} == {
-        pair: (life.attempts, life.deliveries, life.took_ms) for pair, life in expected.items()
+        pair: (lifecycle.attempts, lifecycle.deliveries, lifecycle.took_ms) for pair, lifecycle in expected.items()
     }
 
     gaps = gaps_of(spark, world)
     missing = naive.residuals(expected, world.log.gaps)
-    listed = audit.residuals(lives, gaps)
+    listed = audit.residuals(lifecycles, gaps)
     assert {(row.grp, row.msg_id, row.reason, row.explained) for row in listed.collect()} == missing
-    account = audit.transform(lives, listed).collect()
+    account = audit.transform(lifecycles, listed).collect()
     assert all(row.sent == sum(row[state] for state in lineage.STATES) for row in account)
     assert sum(row.sent for row in account) == len(rows)
     assert sum(row.residual + row.expired for row in account) == len(missing)
 
     params = delays.DelayParams(now=ms(NOW_MS), worker=world.committed[NAMES.worker_group], grace_ms=GRACE_MS)
-    waited = delays.outcomes(told, params).cache()
+    waited = delays.outcomes(event_frame, params).cache()
     outcomes = {row.coordinates: (row.outcome, row.late_ms, row.repeats, row.overtaken) for row in waited.collect()}
     assert outcomes == naive.outcomes(world.log.stored, params.worker, now_ms=NOW_MS, grace_ms=GRACE_MS)
     summed = delays.transform(waited).collect()
@@ -145,13 +147,13 @@ def judge(spark: SparkSession, *, seed: int, count: int) -> None:
     ) + Counter(dict.fromkeys(names, 0))
     assert sum(row.overtaken for row in summed) == sum(overtaken for *_, overtaken in outcomes.values())
 
-    causes = failures.transform(told).collect()
+    causes = failures.transform(event_frame).collect()
     counted = Counter[tuple[str, str]]()
     for row in causes:
         counted[row.grp, row.fail_class] += row.failures
     assert counted == naive.failures(read)
 
-    judged = keys.transform(lives, keys.KeyParams(orderly=("pay-ordered", "mail-ordered"))).collect()
+    judged = keys.transform(lifecycles, keys.KeyParams(orderly=("pay-ordered", "mail-ordered"))).collect()
     assert {
         (row.grp, bytes(row.key)): (row.messages, row.failed, row.dead, row.consecutive, row.overtaken)
         for row in judged
@@ -159,21 +161,23 @@ def judge(spark: SparkSession, *, seed: int, count: int) -> None:
     assert {row.grp for row in judged if row.violation} == {"pay-ordered"}
     assert all(row.poison == (row.failed >= 3 and 2 * row.failed >= row.messages) for row in judged)
 
-    replayed(spark, world, told, naive.letters(read, world.log.stored))
-    told.unpersist()
-    lives.unpersist()
+    replayed(spark, world, event_frame, naive.letters(read, world.log.stored))
+    event_frame.unpersist()
+    lifecycles.unpersist()
     waited.unpersist()
 
 
-def _facts(life: Any) -> tuple[Any, ...]:
-    return life.state, life.copies, life.rooted, life.broken, life.revived, life.origin
+def _facts(lifecycle: Any) -> tuple[Any, ...]:
+    return lifecycle.state, lifecycle.copies, lifecycle.rooted, lifecycle.broken, lifecycle.revived, lifecycle.origin
 
 
-def replayed(spark: SparkSession, world: World, told: "events.DataFrame", letters: dict[str, str | None]) -> None:
+def replayed(
+    spark: SparkSession, world: World, event_frame: "events.DataFrame", letters: dict[str, str | None]
+) -> None:
     """Planned = sent + skipped; of what is sent, each loss, repeat and change is found."""
-    topics = told.select("topic").distinct().withColumn("topic_id", F.lit("id"))
+    topics = event_frame.select("topic").distinct().withColumn("topic_id", F.lit("id"))
     params = replay.PlanParams(plan_id="monday")
-    planned = replay.plan(told, topics, replay.named_targets(told, params), params).cache()
+    planned = replay.plan(event_frame, topics, replay.named_targets(event_frame, params), params).cache()
     rows = planned.collect()
     read = {f"{row.topic}/{row.partition}/{row.offset}": row for row in rows}
     assert {

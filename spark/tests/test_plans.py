@@ -28,20 +28,20 @@ def records(spark: SparkSession) -> DataFrame:
 def plans(spark: SparkSession) -> dict[str, DataFrame]:
     """The last frame of each job; what it is made from is in its plan."""
     read = records(spark)
-    told, settled = events.transform(read), events.settled(read)
-    lives = lineage.transform(told, lineage.LineageParams(committed=COMMITTED))
-    waited = delays.outcomes(told, delays.DelayParams(now=ms(NOW_MS), worker=COMMITTED[NAMES.worker_group]))
-    missing = audit.residuals(lives, small_frame(spark, [], GAPS))
-    letters, trend = dlq_trend.letters(told, settled), dlq_trend.TrendParams(now=ms(NOW_MS))
+    event_frame, settled = events.transform(read), events.settled(read)
+    lifecycles = lineage.transform(event_frame, lineage.LineageParams(committed=COMMITTED))
+    waited = delays.outcomes(event_frame, delays.DelayParams(now=ms(NOW_MS), worker=COMMITTED[NAMES.worker_group]))
+    missing = audit.residuals(lifecycles, small_frame(spark, [], GAPS))
+    letters, trend = dlq_trend.letters(event_frame, settled), dlq_trend.TrendParams(now=ms(NOW_MS))
     topics = small_frame(spark, [("rmq.dlq.g", "id")], "topic string, topic_id string")
     params = replay.PlanParams(plan_id="p", max_messages=5)
-    planned = replay.plan(told, topics, replay.named_targets(told, params), params, settled=settled)
+    planned = replay.plan(event_frame, topics, replay.named_targets(event_frame, params), params, settled=settled)
     return {
-        "failures": failures.transform(told, failures.FailureParams(since=ms(0))),
+        "failures": failures.transform(event_frame, failures.FailureParams(since=ms(0))),
         "delays": delays.transform(waited),
-        "audit": audit.transform(lives, missing),
-        "malformed": audit.malformed(told),
-        "keys": keys.transform(lives),
+        "audit": audit.transform(lifecycles, missing),
+        "malformed": audit.malformed(event_frame),
+        "keys": keys.transform(lifecycles),
         "trend": dlq_trend.transform(letters),
         "open letters": dlq_trend.open_letters(letters, trend),
         "check of a plan": replay.check(planned, read, settled),
@@ -65,9 +65,9 @@ def test_lineage_reads_once_shuffles_once_and_gathers_in_one_pass(spark: SparkSe
     world = World(random.Random(0))  # noqa: S311 nothing secret
     world.history("h", ["retried"])
     world.commit()
-    told = events.transform(frame(spark, world.log.stored))
-    lives = lineage.transform(told, lineage.LineageParams(committed=world.committed))
-    plan = lives._jdf.queryExecution().executedPlan().toString()
+    event_frame = events.transform(frame(spark, world.log.stored))
+    lifecycles = lineage.transform(event_frame, lineage.LineageParams(committed=world.committed))
+    plan = lifecycles._jdf.queryExecution().executedPlan().toString()
     assert plan.count("Scan ExistingRDD") == 1
     assert plan.count("Exchange hashpartitioning") == 1
     assert plan.count("Aggregate(") == plan.count("SortAggregate(") == 1

@@ -61,13 +61,13 @@ def by_dlq_plan(topic: str, letters: list[Letter], rules: RedriveRules, log: Red
 def by_replay_plan(
     spark: SparkSession, stored: list[Stored], chosen: list[str], params: replay.PlanParams
 ) -> dict[str, str]:
-    told = events.transform(frame(spark, stored)).cache()
+    event_frame = events.transform(frame(spark, stored)).cache()
     marks = events.settled(frame(spark, stored))
-    topics = told.select("topic").distinct().withColumn("topic_id", F.lit("id"))
+    topics = event_frame.select("topic").distinct().withColumn("topic_id", F.lit("id"))
     wanted = spark.createDataFrame([(each,) for each in chosen], "coordinates string")
-    named = replay.named_targets(told, params)
-    rows = replay.plan(told, topics, named, params, chosen=wanted, settled=marks).collect()
-    told.unpersist()
+    named = replay.named_targets(event_frame, params)
+    rows = replay.plan(event_frame, topics, named, params, chosen=wanted, settled=marks).collect()
+    event_frame.unpersist()
     assert all((row.action == "send") == (row.reason is None) == (row.target is not None) for row in rows)
     return {f"{row.topic}/{row.partition}/{row.offset}": row.reason or row.target for row in rows}
 
@@ -100,7 +100,7 @@ def assert_same(spark: SparkSession, worlds: list[list[Letter]], *, to_source: b
             stored.append(Stored(out, 0, len(stored), NOW_MS))
     params = replay.PlanParams(plan_id="p", to_source=to_source, max_replays=max_replays)
     found = by_replay_plan(spark, stored, chosen, params)
-    assert {(where, said) for where, said in expected.items()} ^ set(found.items()) == set()
+    assert set(expected.items()) ^ set(found.items()) == set()
 
 
 FIELDS: dict[str, list[bytes | None]] = {

@@ -5,19 +5,19 @@ import datetime as dt
 import pytest
 from pyspark.sql import Row
 
-from rocketshim_spark.jobs.lineage import story
+from rocketshim_spark.jobs.lineage import format_lifecycle
 from rocketshim_spark.report import Report, Table, as_html, as_text
 
 NASTY = "<script>alert(1)</script>&\"'\x1b]0;owned\x07\x9b2J\n\u202e"
 
 
 def nasty(kind: type[bytes] | type[str]) -> Report:
-    told = NASTY.encode() if kind is bytes else NASTY
+    text = NASTY.encode() if kind is bytes else NASTY
     return Report(
         job="keys",
         verdict="1 keys: 1 poison",
         fine=False,
-        tables=(Table("worst", ("key", "samples"), [(told, [told])]),),
+        tables=(Table("worst", ("key", "samples"), [(text, [text])]),),
         bars=((NASTY, 3.0), ("none", 0.0)),
         notes=("inferred",),
     )
@@ -35,11 +35,11 @@ def test_what_a_record_says_is_text_and_no_control_sequence_and_no_markup(kind: 
 
 def test_a_life_is_told_in_as_many_lines_as_it_has_records() -> None:
     entry = Row(replay=1, attempt=2, step=2, at="t", coordinates="a/0/1", kind="retry", reason=NASTY, reached=True)
-    life = Row(
+    lifecycle = Row(
         msg_id=NASTY, grp="g", state="acknowledged", inferred=True, topic=NASTY, attempts=2, first_sent="t",
         history=[entry],
     )  # fmt: skip
-    lines = story(life).split("\n")
+    lines = format_lifecycle(lifecycle).split("\n")
     assert len(lines) == 2
     assert all(char.isprintable() for line in lines for char in line)
 

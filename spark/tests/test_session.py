@@ -38,8 +38,8 @@ def test_spark_submit_and_its_like_are_trusted_to_bring_the_jars() -> None:
 
 
 def test_what_spark_cannot_load_is_named_by_its_artifact() -> None:
-    assert session._missing(lambda _: True) == []
-    assert session._missing(lambda name: "delta" in name) == ["spark-sql-kafka-0-10", "kafka-clients"]
+    assert session._missing_artifacts(lambda _: True) == []
+    assert session._missing_artifacts(lambda name: "delta" in name) == ["spark-sql-kafka-0-10", "kafka-clients"]
 
 
 def test_packages_are_left_to_spark() -> None:
@@ -56,7 +56,7 @@ def test_what_results_depend_on_cannot_be_overridden() -> None:
 
 def test_jars_that_pyspark_carries_are_left_out() -> None:
     jars = [Path("kafka-clients-3.9.0.jar"), Path("hadoop-client-api-3.3.0.jar"), Path("scala-library-2.13.1.jar")]
-    assert session._not_shipped(jars) == jars[:1]
+    assert session._not_in_pyspark(jars) == jars[:1]
 
 
 def test_the_running_session_has_what_jobs_rest_on(spark: SparkSession) -> None:

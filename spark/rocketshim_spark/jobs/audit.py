@@ -36,11 +36,11 @@ __all__ = ["malformed", "report", "residuals", "transform"]
 _LISTED = 50
 
 
-def residuals(lives: DataFrame, gaps: DataFrame) -> DataFrame:
+def residuals(lifecycles: DataFrame, gaps: DataFrame) -> DataFrame:
     """The messages of which something is missing.
 
     Args:
-        lives: as `lineage.transform` makes them.
+        lifecycles: as `lineage.transform` makes them.
         gaps: as `land.read_gaps` gives them.
 
     Returns:
@@ -53,14 +53,14 @@ def residuals(lives: DataFrame, gaps: DataFrame) -> DataFrame:
         .when(~F.col("rooted"), "no-source-record")
         .when(F.col("broken"), "missing-attempt")
     )
-    found = lives.withColumn("reason", reason).filter(F.col("reason").isNotNull())
-    place = F.split("origin", "/")
+    found = lifecycles.withColumn("reason", reason).filter(F.col("reason").isNotNull())
+    origin_parts = F.split("origin", "/")
     found = found.withColumns(
         {
             # A stranger's text may have any number of parts.
-            "at_topic": F.get(place, F.lit(0)),
-            "at_partition": F.get(place, F.lit(1)).try_cast("int"),
-            "at_offset": F.get(place, F.lit(2)).try_cast("bigint"),
+            "at_topic": F.get(origin_parts, F.lit(0)),
+            "at_partition": F.get(origin_parts, F.lit(1)).try_cast("int"),
+            "at_offset": F.get(origin_parts, F.lit(2)).try_cast("bigint"),
         }
     )
     holes = F.broadcast(gaps.select("topic", "partition", "gap_from", "gap_to").toDF("of", "part", "low", "high"))
@@ -69,10 +69,10 @@ def residuals(lives: DataFrame, gaps: DataFrame) -> DataFrame:
         & (F.col("at_partition") == F.col("part"))
         & F.col("at_offset").between(F.col("low"), F.col("high") - 1)
     )
-    of_ours = F.col("topic").rlike(r"(SCHEDULE_TOPIC_XXXX|rmq\.(retry|dlq)\.)")
-    some = F.broadcast(
+    is_shim_topic = F.col("topic").rlike(r"(SCHEDULE_TOPIC_XXXX|rmq\.(retry|dlq)\.)")
+    gap_facts = F.broadcast(
         gaps.agg(
-            (F.count_if(of_ours) > 0).alias("ours_expired"),
+            (F.count_if(is_shim_topic) > 0).alias("ours_expired"),
             (F.count_if(F.col("topic").contains("rmq.retry.")) > 0).alias("retries_expired"),
             F.collect_set("topic").alias("with_gaps"),
         )
@@ -80,7 +80,7 @@ def residuals(lives: DataFrame, gaps: DataFrame) -> DataFrame:
     target_expired = F.when(F.col("attempts") > 0, F.col("retries_expired")).otherwise(
         F.array_contains("with_gaps", F.col("topic"))
     )
-    joined = found.join(holes, within, "left").dropDuplicates(["grp", "msg_id"]).crossJoin(some)
+    joined = found.join(holes, within, "left").dropDuplicates(["grp", "msg_id"]).crossJoin(gap_facts)
     explained = (
         F.when(F.col("reason") == "no-source-record", F.col("low").isNotNull())
         .when(F.col("reason") == "missing-attempt", F.col("ours_expired"))
@@ -98,12 +98,12 @@ def residuals(lives: DataFrame, gaps: DataFrame) -> DataFrame:
     )
 
 
-def transform(lives: DataFrame, missing: DataFrame) -> DataFrame:
+def transform(lifecycles: DataFrame, missing: DataFrame) -> DataFrame:
     """The account of each topic and group.
 
     Args:
-        lives: as `lineage.transform` makes them.
-        missing: as `residuals` makes it of these lives.
+        lifecycles: as `lineage.transform` makes them.
+        missing: as `residuals` makes it of these lifecycles.
 
     Returns:
         topic, grp, sent, one column for each state, copies (repeats), residual (not explained), expired (explained).
@@ -111,7 +111,9 @@ def transform(lives: DataFrame, missing: DataFrame) -> DataFrame:
     Thread-safety: a pure function of the frames.
     """
     listed = missing.select("grp", "msg_id", "explained").toDF("of_grp", "of_id", "explained")
-    joined = lives.join(listed, F.col("grp").eqNullSafe(F.col("of_grp")) & (F.col("msg_id") == F.col("of_id")), "left")
+    joined = lifecycles.join(
+        listed, F.col("grp").eqNullSafe(F.col("of_grp")) & (F.col("msg_id") == F.col("of_id")), "left"
+    )
     return joined.groupBy("topic", "grp").agg(
         F.count_distinct("msg_id").alias("sent"),
         *(F.count_if(F.col("state") == state).alias(state) for state in STATES),
@@ -135,21 +137,21 @@ def malformed(events: DataFrame) -> DataFrame:
     )
 
 
-def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, unread: DataFrame) -> Report:
+def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, malformed_records: DataFrame) -> Report:
     """The verdict: `residual 0`, nothing parked, nothing malformed and no gap is fine.
 
     Args:
         account: as `transform` makes it.
         missing: as `residuals` makes it.
         gaps: as `land.read_gaps` gives them.
-        unread: as `malformed` makes it.
+        malformed_records: as `malformed` makes it.
     """
     counted = account.orderBy("topic", "grp").collect()
     listed = missing.orderBy("explained", "topic", "grp", "msg_id").limit(_LISTED).collect()
     holes = gaps.orderBy("topic", "partition", "gap_from").collect()
-    broken = unread.orderBy(F.desc("records"), "topic", "reason").limit(_LISTED).collect()
+    broken = malformed_records.orderBy(F.desc("records"), "topic", "reason").limit(_LISTED).collect()
     residual = sum(row.residual for row in counted)
-    spoilt = sum(row.records for row in broken)
+    malformed_count = sum(row.records for row in broken)
     parked = sum(row.parked for row in counted)
     expired = sum(row.gap_to - row.gap_from for row in holes)
     columns = ("topic", "group", "sent", *STATES, "residual", "expired", "copies")
@@ -177,7 +179,7 @@ def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, unread: Data
     return Report(
         job="audit",
         verdict=(
-            f"residual {residual}; {parked} parked; {spoilt} malformed; "
+            f"residual {residual}; {parked} parked; {malformed_count} malformed; "
             f"at most {expired} deleted before they were landed"
         ),
         fine=not residual and not holes and not parked and not broken,

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
-from rocketshim_spark.events import marked, none_settled
+from rocketshim_spark.events import empty_settled, join_settled
 from rocketshim_spark.report import Report, Table
 from rocketshim_spark.small_frames import small_frame
 
@@ -63,8 +63,8 @@ def letters(events: DataFrame, settled: DataFrame | None = None) -> DataFrame:
         .agg(F.min("stored_at").alias("sent_at"))
     )
     if settled is None:
-        settled = none_settled(events.sparkSession)
-    joined = marked(events.filter(F.col("kind") == "dlq"), settled).join(
+        settled = empty_settled(events.sparkSession)
+    joined = join_settled(events.filter(F.col("kind") == "dlq"), settled).join(
         replays, F.col("coordinates") == F.col("of"), "left"
     )
     once = ["grp", "topic", "msg_id", "attempt", "replay_id"]

@@ -46,7 +46,7 @@ def attempts(events: DataFrame) -> DataFrame:
     The time is `FAIL_AT_MS`, by the consumer's clock; without it, when that record was stored. Malformed records tell
     nothing and are left out; `audit` counts them.
     """
-    marked = events.filter(
+    failed = events.filter(
         F.col("kind").isin("schedule", "retry", "replay", "dlq")
         & F.col("grp").isNotNull()
         & F.col("fail_class").isNotNull()
@@ -55,11 +55,11 @@ def attempts(events: DataFrame) -> DataFrame:
             F.coalesce("attempt", F.lit(1)) > 0
         )  # a redriven letter still says why it died before; it failed no second time
     )
-    told = F.struct(
+    record = F.struct(
         "stored_at", "topic", "partition", "offset", "coordinates", "origin_topic", "tag", *_CAUSE[1:], "failed_at"
     )
-    grouped = marked.groupBy("grp", "msg_id", "attempt", "replay_id").agg(
-        F.min(told).alias("first"), F.max((F.col("kind") == "dlq").cast("int")).alias("dead")
+    grouped = failed.groupBy("grp", "msg_id", "attempt", "replay_id").agg(
+        F.min(record).alias("first"), F.max((F.col("kind") == "dlq").cast("int")).alias("dead")
     )
     return grouped.select(
         "grp",
@@ -101,8 +101,12 @@ def transform(events: DataFrame, params: FailureParams | None = None) -> DataFra
         reported = reported.filter(F.col("failed_at") < F.lit(_utc(params.until)))
     new_since = params.new_since or params.since
     is_new = F.lit(col=False) if new_since is None else F.col("cause_since") >= F.lit(_utc(new_since))
-    place = F.col("coordinates")
-    samples = F.array(F.min_by(place, "failed_at"), F.max_by(place, "failed_at"), F.min_by(place, F.xxhash64(place)))
+    coordinates = F.col("coordinates")
+    samples = F.array(
+        F.min_by(coordinates, "failed_at"),
+        F.max_by(coordinates, "failed_at"),
+        F.min_by(coordinates, F.xxhash64(coordinates)),
+    )
     return (
         reported.groupBy(*_CAUSE, "topic", "tag", F.date_trunc("hour", "failed_at").alias("hour"))
         .agg(

@@ -44,11 +44,11 @@ class KeyParams(BaseModel):
     orderly: tuple[str, ...] = ()
 
 
-def transform(lives: DataFrame, params: KeyParams | None = None) -> DataFrame:
+def transform(lifecycles: DataFrame, params: KeyParams | None = None) -> DataFrame:
     """One row per group, topic and key.
 
     Args:
-        lives: as `lineage.transform` makes them.
+        lifecycles: as `lineage.transform` makes them.
         params: what counts as what; None: the defaults.
 
     Returns:
@@ -58,18 +58,18 @@ def transform(lives: DataFrame, params: KeyParams | None = None) -> DataFrame:
     Thread-safety: a pure function of the frame; nothing is read.
     """
     params = KeyParams() if params is None else params
-    place = F.split("origin", "/")
+    origin_parts = F.split("origin", "/")
     first = F.filter("history", lambda each: each["step"] == DELIVERED)
     of_key = ["grp", "topic", "key"]
     of_queue = [*of_key, "of_topic", "of_partition"]  # offsets of another topic say nothing about order
-    told = lives.filter(F.col("key").isNotNull() & F.col("grp").isNotNull()).select(
+    messages = lifecycles.filter(F.col("key").isNotNull() & F.col("grp").isNotNull()).select(
         *of_key,
         "state",
         "attempts",
         "last_at",
-        F.get(place, F.lit(0)).alias("of_topic"),
-        F.get(place, F.lit(1)).try_cast("int").alias("of_partition"),
-        F.get(place, F.lit(2)).try_cast("bigint").alias("at"),
+        F.get(origin_parts, F.lit(0)).alias("of_topic"),
+        F.get(origin_parts, F.lit(1)).try_cast("int").alias("of_partition"),
+        F.get(origin_parts, F.lit(2)).try_cast("bigint").alias("at"),
         F.coalesce(F.get(first, F.lit(0))["at"], F.col("first_sent")).alias("began_at"),
         F.exists("history", lambda each: each["attempt"] > 0).alias("failed"),
         F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < DEAD)).alias("sent_back"),
@@ -80,8 +80,8 @@ def transform(lives: DataFrame, params: KeyParams | None = None) -> DataFrame:
     from_last = Window.partitionBy(*of_queue).orderBy(F.desc("at"))
     later = F.min(handled_at).over(from_last.rowsBetween(Window.unboundedPreceding, -1))
     run = F.row_number().over(in_order) - F.row_number().over(Window.partitionBy(*of_queue, "failed").orderBy("at"))
-    told = told.withColumns({"overtaken": F.col("sent_back") & (later < F.col("last_at")), "run": run})
-    runs = told.groupBy(*of_queue, "failed", "run").agg(
+    messages = messages.withColumns({"overtaken": F.col("sent_back") & (later < F.col("last_at")), "run": run})
+    runs = messages.groupBy(*of_queue, "failed", "run").agg(
         F.count("*").alias("messages"),
         F.count_if(F.col("state") == "dead").alias("dead"),
         F.max("attempts").alias("attempts"),

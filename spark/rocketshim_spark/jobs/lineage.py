@@ -46,19 +46,19 @@ from rocketshim_topics import TopicNames
 __all__ = [
     "DEAD",
     "DELIVERED",
-    "HARDLY_REPEATED",
+    "HIGH_CARDINALITY",
     "PARKED",
     "STATES",
     "WAIT",
     "LineageParams",
-    "biography",
+    "find_lifecycles",
+    "format_lifecycle",
     "report",
-    "story",
     "transform",
 ]
 
 STATES: Final = ("acknowledged", "pending", "scheduled", "retrying", "dead", "parked", "lost", "open")
-HARDLY_REPEATED: Final = (
+HIGH_CARDINALITY: Final = (
     *("msg_id", "origin", "first_sent", "last_at"),
     *("history.list.element.at", "history.list.element.coordinates"),
 )
@@ -102,8 +102,8 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
     worker = TopicNames(params.namespace).worker_group
     rows = [
         (group, topic, partition, offset)
-        for group, places in params.committed.items()
-        for (topic, partition), offset in places.items()
+        for group, offsets in params.committed.items()
+        for (topic, partition), offset in offsets.items()
     ]
     spark = events.sparkSession
     positions = small_frame(spark, rows, _POSITIONS)
@@ -114,7 +114,9 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
     ).withColumns(
         {
             "source_topic": F.coalesce(
-                "origin_topic", F.when(F.col("grp").isNull() & F.col("queue").isNull(), _where_it_is()), "real_topic"
+                "origin_topic",
+                F.when(F.col("grp").isNull() & F.col("queue").isNull(), _current_source_topic()),
+                "real_topic",
             ),
             "step": F.when(F.col("kind") == "dlq", DEAD)
             .when(F.col("kind") == "parked", PARKED)
@@ -123,25 +125,25 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
         }
     )
     # One that never failed is told once to each group of its topic; a join and not a union, which would read all twice.
-    told = steps.join(
+    steps = steps.join(
         F.broadcast(groups_of), F.col("grp").isNull() & (F.col("source_topic") == F.col("their_topic")), "left"
     )
-    told = told.withColumn("grp", F.coalesce("grp", "of_grp"))
-    told = told.withColumn("asked", F.when(F.col("step") == WAIT, worker).otherwise(F.col("grp")))
-    told = told.join(
+    steps = steps.withColumn("grp", F.coalesce("grp", "of_grp"))
+    steps = steps.withColumn("asked", F.when(F.col("step") == WAIT, worker).otherwise(F.col("grp")))
+    steps = steps.join(
         F.broadcast(positions),
         (F.col("asked") == F.col("owner"))
         & (F.col("topic") == F.col("of_topic"))
         & (F.col("partition") == F.col("of_partition")),
         "left",
     )
-    return _lives(told, sorted({group for group, _ in consuming}))
+    return _lifecycles(steps, sorted({group for group, _ in consuming}))
 
 
-def report(lives: DataFrame) -> Report:
+def report(lifecycles: DataFrame) -> Report:
     """How many messages are in which state, by topic and group. A finding: lost, broken trails, revived."""
     counted = (
-        lives.groupBy("topic", "grp")
+        lifecycles.groupBy("topic", "grp")
         .agg(
             F.count("*").alias("messages"),
             *(F.count_if(F.col("state") == state).alias(state) for state in STATES),
@@ -176,28 +178,33 @@ def report(lives: DataFrame) -> Report:
     )
 
 
-def biography(lives: DataFrame, msg_id: str) -> Sequence[Any]:
+def find_lifecycles(lifecycles: DataFrame, msg_id: str) -> Sequence[Any]:
     """The rows of one message, one for each group that it concerns; empty if nothing is known of it."""
-    return lives.filter(F.col("msg_id") == msg_id).orderBy("grp").collect()
+    return lifecycles.filter(F.col("msg_id") == msg_id).orderBy("grp").collect()
 
 
-def story(life: Any) -> str:
+def format_lifecycle(lifecycle: Any) -> str:
     """One life for a person: a line for what it is, and one for each record."""
-    head = f"{life.msg_id} in group {life.grp or '(none)'}: {life.state}{' (inferred)' if life.inferred else ''}"
-    lines = [f"{head}, topic {life.topic}, {life.attempts} failed attempts, first sent {life.first_sent} UTC"]
-    for each in life.history:
+    state = f"{lifecycle.state} (inferred)" if lifecycle.inferred else lifecycle.state
+    lines = [
+        (
+            f"{lifecycle.msg_id} in group {lifecycle.grp or '(none)'}: {state}, topic {lifecycle.topic}, "
+            f"{lifecycle.attempts} failed attempts, first sent {lifecycle.first_sent} UTC"
+        )
+    ]
+    for each in lifecycle.history:
         run = f" of replay {each.replay}" if each.replay else ""
         why = f": {each.reason}" if each.reason else ""
         lines.append(f"  {each['at']}  {each.kind:8}  attempt {each.attempt}{run}  {each.coordinates}{why}")
     return "\n".join(map(printable, lines))
 
 
-def _where_it_is() -> Column:
+def _current_source_topic() -> Column:
     """On a source topic a message is where it was sent; a parked one says where it was to go."""
     return F.when(F.col("kind") != "parked", F.col("topic"))
 
 
-def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
+def _lifecycles(steps: DataFrame, groups: Sequence[str]) -> DataFrame:
     entry = F.struct(
         F.coalesce("replay_count", F.lit(0)).alias("replay"),
         F.coalesce("attempt", F.lit(0)).alias("attempt"),
@@ -211,8 +218,8 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
     record = F.struct(entry.alias("entry"), "source_topic", "tag", "key", "origin_id", "born_at")
     # Records of a message come to lie beside each other, so that no aggregate has to keep many (sessions of ours then
     # take it in one pass). By a number first: ids begin alike, and sorting by them alone compares texts.
-    lives = (
-        told.select(F.xxhash64("msg_id", "grp").alias("number"), "msg_id", "grp", record.alias("record"))
+    lifecycles = (
+        steps.select(F.xxhash64("msg_id", "grp").alias("number"), "msg_id", "grp", record.alias("record"))
         .repartition("number")
         .sortWithinPartitions("number", "msg_id", "grp")
         .groupBy("number", "msg_id", "grp")
@@ -222,37 +229,37 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
     )
     history = F.transform("records", lambda each: each["entry"])
     born = F.array_min(F.transform("records", lambda each: each["born_at"]))
-    lives = lives.withColumns(
+    lifecycles = lifecycles.withColumns(
         {
-            "history": _unless_alone(F.array("first.entry"), history),
-            "first_sent": _unless_alone(F.col("first.born_at"), born),
+            "history": _unless_single(F.array("first.entry"), history),
+            "first_sent": _unless_single(F.col("first.born_at"), born),
         }
     )
     attempt, step = F.col("newest.attempt"), F.col("newest.step")
     failed = (attempt > 0) | (F.col("newest.replay") > 0)
     of_newest = F.filter("history", lambda each: _step_of(each) == _step_of(F.col("newest")))
     # As texts and numbers, which are told apart by hashing: a message that is there 100,000 times must hold up nobody.
-    moved = F.transform(F.filter("history", lambda each: each["step"] > WAIT), _name_of)
-    runs = F.array_distinct(F.transform("history", _run_of))
+    moved = F.transform(F.filter("history", lambda each: each["step"] > WAIT), _step_text)
+    runs = F.array_distinct(F.transform("history", _run_number))
     # A dead letter without any retry before it is one of a listener that is retried in place.
     left_records = F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < DEAD))
     hole = F.exists(runs, lambda run: (run % _RUNS > 0) & ~F.array_contains(runs, run - 1))
     delivered = F.filter("history", lambda each: each["step"] == DELIVERED)
     following = F.slice("history", 2, F.size("history"))  # the flow is in order: what belongs together lies together
     revived = F.zip_with("history", following, _is_revival)
-    lives = lives.withColumns(
+    lifecycles = lifecycles.withColumns(
         {
-            "under_way": _unless_alone(~F.col("newest.reached"), F.exists(of_newest, lambda each: ~each["reached"])),
-            "deliveries": _unless_alone((step == DELIVERED).cast("int"), F.size(delivered)),
-            "copies": _unless_alone(F.lit(0), F.size(moved) - F.size(F.array_distinct(moved))),
-            "rooted": _unless_alone(
+            "under_way": _unless_single(~F.col("newest.reached"), F.exists(of_newest, lambda each: ~each["reached"])),
+            "deliveries": _unless_single((step == DELIVERED).cast("int"), F.size(delivered)),
+            "copies": _unless_single(F.lit(0), F.size(moved) - F.size(F.array_distinct(moved))),
+            "rooted": _unless_single(
                 (attempt == 0) & (F.col("newest.replay") == 0), F.array_contains(runs, F.lit(0).cast("bigint"))
             ),
-            "revived": _unless_alone(
+            "revived": _unless_single(
                 F.lit(col=False), F.exists(revived, lambda each: F.coalesce(each, F.lit(col=False)))
             ),
-            "broken": _unless_alone((attempt > 0) & (step < DEAD), left_records & hole),
-            "delivered_at": _unless_alone(
+            "broken": _unless_single((attempt > 0) & (step < DEAD), left_records & hole),
+            "delivered_at": _unless_single(
                 F.when(step == DELIVERED, F.col("newest.coordinates")), F.get(delivered, F.lit(0))["coordinates"]
             ),
         }
@@ -269,8 +276,8 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
         .when(failed, "retrying")
         .otherwise("pending")
     )
-    settled = state.isin("acknowledged", "dead")
-    return lives.select(
+    is_final = state.isin("acknowledged", "dead")
+    return lifecycles.select(
         "grp",
         "msg_id",
         state.alias("state"),
@@ -290,20 +297,20 @@ def _lives(told: DataFrame, groups: Sequence[str]) -> DataFrame:
         "history",
         F.col("newest.reason").alias("last_reason"),
         F.col("newest.at").alias("last_at"),
-        F.when(settled, F.unix_millis("newest.at") - F.unix_millis("first_sent")).alias("took_ms"),
+        F.when(is_final, F.unix_millis("newest.at") - F.unix_millis("first_sent")).alias("took_ms"),
     )
 
 
-def _unless_alone(alone: Column, general: Column) -> Column:
+def _unless_single(single: Column, general: Column) -> Column:
     """Most messages are one record: theirs is said without walking through arrays, which Spark interprets slowly."""
-    return F.when(F.col("alone"), alone).otherwise(general)
+    return F.when(F.col("alone"), single).otherwise(general)
 
 
 def _step_of(entry: Column) -> Column:
     return F.struct(entry["replay"].alias("replay"), entry["attempt"].alias("attempt"), entry["step"].alias("step"))
 
 
-def _name_of(entry: Column) -> Column:
+def _step_text(entry: Column) -> Column:
     return F.concat_ws("/", entry["replay"], entry["attempt"], entry["step"])
 
 
@@ -314,6 +321,6 @@ def _is_revival(entry: Column, following: Column) -> Column:
     return is_one_replay & ((is_dead & ~dies) | (~is_dead & dies & (entry["attempt"] == following["attempt"])))
 
 
-def _run_of(entry: Column) -> Column:
+def _run_number(entry: Column) -> Column:
     """Replay and attempt as one number."""
     return entry["replay"].cast("bigint") * _RUNS + entry["attempt"]

@@ -45,7 +45,7 @@ from pyspark.sql.window import Window
 from rocketshim.admin.redrive import Redriver
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim_spark.errors import LakeError
-from rocketshim_spark.events import marked, none_settled
+from rocketshim_spark.events import empty_settled, join_settled
 from rocketshim_spark.report import Report, Table
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import TopicNames, hops
@@ -54,7 +54,7 @@ from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, PlannedLetter, r
 
 __all__ = [
     "PlanParams",
-    "Sent",
+    "RunResult",
     "check",
     "landed_letters",
     "named_targets",
@@ -100,7 +100,9 @@ def named_targets(events: DataFrame, params: PlanParams) -> DataFrame:
         named, target (null: no legal name).
     """
     names = TopicNames(params.namespace)
-    found = _letters(events, params).select(_named_by(params)).distinct().filter(F.col(_named_by(params)).isNotNull())
+    found = (
+        _dead_letters(events, params).select(_named_by(params)).distinct().filter(F.col(_named_by(params)).isNotNull())
+    )
     rows: list[tuple[str, str | None]] = []
     for (value,) in found.collect():
         try:
@@ -136,7 +138,7 @@ def plan(
 
     Thread-safety: a pure function of the frames.
     """
-    letters = _letters(events, params).withColumn("chosen", F.lit(chosen is None))
+    letters = _dead_letters(events, params).withColumn("chosen", F.lit(chosen is None))
     if chosen is not None:  # what was not chosen may still be what another one repeats
         wanted = chosen.select(F.col("coordinates").alias("wanted")).distinct()
         letters = letters.join(wanted, F.col("coordinates") == F.col("wanted"), "left")
@@ -144,10 +146,10 @@ def plan(
     replayed = events.filter(F.col("kind") == "replay").select(F.col("hop_id").alias("of")).distinct()
     ids = F.broadcast(topics.select("topic", "topic_id"))
     if settled is None:
-        settled = none_settled(events.sparkSession)
+        settled = empty_settled(events.sparkSession)
     name = _named_by(params)
     joined = (
-        marked(letters, settled)
+        join_settled(letters, settled)
         .join(replayed, F.col("coordinates") == F.col("of"), "left")
         .join(ids, "topic", "left")
         .join(F.broadcast(named), F.col(name) == F.col("named"), "left")
@@ -165,8 +167,8 @@ def plan(
         .when(F.col(name).isNull(), f"missing-header:{header}")
         .when(F.col("target").isNull() | no_text, f"bad-name:{header}")
     )
-    place = F.concat_ws("/", "partition", "offset")
-    joined = joined.withColumns({"reason": reason, "place": place})
+    position = F.concat_ws("/", "partition", "offset")
+    joined = joined.withColumns({"reason": reason, "place": position})
     # Of one attempt that is dead more than once: what was settled before, else the first that can be sent.
     rank = F.when(F.col("state").isNotNull() | F.col("of").isNotNull(), 0)
     rank = rank.when(F.col("chosen") & F.col("reason").isNull(), 1).otherwise(2)
@@ -197,7 +199,7 @@ def plan(
     )
 
 
-def _letters(events: DataFrame, params: PlanParams) -> DataFrame:
+def _dead_letters(events: DataFrame, params: PlanParams) -> DataFrame:
     letters = events.filter(F.col("kind") == "dlq")
     return letters if params.group is None else letters.filter(F.col("grp") == params.group)
 
@@ -225,7 +227,7 @@ def plan_report(planned: DataFrame) -> Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class RunResult:
     """What a run did, or with `dry_run` would do.
 
     Attributes:
@@ -243,7 +245,7 @@ class Sent:
     left: int
 
 
-class _Letter:
+class _LandedRecord:
     """A landed record with the accessors of the contract."""
 
     def __init__(self, row: Row) -> None:
@@ -290,7 +292,7 @@ def send(
     dry_run: bool = False,
     report: Callable[[str, RedriveProgress], None] | None = None,
     point: Callable[[str], None] = lambda _name: None,
-) -> Sent:
+) -> RunResult:
     """Send what is planned and not settled yet, topic by topic, in the order of their partitions.
 
     The plan's letters (not their values) are held in the driver's memory.
@@ -332,7 +334,7 @@ def send(
             source=source,
             plan=plan_id,
             state="redriven",
-            make=_maker(names, plan_id, to_source=to_source),
+            make=_record_maker(names, plan_id, to_source=to_source),
             fetch=_fetcher(landed, source),
             progress=progress,
             report=_reporter(report, source, progress),
@@ -348,7 +350,7 @@ def send(
             redriver.close()
     failures = sum((each.failures for each in done), Counter[str]())
     left = sum(each.waiting for each in done)
-    return Sent(
+    return RunResult(
         sent=left if dry_run else sum(each.sent for each in done),
         settled=sum(each.settled for each in done),
         failed=dict(failures),
@@ -357,7 +359,9 @@ def send(
     )
 
 
-def _maker(names: TopicNames, plan_id: str, *, to_source: bool) -> Callable[[Any, PlannedLetter], hops.OutgoingRecord]:
+def _record_maker(
+    names: TopicNames, plan_id: str, *, to_source: bool
+) -> Callable[[Any, PlannedLetter], hops.OutgoingRecord]:
     def make(record: Any, letter: PlannedLetter) -> hops.OutgoingRecord:
         mark = replay_id(plan_id, letter.partition, letter.offset)
         out = hops.redriven(record, names, replay_id=mark, to_source=to_source)
@@ -369,10 +373,10 @@ def _maker(names: TopicNames, plan_id: str, *, to_source: bool) -> Callable[[Any
 
 
 def _fetcher(landed: DataFrame, source: str) -> Callable[[Container[tuple[int, int]]], Generator[Any]]:
-    def fetch(places: Container[tuple[int, int]]) -> Generator[_Letter]:
+    def fetch(offsets: Container[tuple[int, int]]) -> Generator[_LandedRecord]:
         for row in landed.filter(F.col("topic") == source).toLocalIterator():
-            if (row.partition, row.offset) in places:
-                yield _Letter(row)
+            if (row.partition, row.offset) in offsets:
+                yield _LandedRecord(row)
 
     return fetch
 
@@ -383,7 +387,7 @@ def _reporter(
     return lambda: None if report is None else report(source, progress)
 
 
-def replay_ids(records: DataFrame) -> DataFrame:
+def records_with_replay_id(records: DataFrame) -> DataFrame:
     """The records of a target that carry a replay id: replay_id, coordinates, value_sha256."""
     marks = F.filter("headers", lambda header: header["key"] == "REPLAY_ID")
     return records.select(
@@ -408,7 +412,7 @@ def check(planned: DataFrame, found: DataFrame, settled: DataFrame | None = None
     Thread-safety: a pure function of the frames.
     """
     seen = (
-        replay_ids(found)
+        records_with_replay_id(found)
         .groupBy(F.col("replay_id").alias("seen_id"))
         .agg(
             F.count("*").alias("times"),
@@ -417,7 +421,7 @@ def check(planned: DataFrame, found: DataFrame, settled: DataFrame | None = None
         )
     )
     if settled is None:
-        settled = none_settled(planned.sparkSession)
+        settled = empty_settled(planned.sparkSession)
     marks = settled.select("topic", "partition", "offset", "digest", "settled_by")
     joined = (
         planned.filter("action = 'send'")
@@ -470,15 +474,15 @@ def landed_letters(planned: DataFrame, records: DataFrame) -> DataFrame:
     Raises:
         LakeError: a planned letter is not among the landed records.
     """
-    place = ["topic", "partition", "offset"]
-    todo = planned.filter("action = 'send'").select(*place)
-    missing = todo.join(records, place, "left_anti").count()
+    position = ["topic", "partition", "offset"]
+    todo = planned.filter("action = 'send'").select(*position)
+    missing = todo.join(records, position, "left_anti").count()
     if missing:
         raise LakeError(f"{missing} planned letters are not in the lake: was it landed anew since the plan was made?")
-    found = todo.join(records, place)
-    return found.select(*found.columns, F.unix_millis("timestamp").alias("stored_ms")).orderBy(*place)
+    found = todo.join(records, position)
+    return found.select(*found.columns, F.unix_millis("timestamp").alias("stored_ms")).orderBy(*position)
 
 
-def ends_frame(spark: SparkSession, ends: Sequence[tuple[str, int, int]]) -> DataFrame:
+def target_ends(spark: SparkSession, ends: Sequence[tuple[str, int, int]]) -> DataFrame:
     """Where the targets ended before a plan's first record: topic, partition, end."""
     return small_frame(spark, ends, "topic string, partition int, end bigint")
