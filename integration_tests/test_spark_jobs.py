@@ -135,14 +135,14 @@ def test_nothing_is_lost_and_every_message_is_in_one_state(day: Day, spark: Spar
     assert (row.acknowledged, row.dead, row.pending, row.retrying) == (20, 4, 0, 0)
 
 
-def test_a_biography_tells_every_attempt(day: Day, printed: Printed) -> None:
+def test_the_lifecycle_of_a_message_lists_every_attempt(day: Day, printed: Printed) -> None:
     assert day.ask("lineage", "--id", day.ids[5]) == 0
     lines = printed().splitlines()
     assert lines[0].startswith(f"{day.ids[5]} in group {day.group}: acknowledged (inferred)")
     assert [line.split()[2] for line in lines[1:]] == ["source", "schedule", "retry", "schedule", "retry"]
     assert day.ask("lineage", "--id", "nobody") == 2
     assert day.ask("lineage") == 0
-    assert printed().startswith("lineage: 24 lives: 0 lost")
+    assert printed().startswith("lineage: 24 lifecycles: 0 lost")
 
 
 def test_delays_were_kept_and_none_came_early(day: Day, printed: Printed) -> None:
@@ -189,7 +189,7 @@ def test_what_was_mistyped_is_an_error_and_not_fine(
         ("replay", "plan", "--plan", "p", "--group", "typo"),
     ):
         message = said(*words, *here)
-        assert "nothing is known of a group typo" in message
+        assert "holds no position and no failure of group typo" in message
         assert f"groups with positions: {day.group}\n" in message
     file = tmp_path / "file"
     file.touch()
@@ -198,7 +198,7 @@ def test_what_was_mistyped_is_an_error_and_not_fine(
     assert "error: Spark failed: " in err
     assert str(file) in err
     assert "Traceback" not in err
-    assert "nothing lies between" in said("failures", "--since", "2026-01-02", "--until", "2026-01-01T23:00", *here)
+    assert "no failure can match" in said("failures", "--since", "2026-01-02", "--until", "2026-01-01T23:00", *here)
 
 
 def test_positions_of_one_group_are_noted_with_the_workers(
@@ -206,12 +206,12 @@ def test_positions_of_one_group_are_noted_with_the_workers(
 ) -> None:
     lake, at = str(tmp_path), ("--bootstrap", day.bootstrap, "--namespace", day.namespace)
     assert main(["land", day.topic, "--group", day.group, "--lake", lake, *at]) == 0
-    assert "is --namespace right?" not in capsys.readouterr().err
+    assert "check --namespace" not in capsys.readouterr().err
     view = open_lake(spark, lake, namespace=day.namespace)
     assert set(view.snapshot.committed) == {day.group, TopicNames(day.namespace).worker_group}
     assert view.caveats == ()
     assert main(["land", day.topic, "--lake", f"{lake}/sources", "--bootstrap", day.bootstrap]) == 0
-    assert "no topic of the shim's in namespace '' is there" in capsys.readouterr().err
+    assert "found no shim topic in namespace ''" in capsys.readouterr().err
 
 
 def test_replay_and_dlq_apply_send_each_letter_once_between_them(
@@ -236,9 +236,9 @@ def test_replay_and_dlq_apply_send_each_letter_once_between_them(
     with pytest.raises(Interrupted):
         interrupted_run(day, spark, point="produced", nth=2)
     assert day.ask("replay", "run", *at, "--plan", "monday", "--dry-run") == 0
-    assert printed() == "would send 1 letters; settled before: 3\n"
+    assert printed() == "would send 1 dead letters; already sent or discarded: 3\n"
     assert day.ask("replay", "run", *at, "--plan", "monday") == 0
-    assert printed() == "sent 1 letters; settled before: 3\n"
+    assert printed() == "sent 1 dead letters; already sent or discarded: 3\n"
     assert day.ask("replay", "verify", *at, "--plan", "monday") == 0
     assert printed().startswith("replay-verify: 4 planned: 2 there, 0 missing, 0 twice, 0 altered, 2 by others")
 

@@ -1,1 +1,1 @@
-"""PySpark batch jobs over the topics of rocketshim: what failed, why, is anything lost, what to send again."""
+"""PySpark batch jobs over rocketshim's topics: find failures and lost messages, and replay dead letters."""

@@ -1,9 +1,10 @@
-"""`rocketshim spark …`: land topics into a lake folder, and ask it what happened.
+"""`rocketshim spark …`: land topics into a lake folder, and analyse them there.
 
-The commands end as all of rocketshim's do: 0 fine, 2 a finding, 1 an error. Spark and its Java start only when a
-command needs them, which takes seconds; `--help` does without.
+The exit codes are those of all rocketshim commands: 0 no finding, 2 a finding, 1 an error. Starting Spark and its Java
+process takes seconds, so a command starts them only when it needs them, and imports Spark's modules in its function.
+`--help` starts nothing.
 
-Under `spark-submit` the file is `rocketshim_spark/submit.py` with the same words behind it.
+With `spark-submit`, run the file `rocketshim_spark/submit.py` with the same arguments.
 """
 
 import datetime as dt
@@ -33,7 +34,7 @@ from rocketshim_spark.cli_options import (
 )
 
 app = typer.Typer(
-    help="Spark jobs over the topics: what failed, is anything lost, how late, what do we send again.",
+    help="Spark jobs over the topics: find failures, lost messages and late deliveries, and replay dead letters.",
     epilog="Example: rocketshim spark land orders --lake ./lake --bootstrap localhost:9092",
     no_args_is_help=True,
 )
@@ -42,9 +43,9 @@ app.add_typer(cli_replay.app, name="replay")
 
 @app.command(epilog="Example: rocketshim spark fetch")
 def fetch() -> None:
-    """Download the jars with which Spark reads Kafka and writes Delta (30 MB) into rocketshim's cache."""
+    """Download the jars that Spark needs to read Kafka and write Delta (30 MB) into rocketshim's cache."""
     try:
-        from rocketshim_spark.session import fetch as fetch_all  # noqa: PLC0415 `--help` does without
+        from rocketshim_spark.session import fetch as fetch_all  # noqa: PLC0415 `--help` works without Spark
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'rocketshim[spark]'") from error
     jars = fetch_all(report=print_note)
@@ -54,12 +55,13 @@ def fetch() -> None:
 @app.command(epilog="Example: rocketshim spark land orders --lake s3a://lake/shim --bootstrap localhost:9092")
 def land(
     *,
-    topics: Annotated[list[str], typer.Argument(help="Source topics; all topics of the shim's are landed with them.")],
+    topics: Annotated[list[str], typer.Argument(help="Source topics; the shim's own topics are always landed too.")],
     lake: Lake,
     bootstrap: Bootstrap,
     namespace: Namespace = "",
     group: Annotated[
-        list[str] | None, typer.Option("--group", help="Note positions of this group and the worker only; repeatable.")
+        list[str] | None,
+        typer.Option("--group", help="Record only the positions of this group and the worker; repeatable."),
     ] = None,
     kafka_property: SparkClient = None,
     client_property: DriverClient = None,
@@ -67,31 +69,29 @@ def land(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Land what is new, each record once. Exit code 2 if retention was faster and records are missing."""
+    """Land new records, each once. Exit code 2 if retention deleted records before they were landed."""
     with session(master, connector, driver_memory) as spark:
-        from rocketshim_spark.events import event_topics, kind_of  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.events import event_topics, kind_of  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.land import land as land_now  # noqa: PLC0415
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
         kafka, config = parse_properties(kafka_property), parse_properties(client_property)
         chosen = event_topics(Cluster(bootstrap, config).topics(), topics, namespace)
-        # Without the worker's positions nobody could tell what it has passed, and so nothing that is lost.
+        # The jobs need the worker's positions: they find lost messages by what the worker has passed.
         groups = [*group, TopicNames(namespace).worker_group] if group else None
         done = land_now(spark, bootstrap, chosen, lake, kafka=kafka, config=config, groups=groups)
     if all(kind_of(topic, namespace) == "source" for topic in chosen):
-        print_note(f"note: no topic of the shim's in namespace {namespace!r} is there: is --namespace right?")
+        print_note(f"note: found no shim topic in namespace {namespace!r}: check --namespace")
     version = "no table yet" if done.version is None else f"version {done.version}"
     typer.echo(f"landed {done.rows} new records of {len(chosen)} topics into {lake} ({version})")
     for gap in done.gaps:
         typer.echo(
-            f"gap: {gap.topic}/{gap.partition} offsets {gap.gap_from} to {gap.gap_to - 1} were deleted by retention "
+            f"gap: retention deleted {gap.topic}/{gap.partition} offsets {gap.gap_from} to {gap.gap_to - 1} "
             f"before they were landed ({gap.reason})"
         )
     for (topic, partition), offset in sorted(done.held.items()):
-        print_note(
-            f"note: {topic}/{partition} ends in an open transaction: from offset {offset} on is for a later landing"
-        )
+        print_note(f"note: {topic}/{partition} ends in an open transaction: a later landing reads from offset {offset}")
     if done.gaps:
         raise typer.Exit(FINDING)
 
@@ -100,12 +100,13 @@ def land(
 def failures(
     *,
     lake: Lake,
-    since: Annotated[str | None, typer.Option("--since", help="From this time on, ISO 8601.")] = None,
-    until: Annotated[str | None, typer.Option("--until", help="Before this time, ISO 8601.")] = None,
+    since: Annotated[str | None, typer.Option("--since", help="Earliest time of a failure, ISO 8601.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="Only failures before this time, ISO 8601.")] = None,
     new_since: Annotated[
-        str | None, typer.Option("--new-since", help="A cause never seen before it is new; without it, --since.")
+        str | None,
+        typer.Option("--new-since", help="A cause first seen at or after this time is new. Default: --since."),
     ] = None,
-    group: Annotated[str | None, typer.Option("--group", help="Of this consumer group only.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Only failures of this consumer group.")] = None,
     namespace: Namespace = "",
     version: Version = None,
     out: Out = None,
@@ -113,14 +114,14 @@ def failures(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """What failed and why, since when, what is new. Exit code 2 if something died or failed in a new way."""
+    """List failures, their causes, and which are new. Exit code 2 for a new cause or a message that became dead."""
     times = {"since": _parse_time(since), "until": _parse_time(until), "new_since": _parse_time(new_since)}
     if times["since"] and times["until"] and times["since"] >= times["until"]:
-        raise ConfigError(f"--until {until} is not later than --since {since}: nothing lies between")
+        raise ConfigError(f"--until {until} is not later than --since {since}: no failure can match")
     with open_view(
         lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
     ) as view:
-        from rocketshim_spark.jobs import failures as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.jobs import failures as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
         view.check_groups([group] if group else [])
@@ -134,7 +135,7 @@ def failures(
 def lineage(
     *,
     lake: Lake,
-    message: Annotated[str | None, typer.Option("--id", help="Print this one message's life and nothing else.")] = None,
+    message: Annotated[str | None, typer.Option("--id", help="Print the lifecycle of this message only.")] = None,
     namespace: Namespace = "",
     version: Version = None,
     out: Out = None,
@@ -142,11 +143,11 @@ def lineage(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """The life of every message. Exit code 2 if one was lost or its trail is broken, or there is none with that id."""
+    """Rebuild the lifecycle of every message. Exit code 2 for a lost, incomplete or revived one, or an unknown id."""
     with open_view(
         lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
     ) as view:
-        from rocketshim_spark.jobs import lineage as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.jobs import lineage as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish_lifecycles, write_report  # noqa: PLC0415
 
         if message is None:
@@ -159,7 +160,7 @@ def lineage(
                 typer.echo(job.format_lifecycle(lifecycle))
             fine = bool(lifecycles)
             if not fine:
-                print_note(f"nothing is known of a message {message} in {lake}")
+                print_note(f"no record of a message {message} in {lake}")
     exit_if_finding(fine=fine)
 
 
@@ -167,8 +168,12 @@ def lineage(
 def delays(
     *,
     lake: Lake,
-    grace: Annotated[str, typer.Option("--grace", help="How long overdue before it is called stuck: 60s, 5m.")] = "60s",
-    skew: Annotated[str, typer.Option("--skew", help="How early may seem early by two clocks only: 0, 50ms.")] = "0ms",
+    grace: Annotated[
+        str, typer.Option("--grace", help="A message overdue for longer than this is stuck: 60s, 5m.")
+    ] = "60s",
+    skew: Annotated[
+        str, typer.Option("--skew", help="Clock difference to allow before a delivery counts as early: 0, 50ms.")
+    ] = "0ms",
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     version: Version = None,
@@ -177,15 +182,18 @@ def delays(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """How late delayed messages came. Exit code 2 if one was early, overtaken, forgotten, parked, or is stuck."""
-    from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` does without
+    """Measure how late delayed messages came. Exit code 2 for an early, overtaken, parked, stuck or undelivered one.
+
+    An overtaken message was delivered after one that entered its delay queue later.
+    """
+    from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` works without Spark
 
     grace_ms, skew_ms = parse_duration_ms(grace), parse_duration_ms(skew)
     with open_view(
         lake, out, namespace, version,
         delay_levels=delay_levels, master=master, connector=connector, driver_memory=driver_memory,
     ) as view:  # fmt: skip
-        from rocketshim_spark.jobs import delays as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.jobs import delays as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
         params = job.DelayParams(now=view.now, worker=view.worker, grace_ms=grace_ms, skew_ms=skew_ms)
@@ -206,11 +214,11 @@ def audit(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Is anything lost. Exit code 2: something is unaccounted for, parked or malformed, or retention was faster."""
+    """Check that no message is lost. Exit code 2 for an unexplained, parked or malformed one, or a retention gap."""
     with open_view(
         lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
     ) as view:
-        from rocketshim_spark.jobs import audit as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.jobs import audit as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish, publish_lifecycles, write_report  # noqa: PLC0415
 
         lifecycles = publish_lifecycles(view)
@@ -225,9 +233,11 @@ def audit(
 def keys(
     *,
     lake: Lake,
-    min_failures: Annotated[int, typer.Option("--min-failures", min=1, help="From so many on a key is poison.")] = 3,
+    min_failures: Annotated[
+        int, typer.Option("--min-failures", min=1, help="Failed messages that make a key poison.")
+    ] = 3,
     orderly: Annotated[
-        list[str] | None, typer.Option("--orderly", help="A group that relies on order; repeatable.")
+        list[str] | None, typer.Option("--orderly", help="A group that relies on message order; repeatable.")
     ] = None,
     namespace: Namespace = "",
     version: Version = None,
@@ -236,11 +246,11 @@ def keys(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Which keys are poison, and where order was broken. Exit code 2 if there are such."""
+    """Find poison keys, and keys whose message order was broken. Exit code 2 if there are any."""
     with open_view(
         lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
     ) as view:
-        from rocketshim_spark.jobs import keys as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.jobs import keys as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
         view.check_groups(orderly or ())
@@ -256,12 +266,18 @@ def dlq_trend(
     lake: Lake,
     bootstrap: Annotated[
         str | None,
-        typer.Option("--bootstrap", envvar="ROCKETSHIM_BOOTSTRAP", help="Ask the brokers how long they keep letters."),
+        typer.Option(
+            "--bootstrap",
+            envvar="ROCKETSHIM_BOOTSTRAP",
+            help="Read the retention of dead-letter topics from these brokers.",
+        ),
     ] = None,
     retention: Annotated[
-        str, typer.Option("--retention", help="Of topics of which the brokers do not tell, or are not asked: 7d, 30d.")
+        str, typer.Option("--retention", help="Retention to assume where it is not read from the brokers: 7d, 30d.")
     ] = "30d",
-    warn: Annotated[str, typer.Option("--warn", help="A letter that is deleted this soon is a finding.")] = "24h",
+    warn: Annotated[
+        str, typer.Option("--warn", help="A dead letter that expires within this time is a finding.")
+    ] = "24h",
     namespace: Namespace = "",
     client_property: DriverClient = None,
     version: Version = None,
@@ -270,16 +286,16 @@ def dlq_trend(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Do dead letters pile up, and when does retention delete them. Exit code 2 if it does so soon."""
-    from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` does without
+    """Count open dead letters, and when retention deletes them. Exit code 2 if it does so within `--warn`."""
+    from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` works without Spark
 
     retention_ms, warn_ms = parse_duration_ms(retention), parse_duration_ms(warn)
     if retention_ms == 0:
-        raise ConfigError(f"--retention {retention}: a topic keeps records for 1 ms at least")
+        raise ConfigError(f"--retention {retention}: must be at least 1 ms")
     with open_view(
         lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
     ) as view:
-        from rocketshim_spark.jobs import dlq_trend as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.jobs import dlq_trend as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
         kept: dict[str, int] = {}
@@ -306,12 +322,12 @@ def _parse_time(text: str | None) -> dt.datetime | None:
     try:
         found = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no time: write it as 2026-11-20T18:00:00Z") from error
+        raise ConfigError(f"{text!r} is not a time: write it as 2026-11-20T18:00:00Z") from error
     return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command of this module as `rocketshim spark` would; returns its exit code."""
-    from rocketshim.cli.app import main as run  # noqa: PLC0415 it finds this module by its entry point
+    """Run one command of this module as `rocketshim spark` would, and return its exit code."""
+    from rocketshim.cli.app import main as run  # noqa: PLC0415 it loads this module through its entry point
 
     return run(["spark", *(sys.argv[1:] if arguments is None else arguments)])

@@ -1,4 +1,4 @@
-"""What the commands of `rocketshim spark` share: their options, the session they run in, how they end."""
+"""What the commands of `rocketshim spark` share: options, the Spark session, and exit codes."""
 
 import signal
 import threading
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
     from rocketshim_spark.running import OpenLake
 
-Lake = Annotated[str, typer.Option("--lake", envvar="ROCKETSHIM_LAKE", help="The lake folder; any path Spark knows.")]
+Lake = Annotated[
+    str, typer.Option("--lake", envvar="ROCKETSHIM_LAKE", help="The lake folder: any path that Spark can read.")
+]
 Master = Annotated[
-    str | None, typer.Option("--master", help="Where Spark runs; without it as spark-submit says, else local[*].")
+    str | None, typer.Option("--master", help="Where Spark runs. Default: as spark-submit sets it, else local[*].")
 ]
 Connector = Annotated[
     str, typer.Option("--connector", help="Where Spark's jars come from: auto, cache, packages, provided.")
 ]
-DriverMemory = Annotated[str | None, typer.Option("--driver-memory", help="Heap of a local Spark: 1g, 2g.")]
+DriverMemory = Annotated[str | None, typer.Option("--driver-memory", help="Java heap of a local Spark: 1g, 2g.")]
 SparkClient = Annotated[
     list[str] | None,
     typer.Option(
@@ -33,31 +35,37 @@ SparkClient = Annotated[
 DriverClient = Annotated[
     list[str] | None,
     typer.Option(
-        "--client-property", metavar="NAME=VALUE", help="A setting of the driver's client (librdkafka); repeatable."
+        "--client-property",
+        metavar="NAME=VALUE",
+        help="A setting of the driver's Kafka client (librdkafka); repeatable.",
     ),
 ]
-Out = Annotated[str | None, typer.Option("--out", help="Folder for the result and its page; without it LAKE/reports.")]
+Out = Annotated[
+    str | None, typer.Option("--out", help="Folder for results and their HTML pages. Default: LAKE/reports.")
+]
 Version = Annotated[
-    int | None, typer.Option("--version", min=0, help="Version of the landed records; without it the newest.")
+    int | None, typer.Option("--version", min=0, help="Version of the landed records. Default: the newest.")
 ]
 
 
 def print_note(line: str) -> None:
-    """Say something on the error output, where results are not."""
+    """Print a line on stderr, apart from the results on stdout."""
     typer.echo(line, err=True)
 
 
 @contextmanager
 def session(master: str | None, connector: str, driver_memory: str | None) -> Iterator["SparkSession"]:
-    """A session for one command, stopped at its end; one that runs already (a notebook's) is used and left running.
+    """Open a Spark session for one command and stop it afterwards.
+
+    A session that is already running (a notebook's) is used, and left running.
 
     Raises:
-        ConfigError: PySpark is not installed, or an option is not right.
-        LakeError: Spark failed: a folder that cannot be written, a full disk, a master that is not there.
+        ConfigError: PySpark is not installed, or an option is invalid.
+        LakeError: Spark failed, for example because of a read-only folder, a full disk or an unreachable master.
     """
     try:
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
-        from pydantic import ValidationError  # noqa: PLC0415 `--help` does without
+        from pydantic import ValidationError  # noqa: PLC0415 `--help` works without Spark
         from pyspark.errors import PySparkException  # noqa: PLC0415
         from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -79,12 +87,12 @@ def session(master: str | None, connector: str, driver_memory: str | None) -> It
     if running is None:
         spark.sparkContext.setLogLevel("ERROR")
         if threading.current_thread() is threading.main_thread():
-            # PySpark's own handler calls Java in the midst of a call to Java, which ends in a long trace.
+            # PySpark's own handler calls Java while another call to Java is running; the user sees a long stack trace.
             signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield spark
     except KeyboardInterrupt:
-        running = spark  # a call was cut in two: no further one; Java ends with this process
+        running = spark  # a call to Java was interrupted, so do not call stop(); Java exits with this process
         raise
     except (Py4JJavaError, PySparkException) as error:
         text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
@@ -106,34 +114,34 @@ def open_view(
     driver_memory: str | None,
     delay_levels: str | None = None,
 ) -> Iterator["OpenLake"]:
-    """A lake at one version, in a session as of `session`. Each argument is the option of its name.
+    """Open a lake at one version, in a session of `session`. Each argument is the command-line option of its name.
 
     Raises:
         ConfigError: as `session`.
-        LakeError: nothing was landed there.
+        LakeError: as `session`, or nothing was landed into the folder.
     """
     with session(master, connector, driver_memory) as spark:
-        from rocketshim_spark.running import open_lake  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.running import open_lake  # noqa: PLC0415 Spark is installed
 
         yield open_lake(spark, lake, namespace=namespace, delay_levels=delay_levels, version=version, out=out)
 
 
 def parse_properties(given: list[str] | None) -> dict[str, str]:
-    """`NAME=VALUE` texts as a mapping.
+    """Parse `NAME=VALUE` texts into a mapping.
 
     Raises:
-        ConfigError: one of them is not of this form.
+        ConfigError: a text does not have this form.
     """
     found = {}
     for text in given or []:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"{text!r} is no property: write NAME=VALUE, for example security.protocol=SSL")
+            raise ConfigError(f"{text!r} is not a property: write NAME=VALUE, for example security.protocol=SSL")
         found[name.strip()] = value.strip()
     return found
 
 
 def exit_if_finding(*, fine: bool) -> None:
-    """End with the exit code of a finding, unless all is fine."""
+    """Exit with the code of a finding, unless there is none (`fine`)."""
     if not fine:
         raise typer.Exit(FINDING)

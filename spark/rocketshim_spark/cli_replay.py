@@ -1,4 +1,4 @@
-"""`rocketshim spark replay plan | run | verify`: send dead letters again, and prove that they were."""
+"""`rocketshim spark replay plan | run | verify`: send dead letters again, and check that they arrived."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from rocketshim_spark.sources import Cluster, PartitionBounds
 
 app = typer.Typer(
-    help="Send dead letters again: plan, run, verify. Safe to run twice, safe to kill.",
+    help="Send dead letters again: plan, run, verify. Each step can be repeated, and killed at any time.",
     epilog="Example: rocketshim spark replay plan --lake ./lake --plan monday --group payments",
     no_args_is_help=True,
 )
 
-PlanName = Annotated[str, typer.Option("--plan", help="The plan's name; part of every replay id.")]
+PlanName = Annotated[str, typer.Option("--plan", help="Name of the plan; part of every replay id.")]
 
 
 @app.command(
@@ -47,15 +47,19 @@ def plan(
     *,
     lake: Lake,
     plan_name: PlanName,
-    group: Annotated[str | None, typer.Option("--group", help="Dead letters of this group only.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Only dead letters of this consumer group.")] = None,
     where: Annotated[
-        str | None, typer.Option("--where", help="SQL92 over headers: \"FAIL_CLASS = 'Timeout'\".")
+        str | None, typer.Option("--where", help="SQL92 condition on headers: \"FAIL_CLASS = 'Timeout'\".")
     ] = None,
-    to_source: Annotated[bool, typer.Option("--to-source", help="To the source topic, and so to every group.")] = False,
+    to_source: Annotated[
+        bool, typer.Option("--to-source", help="Send to the source topic: every group sees it.")
+    ] = False,
     max_replays: Annotated[
-        int, typer.Option("--max-replays", min=1, max=2**31 - 1, help="Skip what was redriven so often.")
+        int, typer.Option("--max-replays", min=1, max=2**31 - 1, help="Skip dead letters redriven this many times.")
     ] = DEFAULT_MAX_REPLAYS,
-    max_messages: Annotated[int | None, typer.Option("--max", min=1, help="Send so many at most.")] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max", min=1, help="Maximum number of dead letters to send.")
+    ] = None,
     namespace: Namespace = "",
     version: Version = None,
     out: Out = None,
@@ -63,11 +67,11 @@ def plan(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Write down what would be sent, to be looked at. Nothing is sent."""
+    """Write a plan of what would be sent, for review. Nothing is sent."""
     with open_view(
         lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
     ) as view:
-        from pydantic import ValidationError  # noqa: PLC0415 Spark is there now
+        from pydantic import ValidationError  # noqa: PLC0415 Spark is installed
         from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
         from rocketshim.filters import SqlFilter  # noqa: PLC0415
@@ -105,11 +109,11 @@ def run(
     plan_name: PlanName,
     bootstrap: Bootstrap,
     max_per_second: Annotated[
-        float | None, typer.Option("--max-per-second", min=0.01, help="Not faster than this.")
+        float | None, typer.Option("--max-per-second", min=0.01, help="Maximum dead letters to send per second.")
     ] = None,
     stop_ratio: Annotated[
         float,
-        typer.Option("--stop-ratio", min=0, max=1, help="Stop if more than this share fails or dies again."),
+        typer.Option("--stop-ratio", min=0, max=1, help="Stop if more than this share fails, or becomes dead again."),
     ] = DEFAULT_STOP_RATIO,
     dry_run: DryRun = False,
     namespace: Namespace = "",
@@ -119,13 +123,13 @@ def run(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Send what is planned and was neither sent nor discarded yet, by whatever: each letter exactly once.
+    """Send the planned dead letters that no command has sent or discarded yet, each exactly once.
 
-    Exit code 2 if letters could not be sent, or died again while this was running.
+    Exit code 2 if some could not be sent, or became dead again during the run.
     """
     with open_view(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim.cli.redrive import ensure_log  # noqa: PLC0415
-        from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
@@ -148,13 +152,16 @@ def run(
             dry_run=dry_run,
             report=_print_progress,
         )
-    typer.echo(f"{'would send' if dry_run else 'sent'} {done.sent} letters; settled before: {done.settled}")
+    verb = "would send" if dry_run else "sent"
+    typer.echo(f"{verb} {done.sent} dead letters; already sent or discarded: {done.settled}")
     for reason, count in done.failed.items():
-        typer.echo(printable(f"not sent: {count} letters: {reason}"))
+        typer.echo(printable(f"not sent: {count} dead letters: {reason}"))
     if done.dead_again:
         typer.echo(f"{done.dead_again} of those sent are dead again")
     if done.left:
-        print_note(f"stopped: too many failed or died again (--stop-ratio); {done.left} letters are left")
+        print_note(
+            f"stopped: too many failed or became dead again (--stop-ratio); {done.left} dead letters were not tried"
+        )
     exit_if_finding(fine=not done.failed and not done.dead_again)
 
 
@@ -172,9 +179,9 @@ def verify(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Read the targets and say, letter by letter, what is not as planned. Exit code 2 if one is missing or altered."""
+    """Read the target topics and list what differs from the plan. Exit code 2 if a record is missing or altered."""
     with open_view(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
-        from rocketshim_spark import events  # noqa: PLC0415 Spark is there now
+        from rocketshim_spark import events  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
         from rocketshim_spark.sources import Cluster, read_batch  # noqa: PLC0415
@@ -187,7 +194,7 @@ def verify(
         found = read_batch(view.spark, bootstrap, bounds, kafka=kafka) if bounds else view.records.limit(0)
         log = TopicNames(namespace).redrive_log
         settled = view.settled
-        if log in cluster.topics():  # what the lake knows of it may be old
+        if log in cluster.topics():  # the landed copy of the redrive log may be out of date
             settled = events.settled(read_batch(view.spark, bootstrap, cluster.bounds([log]), kafka=kafka), namespace)
         checked = publish(view, f"replay-{plan_name}-verified", job.check(planned, found, settled))
         report = job.verify_report(checked)
@@ -196,32 +203,33 @@ def verify(
 
 
 def _read_plan(view: "OpenLake", plan_name: str) -> "DataFrame":
-    from rocketshim_spark.errors import LakeError  # noqa: PLC0415 Spark is there now
+    from rocketshim_spark.errors import LakeError  # noqa: PLC0415 Spark is installed
     from rocketshim_spark.running import find_published  # noqa: PLC0415
 
     planned = find_published(view, f"replay-{plan_name}")
     if planned is None:
-        raise LakeError(f"there is no plan {plan_name}: run `rocketshim spark replay plan --plan {plan_name}` first")
+        raise LakeError(f"no plan named {plan_name}: run `rocketshim spark replay plan --plan {plan_name}` first")
     return planned
 
 
 def _check_sources(view: "OpenLake", planned: "DataFrame", cluster: "Cluster") -> None:
-    """Refuse letters of topics that are not the landed ones any more, or are another cluster's."""
-    from rocketshim_spark.errors import TopicRecreatedError  # noqa: PLC0415 Spark is there now
+    """Refuse dead letters of topics that were recreated since the landing, or of another cluster."""
+    from rocketshim_spark.errors import TopicRecreatedError  # noqa: PLC0415 Spark is installed
 
     known = {row.topic: row.topic_id for row in view.topics().collect()}
     sources = [row.topic for row in planned.filter("action = 'send'").select("topic").distinct().collect()]
     for each in cluster.bounds(sorted(sources)):
         if known.get(each.topic) != each.topic_id:
             raise TopicRecreatedError(
-                f"{each.topic} is not the topic that was landed (its id was {known.get(each.topic)} and is "
-                f"{each.topic_id}): is --bootstrap another cluster? If it was made anew, land it into a new folder"
+                f"{each.topic} is not the topic that was landed (its id was {known.get(each.topic)} and is now "
+                f"{each.topic_id}). Nothing was sent. Check that --bootstrap names the same cluster; if the topic was "
+                "recreated, land it into a new folder"
             )
 
 
 def record_target_ends(view: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster") -> None:
-    """Note where the plan's targets end, unless that was done before: what it sends lies beyond."""
-    from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is there now
+    """Record the end offsets of the plan's target topics, once per plan: everything it sends lies beyond them."""
+    from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is installed
     from rocketshim_spark.running import find_published, publish  # noqa: PLC0415
 
     name = f"replay-{plan_name}-ends"
@@ -233,15 +241,15 @@ def record_target_ends(view: "OpenLake", planned: "DataFrame", plan_name: str, c
 def _bounds_to_verify(
     view: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster"
 ) -> "list[PartitionBounds]":
-    """The plan's targets from where they ended before its first record; nothing of them if it was never run."""
-    from rocketshim_spark.running import find_published  # noqa: PLC0415 Spark is there now
+    """Return the bounds of the plan's target topics from the recorded ends on; none if the plan was never run."""
+    from rocketshim_spark.running import find_published  # noqa: PLC0415 Spark is installed
     from rocketshim_spark.sources import since  # noqa: PLC0415
 
     ends = find_published(view, f"replay-{plan_name}-ends")
     if ends is None:
         return []
     starts = {(row.topic, row.partition): row.end for row in ends.collect()}
-    # A partition that was added since is read from its beginning.
+    # Partitions that were added later are read from their beginning.
     return since(cluster.bounds(_target_topics(planned)), starts)
 
 
@@ -250,4 +258,4 @@ def _target_topics(planned: "DataFrame") -> list[str]:
 
 
 def _print_progress(topic: str, progress: "RedriveProgress") -> None:
-    print_note(f"{topic}: {progress.sent} of {progress.planned} letters sent")
+    print_note(f"{topic}: sent {progress.sent} of {progress.planned} dead letters")

@@ -1,17 +1,17 @@
-"""Errors of the analysis, all in rocketshim's one tree.
+"""Errors of the Spark jobs, part of rocketshim's error tree.
 
 Added here::
 
     RocketshimError
     ├── ConfigError
-    │   └── SessionError             a session that lacks a setting these jobs rest on: make it with `session.create`
+    │   └── SessionError             the session lacks a setting that the jobs need: create it with `session.create`
     ├── ConnectorMissingError        Spark has no jars for Kafka or Delta: fetch or name them
-    ├── LandingFailedError           Spark failed in the midst of a landing: run it again
-    ├── LakeError                    what lies in the lake folder is not what a landing left there
+    ├── LandingFailedError           Spark failed during a landing: run it again
+    ├── LakeError                    the lake folder is missing, or was not written by a landing
     └── ClusterError
-        └── TopicRecreatedError      a topic was deleted, or deleted and made anew, since it was landed
+        └── TopicRecreatedError      a topic was deleted, or deleted and created again, since it was landed
 
-Each message names the way out. None of them leaves anything changed, but for what a landing had committed.
+Each message says what to do. No error leaves a change behind, except for what a landing had already committed.
 """
 
 from rocketshim_topics.errors import ClusterError, ConfigError, RocketshimError
@@ -20,20 +20,20 @@ __all__ = ["ConnectorMissingError", "LakeError", "LandingFailedError", "SessionE
 
 
 class SessionError(ConfigError):
-    """A session lacks a setting that these jobs rest on. Nothing was read."""
+    """A session that lacks a setting the jobs need. Nothing was read."""
 
 
 class ConnectorMissingError(RocketshimError):
-    """The jars with which Spark reads Kafka and Delta are not there. No session was started, or not by us."""
+    """Missing jars for reading Kafka or Delta. No new session is left running; an earlier one is."""
 
 
 class LakeError(RocketshimError):
-    """A lake folder is not there, or is not what a landing left. Nothing was changed."""
+    """A lake folder that is missing, or was not written by a landing. Nothing was changed."""
 
 
 class LandingFailedError(RocketshimError):
-    """Spark failed while it landed. What was committed stays; landing again goes on there."""
+    """A failure of Spark during a landing. Committed records are kept; the next landing continues after them."""
 
 
 class TopicRecreatedError(ClusterError):
-    """A topic that was landed before is gone, or another topic has its name now. Nothing was landed."""
+    """A landed topic that no longer exists, or whose name another topic has now. Nothing was landed or sent."""

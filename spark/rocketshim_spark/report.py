@@ -1,7 +1,7 @@
-"""What a job says to a person: a verdict, some tables, a plot; for the console and as one HTML page.
+"""The report of a job: a verdict, tables and a bar chart, for the console and as one HTML page.
 
-Pure: text comes out, nobody writes. The page has no script and loads nothing; its plot is SVG within it. All that comes
-from records is escaped: failure texts are what strangers wrote.
+Pure: the functions return text and write nothing. The page has no script and loads nothing; the chart is inline SVG.
+Everything that comes from records is escaped, because failure texts are untrusted.
 """
 
 import datetime as dt
@@ -26,7 +26,7 @@ _STYLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table: its title, the names of its columns, its rows."""
+    """A table: title, column names, rows."""
 
     title: str
     columns: Sequence[str]
@@ -35,16 +35,16 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a job found.
+    """The result of a job, for a person.
 
     Attributes:
-        job: its name.
-        verdict: one line.
-        fine: False: there is a finding.
-        tables: in the order of interest.
-        bars: names and numbers of one plot; empty: none.
-        bars_title: what its numbers are.
-        notes: what a reader should know about these numbers.
+        job: name of the job.
+        verdict: the result in one line.
+        fine: whether there is no finding.
+        tables: the tables, most important first.
+        bars: names and numbers of the bar chart; empty: no chart.
+        bars_title: what the bars count.
+        notes: what the reader must know about these numbers.
     """
 
     job: str
@@ -57,7 +57,7 @@ class Report:
 
 
 def as_text(report: Report) -> str:
-    """The report for a console; the first line is the verdict."""
+    """Format the report for a console; the first line is the verdict."""
     lines = [f"{report.job}: {report.verdict}"]
     for table in report.tables:
         cells = [[_format_cell(cell)[:_MAX_CELL_CHARS] for cell in row] for row in table.rows]
@@ -70,11 +70,11 @@ def as_text(report: Report) -> str:
 
 
 def as_html(report: Report, *, about: str) -> str:
-    """The report as one page.
+    """Format the report as one HTML page.
 
     Args:
-        report: what was found.
-        about: what it was made from, one line.
+        report: the report.
+        about: one line about the data it was made from.
     """
     colour = "fine" if report.fine else "finding"
     parts = [
@@ -129,5 +129,5 @@ def _format_cell(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """The text as one line, whatever a record says: no terminal control sequence of a stranger's may run."""
+    """Replace control and non-printable characters by spaces, so that untrusted text is safe to print on one line."""
     return "".join(char if char.isprintable() else " " for char in text)

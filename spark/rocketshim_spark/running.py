@@ -1,9 +1,9 @@
-"""What the commands share: open a lake at one version, publish a result, say the verdict.
+"""What the commands share: open a lake at one version, publish results, write reports.
 
-Every job of one report reads the same snapshot: the version of the landed records, and the committed positions as they
-were before it was landed. A result is a Delta table under `<lake>/reports` (or `--out`), replaced in one commit, so
-that a reader sees the old one or the new one; the page lies beside it where that is a local folder, else in the current
-directory. The page is written anew and renamed, never half.
+All jobs of one report read the same snapshot: one version of the landed records, with the committed positions from just
+before it was landed. A result is a Delta table under `<lake>/reports` (or `--out`). It is replaced in one commit, so a
+reader sees the old table or the new one. The HTML page lies in the same folder if that is local, else in the current
+directory. It is written to a temporary file and renamed, so a reader never sees half a page.
 """
 
 import datetime as dt
@@ -37,7 +37,7 @@ from rocketshim_topics.errors import ConfigError
 
 __all__ = ["OpenLake", "find_published", "local_folder", "open_lake", "publish", "publish_lifecycles", "write_report"]
 
-# Rows of a result lie in no order by which a reader could skip files.
+# The rows of a result are in no useful order, so file statistics would not let a reader skip files.
 _NO_STATISTICS: Final[Mapping[str, str]] = {
     "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": "0"
 }
@@ -49,11 +49,14 @@ class OpenLake:
 
     Attributes:
         spark: the session.
-        path: the folder, without a slash at its end.
-        namespace: of the shim's topics.
-        version: of the landed records.
-        out: the folder of results, without a slash at its end.
-        records, events, settled, gaps: the frames.
+        path: the folder, without a trailing slash.
+        namespace: namespace of the shim's topics.
+        version: version of the landed records.
+        out: the folder of results, without a trailing slash.
+        records: the landed records, in the columns of Spark's Kafka source.
+        events: one row per record, as `rocketshim_spark.events.transform` returns them.
+        settled: dead letters that were sent again or discarded, as `rocketshim_spark.events.settled` returns them.
+        gaps: offsets that retention deleted before they were landed.
         snapshot: the committed positions.
     """
 
@@ -70,49 +73,49 @@ class OpenLake:
 
     @property
     def worker(self) -> Mapping[PartitionKey, int]:
-        """The worker's positions."""
+        """The committed positions of the worker."""
         return self.snapshot.committed.get(TopicNames(self.namespace).worker_group, {})
 
     @property
     def now(self) -> dt.datetime:
-        """The moment of the landing; without any note of one, this moment."""
+        """The time of the landing; the current time if none was recorded."""
         return self.snapshot.taken_at or dt.datetime.now(dt.UTC)
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What is not known here, and what it costs; in words for a report."""
+        """What is unknown about this lake, and its effect on the results; sentences for a report."""
         found = [
-            f"{topic}/{partition} ended in an open transaction at {offset}: what was delivered behind it is not landed "
-            "yet, and may be called lost or never delivered"
+            f"{topic}/{partition} ended in an open transaction at {offset}: deliveries after it are not landed yet, "
+            "and may be reported as lost or never delivered"
             for (topic, partition), offset in sorted(self.snapshot.held.items())
         ]
         if not self.gaps.isEmpty():
-            found.append("retention deleted records before they were landed: what was delivered there may look lost")
+            found.append("retention deleted records before they were landed: their messages may be reported as lost")
         schedule = TopicNames(self.namespace).schedule
         if not self.worker and not self.topics().filter(F.col("topic") == schedule).isEmpty():
-            found.append("no position of the worker is known: what it has lost is called retrying, scheduled or stuck")
+            found.append("the worker's position is unknown: lost messages are reported as retrying, scheduled or stuck")
         return tuple(found)
 
     def check_groups(self, groups: Iterable[str]) -> None:
-        """Raise `ConfigError` for a group of which nothing is known, neither a position nor a failure."""
+        """Raise `ConfigError` for a group with neither a committed position nor a failed message in the lake."""
         known = set(self.snapshot.committed)
         for group in groups:
             if group not in known and self.events.filter(F.col("grp") == group).isEmpty():
                 listed = ", ".join(sorted(known - {TopicNames(self.namespace).worker_group})) or "none"
                 raise ConfigError(
-                    f"nothing is known of a group {group} in {self.path}; groups with positions: {listed}"
+                    f"{self.path} holds no position and no failure of group {group}; groups with positions: {listed}"
                 )
 
     def topics(self) -> DataFrame:
-        """The topics that were landed, each with its Kafka id."""
+        """Return the landed topics, each with its Kafka id."""
         return read_topics(self.spark, self.path)
 
     def lifecycles(self) -> DataFrame:
-        """The life of every message."""
+        """Return the lifecycle of every message, as `lineage.transform` computes it."""
         params = lineage.LineageParams(namespace=self.namespace, committed=self.snapshot.committed)
         return lineage.transform(self.events, params)
 
-    lives = lifecycles  # the name under which version 0.1 documented it
+    lives = lifecycles  # the former name, which scripts may use
 
 
 def open_lake(
@@ -129,14 +132,14 @@ def open_lake(
     Args:
         spark: a session with Delta's jars.
         lake: the folder.
-        namespace: of the shim's topics.
-        delay_levels: the worker's level table; None: RocketMQ's.
-        version: of the landed records; None: the newest, resolved now.
+        namespace: namespace of the shim's topics.
+        delay_levels: the worker's delay levels; None: RocketMQ's.
+        version: version of the landed records; None: the newest one now.
         out: the folder of results; None: `reports` in the lake.
 
     Raises:
-        LakeError: nothing was landed there, or it has no such version.
-        ConfigError: of this namespace nothing was landed there, of another one topics were.
+        LakeError: nothing was landed into the folder, or it has no such version.
+        ConfigError: the folder holds shim topics, but none of this namespace.
     """
     lake = lake.rstrip("/")
     newest = latest_version(spark, lake)
@@ -160,24 +163,24 @@ def open_lake(
 
 
 def _check_namespace(topics: Sequence[str], lake: str, namespace: str) -> None:
-    """Refuse another namespace than was landed: in it nothing ever failed, and all would look fine."""
+    """Refuse a namespace that was not landed: it has no failures, so every report would be fine."""
     names = TopicNames(namespace)
     ours = [topic for topic in topics if names.is_ours(topic)]
     if ours and all(events.kind_of(topic, namespace) is None and topic != names.redrive_log for topic in ours):
         raise ConfigError(
-            f"no topic of the shim's in namespace {namespace!r} was landed in {lake}, but {ours[0]}: "
-            "say whose they are with --namespace"
+            f"no shim topic of namespace {namespace!r} was landed in {lake}, but {ours[0]} was: "
+            "name the right namespace with --namespace"
         )
 
 
 def publish(lake: OpenLake, name: str, result: DataFrame, *, high_cardinality: Iterable[str] = ()) -> DataFrame:
-    """Write a result as a Delta table and give it back as it was written, so that it is computed once.
+    """Write a result as a Delta table and return the written table, so that it is computed only once.
 
     Args:
-        lake: where.
-        name: of the table.
-        result: its rows.
-        high_cardinality: columns (Parquet's paths) of which no dictionary is worth beginning.
+        lake: the lake that the result belongs to.
+        name: name of the table.
+        result: the rows.
+        high_cardinality: columns (Parquet paths) with too many distinct values for a dictionary.
     """
     path = f"{lake.out}/{name}"
     with conf_set(lake.spark, {**_NO_STATISTICS, **without_dictionaries(high_cardinality)}):
@@ -186,31 +189,31 @@ def publish(lake: OpenLake, name: str, result: DataFrame, *, high_cardinality: I
 
 
 def publish_lifecycles(lake: OpenLake) -> DataFrame:
-    """The life of every message, as the table `lineage`."""
+    """Write the lifecycle of every message as the table `lineage`, and return it."""
     return publish(lake, "lineage", lake.lifecycles(), high_cardinality=lineage.HIGH_CARDINALITY)
 
 
 def find_published(lake: OpenLake, name: str) -> DataFrame | None:
-    """A result as it was written; None: there is none of that name."""
+    """Return a result that was written before, or None if there is none of that name."""
     return find_table(lake.spark, f"{lake.out}/{name}")
 
 
 def write_report(lake: OpenLake, report: Report) -> None:
-    """Print the verdict and write the page, with what is not known of this lake."""
+    """Print a report and write its HTML page, with the lake's caveats added as notes."""
     report = replace(report, notes=(*report.notes, *lake.caveats))
     typer.echo(as_text(report))
     target = local_folder(lake.out) or Path()
     target.mkdir(parents=True, exist_ok=True)
     page = target / f"{report.job}.html"
     about = f"{lake.path}, version {lake.version}, positions of {lake.snapshot.taken_at or 'no landing'}"
-    unfinished = target / f".{report.job}.{os.getpid()}.html"  # others may read it, as they may the tables
+    unfinished = target / f".{report.job}.{os.getpid()}.html"  # others may read the page, like the tables
     unfinished.write_text(as_html(report, about=about), encoding="utf-8")
     unfinished.replace(page)
     typer.echo(f"page: {page}", err=True)
 
 
 def local_folder(path: str) -> Path | None:
-    """The folder on this machine that a path of Spark's names (no scheme, or `file:`); None: another file system."""
+    """Return the local folder of a Spark path (no scheme, or `file:`); None for another file system."""
     scheme, colon, rest = path.partition(":")
     if not colon or "/" in scheme:
         return Path(path)

@@ -1,7 +1,7 @@
-"""Small frames from what the driver knows.
+"""Small DataFrames from values in the driver.
 
-`spark.createDataFrame` of a Python list starts Python workers to turn rows into Java objects: seconds, for ten rows.
-Here the rows travel as one JSON literal that Spark's own expressions take apart.
+`spark.createDataFrame` of a Python list starts Python workers to turn rows into Java objects, which takes seconds even
+for ten rows. `small_frame` passes the rows as one JSON literal, and Spark's own expressions parse it.
 """
 
 import datetime as dt
@@ -16,11 +16,12 @@ __all__ = ["small_frame"]
 
 
 def small_frame(spark: SparkSession, rows: Sequence[Sequence[Any]], schema: str) -> DataFrame:
-    """A frame of these rows.
+    """Create a DataFrame of these rows.
 
     Args:
         spark: the session.
-        rows: texts, numbers, truth values, aware times or None, in the order of the schema; thousands, not millions.
+        rows: strings, numbers, booleans, timezone-aware times or None, in the order of the schema; thousands, not
+            millions.
         schema: `name type, name type`, each type one word.
     """
     fields = [field.split() for field in schema.split(",")]

@@ -1,4 +1,4 @@
-"""The file for `spark-submit`: the same words as behind `rocketshim spark`.
+"""The file for `spark-submit`; it takes the arguments of `rocketshim spark`.
 
 ::
 

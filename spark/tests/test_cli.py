@@ -1,4 +1,4 @@
-"""What was mistyped is said before Spark starts, in one line with the way out."""
+"""Invalid arguments are reported before Spark starts, in one line that says what to write instead."""
 
 import pytest
 
@@ -8,15 +8,15 @@ from rocketshim_spark.cli import main
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("failures", "--since", "yesterday"), "'yesterday' is no time: write it as 2026-11-20T18:00:00Z"),
-        (("failures", "--new-since", "20:00"), "'20:00' is no time"),
+        (("failures", "--since", "yesterday"), "'yesterday' is not a time: write it as 2026-11-20T18:00:00Z"),
+        (("failures", "--new-since", "20:00"), "'20:00' is not a time"),
         (
             ("failures", "--since", "2026-01-02T01:00:00+02:00", "--until", "2026-01-01T23:00:00Z"),
-            "--until 2026-01-01T23:00:00Z is not later than --since 2026-01-02T01:00:00+02:00: nothing lies between",
+            "--until 2026-01-01T23:00:00Z is not later than --since 2026-01-02T01:00:00+02:00: no failure can match",
         ),
         (("delays", "--grace", "5x"), "5x"),
         (("delays", "--skew", "-1s"), "-1s"),
-        (("dlq-trend", "--retention", "0s"), "--retention 0s: a topic keeps records for 1 ms at least"),
+        (("dlq-trend", "--retention", "0s"), "--retention 0s: must be at least 1 ms"),
         (("dlq-trend", "--warn", "soon"), "soon"),
         (("audit", "--connector", "bogus"), "--connector 'bogus'"),
         (("audit", "--driver-memory", "1x"), "--driver-memory '1x'"),
@@ -26,7 +26,7 @@ from rocketshim_spark.cli import main
         (("replay", "run", "--plan", "p", "--bootstrap", "b", "--max-per-second", "0"), "--max-per-second"),
     ],
 )
-def test_what_was_mistyped_is_said_in_a_line(
+def test_an_invalid_argument_is_reported_in_one_line(
     words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--lake", "/nowhere"]) == 1
