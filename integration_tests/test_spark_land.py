@@ -341,7 +341,7 @@ def test_a_topic_that_was_made_anew_is_refused_with_the_way_out(
         land(spark, broker.bootstrap, [name], lake)
     recreate(admin, name)
     produce(name, 5)
-    with pytest.raises(TopicRecreatedError, match=r"made anew.*new folder"):
+    with pytest.raises(TopicRecreatedError, match=r"created again.*new folder"):
         land(spark, broker.bootstrap, [name], lake)
     assert read_records(spark, lake).count() == 3
     assert land(spark, broker.bootstrap, [name], f"{lake}-2").rows == 5

@@ -1,42 +1,49 @@
-"""The one view of everything that happened: one row for each record of a source, schedule, retry or dead-letter topic.
+"""Kafka records as events: one row for each record of a source, schedule, retry, dead-letter or parked topic.
 
-`transform` reads the headers by wire format 1 (docs/wire-format.md), by the rules of `rocketshim_topics.decode`, in
-Spark's own expressions: nothing of ours runs in the executors. It never fails on a record. What is wrong with one
-stands in `decode_error` with the name that `MalformedRecordError.reason` has, and in the counters beside it.
+All jobs read events. `transform` decodes the headers of wire format 1 (docs/wire-format.md) by the rules of
+`rocketshim_topics.decode`. It uses Spark's own expressions only, so no Python code runs in the executors. It never
+fails on a record: `decode_error` says why a record is malformed, with the text of `MalformedRecordError.reason`, and
+the counters beside it give more.
 
-Whom it believes is decided by the topic, as everywhere in rocketshim: on the shim's own topics every header of the
-table counts and breaking its rules is an error; on any other topic only `UNIQ_KEY`, `TAGS`, `KEYS`, `BORN_TIMESTAMP`,
-the first of each, and the mark of a delivery or a redrive (a well-formed `HOP_ID`, with it `REPLAY_*`).
+The topic decides which headers are trusted, as everywhere in rocketshim. On the shim's own topics every header of the
+table counts, and a record that breaks its rules is malformed. On any other topic only the first `UNIQ_KEY`, `TAGS`,
+`KEYS` and `BORN_TIMESTAMP` count, and the headers that the worker or a redrive adds (a well-formed `HOP_ID`, and with
+it `REPLAY_*`).
 
 ==================  ==================================================================================================
-column              meaning (null: not there)
+column              meaning (null: absent)
 ==================  ==================================================================================================
 kind                `source`, `schedule`, `retry`, `dlq`, `parked`; `replay` for a redriven dead letter
-topic … stored_at   where the record lies, and its Kafka timestamp
-msg_id              `UNIQ_KEY`; without one, the record's own coordinates, as its first hop would name it
+topic … stored_at   coordinates of the record, and its Kafka timestamp
+msg_id              `UNIQ_KEY`; without it, the record's own coordinates, which its first hop would use
 origin_id           coordinates of the first delivery (`ORIGIN_MESSAGE_ID`)
-grp                 group that sent it back
-real_topic          schedule, parked: where it goes, `%RETRY%g` for retries. Else the topic of the first delivery
-tag, keys, key      one tag, business keys, Kafka's key
-attempt             failed attempts so far (`RECONSUME_TIMES`)
-queue, delay_level  schedule: the queue within its lane, 0 to 31; the level, 1 to 27 (null: a fine level)
+grp                 consumer group that sent the message back
+real_topic          schedule, parked: the destination, `%RETRY%g` for retries. Else the topic of the first delivery
+origin_topic        topic of the first delivery (`RETRY_TOPIC`)
+tag, keys, key      tag, business keys, Kafka key
+attempt             number of failed attempts (`RECONSUME_TIMES`)
+queue, delay_level  schedule: the queue within its lane, 0 to 31; the delay level, 1 to 27 (null: a fine queue)
 due_at              schedule: when the message is due
 fail_class …        the last failure: class, text, time, and the text with numbers and ids as `#` (`fingerprint`)
 hop_id              coordinates of the record that this one was made from
-born_at             when it was first sent; without the header, the record's own time
-dup_headers         headers of the table that are there again
-unknown_headers     headers that are not of the table: the user's own
+replay_id, …_count  id of the last redrive, and the number of redrives
+born_at             when the message was first sent; without the header, the record's own timestamp
+park_reason         parked: why the worker could not deliver the message
+coordinates         `topic/partition/offset` of the record
+dup_headers         number of repeated headers of the table
+unknown_headers     number of headers that are not in the table: the user's own
 decode_error        why the record is malformed
-undecodable         a text header is not UTF-8 (shown with U+FFFD), or a header's name may not be
-value_bytes, …      size and SHA-256 of the value; the value itself stays behind
-digest              dlq: what marks of the redrive log know the record by
-digest_unread       dlq, where a header's name may not be UTF-8: what they know it by if it is not
+undecodable         whether a text header is not UTF-8 (decoded with U+FFFD), or a header's name may not be
+value_bytes, …      size and SHA-256 of the value; the value itself is not part of an event
+digest              dlq: the digest by which marks of the redrive log identify the record
+digest_unread       dlq, if a header's name may not be UTF-8: the digest in the case that it is not
 ==================  ==================================================================================================
 
-A header's name with U+FFFD may be one that the runtime cannot read, and is taken for that: docs/spark.md says why.
+Spark replaces bytes of a header's name that are not UTF-8 by U+FFFD. A name with U+FFFD is therefore treated as one
+that the runtime cannot read; docs/spark.md says why.
 
-Not rows: the worker's clock probes, the group logs and the redrive log, which are no messages. What the redrive log
-says about dead letters is a view of its own (`settled`).
+The worker's clock probes, the group logs and the redrive log hold no messages and give no rows. `settled` reads the
+redrive log: a dead letter is *settled* once it was sent again (`redriven`) or discarded.
 """
 
 import functools
@@ -94,15 +101,15 @@ _SETTLED: Final = (
 )
 _MARK: Final = "v int, kind string, source string, plan string, state string, letters array<array<string>>"
 FINGERPRINT_PATTERN: Final = r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+"
-"""What is written `#` in a fingerprint: as `rocketshim dlq stats` does it."""
+"""The texts that a fingerprint replaces by `#`; the same as in `rocketshim dlq stats`."""
 
 
 class EventParams(BaseModel):
-    """How records are read.
+    """How records are decoded.
 
     Attributes:
-        namespace: of the shim's topics; `""` for the plain names.
-        delay_levels: the worker's table; None: RocketMQ's. Decides when a record without due time is due.
+        namespace: namespace of the shim's topics; `""`: none.
+        delay_levels: the worker's delay levels; None: RocketMQ's. They give the due time of a record without one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -112,7 +119,7 @@ class EventParams(BaseModel):
 
 
 def kind_of(topic: str, namespace: str = "") -> str | None:
-    """What kind of records lie on a physical topic; None: none that are messages, or another namespace's."""
+    """Return the kind of the records on a physical topic; None if they are no messages, or of another namespace."""
     names = TopicNames(namespace)
     if topic == names.schedule:
         return "schedule"
@@ -125,9 +132,9 @@ def kind_of(topic: str, namespace: str = "") -> str | None:
 
 
 def event_topics(existing: list[str], sources: list[str], namespace: str = "") -> list[str]:
-    """The topics that tell about these sources: they themselves, and every topic of the shim's in the namespace.
+    """Return the topics to land for these sources: the sources, and all shim topics of the namespace.
 
-    In the order in which messages travel: sources, schedule, retry, dead letters, parked; then the redrive log.
+    They are in the order in which messages travel: source, schedule, retry, dead-letter, parked; then the redrive log.
     """
     order = ("source", "schedule", "retry", "dlq", "parked", "log")
     log = TopicNames(namespace).redrive_log
@@ -137,14 +144,17 @@ def event_topics(existing: list[str], sources: list[str], namespace: str = "") -
 
 
 def transform(records: DataFrame, params: EventParams | None = None) -> DataFrame:
-    """The events of these records.
+    """Decode records into events.
 
     Args:
-        records: columns of Spark's Kafka source, headers included, or of a landed table.
-        params: how they are read; None: the defaults.
+        records: the columns of Spark's Kafka source with headers, or of a landed table.
+        params: how records are decoded; None: the defaults.
+
+    Returns:
+        the columns that the module's docstring lists.
 
     Raises:
-        SessionError: the frame's session lacks a setting that this rests on.
+        SessionError: the frame's session lacks a setting that the result depends on.
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
@@ -157,9 +167,9 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         records.withColumn("kind", _kind(params.namespace))
         .filter(kind.isNotNull())
         .withColumn("names", _names(_shim_headers()))
-        # Looked at for faults: nothing for most records. Spark interprets these functions, header by header.
-        .withColumn("judged", F.when(trusted & (kind != "parked"), _shim_headers()))
-        .withColumn("judged_names", _names(F.col("judged")))
+        # Null for most records. Spark interprets the functions that check these headers, which is slow.
+        .withColumn("checked", F.when(trusted & (kind != "parked"), _shim_headers()))
+        .withColumn("checked_names", _names(F.col("checked")))
         .withColumn("at", F.concat_ws("/", "topic", F.col("partition").cast("string"), F.col("offset").cast("string")))
     )
     probe = (kind == "schedule") & (F.size("headers") == 1) & _value("CLOCK").isNotNull()
@@ -220,16 +230,16 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
 
 
 def settled(records: DataFrame, namespace: str = "") -> DataFrame:
-    """What became of dead letters by the redrive log (docs/wire-format.md), whoever wrote it: the last mark of each.
+    """Return the last mark of each dead letter in the redrive log (docs/wire-format.md), from any writer.
 
     Args:
-        records: as for `transform`; those of the log are picked out. Marks of a version that is not known are left out
-            here; whoever sends letters (`Redriver`) stops at them.
-        namespace: of the shim's topics.
+        records: as for `transform`; only records of the redrive log are used. Marks of an unknown version are ignored
+            here; `Redriver`, which sends dead letters, stops at them.
+        namespace: namespace of the shim's topics.
 
     Returns:
-        topic, partition, offset and digest of the letter, state (`redriven`, `discarded`), settled_by (id of the plan),
-        settled_at (Kafka timestamp of the mark).
+        topic, partition, offset and digest of the dead letter, state (`redriven`, `discarded`), settled_by (id of the
+        plan), settled_at (Kafka timestamp of the mark).
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
@@ -255,19 +265,20 @@ def settled(records: DataFrame, namespace: str = "") -> DataFrame:
 
 
 def empty_settled(spark: SparkSession) -> DataFrame:
-    """What `settled` makes of a redrive log that says nothing."""
+    """Return the result of `settled` for an empty redrive log."""
     return small_frame(spark, [], _SETTLED)
 
 
 def join_settled(letters: DataFrame, settled: DataFrame) -> DataFrame:
-    """Dead letters with what became of them.
+    """Join dead letters with their marks in the redrive log.
 
     Args:
         letters: events of kind `dlq`.
-        settled: as `settled` makes it.
+        settled: as `settled` returns it.
 
     Returns:
-        the letters, each with state, settled_by, settled_at; null: nothing yet, or of another record at this place.
+        the dead letters, each with state, settled_by and settled_at. They are null without a mark, and where the mark's
+        digest is that of another record.
 
     Thread-safety: a pure function of the frames.
     """
@@ -283,7 +294,7 @@ def join_settled(letters: DataFrame, settled: DataFrame) -> DataFrame:
 
 
 def _digest(headers: Column) -> Column:
-    """The digest of a record, as `rocketshim_topics.redrive_log.record_digest` makes it; from key, value, headers."""
+    """Compute a record's digest as `rocketshim_topics.redrive_log.record_digest` does, from key, value, headers."""
     whole = F.concat(_length_prefixed(F.col("key")), _length_prefixed(F.col("value")), headers)
     return F.substring(F.sha2(whole, 256), 1, 16)
 
@@ -295,7 +306,7 @@ def _digest_input_of_headers() -> Column:
             _length_prefixed(_until_nul(each["key"]).cast("binary")), _length_prefixed(each["value"])
         ),
     )
-    return F.aggregate(named, F.lit(b""), lambda so_far, part: F.concat(so_far, part))  # noqa: PLW0108 Spark wants its names
+    return F.aggregate(named, F.lit(b""), lambda so_far, part: F.concat(so_far, part))  # noqa: PLW0108 Spark reads the parameter names
 
 
 def _digest_input_if_unreadable() -> Column:
@@ -313,7 +324,7 @@ def _length_prefixed(part: Column) -> Column:
 
 
 def _replay_count(trusted: Column) -> Column:
-    """How often it was redriven, by the rules of `rocketshim_topics.hops.replays`."""
+    """Return the number of redrives, by the rules of `rocketshim_topics.hops.replays`."""
     carried = F.array_position(F.reverse(F.col("headers.key")), "USER.REPLAY_COUNT").cast("int") - 1
     text = F.get(F.reverse(F.col("headers.value")), carried).cast("string")
     user = F.when(trusted & text.rlike(r"\A[0-9]{1,10}\z"), F.least(text.try_cast("bigint"), F.lit(_INT_MAX)))
@@ -321,14 +332,14 @@ def _replay_count(trusted: Column) -> Column:
 
 
 def fingerprint(text: Column) -> Column:
-    """A failure's text with numbers and ids written as `#`, cut to 120 characters, as in `rocketshim dlq stats`."""
+    """Replace numbers and ids in a failure text by `#` and cut it to 120 characters, as `rocketshim dlq stats` does."""
     return F.substring(
         F.regexp_replace(F.substring(text, 1, MAX_FAIL_TEXT_BYTES), FINGERPRINT_PATTERN, "#"), 1, _FINGERPRINT_CHARS
     )
 
 
 def _is_true(condition: Column) -> Column:
-    """False where the condition is unknown."""
+    """Turn an unknown (null) condition into False."""
     return F.coalesce(condition, F.lit(col=False))
 
 
@@ -337,7 +348,7 @@ def _kind(namespace: str) -> Column:
     topic = F.col("topic")
     foreign = (topic.contains("rmq.") | topic.contains("SCHEDULE_TOPIC_XXXX")) & topic.rlike(
         r"\A(?:[A-Za-z0-9_-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)\z"
-    )  # the expression is dear, and asked of few
+    )  # the regular expression is slow, so `contains` selects few topics for it
     return (
         F.when(topic == names.schedule, "schedule")
         .when(topic == names.parked, "parked")
@@ -356,7 +367,7 @@ def _names(headers: Column) -> Column:
 
 
 def _value(name: str | Column) -> Column:
-    """A header's value; the first one's, where it is there twice. As a look into arrays, since Spark compiles these."""
+    """Return the value of the first header of this name. Spark compiles array look-ups; it interprets `filter`."""
     return F.get("headers.value", F.array_position("headers.key", name).cast("int") - 1)
 
 
@@ -365,7 +376,7 @@ def _text(name: str) -> Column:
 
 
 def _number(name: str) -> Column:
-    """The number in a header, or null if it is not 1 to 19 ASCII digits in range."""
+    """Return the number in a header; null if it is not 1 to 19 ASCII digits, or out of range."""
     text = _value(name).cast("string")
     number = text.try_cast("bigint")
     return F.when(text.rlike(_DIGITS) & (number <= _NUMBERS[name]), number)
@@ -388,10 +399,10 @@ def _queue_delay_ms(queue: Column, levels: DelayLevels) -> Column:
 
 
 def _decode_error() -> Column:
-    """Why a record on one of the shim's topics is malformed; null: it is not. One reason, where there are several."""
-    names = F.col("judged_names")
+    """Return why a record on a shim topic is malformed (the first reason found), or null if it is not."""
+    names = F.col("checked_names")
     repeated = F.filter(names, lambda name: F.size(F.array_remove(names, name)) < F.size(names) - 1)
-    valueless = F.filter("judged", lambda header: header["value"].isNull())
+    valueless = F.filter("checked", lambda header: header["value"].isNull())
     fault = F.when(
         F.exists("headers", lambda header: ~header["key"].isin(*HEADER_ORDER) & header["key"].rlike(_CONTROL)),
         BAD_HEADER_KEY,

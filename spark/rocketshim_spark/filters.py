@@ -1,25 +1,25 @@
-"""The filters of the runtime as Spark columns, with the same outcome for every record.
+"""Consumer filters translated into Spark columns, with the same result for every record.
 
-A subscription's expression selects the same messages in a job as it did in a consumer, or it is refused: there is no
-third way. An SQL92 tree becomes two columns, because Spark's expressions know no evaluation that stops half-way:
+A translated expression selects the same messages in a job as in a consumer; an expression that cannot be translated
+exactly is refused. An SQL92 tree becomes two columns, because Spark evaluates all parts of an expression:
 
-* `value` is the truth value as far as it can be known (true, false or null for unknown), null where a conversion fails;
-* `failed` says that RocketMQ's evaluation, from left to right and with its short circuit, would have met that failure.
+* `value` is the truth value: true, false, or null for unknown. It is null if a conversion fails.
+* `failed` says whether RocketMQ's evaluation, left to right with short circuit, would have reached that failure.
 
-A record is selected if `value` is true and `failed` is not. For `A AND B`, B's failure counts unless A is false; for
-`A OR B`, unless A is true. Chains are paired up as a balanced tree: the operators are associative, failures included,
-and Spark's analyzer is recursive, so that a thousand alternatives must not be a thousand levels.
+A record is selected if `value` is true and `failed` is false. In `A AND B`, a failure of B counts unless A is false; in
+`A OR B`, unless A is true. A chain of terms becomes a balanced tree: the operators are associative, failures included,
+and Spark's analyzer is recursive, so a chain of a thousand terms would be too deep for it.
 
-Conversions are spelled out, because Spark's casts accept other texts than Java's `Integer.valueOf` and
-`Double.valueOf` do (blanks around integers, `5.0` as an integer, `nan` and `inf` in any case): the shape is checked by
-the same patterns as in the runtime, then `try_cast` reads the number. Doubles are ordered alike in Spark and Java but
-for −0.0, which Java puts before 0.0; this shows between two properties only, and there the sign is compared too.
+Numbers are checked before they are converted, because Spark's casts accept other texts than Java's `Integer.valueOf`
+and `Double.valueOf` (blanks around integers, `5.0` as an integer, `nan` and `inf` in any case). The consumer's patterns
+check the text, then `try_cast` converts it. Spark and Java order doubles alike except for −0.0, which Java puts before
+0.0. This makes a difference only between two properties, so only there the sign is compared too.
 
-What is refused (`FilterNotTranslatedError` names the part): comparisons of truth values (`(a = 1) = TRUE`), text tests
-of truth values, and a minus before anything but a number. RocketMQ defines them; nobody means them. Conditions of one's
-own (`CallableFilter`) are refused too: nothing of ours runs in Spark's executors.
+`FilterNotTranslatedError` names the refused part: a comparison of truth values (`(a = 1) = TRUE`), a text test of a
+truth value, or a minus before anything but a number. RocketMQ defines these, but they are not useful. A
+`CallableFilter` is refused too, because no Python code runs in Spark's executors.
 
-Texts are compared as the session's default collation has it, which has to be `UTF8_BINARY`, Spark's default.
+Texts are compared with the session's default collation, which must be Spark's default, `UTF8_BINARY`.
 """
 
 import functools
@@ -68,31 +68,31 @@ from rocketshim_topics.wire import RESERVED, SENT_TEXTS, USER_PREFIX
 __all__ = ["FilterNotTranslatedError", "PropertyColumn", "SqlOutcome", "header_property", "selects", "sql_outcome"]
 
 _MAX_COMPARISONS: Final = 64
-"""Spark generates one method for a condition; a thousand terms of ours overflow its stack (measured with 4.0.0)."""
+"""Spark compiles a condition to one Java method; a thousand comparisons overflow its stack (measured with 4.0.0)."""
 
 PropertyColumn = Callable[[str], Column]
-"""Gives the text of a property by its name, as a string column; null or `""` where a record has none."""
+"""Returns the string column of a property by its name; null or `""` where a record has no such property."""
 
 
 class FilterNotTranslatedError(FilterError):
-    """A filter has no translation into a Spark column. Use another expression, or filter outside of Spark.
+    """A filter that cannot be translated into a Spark column. Use another expression, or filter outside of Spark.
 
     Attributes:
-        part: the part of the expression that has none.
+        part: the part of the expression that has no translation.
     """
 
     def __init__(self, part: str, reason: str) -> None:
-        super().__init__(f"no Spark column selects what this filter selects: {part!r:.200} {reason}")
+        super().__init__(f"cannot translate this filter into a Spark column: {part!r:.200} {reason}")
         self.part = part
 
 
 @dataclass(frozen=True, slots=True)
 class SqlOutcome:
-    """What evaluating a condition gives for each record.
+    """The result of evaluating a condition for each record.
 
     Attributes:
-        value: boolean column, null for unknown; of no meaning where `failed` is true.
-        failed: boolean column, never null: RocketMQ's evaluation fails. None: it cannot.
+        value: boolean column, null for unknown; meaningless where `failed` is true.
+        failed: boolean column, never null: whether RocketMQ's evaluation fails. None: it cannot fail.
     """
 
     value: Column
@@ -100,65 +100,68 @@ class SqlOutcome:
 
     @property
     def selected(self) -> Column:
-        """Boolean column, never null: the record is selected."""
-        matched = F.coalesce(self.value, F.lit(False))  # noqa: FBT003  # a literal of Spark
+        """Boolean column, never null: whether the record is selected."""
+        matched = F.coalesce(self.value, F.lit(False))  # noqa: FBT003  # a Spark literal
         return matched if self.failed is None else matched & ~self.failed
 
 
 def selects(message_filter: MessageFilter, property_column: PropertyColumn) -> Column:
-    """The condition under which a record is selected, for `DataFrame.where`.
+    """Return the condition of a filter as a column, for `DataFrame.where`.
 
     Args:
         message_filter: a `TagFilter` or `SqlFilter`.
-        property_column: gives a property's column, for example
-            `lambda name: header_property(F.col("headers"), name)`. Called once for each property that the filter names
-            (`TAGS` for a tag filter). With many uses of one property, put it into a column of its own first.
+        property_column: returns the column of a property, for example
+            `lambda name: header_property(F.col("headers"), name)`. It is called once for each property that the filter
+            names (`TAGS` for a tag filter). If the filter uses a property many times, put it into a column of its own
+            first.
 
     Returns:
         A boolean column, never null, equal to `message_filter.matches` for every record.
 
     Raises:
-        FilterNotTranslatedError: there is no such column.
+        FilterNotTranslatedError: the filter cannot be translated exactly.
 
     Thread-safety: any thread with an active Spark session.
     """
     if isinstance(message_filter, TagFilter):
         if message_filter.matches_all:
-            return F.lit(True)  # noqa: FBT003  # a literal of Spark
+            return F.lit(True)  # noqa: FBT003  # a Spark literal
         return F.coalesce(property_column(TAG_HEADER).isin(sorted(message_filter.tags)), F.lit(False))  # noqa: FBT003
     if isinstance(message_filter, SqlFilter):
         return sql_outcome(message_filter, property_column).selected
-    raise FilterNotTranslatedError(str(message_filter), "is code of its own, and none runs in executors")
+    raise FilterNotTranslatedError(str(message_filter), "is Python code, which does not run in Spark's executors")
 
 
 def sql_outcome(sql_filter: SqlFilter, property_column: PropertyColumn) -> SqlOutcome:
-    """What evaluating an SQL92 condition gives for each record, failures apart: to count what a consumer would lose.
+    """Return the result of an SQL92 condition for each record, with failures in a column of their own.
+
+    A consumer does not receive a message whose evaluation fails; this function lets a job count those messages.
 
     Args:
         sql_filter: the condition.
         property_column: as for `selects`.
 
     Raises:
-        FilterNotTranslatedError: a part has no translation.
+        FilterNotTranslatedError: a part cannot be translated exactly.
     """
     terms = sum(isinstance(node, Compare | Between) for node in walk(sql_filter.tree))
     if terms > _MAX_COMPARISONS:
-        reason = f"has {terms} comparisons, and Spark compiles {_MAX_COMPARISONS} at most: use IN, or split the filter"
+        reason = f"has {terms} comparisons; Spark can compile {_MAX_COMPARISONS}: use IN, or split the filter"
         raise FilterNotTranslatedError(sql_filter.expression, reason)
     columns = {name: _text(property_column(name)) for name in sorted(sql_filter.properties)}
     return _Translation(sql_filter.expression, columns).outcome(sql_filter.tree)
 
 
 def header_property(headers: Column, name: str) -> Column:
-    """The text of a property, from the headers of a record as Spark's Kafka source gives them.
+    """Return the text of a property from the headers column of Spark's Kafka source.
 
-    By the rules of the runtime: the first header of that name counts; an empty value is a missing property; a reserved
-    name that was the user's own is found under `USER.`, but for `TAGS`, `KEYS` and `UNIQ_KEY`; bytes that are not UTF-8
-    become U+FFFD.
+    The rules are those of the consumers. The first header of the name counts. An empty value is a missing property. A
+    user's own property with a reserved name is read from its `USER.` header, except for `TAGS`, `KEYS` and `UNIQ_KEY`.
+    Bytes that are not UTF-8 become U+FFFD.
 
     Args:
         headers: column of `array<struct<key: string, value: binary>>` (option `includeHeaders`), null without headers.
-        name: the property's name.
+        name: name of the property.
 
     Returns:
         A string column, null where the record has no such property.
@@ -187,7 +190,7 @@ class _Constant:
 
 
 class _Translation:
-    """One walk down a tree. Methods return the outcome of a node."""
+    """The translation of one SQL92 tree, by recursive descent; `outcome` translates a node."""
 
     def __init__(self, source: str, columns: dict[str, Column]) -> None:
         self._source = source
@@ -223,7 +226,7 @@ class _Translation:
             case IsNull(operand=operand, negated=negated):
                 return self._is_null(operand, negated)
             case _:
-                raise self._refusal(node, "is no condition")
+                raise self._refusal(node, "is not a condition")
 
     def _constant_outcome(self, node: Expression) -> SqlOutcome:
         try:
@@ -238,14 +241,14 @@ class _Translation:
         elif is_boolean(operand):
             inner = self.outcome(operand)
         else:
-            raise self._refusal(operand, "is never there")
+            raise self._refusal(operand, "is not a property or a condition")
         return SqlOutcome(inner.value.isNotNull() if negated else inner.value.isNull(), inner.failed)
 
     def _text_test(self, node: TextTest) -> SqlOutcome:
         if not node.search:
             return SqlOutcome(F.lit(False))  # noqa: FBT003
         if not isinstance(node.operand, Property):
-            raise self._refusal(node.operand, "is no text to search in")
+            raise self._refusal(node.operand, "is not a property with a text to search in")
         text, search = self._columns[node.operand.name], self._string(node.search)
         found = {
             TextOperation.CONTAINS: text.contains,
@@ -274,11 +277,11 @@ class _Translation:
             return self._compare_with_constant(operator, lhs, rhs, None)
         if isinstance(rhs, Column):
             if lhs.type is LiteralType.BOOLEAN:
-                # a truth value on the left takes no text: fails where there is one
+                # RocketMQ cannot compare a truth value on the left with a text: it fails if there is one.
                 return SqlOutcome(F.lit(operator is Operator.NOT_EQUAL), rhs.isNotNull())
             missing = None if operator.is_ordering else operator is Operator.NOT_EQUAL
             return self._compare_with_constant(_MIRRORED.get(operator, operator), rhs, lhs, missing)
-        # two constants, as one half of a BETWEEN whose other half has a property
+        # Two constants: one half of a BETWEEN whose other half has a property.
         folded = Compare(operator, left, right, start=whole.start, end=whole.end)
         return self._constant_outcome(folded)
 
@@ -292,14 +295,14 @@ class _Translation:
                 inner = self._operand(operand)
                 if isinstance(inner, _Constant) and inner.type in _NUMBERS:
                     return _Constant(inner.type, -inner.value)
-                raise self._refusal(node, "is a minus before something that is no number")
+                raise self._refusal(node, "is a minus before something that is not a number")
             case _:
-                raise self._refusal(node, "is a truth value that is compared")
+                raise self._refusal(node, "is a comparison of a truth value")
 
     def _compare_with_constant(
         self, operator: Operator, text: Column, constant: _Constant, missing: bool | None
     ) -> SqlOutcome:
-        """A text compared with a constant; `missing` is the value where there is no text."""
+        """Compare a text with a constant; `missing` is the result where there is no text."""
         if constant.type is LiteralType.STRING:
             return SqlOutcome(
                 _with_value_if_missing(text, _compared(operator, text, F.lit(self._string(constant.value))), missing)
@@ -318,7 +321,7 @@ class _Translation:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise FilterNotTranslatedError(value, "has half of a surrogate pair, which no column can hold") from error
+            raise FilterNotTranslatedError(value, "has a lone surrogate, which a Spark column cannot hold") from error
         return value
 
     def _refusal(self, node: Expression, reason: str) -> FilterNotTranslatedError:
@@ -345,7 +348,7 @@ def _unknown() -> Column:
 
 
 def _chain(outcomes: Sequence[SqlOutcome], join: Callable[[SqlOutcome, SqlOutcome], SqlOutcome]) -> SqlOutcome:
-    """The terms of a chain joined as a balanced tree, in their order."""
+    """Join the terms of a chain into a balanced tree, in their order."""
     if len(outcomes) == 1:
         return outcomes[0]
     middle = len(outcomes) // 2
@@ -389,19 +392,19 @@ def _compared(operator: Operator, left: Column, right: Column) -> Column:
 
 def _with_value_if_missing(text: Column, value: Column, missing: bool | None) -> Column:
     if missing is None:
-        return value  # null where the text is
+        return value  # null where the text is null
     return F.when(text.isNull(), F.lit(missing)).otherwise(value)
 
 
 def _equal_texts(operator: Operator, left: Column, right: Column) -> SqlOutcome:
-    """Lopsided: both missing is equal, only the left one unknown, only the right one unequal."""
+    """Compare two properties. Both missing: equal; only the left missing: unknown; only the right missing: unequal."""
     equal = F.when(right.isNull(), left.isNull()).otherwise(left == right)
     equal = F.when(left.isNull() & right.isNotNull(), _unknown()).otherwise(equal)
     return SqlOutcome(equal if operator is Operator.EQUAL else ~equal)
 
 
 def _ordered_texts(operator: Operator, left: Column, right: Column) -> SqlOutcome:
-    """Two texts are ordered as doubles, −0.0 before 0.0; missing ones are not looked at."""
+    """Order two properties as doubles, −0.0 before 0.0. The result is unknown if one is missing."""
     both = left.isNotNull() & right.isNotNull()
     lhs, rhs = _double(left), _double(right)
     value = _compared(operator, _java_order(left, lhs), _java_order(right, rhs))
@@ -426,7 +429,7 @@ def _int32(text: Column) -> Column:
 
 
 def _int64(text: Column) -> Column:
-    """Java takes the digits of every script that its `char` can hold; null where there is no such number."""
+    """Read an integer as Java does, which accepts the digits of all scripts in its `char`; null if it is not one."""
     scripts, ascii_digits = _digits_of_all_scripts()
     plain = F.when(text.rlike(_INTEGER), text).otherwise(F.translate(text, scripts, ascii_digits))
     return F.when(plain.rlike(_INTEGER), plain.try_cast("bigint"))
@@ -446,6 +449,6 @@ _PARSERS: dict[LiteralType, Callable[[Column], Column]] = {
 
 @functools.cache
 def _digits_of_all_scripts() -> tuple[str, str]:
-    """The decimal digits of the Basic Multilingual Plane but ASCII's, and the ASCII digit of each."""
+    """Return the non-ASCII decimal digits of the Basic Multilingual Plane, and the ASCII digit of each."""
     digits = [character for character in map(chr, range(0x80, 0x10000)) if character.isdecimal()]
     return "".join(digits), "".join(str(unicodedata.decimal(digit)) for digit in digits)

@@ -1,39 +1,41 @@
-"""Kafka into a lake folder: every record once, restartable at every point, and what was missed is said.
+"""Landing: copy Kafka topics into a lake folder, every record once, restartable at any point.
 
-What lies in the folder, all of it Delta tables but the checkpoint:
+The folder holds Delta tables, and Spark's checkpoint:
 
 ===============  ===================================================================================================
 `records`        one row per Kafka record: topic, partition, offset, timestamp, timestampType, key, value, headers
-`gaps`           offsets that retention deleted before they were landed; not a word is lost silently
+`gaps`           offsets that retention deleted before they were landed
 `topics`         the Kafka id under which each topic was landed
-`positions`      the committed positions of the groups, taken before the ends of what was landed
-`checkpoint`     Spark's record of what was read and what was committed
+`positions`      the committed positions of the groups, read before the end offsets of what was landed
+`checkpoint`     Spark's record of what it has read and committed
 ===============  ===================================================================================================
 
-Spark's streaming engine with `Trigger.AvailableNow` reads from where the checkpoint ends to the last stable offsets of
-now, and ends. Its batch number goes into Delta's log in the same commit as the rows; so a batch that was written and
-not noted in the checkpoint is not written again. There is no ledger of our own.
+Spark's streaming engine with `Trigger.AvailableNow` reads from the checkpoint's offsets to the current last stable
+offsets, then stops. Delta's log stores the batch number in the same commit as the rows. If Spark stops between that
+commit and the checkpoint, the next landing finds the batch number there and does not write the rows again.
 
-Before that, the driver compares the cluster with what was landed:
+Before Spark reads, the driver compares the cluster with what was landed:
 
-* another topic id, or no such topic any more: refused. Offsets begin anew there, and one table cannot hold two records
-  of the same coordinates. The way out is a new folder;
-* the earliest offset lies behind what was landed: a row in `gaps`, written *before* the landing, so that a crash
-  cannot hide it. Only then is Spark allowed to go on past the hole (`failOnDataLoss=false`), and afterwards the driver
-  looks again whether retention took more while it read;
-* partitions and topics that are new are read from their beginning; where that is not offset 0, it is a gap too.
+* A topic has another id, or does not exist any more: the landing is refused. The offsets of a new topic begin at 0
+  again, and one table cannot hold two records of the same coordinates. Land into a new folder instead.
+* The earliest offset lies after what was landed: the driver writes a row to `gaps` *before* the landing, so that a
+  crash cannot hide it. Only then may Spark skip the gap (`failOnDataLoss=false`). Afterwards the driver checks whether
+  retention deleted more while Spark was reading.
+* New partitions and topics are read from their beginning. If that is not offset 0, it is a gap too.
 
-Committed positions are taken first, then the ends. A consumer writes the next hop of a message before it commits, so
-whatever was committed at the cut has left its trace in what is landed: a message that only moves is never taken for
-lost.
+The committed positions are read first, then the end offsets. A consumer writes the next hop of a message before it
+commits. So for each committed message the next hop is among the landed records, and a message that only moved is never
+reported as lost.
 
-A gap counts offsets, so it is the most that can be missing: some may have been control records or compacted away.
+A gap counts offsets, so it is an upper bound of missing records: some offsets may have been control records or
+compacted away.
 
-One landing at a time per folder: a second writer of one checkpoint fails in Delta's log, and lands nothing.
+Only one landing may run per folder. A second writer of the same checkpoint fails in Delta's log and lands nothing.
 
-Speed. Statistics are kept of the coordinates only (those of keys and values cost time and help nobody), dictionaries
-of columns that repeat themselves, and zstd runs at its lowest level, where files are no larger; each task reads one
-partition, so each file holds one topic, and a job that asks for retries skips the files of the source.
+Speed: statistics exist for the coordinates only, because those of keys and values take time and help no job.
+Dictionaries exist only for columns with repeated values. zstd runs at its lowest level, where files are no larger. Each
+task reads one partition, so each file holds one topic, and a job that reads retries skips the files of the source
+topics.
 """
 
 import datetime as dt
@@ -73,12 +75,12 @@ __all__ = [
 _WRITE_SETTINGS: Final[Mapping[str, str]] = {
     "spark.databricks.delta.properties.defaults.dataSkippingStatsColumns": "topic,partition,offset,timestamp",
     "spark.sql.parquet.compression.codec": "zstd",
-    "parquet.compression.codec.zstd.level": "1",  # files as small as with Parquet's own 3, for a sixth less CPU
+    "parquet.compression.codec.zstd.level": "1",  # files as small as with Parquet's default 3, for a sixth less CPU
     **without_dictionaries(["offset", "timestamp", "value"]),
 }
 _TASKS_PER_CORE: Final = 3
 _OPEN_TRANSACTION_WAIT_S: Final = 5.0  # most transactions are shorter
-_MIN_RECORDS_PER_TASK: Final = 100_000  # opening a consumer for less costs more than it saves
+_MIN_RECORDS_PER_TASK: Final = 100_000  # for fewer records, opening a consumer costs more than it saves
 _GAPS_SCHEMA: Final = (
     "found_at timestamp, topic string, topic_id string, partition int, gap_from bigint, gap_to bigint, reason string"
 )
@@ -97,11 +99,14 @@ PartitionKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Gap:
-    """Offsets of one partition that were never landed, because retention had deleted them.
+    """Offsets of one partition that retention deleted before they were landed.
 
     Attributes:
-        topic, topic_id, partition: where.
-        gap_from, gap_to: first offset, and the one behind the last.
+        topic: physical name of the topic.
+        topic_id: Kafka's id of the topic.
+        partition: from 0.
+        gap_from: first missing offset.
+        gap_to: offset after the last missing one.
         reason: `expired` (between two landings), `expired-before-first-landing`, `expired-while-landing`.
     """
 
@@ -115,14 +120,15 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """What one landing did.
+    """The result of one landing.
 
     Attributes:
-        rows: records landed now.
-        gaps: what was found missing now; gaps that an earlier landing noted are not repeated.
-        version: version of the table `records` afterwards: the snapshot that jobs of one report read. None: the table
-            does not exist, since there has never been a record.
-        held: where an open transaction held back records that are for a later landing, and from which offset on.
+        rows: number of records landed.
+        gaps: new gaps; gaps that an earlier landing recorded are not repeated.
+        version: version of the table `records` afterwards: the snapshot for the jobs of one report. None: the table
+            does not exist, because no record was ever landed.
+        held: partitions that end in an open transaction, each with the first offset that it blocks. A later landing
+            reads on from there.
     """
 
     rows: int
@@ -133,13 +139,13 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was known of the groups just before a version of the lake was landed.
+    """The state of the consumer groups just before a version of the lake was landed.
 
     Attributes:
-        taken_at: when, aware; None: no landing has noted anything.
-        committed: of each group its committed positions, (topic, partition) to the next offset.
-        held: where an open transaction held back records, and from which offset on. What was delivered behind it is
-            not among the records.
+        taken_at: time of the snapshot, timezone-aware; None: no landing has recorded one.
+        committed: the committed positions of each group: (topic, partition) to the next offset.
+        held: partitions that ended in an open transaction, each with the first offset that it blocked. Later deliveries
+            are not among the records.
     """
 
     taken_at: dt.datetime | None
@@ -158,39 +164,39 @@ def land(
     groups: Sequence[str] | None = None,
     max_records_per_task: int | None = 1_000_000,
 ) -> Landing:
-    """Land what is new in these topics.
+    """Land the new records of these topics.
 
     Args:
         spark: a session with the jars for Kafka and Delta.
         bootstrap: addresses of the brokers.
-        topics: physical names; those that were landed into the folder before are landed with them.
-        lake: the folder, local, or of any file system that Spark knows (`s3a://…`, `hdfs://…`).
-        kafka: settings of the Java client that Spark reads with; None: none.
-        config: settings of the librdkafka client that the driver asks with; None: none.
-        groups: consumer groups whose committed positions are noted; None: every group of the cluster that has committed
-            any on these topics.
-        max_records_per_task: most offsets that one task reads. A partition that holds more than its share of what is
-            new is read in pieces in any case, of 100,000 offsets or more, so that no core waits for it. None: one task
-            per partition.
+        topics: physical names. Topics that were landed into the folder before are landed again too.
+        lake: the folder, local or on any file system that Spark supports (`s3a://…`, `hdfs://…`).
+        kafka: settings of Spark's Kafka client (Java); None: none.
+        config: settings of the driver's Kafka client (librdkafka); None: none.
+        groups: consumer groups whose committed positions are recorded; None: every group of the cluster that has
+            committed on these topics.
+        max_records_per_task: largest number of offsets for one task. A partition with more than its share of the new
+            records is always split, into pieces of 100,000 offsets or more, so that no core waits for it. None: one
+            task per partition.
 
     Returns:
-        what was done.
+        the result of the landing.
 
     Raises:
-        ConfigError: no topic, or no folder.
+        ConfigError: there is no topic, or no folder.
         TopicMissingError: a topic does not exist and was never landed. Nothing was landed.
-        TopicRecreatedError: a topic that was landed is gone or was made anew. Nothing was landed.
-        BrokerUnavailableError, NotAuthorizedError: as of `Cluster.bounds`. Nothing was landed.
-        LandingFailedError: Spark failed; what was committed stays, and the next call goes on there.
+        TopicRecreatedError: a landed topic was deleted, or deleted and created again. Nothing was landed.
+        BrokerUnavailableError, NotAuthorizedError: as for `Cluster.bounds`. Nothing was landed.
+        LandingFailedError: Spark failed. Committed records are kept; the next call continues after them.
 
-    Thread-safety: one at a time per folder.
+    Thread-safety: one call at a time per folder.
     """
     require(spark)
     if not topics:
-        raise ConfigError("no topics to land: name at least one")
+        raise ConfigError("no topics to land: name at least one topic")
     lake = lake.rstrip("/")
     if not lake:
-        raise ConfigError("the lake folder is empty or /: name one of its own")
+        raise ConfigError("the lake folder is empty or /: name a folder of its own")
     known = {row.topic: row.topic_id for row in _rows(spark, f"{lake}/topics")}
     wanted = list(dict.fromkeys([*topics, *sorted(known)]))
     cluster = Cluster(bootstrap, config)
@@ -211,10 +217,11 @@ def land(
     starts = {
         (each.topic, each.partition): max(landed.get((each.topic, each.partition), 0), each.earliest) for each in before
     }
-    # A hole that an earlier attempt noted before it failed must still be passed.
+    # A gap that an earlier attempt recorded before it failed must still be skipped.
     holes = any(landed.get((each.topic, each.partition), 0) < each.earliest for each in before)
     options = spark_options(bootstrap, kafka)
-    # In numbers, not "earliest": what retention takes from here on fails the landing, or is found out afterwards.
+    # Numbers, not "earliest": if retention deletes more from now on, the landing fails or the check afterwards finds
+    # it.
     options.update(
         subscribe=",".join(wanted), startingOffsets=offsets_json(starts), failOnDataLoss=str(not holes).lower()
     )
@@ -227,11 +234,12 @@ def land(
     except StreamingQueryException as error:
         reason = " ".join(str(error).partition("=== Streaming Query ===")[0].split())
         raise LandingFailedError(
-            f"Spark failed while it landed into {lake}, and landing again goes on from what is committed. If another "
-            f"landing into this folder is running, it goes on too. Spark says: {reason[:_MAX_REASON_CHARS]}"
+            f"Spark failed during the landing into {lake}. Committed records are kept, and the next landing continues "
+            "after them. Another landing into this folder, if one is running, is not affected. "
+            f"Error of Spark: {reason[:_MAX_REASON_CHARS]}"
         ) from error
     if holes:
-        # Spark was told to pass over holes: what retention took since the look before must not stay unsaid.
+        # Spark skips gaps silently here, so record what retention deleted since the first check.
         late = _expired_while_landing(spark, lake, cluster.bounds(wanted), starts)
         _write_gaps(spark, lake, late, dt.datetime.now(dt.UTC))
         gaps += late
@@ -242,7 +250,8 @@ def land(
             for group, offsets in committed.items()
             for (topic, partition), offset in offsets.items()
         ]
-        # Without a group: that the look was taken, also where nothing is committed, and what open transactions held.
+        # Rows without a group: one that a snapshot was taken, even if no group has committed, and the blocked
+        # partitions.
         markers = [(None, None, None), *((topic, partition, offset) for (topic, partition), offset in held.items())]
         _append(
             spark,
@@ -258,12 +267,12 @@ def find_gaps(
     landed: Mapping[PartitionKey, int],
     recorded: Mapping[PartitionKey, Sequence[tuple[int, int]]],
 ) -> list[Gap]:
-    """What retention took: offsets behind the landed position and before the earliest that is left. Pure.
+    """Return what retention deleted: offsets from the next one to land to the earliest one that is left. Pure.
 
     Args:
-        bounds: the partitions as they are.
-        landed: next offset to land of each partition that was landed before.
-        recorded: gaps recorded already, as (from, to) of each partition; what they cover is not found again.
+        bounds: the partitions as they are now.
+        landed: the next offset to land, for each partition that was landed before.
+        recorded: the recorded gaps of each partition, as (from, to); their offsets are not returned again.
     """
     gaps = []
     for each in bounds:
@@ -279,10 +288,10 @@ def find_gaps(
 
 
 def positions(spark: SparkSession, lake: str) -> dict[PartitionKey, int]:
-    """The next offset to land of every partition, by the last batch that is committed; empty before the first one.
+    """Return the next offset to land for every partition, after the last committed batch; empty before the first.
 
     Raises:
-        LakeError: the checkpoint is not one of a Kafka source.
+        LakeError: the checkpoint does not belong to a Kafka source.
     """
     commits = _checkpoint(spark, lake, "commits")
     offsets = _checkpoint(spark, lake, "offsets")
@@ -294,12 +303,13 @@ def positions(spark: SparkSession, lake: str) -> dict[PartitionKey, int]:
         return {(topic, int(number)): at for topic, parts in found.items() for number, at in parts.items()}
     except (IndexError, ValueError, AttributeError) as error:
         raise LakeError(
-            f"{lake}/checkpoint holds no offsets of Kafka in batch {done}: is it the folder of another query?"
+            f"{lake}/checkpoint holds no Kafka offsets in batch {done}, so it belongs to another query: "
+            "name another lake folder"
         ) from error
 
 
 def latest_version(spark: SparkSession, lake: str) -> int | None:
-    """The version that the table `records` has now; None: there is no such table."""
+    """Return the current version of the table `records`, or None if the table does not exist."""
     try:
         table = f"{lake.rstrip('/')}/records".replace("`", "``")
         history = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1")
@@ -311,15 +321,15 @@ def latest_version(spark: SparkSession, lake: str) -> int | None:
 
 
 def read_records(spark: SparkSession, lake: str, version: int | None = None) -> DataFrame:
-    """The landed records, in the columns of Spark's Kafka source.
+    """Return the landed records, in the columns of Spark's Kafka source.
 
     Args:
         spark: a session with Delta's jars.
         lake: the folder.
-        version: a fixed snapshot; None: the newest one, resolved now, so that all actions on the frame see it.
+        version: the version to read; None: the newest one at this call, for all actions on the frame.
 
     Raises:
-        LakeError: nothing was ever landed there.
+        LakeError: nothing was ever landed into the folder.
     """
     lake = lake.rstrip("/")
     version = latest_version(spark, lake) if version is None else version
@@ -329,15 +339,15 @@ def read_records(spark: SparkSession, lake: str, version: int | None = None) -> 
 
 
 def read_gaps(spark: SparkSession, lake: str, version: int | None = None) -> DataFrame:
-    """The gaps that were noted, with the time at which they were found; empty when there are none.
+    """Return the recorded gaps, each with the time at which it was found; empty if there are none.
 
     Args:
         spark: a session with Delta's jars.
         lake: the folder.
-        version: of `records`: without the gaps that a landing of a later version found. None: all.
+        version: a version of `records`: gaps that landings of later versions found are left out. None: all gaps.
     """
     lake = lake.rstrip("/")
-    # Two landings at a time, of which one fails, may both have noted one.
+    # If two landings ran at the same time, and one failed, both may have recorded the same gap.
     found = _table(spark, f"{lake}/gaps", _GAPS_SCHEMA).dropDuplicates(["topic", "partition", "gap_from", "gap_to"])
     if version is None:
         return found
@@ -347,18 +357,18 @@ def read_gaps(spark: SparkSession, lake: str, version: int | None = None) -> Dat
 
 
 def read_topics(spark: SparkSession, lake: str) -> DataFrame:
-    """The topics that were landed, each once, with its Kafka id; empty when there are none."""
+    """Return the landed topics, each once, with its Kafka id; empty if there are none."""
     return _table(spark, f"{lake.rstrip('/')}/topics", _TOPICS_SCHEMA).dropDuplicates(["topic"])
 
 
 def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) -> Snapshot:
-    """The committed positions as they were just before a version of `records` was landed.
+    """Return the committed positions as they were just before a version of `records` was landed.
 
     Args:
         spark: a session with Delta's jars.
         lake: the folder.
-        version: of `records`; None: the newest. Where no landing ended at exactly this version the one before counts:
-            positions may be older than the records, never newer.
+        version: a version of `records`; None: the newest. If no landing ended with exactly this version, the landing
+            before it counts: positions may be older than the records, never newer.
     """
     found = _table(spark, f"{lake.rstrip('/')}/positions", _POSITIONS_SCHEMA)
     if version is not None:
@@ -379,10 +389,10 @@ def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) ->
 
 
 def find_table(spark: SparkSession, path: str) -> DataFrame | None:
-    """A Delta table; None: there is none."""
+    """Read a Delta table, or return None if it does not exist."""
     try:
         found = spark.read.format("delta").load(path)
-        found.schema  # noqa: B018 resolved here, so that a missing table is noticed here
+        found.schema  # noqa: B018 reading the schema raises the error of a missing table here
     except AnalysisException as error:
         if _is_absent(error):
             return None
@@ -408,9 +418,9 @@ def _committed(
 
 
 def _current_bounds(cluster: Cluster, wanted: Sequence[str], known: Mapping[str, str]) -> list[PartitionBounds]:
-    """The bounds now; refuses topics that are not what was landed under their names."""
+    """Return the current bounds of the topics; refuse a topic that is not the one landed under its name."""
     bounds: list[PartitionBounds] = []
-    how_to_go_on = "Its records in the lake stay readable; land into a new folder (`--lake`) from here on"
+    how_to_go_on = "Its records in the lake stay readable; land into a new folder (`--lake`) from now on"
     for topic in wanted:
         try:
             found = cluster.bounds([topic])
@@ -422,8 +432,8 @@ def _current_bounds(cluster: Cluster, wanted: Sequence[str], known: Mapping[str,
             raise
         if known.get(topic, found[0].topic_id) != found[0].topic_id:
             raise TopicRecreatedError(
-                f"{topic} was made anew since it was landed (its id was {known[topic]} and is {found[0].topic_id}): "
-                f"its offsets begin again and would mean other records. {how_to_go_on}"
+                f"{topic} was deleted and created again since it was landed (its id was {known[topic]} and is now "
+                f"{found[0].topic_id}): the same offsets now belong to other records. {how_to_go_on}"
             )
         bounds += found
     return bounds
@@ -445,7 +455,10 @@ def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
 
 
 def _next_after_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dict[PartitionKey, int]:
-    """The offset behind the last row in each gap: after a crash between table and checkpoint, no position tells it."""
+    """Return the offset after the last landed row inside each gap.
+
+    After a crash between Delta's commit and the checkpoint, rows are landed that `positions` does not know yet.
+    """
     if latest_version(spark, lake) is None:
         return {}
     records, behind = read_records(spark, lake), {}
@@ -460,9 +473,9 @@ def _next_after_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dic
 def _expired_while_landing(
     spark: SparkSession, lake: str, after: Iterable[PartitionBounds], starts: Mapping[PartitionKey, int]
 ) -> list[Gap]:
-    """What is not there of the offsets that this landing was to read and retention has passed since.
+    """Return the offsets that this landing should have read, but retention deleted first.
 
-    Tasks read pieces of a partition one after the other, so a hole may be in the midst of what was landed.
+    Tasks read a partition in pieces, one after the other, so a gap may lie between landed records.
     """
     gaps = []
     landed = positions(spark, lake)
@@ -490,10 +503,13 @@ def _is_partition(topic: str, partition: int) -> Column:
 
 
 def _wait_for_open_transactions(cluster: Cluster, partitions: Sequence[PartitionKey]) -> dict[PartitionKey, int]:
-    """Wait until all that was written by now can be read; what open transactions hold back after that, from where on.
+    """Wait until the records written so far are readable; return the partitions still blocked by open transactions.
 
-    A consumer that has committed past a message has written its next hop before, but may have written it behind an open
-    transaction of somebody else's: it would be taken for lost.
+    A consumer writes the next hop of a message before it commits. But the hop may lie after an open transaction of
+    another producer, where it is not readable yet, and the message would be reported as lost.
+
+    Returns:
+        the first blocked offset of each blocked partition.
     """
     written = cluster.ends(partitions, IsolationLevel.READ_UNCOMMITTED)
     deadline = time.monotonic() + _OPEN_TRANSACTION_WAIT_S
@@ -528,7 +544,7 @@ def _rows(spark: SparkSession, path: str) -> list[Any]:
 
 
 def _checkpoint(spark: SparkSession, lake: str, folder: str) -> dict[int, str]:
-    """Batch number to text of a folder of the checkpoint, read through Spark: any file system will do."""
+    """Return the files of a checkpoint folder, batch number to text; read by Spark, so on any of its file systems."""
     try:
         files = spark.read.text(f"{lake.rstrip('/')}/checkpoint/{folder}", wholetext=True)
         rows = files.select(F.element_at(F.split(F.input_file_name(), "/"), -1), "value").collect()

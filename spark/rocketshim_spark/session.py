@@ -1,8 +1,8 @@
-"""The one place where a Spark session is made, and where its jars come from.
+"""Create a Spark session with the settings and jars that the jobs need.
 
-What every session of ours has, because results depend on it: UTC, `mapKeyDedupPolicy=LAST_WIN` (Kafka permits a header
-twice; Spark's default fails the job), and adaptive execution. `require` refuses a session without these, so that a
-transform called in somebody's notebook says what is missing, and does not fail on the first odd record.
+Results depend on two settings: time zone UTC, and `mapKeyDedupPolicy=LAST_WIN` (Kafka permits repeated headers; Spark's
+default fails the job). `create` sets them, and adaptive execution. `require` refuses a session without them, so that a
+transform called in a notebook reports what is missing instead of failing on the first record with a repeated header.
 
 Where the jars for Kafka and Delta come from (`connector`):
 
@@ -14,14 +14,14 @@ Where the jars for Kafka and Delta come from (`connector`):
 `none`         no Kafka, no Delta: for transforms on frames that come from elsewhere
 =============  =====================================================================================================
 
-Coordinates are built from the versions of the installed `pyspark` and `delta-spark`. Of a resolved set, jars that the
-PySpark wheel carries itself (Hadoop, Scala, slf4j) are left out: two versions of one library on a class path end in
-errors that nobody can read.
+The coordinates follow from the versions of the installed `pyspark` and `delta-spark`. Jars that the PySpark wheel
+contains itself (Hadoop, Scala, slf4j) are left out of the resolved set, because two versions of one library on a class
+path cause obscure errors.
 
-Spark takes `spark.jars` when its JVM starts and ignores it afterwards, so a process has one session; `create` gives
-the running one. Wherever they were to come from, `create` looks whether Spark has them: without, its own first error
-is a Java trace about a catalog. Workers get `PYSPARK_PYTHON` of this interpreter when it is not
-set (Spark would take `python3` from PATH, which need not have the same packages).
+Spark reads `spark.jars` only when its JVM starts, so a process has one session, and `create` returns the running one.
+`create` checks that Spark can load the connectors, wherever they come from; otherwise Spark's first error would be a
+Java stack trace about a catalog. If `PYSPARK_PYTHON` is not set, `create` sets it to this interpreter; Spark would use
+`python3` from PATH, which may not have the same packages.
 """
 
 import importlib.metadata
@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import SparkSession
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim_local import cached_jars, fetch_jars
+from rocketshim.local import cached_jars, fetch_jars
 from rocketshim_spark.errors import ConnectorMissingError, SessionError
 
 __all__ = [
@@ -65,32 +65,32 @@ _REQUIRED: Final[Mapping[str, str]] = {
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     "spark.sql.session.timeZone": "UTC",
 }
-_DELTA_LOG_TASKS: Final = "2"  # a log of some hundred entries is read by one task faster than by the 50 of the default
+_DELTA_LOG_TASKS: Final = "2"  # one or two tasks read a log of some hundred entries faster than the default 50
 _CONNECTOR_CLASSES: Final[Mapping[str, str]] = {
     "org.apache.spark.sql.kafka010.KafkaSourceProvider": "spark-sql-kafka-0-10",
     "org.apache.kafka.clients.consumer.Consumer": "kafka-clients",
     "io.delta.sql.DeltaSparkSessionExtension": "delta-spark",
 }
 _MAX_METHOD_BYTES: Final = (
-    "8000"  # HotSpot never compiles a longer method; Spark then splits it instead (twice as fast)
+    "8000"  # HotSpot never compiles a longer method; with this limit Spark splits it (twice as fast)
 )
 _ARTIFACT = re.compile(r"(.+?)-\d[\w.]*\.jar")
 
 
 class SessionSettings(BaseModel):
-    """How a session is made.
+    """The settings of a session.
 
     Attributes:
-        app_name: what the cluster's manager shows.
-        master: where it runs, for example `local[2]`. None: what `spark-submit` or Spark's own files say, else
-            `local[*]`.
+        app_name: name of the application in the cluster manager.
+        master: where Spark runs, for example `local[2]`. None: as `spark-submit` or Spark's configuration files set it,
+            else `local[*]`.
         connector: where the jars come from, see the module.
         shuffle_partitions: partitions of a shuffle before adaptive execution joins small ones, 1 to 100,000. None:
-            Spark's own 200.
-        driver_memory: heap of the driver as Spark writes it, for example `2g`; matters in `local` mode only. None:
-            Spark's own 1g.
+            Spark's default, 200.
+        driver_memory: Java heap of the driver in Spark's notation, for example `2g`; used in `local` mode only. None:
+            Spark's default, 1g.
         ui: whether Spark's web user interface runs.
-        conf: any other Spark setting; those that results depend on cannot be overridden.
+        conf: further Spark settings; those that results depend on cannot be overridden.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -105,7 +105,7 @@ class SessionSettings(BaseModel):
 
 
 def connector_coordinates() -> list[str]:
-    """The Maven coordinates that the installed PySpark and Delta need, for `--packages` on a cluster, for example."""
+    """Return the Maven coordinates that the installed PySpark and Delta need, for example for `--packages`."""
     return [
         f"org.apache.spark:spark-sql-kafka-0-10_{_SCALA}:{pyspark.__version__}",
         f"io.delta:delta-spark_{_SCALA}:{importlib.metadata.version('delta-spark')}",
@@ -113,13 +113,13 @@ def connector_coordinates() -> list[str]:
 
 
 def fetch(*, report: Callable[[str], None] | None = None) -> list[Path]:
-    """Download the jars into rocketshim's cache; nothing is done when they are there.
+    """Download the jars into rocketshim's cache, unless they are there already.
 
     Args:
-        report: gets progress, one line of text a call; None: the logger `rocketshim_local`.
+        report: called with one line of progress at a time; None: the logger `rocketshim.local` reports progress.
 
     Returns:
-        what a session is given, see `connector_jars`.
+        the jars for a session, as `connector_jars` returns them.
 
     Raises:
         ConnectorMissingError: the repository cannot be reached, or has no such version.
@@ -134,31 +134,31 @@ def fetch(*, report: Callable[[str], None] | None = None) -> list[Path]:
 
 
 def connector_jars() -> list[Path] | None:
-    """The jars in the cache that PySpark does not carry itself, or None when they were not fetched. No download."""
+    """Return the cached jars that PySpark does not contain itself; None if they were not fetched. No download."""
     files = cached_jars(connector_coordinates())
     return None if files is None else _not_in_pyspark(sorted(files.path / name for name in files.files))
 
 
 _HOW_TO_FIX: Final = (
-    "Run `rocketshim spark fetch` on a machine that reaches a Maven repository; or let Spark resolve them with "
+    "Run `rocketshim spark fetch` on a machine that can reach a Maven repository; or let Spark download the jars with "
     "connector='packages' (`--connector packages`); or put them on the class path (`spark-submit --packages …`, "
-    "`--jars …`) and say connector='provided'"
+    "`--jars …`) and use connector='provided'"
 )
 
 
 def create(settings: SessionSettings | None = None, *, environ: Mapping[str, str] | None = None) -> SparkSession:
-    """Start a session, or give the one that runs with what results depend on set.
+    """Start a session, or return the running one with the settings that results depend on.
 
     Args:
-        settings: how; None: the defaults.
-        environ: where to look for `spark-submit`'s mark; None: this process's environment.
+        settings: the settings; None: the defaults.
+        environ: the environment that shows whether `spark-submit` started us; None: that of this process.
 
     Raises:
-        ConnectorMissingError: `cache` is asked for and nothing was fetched, or the session has not got the jars. None
-            was started, or it was stopped again; one that was running before runs on.
+        ConnectorMissingError: the connector is `cache` and nothing was fetched, or Spark cannot load the jars. A new
+            session was not started, or was stopped again; one that was running before is still running.
         SessionError: `settings.conf` overrides a setting that results depend on. Nothing was started.
 
-    Thread-safety: the session may be shared; call this from one thread.
+    Thread-safety: any thread may use the session; call `create` from one thread.
     """
     settings = SessionSettings() if settings is None else settings
     conf = _conf(settings, os.environ if environ is None else environ)
@@ -175,30 +175,30 @@ def create(settings: SessionSettings | None = None, *, environ: Mapping[str, str
         if missing:
             if running is None:
                 spark.stop()
-            raise ConnectorMissingError(f"this Spark has no {', no '.join(missing)} on its class path. {_HOW_TO_FIX}")
+            raise ConnectorMissingError(f"Spark's class path lacks {', '.join(missing)}. {_HOW_TO_FIX}")
     return spark
 
 
 def require(spark: SparkSession) -> None:
-    """Raise `SessionError` if the session lacks a setting that these jobs rest on."""
+    """Raise `SessionError` if the session lacks a setting that the jobs' results depend on."""
     for name, wanted in _REQUIRED.items():
         found = spark.conf.get(name)
         if found != wanted:
             raise SessionError(
-                f"the session has {name}={found}, and these jobs need {wanted}: make it with "
+                f"the session has {name}={found}, and the jobs need {wanted}: create it with "
                 f"rocketshim_spark.session.create, or call spark.conf.set({name!r}, {wanted!r})"
             )
 
 
 @contextmanager
 def conf_set(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Settings for what is done inside; afterwards the session has again what it had.
+    """Change settings of a session inside a `with` block, and restore them afterwards.
 
     Args:
         spark: the session.
-        values: settings of Spark, or of what it hands them on to (Parquet's writer, Delta).
+        values: settings of Spark, or of the libraries it passes them to (Parquet's writer, Delta).
 
-    Thread-safety: none; the settings are the session's, and so every thread's.
+    Thread-safety: none; all threads of the session see the settings.
     """
     previous = {name: spark.conf.get(name, None) for name in values}
     for name, value in values.items():
@@ -214,10 +214,12 @@ def conf_set(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
 
 
 def without_dictionaries(columns: Iterable[str]) -> dict[str, str]:
-    """Settings that let Parquet begin no dictionary of columns that hardly repeat themselves: it would throw it away.
+    """Return settings with which Parquet builds no dictionary for these columns.
+
+    For columns with few repeated values Parquet would start a dictionary and discard it again.
 
     Args:
-        columns: Parquet's paths, for example `history.list.element.at`.
+        columns: Parquet paths, for example `history.list.element.at`.
     """
     return {f"parquet.enable.dictionary#{column}": "false" for column in columns}
 
@@ -225,15 +227,15 @@ def without_dictionaries(columns: Iterable[str]) -> dict[str, str]:
 def _conf(settings: SessionSettings, environ: Mapping[str, str]) -> dict[str, str]:
     for name, wanted in _REQUIRED.items():
         if settings.conf.get(name, wanted) != wanted:
-            raise SessionError(f"{name} cannot be {settings.conf[name]!r}: results of these jobs depend on {wanted}")
+            raise SessionError(f"{name} cannot be {settings.conf[name]!r}: the jobs' results depend on {wanted}")
     conf = {
         **_REQUIRED,
         "spark.sql.adaptive.enabled": "true",
         "spark.ui.enabled": str(settings.ui).lower(),
-        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),  # not into logs
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),  # keep it out of log files
         "spark.databricks.delta.snapshotPartitions": _DELTA_LOG_TASKS,
         "spark.sql.codegen.hugeMethodLimit": _MAX_METHOD_BYTES,
-        "spark.sql.execution.replaceHashWithSortAgg": "true",  # where rows lie in order already (lineage)
+        "spark.sql.execution.replaceHashWithSortAgg": "true",  # for rows that are sorted already (lineage)
     }
     if settings.shuffle_partitions is not None:
         conf["spark.sql.shuffle.partitions"] = str(settings.shuffle_partitions)
@@ -250,7 +252,7 @@ def _conf(settings: SessionSettings, environ: Mapping[str, str]) -> dict[str, st
         jars = connector_jars()
         if jars is None:
             raise ConnectorMissingError(
-                f"the jars with which Spark {pyspark.__version__} reads Kafka and Delta are not in the cache. "
+                f"the jars that Spark {pyspark.__version__} needs for Kafka and Delta are not in the cache. "
                 f"{_HOW_TO_FIX}"
             )
         conf["spark.jars"] = ",".join(jar.as_posix() for jar in jars)
@@ -258,7 +260,7 @@ def _conf(settings: SessionSettings, environ: Mapping[str, str]) -> dict[str, st
 
 
 def _missing_artifacts(is_loadable: Callable[[str], bool]) -> list[str]:
-    """The artifacts that a Spark lacks for these jobs, by whether it can load a class of each."""
+    """Return the artifacts that are missing: those of which Spark cannot load a class."""
     return [artifact for name, artifact in _CONNECTOR_CLASSES.items() if not is_loadable(name)]
 
 

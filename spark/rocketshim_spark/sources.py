@@ -1,21 +1,21 @@
-"""Reading topics of Kafka: the same rows for every action on one frame.
+"""Read Kafka topics with fixed bounds: every action on one frame sees the same rows.
 
-Spark's batch source resolves `latest` in each task, on the executor. A count and a write of one frame are then two
-different reads, a task that is tried again may see more than the first try, and no arithmetic over topics can hold. So
-here the bounds of every partition are resolved once, on the driver, and given to Spark in numbers:
+Spark's batch source resolves `latest` in each task, on the executor. Then a count and a write of one frame are two
+different reads, and a retried task may see more records than its first try, so counts over topics would not add up.
+Therefore the driver resolves the bounds of every partition once and passes them to Spark as numbers:
 
-* the end is the last *stable* offset (`read_committed`): records of an open transaction, and all behind them, belong to
-  a later read; aborted ones to none;
-* the start is what the caller says, or the earliest offset there is;
-* every partition is named (`assign`), so that one added meanwhile changes nothing.
+* The end is the last *stable* offset (`read_committed`). Records of an open transaction, and all records after them,
+  are left to a later read; aborted records are never read.
+* The start is the caller's, or the earliest offset.
+* Every partition is named (`assign`), so a partition that is added meanwhile changes nothing.
 
-Offsets are places, not counts: control records and compaction leave holes. Nothing here subtracts one from another to
-tell how many records there are.
+Offsets are positions, not counts: control records and compaction leave holes. No code here subtracts offsets to count
+records.
 
-What retention deletes between resolving and reading fails the job (`failOnDataLoss`), it is never skipped.
+If retention deletes records between resolving and reading, the job fails (`failOnDataLoss`); it never skips them.
 
-A topic of delay queues is skewed by nature: most retries wait in a few partitions. `max_records_per_task` splits the
-long ones by offsets, `min_tasks` asks for so many pieces over all. Nothing of ours runs in the executors.
+A topic of delay queues is skewed: most retries wait in a few partitions. `max_records_per_task` splits long partitions
+by offsets, and `min_tasks` sets a minimum number of tasks. No Python code runs in the executors.
 """
 
 import json
@@ -48,22 +48,22 @@ from rocketshim_topics.kafka_codes import DENIED, MISSING, NO_LOGIN
 __all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since", "spark_options"]
 
 _TIMEOUT_S: Final = 30.0
-# Spark's reader waits while it fetches and fetches nothing while it writes: bigger answers, fewer waits. Of 2 M records
-# written as Parquet the wall time fell by 16 % (docs/performance.md).
+# Spark's reader waits while it fetches, and fetches nothing while it writes, so larger fetches mean fewer waits. They
+# reduced the wall time for 2 M records written as Parquet by 16 % (docs/performance.md).
 _FETCH_SETTINGS: Final[Mapping[str, str]] = {"max.poll.records": "5000", "max.partition.fetch.bytes": str(4 * 2**20)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartitionBounds:
-    """One partition as it was at one moment.
+    """The bounds of one partition at one moment.
 
     Attributes:
-        topic: physical name.
+        topic: physical name of the topic.
         partition: from 0.
-        topic_id: Kafka's id of the topic; another one under the same name is another topic.
+        topic_id: Kafka's id of the topic; it changes when the topic is deleted and created again.
         earliest: first offset that retention has left.
         start: first offset to read.
-        end: offset behind the last stable one: reading ends before it. Not less than `start`.
+        end: last stable offset; reading stops before it. Not less than `start`.
     """
 
     topic: str
@@ -75,11 +75,11 @@ class PartitionBounds:
 
 
 class Cluster:
-    """What the driver asks the cluster before Spark reads.
+    """The driver's queries to the cluster, before Spark reads.
 
     Args:
         bootstrap: addresses of the brokers.
-        config: further librdkafka settings, for example of security; None: none.
+        config: further librdkafka settings, for example for security; None: none.
 
     Raises:
         ConfigError: librdkafka refuses a setting.
@@ -99,10 +99,10 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to do: librdkafka's client ends with the object."""
+        """Do nothing: librdkafka's client is closed with the object."""
 
     def topics(self) -> list[str]:
-        """The names of all topics that may be seen, Kafka's internal ones left out, sorted.
+        """Return the names of all visible topics without Kafka's internal ones, sorted.
 
         Raises:
             BrokerUnavailableError: no broker answered within 30 s.
@@ -114,9 +114,9 @@ class Cluster:
         return sorted(name for name in found if not name.startswith("__"))
 
     def retention_ms(self, topics: Iterable[str]) -> dict[str, int]:
-        """How long each of these topics keeps records, in ms; -1: for ever.
+        """Return the retention of each of these topics in ms; -1: unlimited.
 
-        A topic that does not exist, or whose settings may not be read (DescribeConfigs), is absent.
+        A topic that does not exist is left out, and one whose settings the client may not read (DescribeConfigs).
 
         Raises:
             BrokerUnavailableError, NotAuthorizedError: as `bounds`.
@@ -125,15 +125,15 @@ class Cluster:
         return {topic: int(state.config["retention.ms"]) for topic, state in found.items() if state.config}
 
     def bounds(self, topics: Iterable[str]) -> list[PartitionBounds]:
-        """Resolve the bounds of every partition of these topics, all of it from earliest to the last stable offset.
+        """Resolve the bounds of every partition of these topics, from the earliest to the last stable offset.
 
-        Ends are asked for topic by topic in the order given: who needs a cut across topics (the source before what its
-        messages become) gives them in the order in which messages travel.
+        The end offsets are read topic by topic, in the given order. A caller that needs a consistent cut passes the
+        topics in the order in which messages travel: source topics before retry and dead-letter topics.
 
         Raises:
             TopicMissingError: one of them does not exist.
             BrokerUnavailableError: a broker did not answer within 30 s.
-            NotAuthorizedError: a right is missing (Describe on the topic).
+            NotAuthorizedError: the client lacks a permission (Describe on the topic).
         """
         resolved: list[PartitionBounds] = []
         for topic in dict.fromkeys(topics):
@@ -153,7 +153,7 @@ class Cluster:
         return resolved
 
     def groups(self) -> list[str]:
-        """The names of all consumer groups that may be seen, sorted.
+        """Return the names of all visible consumer groups, sorted.
 
         Raises:
             BrokerUnavailableError, NotAuthorizedError: as `bounds`.
@@ -162,14 +162,14 @@ class Cluster:
             found = self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S)
         except KafkaException as error:
             raise self._translated(error, "the consumer groups") from error
-        if found.errors:  # of the groups of one broker; without their positions much would look open
+        if found.errors:  # one broker failed; without its groups' positions many messages would be reported as open
             raise self._translated(found.errors[0], "the consumer groups")
         return sorted(each.group_id for each in found.valid)
 
     def committed(self, group: str, topics: Collection[str]) -> dict[tuple[str, int], int]:
-        """The committed positions of a group on these topics: (topic, partition) to the next offset it will read.
+        """Return the committed positions of a group on these topics: (topic, partition) to the next offset to read.
 
-        Partitions without a commit, and topics that do not exist, are absent.
+        Partitions without a commit, and topics that do not exist, are left out.
 
         Raises:
             BrokerUnavailableError, NotAuthorizedError: as `bounds`.
@@ -184,7 +184,7 @@ class Cluster:
         return {(each.topic, each.partition): each.offset for each in found}
 
     def ends(self, partitions: Iterable[tuple[str, int]], isolation: IsolationLevel) -> dict[tuple[str, int], int]:
-        """The end of each partition now: `READ_COMMITTED` behind the last stable offset, else behind the last of all.
+        """Return the current end of each partition: the last stable offset, or for `READ_UNCOMMITTED` the very last.
 
         Raises:
             TopicMissingError, BrokerUnavailableError, NotAuthorizedError: as `bounds`.
@@ -209,28 +209,31 @@ class Cluster:
     def _translated(self, error: KafkaException, what: str) -> ClusterError:
         cause: KafkaError = error.args[0]
         if cause.code() in MISSING:
-            return TopicMissingError(f"there is no topic {what} at {self._bootstrap}")
+            return TopicMissingError(f"topic {what} does not exist at {self._bootstrap}")
         if cause.code() in DENIED | NO_LOGIN:
-            return NotAuthorizedError(f"{what} at {self._bootstrap}: {cause.str()}; the jobs need Describe and Read")
-        return BrokerUnavailableError(f"{self._bootstrap} did not answer about {what}: {cause.str()}")
+            return NotAuthorizedError(
+                f"no permission for {what} at {self._bootstrap}: {cause.str()}; the jobs need Describe and Read"
+            )
+        return BrokerUnavailableError(f"{self._bootstrap} did not answer a request for {what}: {cause.str()}")
 
 
 def spark_options(bootstrap: str, kafka: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The options that every read of ours has.
+    """Return the options of Spark's Kafka source that every read needs.
 
     Args:
         bootstrap: addresses of the brokers.
-        kafka: settings of the Java client, for example `{"security.protocol": "SASL_SSL"}`; None: none. Where they do
-            not say otherwise, up to 5,000 records a poll (Kafka: 500) and 4 MiB a fetch of a partition (Kafka: 1 MiB).
+        kafka: settings of Spark's Kafka client (Java), for example `{"security.protocol": "SASL_SSL"}`; None: none.
+            They override our defaults of 5,000 records a poll (Kafka: 500) and 4 MiB a partition and fetch (Kafka: 1
+            MiB).
 
     Raises:
-        ConfigError: `kafka` names a group or an isolation level: Spark's readers are in no group, and read what is
-            committed.
+        ConfigError: `kafka` sets the group, the isolation level or the brokers, which the jobs decide: Spark's reader
+            is in no group, and reads committed records only.
     """
     given = dict(kafka or {})
     for name in ("group.id", "isolation.level", "bootstrap.servers"):
         if name in given:
-            raise ConfigError(f"{name} cannot be set for Spark's reader: it is decided by the job")
+            raise ConfigError(f"{name} cannot be set for Spark's Kafka client: the job sets it")
     return {
         **{f"kafka.{name}": value for name, value in {**_FETCH_SETTINGS, **given}.items()},
         "kafka.bootstrap.servers": bootstrap,
@@ -249,21 +252,21 @@ def read_batch(
     min_tasks: int | None = None,
     max_records_per_task: int | None = 500_000,
 ) -> DataFrame:
-    """A frame over exactly these offsets: any number of actions on it see the same rows.
+    """Return a frame of exactly these offsets, so that every action on it sees the same rows.
 
     Args:
         spark: a session with the Kafka connector.
         bootstrap: addresses of the brokers.
         bounds: every partition with its start and end, as `Cluster.bounds` resolves them; at least one.
-        kafka: settings of the Java client; None: none.
-        min_tasks: split into at least about so many tasks; None: one task for each partition and piece of it.
-        max_records_per_task: most offsets that one task reads; None: no limit.
+        kafka: settings of Spark's Kafka client (Java); None: none.
+        min_tasks: approximate minimum number of tasks; None: one task for each partition or piece of one.
+        max_records_per_task: largest number of offsets for one task; None: no limit.
 
     Returns:
         Spark's columns: key, value, topic, partition, offset, timestamp, timestampType, headers.
 
     Raises:
-        ConfigError: no bounds, or a start that is behind its end.
+        ConfigError: there are no bounds, or a start is not between the earliest offset and the end.
 
     Thread-safety: as the session. Nothing is read before an action.
     """
@@ -287,9 +290,9 @@ def read_batch(
 
 
 def since(bounds: Sequence[PartitionBounds], starts: Mapping[tuple[str, int], int]) -> list[PartitionBounds]:
-    """The same ends with later starts; a partition that `starts` does not name keeps its own.
+    """Return the bounds with other starts; a partition that `starts` does not name keeps its own.
 
-    A start that retention has overtaken is moved to the earliest offset, one behind the end to the end.
+    A start before the earliest offset is moved to the earliest offset, and a start after the end to the end.
     """
     return [
         replace(each, start=min(each.end, max(each.earliest, starts.get((each.topic, each.partition), each.start))))
@@ -298,11 +301,11 @@ def since(bounds: Sequence[PartitionBounds], starts: Mapping[tuple[str, int], in
 
 
 def offsets_json(values: Mapping[tuple[str, int], int], *, as_list: bool = False) -> str:
-    """Numbers of partitions as Spark's Kafka options want them.
+    """Format one number for each partition as JSON for Spark's Kafka options.
 
     Args:
         values: (topic, partition) to number.
-        as_list: the values alone, as the option `assign` wants them.
+        as_list: whether to list the numbers without the partitions, as the option `assign` needs them.
     """
     nested: dict[str, dict[str, int]] = {}
     for (topic, partition), value in values.items():

@@ -76,7 +76,7 @@ def test_a_session_of_somebody_elses_is_refused_with_what_it_lacks(
 ) -> None:
     theirs = spark.newSession()
     theirs.conf.set(setting, value)
-    with pytest.raises(SessionError, match=f"{setting}={value}, and these jobs need {needed}.*spark.conf.set"):
+    with pytest.raises(SessionError, match=f"{setting}={value}, and the jobs need {needed}.*spark.conf.set"):
         session.require(theirs)
 
 
