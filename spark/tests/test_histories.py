@@ -157,7 +157,7 @@ def test_the_trend_counts_what_came_what_went_and_the_hours_left(event_frame: Da
     assert of_group["pay-clean"].hours_left > 29 * 24 - 1  # of this one the brokers said nothing
     report = dlq_trend.report(days, dlq_trend.open_letters(letters, asked), asked)
     assert "1 groups lose some" in report.verdict
-    assert report.notes == ("of 1 topics the retention is assumed, not asked of the brokers",)
+    assert report.notes == ("the retention of 1 topics is assumed, not read from the brokers",)
     soon = dlq_trend.TrendParams(now=ms(NOW_MS), retention_ms=86_400_000)
     assert not dlq_trend.report(days, dlq_trend.open_letters(letters, soon), soon).fine
 

@@ -1,1 +1,1 @@
-"""The jobs: each a pure `transform(events, params)` and a verdict for a person. `rocketshim_spark.cli` runs them."""
+"""The jobs: each has pure functions from frames to frames, and a report. `rocketshim_spark.cli` runs them."""

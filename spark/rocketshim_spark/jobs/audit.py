@@ -1,28 +1,32 @@
-"""Is anything lost: what was sent, against what became of it. By distinct message, never by offsets.
+"""Audit: compare the messages that were sent with their states, to find lost ones.
 
-For each topic and group::
+The audit counts distinct messages, never offsets. For each topic and group::
 
     sent = acknowledged + pending + scheduled + retrying + dead + parked + open + lost
 
-where `sent` is every message of which any record is known, and each is in exactly one state (see
-`rocketshim_spark.jobs.lineage`; what is inferred there is inferred here). The *residual* are the messages of which
-something is missing, listed one by one with the reason:
+`sent` counts every message with at least one record. Each message is in exactly one state, as
+`rocketshim_spark.jobs.lineage` defines them; a state that is inferred there is inferred here. The *residual* are the
+messages with a missing record, listed one by one with the reason:
 
 ====================  ==============================================================================================
-`lost`                it waited in the schedule, the worker has passed it, nothing followed
-`missing-attempt`     an attempt is known, the one before is not
-`no-source-record`    there are retries or dead letters of it, its first delivery is not among the records
+`lost`                it waited in the schedule, the worker's position is beyond it, and no record follows
+`missing-attempt`     the record of an attempt exists, that of the attempt before does not
+`no-source-record`    it has retries or dead letters, but its first delivery is not among the records
 ====================  ==============================================================================================
 
-A residual is *explained* if retention took records before they were landed (`gaps`): a `no-source-record` whose first
-delivery lies in a gap, a `missing-attempt` if a gap is noted on any of the shim's topics, a `lost` if one is noted on a
-topic to which it was to go (its own for the first delivery, else a retry topic). Explained ones are counted as
-`expired`. A gap is a finding too: nobody knows what was in it but its offsets, which are the most that can be missing.
+A residual message is *explained* if retention may have deleted its missing record before it was landed (`gaps`):
 
-A record of the shim's topics that breaks the wire format (`malformed`) is part of no life, so it may be what is missing
-of one: it is counted, with the first place where there is one, and a finding.
+* `no-source-record`: its first delivery lies in a gap;
+* `missing-attempt`: any of the shim's topics has a gap;
+* `lost`: its destination has a gap. That is its own topic for the first delivery, else any retry topic.
 
-That a message was *handled* nobody can prove from Kafka: acknowledged means that its group has committed past it.
+Explained messages are counted as `expired`. A gap is a finding in any case: only its number of offsets is known, an
+upper bound of the missing records.
+
+A record on a shim topic that breaks the wire format (`malformed`) belongs to no lifecycle, so it may be the missing
+record of one. Such records are counted, each reason with a sample, and are a finding.
+
+Kafka does not record that a message was *handled*: acknowledged means that its group has committed past it.
 """
 
 from pyspark.sql import DataFrame
@@ -37,11 +41,11 @@ _LISTED = 50
 
 
 def residuals(lifecycles: DataFrame, gaps: DataFrame) -> DataFrame:
-    """The messages of which something is missing.
+    """Return the messages with a missing record.
 
     Args:
-        lifecycles: as `lineage.transform` makes them.
-        gaps: as `land.read_gaps` gives them.
+        lifecycles: as `lineage.transform` returns them.
+        gaps: as `land.read_gaps` returns them.
 
     Returns:
         topic, grp, msg_id, reason, explained, state, origin, last_at.
@@ -57,7 +61,7 @@ def residuals(lifecycles: DataFrame, gaps: DataFrame) -> DataFrame:
     origin_parts = F.split("origin", "/")
     found = found.withColumns(
         {
-            # A stranger's text may have any number of parts.
+            # The origin comes from a header, so the text may have any number of parts.
             "at_topic": F.get(origin_parts, F.lit(0)),
             "at_partition": F.get(origin_parts, F.lit(1)).try_cast("int"),
             "at_offset": F.get(origin_parts, F.lit(2)).try_cast("bigint"),
@@ -72,7 +76,7 @@ def residuals(lifecycles: DataFrame, gaps: DataFrame) -> DataFrame:
     is_shim_topic = F.col("topic").rlike(r"(SCHEDULE_TOPIC_XXXX|rmq\.(retry|dlq)\.)")
     gap_facts = F.broadcast(
         gaps.agg(
-            (F.count_if(is_shim_topic) > 0).alias("ours_expired"),
+            (F.count_if(is_shim_topic) > 0).alias("shim_topic_expired"),
             (F.count_if(F.col("topic").contains("rmq.retry.")) > 0).alias("retries_expired"),
             F.collect_set("topic").alias("with_gaps"),
         )
@@ -83,7 +87,7 @@ def residuals(lifecycles: DataFrame, gaps: DataFrame) -> DataFrame:
     joined = found.join(holes, within, "left").dropDuplicates(["grp", "msg_id"]).crossJoin(gap_facts)
     explained = (
         F.when(F.col("reason") == "no-source-record", F.col("low").isNotNull())
-        .when(F.col("reason") == "missing-attempt", F.col("ours_expired"))
+        .when(F.col("reason") == "missing-attempt", F.col("shim_topic_expired"))
         .otherwise(target_expired)
     )
     return joined.select(
@@ -99,14 +103,15 @@ def residuals(lifecycles: DataFrame, gaps: DataFrame) -> DataFrame:
 
 
 def transform(lifecycles: DataFrame, missing: DataFrame) -> DataFrame:
-    """The account of each topic and group.
+    """Count the messages of each topic and group by state.
 
     Args:
-        lifecycles: as `lineage.transform` makes them.
-        missing: as `residuals` makes it of these lifecycles.
+        lifecycles: as `lineage.transform` returns them.
+        missing: as `residuals` returns them for these lifecycles.
 
     Returns:
-        topic, grp, sent, one column for each state, copies (repeats), residual (not explained), expired (explained).
+        topic, grp, sent, one column for each state, copies (repeated records), residual (not explained), expired
+        (explained).
 
     Thread-safety: a pure function of the frames.
     """
@@ -124,10 +129,13 @@ def transform(lifecycles: DataFrame, missing: DataFrame) -> DataFrame:
 
 
 def malformed(events: DataFrame) -> DataFrame:
-    """The records of the shim's topics that break the wire format: topic, reason, records, first_at, sample.
+    """Count the records on shim topics that break the wire format.
 
     Args:
-        events: as `rocketshim_spark.events.transform` makes them.
+        events: as `rocketshim_spark.events.transform` returns them.
+
+    Returns:
+        topic, reason, records, first_at (earliest Kafka timestamp), sample (coordinates of the earliest record).
     """
     broken = events.filter(F.col("decode_error").isNotNull())
     return broken.groupBy("topic", F.col("decode_error").alias("reason")).agg(
@@ -138,13 +146,13 @@ def malformed(events: DataFrame) -> DataFrame:
 
 
 def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, malformed_records: DataFrame) -> Report:
-    """The verdict: `residual 0`, nothing parked, nothing malformed and no gap is fine.
+    """Make the report. Findings: a residual that is not explained, a parked message, a malformed record, a gap.
 
     Args:
-        account: as `transform` makes it.
-        missing: as `residuals` makes it.
-        gaps: as `land.read_gaps` gives them.
-        malformed_records: as `malformed` makes it.
+        account: as `transform` returns it.
+        missing: as `residuals` returns it.
+        gaps: as `land.read_gaps` returns them.
+        malformed_records: as `malformed` returns them.
     """
     counted = account.orderBy("topic", "grp").collect()
     listed = missing.orderBy("explained", "topic", "grp", "msg_id").limit(_LISTED).collect()
@@ -185,5 +193,5 @@ def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, malformed_re
         fine=not residual and not holes and not parked and not broken,
         tables=tuple(tables),
         bars=tuple((state, sum(row[state] for row in counted)) for state in STATES),
-        notes=("acknowledged, pending: inferred from committed positions that were taken before the ends",),
+        notes=("acknowledged and pending are inferred from committed positions, read before the end offsets",),
     )

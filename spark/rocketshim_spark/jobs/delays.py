@@ -1,24 +1,26 @@
-"""Is a delay what was promised: how late, never early, never forgotten, never overtaken within its queue.
+"""Delays: measure how late messages were delivered, and find early, overtaken, stuck and undelivered ones.
 
-Each schedule record that was due is held against the record that was made from it (`HOP_ID`). A record that hopped on
-to another queue is not a delivery; the last one of its way counts. Lateness is the Kafka timestamp of the delivered
-record minus the due time. On topics with `LogAppendTime` that is the broker's clock; on others the worker's, so across
-machines an offset of the two clocks is in it: `skew_ms` allows for it before anything is called early.
+Each schedule record is joined with the records that were made from it (`HOP_ID`). A move to another delay queue is not
+a delivery; only the last schedule record of a message is delivered. Lateness is the Kafka timestamp of the delivered
+record minus the due time. On topics with `LogAppendTime` the timestamp is from the broker's clock, on others from the
+worker's. So it contains the difference between the clocks of two machines; `skew_ms` allows for that before a delivery
+counts as early.
 
 ============  ======================================================================================================
-outcome       of one schedule record
+outcome       meaning for one schedule record
 ============  ======================================================================================================
-`delivered`   something was made from it; more than one delivery of one record is counted as `repeats`
-`hopped`      it moved on to another queue
+`delivered`   it was delivered; deliveries after the first are counted as `repeats`
+`hopped`      it moved to another delay queue
 `parked`      the worker could not deliver it
-`never`       the worker's position is beyond it, and nothing followed
-`stuck`       it was due more than `grace_ms` before `now`, and the worker has not passed it
-`waiting`     none of these: not due yet, or just about
+`never`       the worker's position is beyond it, and no record follows
+`stuck`       it was due more than `grace_ms` before `now`, and the worker's position is not beyond it
+`waiting`     none of these: it is not due yet, or overdue for less than `grace_ms`
 ============  ======================================================================================================
 
-A queue is first-in-first-out. A record was `overtaken` if one that was stored after it in its queue lies before it in
-the partition to which both were delivered: offsets say so, and no clock. Records that went to different partitions, or
-hopped on, are not compared, and one that was delivered twice is not judged: its repeats say enough.
+A delay queue is first-in-first-out. A record was `overtaken` if a later record of its queue was delivered before it to
+the same partition. Offsets decide this, not clocks. Records that were delivered to different partitions, or moved to
+another queue, are not compared. A record that was delivered more than once is never reported as overtaken, only as
+repeated.
 """
 
 import datetime as dt
@@ -39,13 +41,13 @@ _LISTED: Final = 50
 
 
 class DelayParams(BaseModel):
-    """What is known beside the records.
+    """Facts and limits beside the records.
 
     Attributes:
-        now: the moment for which `stuck` is said: that of the landing.
-        worker: the worker's committed positions, (topic, partition) to the next offset; taken before the ends.
-        grace_ms: how long after its due time an undelivered record is not called stuck yet; 0 or more, 60 s.
-        skew_ms: how early a delivery may seem, because two clocks differ; 0 or more, 0.
+        now: the time at which the records were landed; `stuck` refers to it.
+        worker: the worker's committed positions: (topic, partition) to the next offset; read before the end offsets.
+        grace_ms: an undelivered record is stuck when it is overdue for longer than this; 0 or more, default 60 s.
+        skew_ms: how early a delivery may be, because clocks differ; 0 or more, default 0.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,15 +59,15 @@ class DelayParams(BaseModel):
 
 
 def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
-    """One row per schedule record.
+    """Return the outcome of each schedule record.
 
     Args:
-        events: as `rocketshim_spark.events.transform` makes them.
-        params: what is known beside.
+        events: as `rocketshim_spark.events.transform` returns them.
+        params: facts and limits beside the records.
 
     Returns:
         msg_id, grp, real_topic, delay_level (null: a fine queue), stored_at, due_at, coordinates, outcome, late_ms
-        (of delivered ones; negative: early), early (beyond the skew), overtaken, repeats.
+        (null if not delivered; negative: early), early (by more than the skew), overtaken, repeats.
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
@@ -88,7 +90,7 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
     joined = waited.join(followed, F.col("coordinates") == F.col("from"), "left").join(
         passed, (F.col("topic") == F.col("of")) & (F.col("partition") == F.col("part")), "left"
     )
-    # From the newest back to the oldest: a frame that looks forward costs the square of a queue's length.
+    # From the newest to the oldest: a window that looks forward takes quadratic time in the length of a queue.
     newer = Window.partitionBy("topic", "partition", "first.topic", "first.partition").orderBy(F.desc("offset"))
     passed_by = F.min("first.offset").over(newer.rowsBetween(Window.unboundedPreceding, -1))
     late = F.unix_millis("first.stored_at") - F.unix_millis("due_at")
@@ -120,10 +122,10 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
 
 
 def transform(found: DataFrame) -> DataFrame:
-    """Lateness by level and hour.
+    """Count outcomes and lateness by delay level and hour.
 
     Args:
-        found: as `outcomes` makes it.
+        found: as `outcomes` returns it.
 
     Returns:
         delay_level, hour (UTC, of the due time), delivered, hopped, parked, never, stuck, waiting, early, overtaken,
@@ -144,11 +146,11 @@ def transform(found: DataFrame) -> DataFrame:
 
 
 def report(found: DataFrame, by_level: DataFrame) -> Report:
-    """The verdict: nothing early, overtaken, forgotten, stuck or parked is fine.
+    """Make the report. Findings: messages that are early, overtaken, never delivered, stuck or parked.
 
     Args:
-        found: as `outcomes` makes it.
-        by_level: as `transform` makes it.
+        found: as `outcomes` returns it.
+        by_level: as `transform` returns it.
     """
     fields = (
         *("delay_level", "hour", "delivered", "hopped", "parked", "never", "stuck", "waiting", "early", "overtaken"),
@@ -184,5 +186,5 @@ def report(found: DataFrame, by_level: DataFrame) -> Report:
         tables=tuple(tables),
         bars=tuple(latest.items()),
         bars_title="lateness, ms at p99 (the worst hour)",
-        notes=("times of deliveries are Kafka timestamps: the worker's clock where the topic has no LogAppendTime",),
+        notes=("delivery times are Kafka timestamps: from the worker's clock if the topic has no LogAppendTime",),
     )

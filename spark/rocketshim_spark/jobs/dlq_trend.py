@@ -1,12 +1,13 @@
-"""Do dead letters pile up, and when will retention delete those that nobody has sent again.
+"""Dead-letter trend: count open dead letters per group and day, and tell when retention deletes the oldest.
 
-Per group and day (UTC): how many arrived, how many were replayed or discarded, and how many were left (`depth`) at its
-end. A dead letter is *replayed* when a redrive was made from it, or the redrive log says so; its topic is not emptied
-by that. What retention has deleted since counts on as left: it was neither sent again nor read. Repeats of one letter
-(a consumer that died between sending and committing) count once, by message, attempt and replay.
+For each group and day (UTC) the job counts the dead letters that arrived, were replayed or were discarded, and those
+left at the end of the day (`depth`). A dead letter is *replayed* if a record was made from it by a redrive, or if the
+redrive log has such a mark; it still lies on its topic. A dead letter that retention has deleted since still counts as
+left. Repeats of one dead letter (a consumer stopped between sending and committing) count once, by message, attempt and
+replay.
 
-When a letter is deleted is decided by the setting `retention.ms` of its topic, so the brokers are asked for it. Kafka
-deletes whole segments: the hours are those after which a letter *may* be gone.
+The setting `retention.ms` of a topic decides when its dead letters are deleted; the job reads it from the brokers.
+Kafka deletes whole segments, so a dead letter *may* be deleted after the reported hours, or later.
 """
 
 import datetime as dt
@@ -28,13 +29,14 @@ _HOUR_MS: Final = 3_600_000
 
 
 class TrendParams(BaseModel):
-    """What is known beside the records.
+    """Facts and limits beside the records.
 
     Attributes:
-        now: the moment for which ages and hours are said: that of the landing.
-        retention_of: physical topic to its retention in ms, as the brokers have it; -1: kept for ever.
-        retention_ms: of topics that `retention_of` does not name; 1 or more, 30 days (as `rocketshim init` sets it).
-        warn_hours: a letter that is deleted within so many hours is a finding; 0 or more, 24.
+        now: the time at which the records were landed; ages and remaining hours refer to it.
+        retention_of: physical topic to its retention in ms, read from the brokers; -1: unlimited.
+        retention_ms: retention of the topics that `retention_of` does not name; 1 or more, default 30 days (as
+            `rocketshim init` sets it).
+        warn_hours: a dead letter that retention deletes within this time is a finding; 0 or more, default 24.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,11 +48,11 @@ class TrendParams(BaseModel):
 
 
 def letters(events: DataFrame, settled: DataFrame | None = None) -> DataFrame:
-    """One row per dead letter.
+    """Return one row per dead letter, without repeats.
 
     Args:
-        events: as `rocketshim_spark.events.transform` makes them.
-        settled: as `rocketshim_spark.events.settled` makes it; None: nothing is known of the redrive log.
+        events: as `rocketshim_spark.events.transform` returns them.
+        settled: as `rocketshim_spark.events.settled` returns it; None: no redrive log was landed.
 
     Returns:
         grp, topic, arrived_at, replayed_at, discarded_at (null: not yet), coordinates.
@@ -78,12 +80,15 @@ def letters(events: DataFrame, settled: DataFrame | None = None) -> DataFrame:
 
 
 def transform(found: DataFrame) -> DataFrame:
-    """Per group and day: arrived, replayed, discarded, depth.
+    """Count dead letters per group and day.
 
     Args:
-        found: as `letters` makes it.
+        found: as `letters` returns it.
+
+    Returns:
+        grp, day (UTC), arrived, replayed, discarded, depth (dead letters left at the end of the day).
     """
-    # One that was sent again and discarded later has left once.
+    # A dead letter that was sent again and discarded later is counted as replayed only.
     times = F.array(
         F.struct(F.col("arrived_at").alias("at"), F.lit("arrived").alias("what")),
         F.struct(F.col("replayed_at").alias("at"), F.lit("replayed").alias("what")),
@@ -100,15 +105,15 @@ def transform(found: DataFrame) -> DataFrame:
 
 
 def open_letters(found: DataFrame, params: TrendParams) -> DataFrame:
-    """Per group: depth now, the oldest letter that is left, and the hours until retention may delete it.
+    """Return each group's open dead letters, the oldest of them, and the hours until retention may delete it.
 
     Args:
-        found: as `letters` makes it.
-        params: what is known beside.
+        found: as `letters` returns it.
+        params: facts and limits beside the records.
 
     Returns:
-        grp, topic, depth, oldest_at, oldest (coordinates), oldest_age_hours, asked (whether the brokers said how long
-        the topic keeps records), hours_left (null: it keeps them for ever).
+        grp, topic, depth, oldest_at, oldest (coordinates), oldest_age_hours, asked (whether the retention was read from
+        the brokers), hours_left (null: retention is unlimited).
     """
     now = F.lit(params.now.astimezone(dt.UTC))
     age_ms = F.unix_millis(now) - F.unix_millis("oldest_at")
@@ -129,11 +134,11 @@ def open_letters(found: DataFrame, params: TrendParams) -> DataFrame:
 
 
 def report(days: DataFrame, left: DataFrame, params: TrendParams) -> Report:
-    """The verdict. A finding: letters that retention deletes within `warn_hours`, or has deleted already.
+    """Make the report. A finding: dead letters that retention deletes within `warn_hours`, or may have deleted already.
 
     Args:
-        days: as `transform` makes it.
-        left: as `open_letters` makes it.
+        days: as `transform` returns it.
+        left: as `open_letters` returns it.
         params: as for `open_letters`.
     """
     groups = left.orderBy(F.asc_nulls_last("hours_left"), "topic").collect()
@@ -158,5 +163,5 @@ def report(days: DataFrame, left: DataFrame, params: TrendParams) -> Report:
         ),
         bars=tuple(sorted(by_day.items()))[-31:],
         bars_title="dead letters by day",
-        notes=(f"of {assumed} topics the retention is assumed, not asked of the brokers",) if assumed else (),
+        notes=(f"the retention of {assumed} topics is assumed, not read from the brokers",) if assumed else (),
     )

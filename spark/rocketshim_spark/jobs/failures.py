@@ -1,13 +1,13 @@
-"""What failed, where, why, how often, since when, and what of it is new.
+"""Failures: count failed attempts by cause, with first and last time, and find new causes.
 
-A failed attempt leaves its mark (`FAIL_*`) on every record that follows from it: the schedule records of its wait, the
-retry record, or the dead letter. Here it is one failure: events are joined by group, message, attempt and replay, and
-the earliest record stands for all. So a relay that repeated itself after a crash makes no second failure, and nothing
-is counted from offsets.
+A failed attempt sets `FAIL_*` headers on every record that follows from it: the schedule records while it waits, the
+retry record, or the dead letter. The job counts them as one failure: it groups events by group, message, attempt and
+replay, and takes the earliest record. So a worker that repeats a delivery after a crash adds no failure, and offsets
+are never counted.
 
-Two failures have the same *fingerprint* if their texts differ in numbers and ids only. A cause (group, class,
-fingerprint) is *new* if it was never seen before `new_since`: in the events that were given, so give the job more days
-than it reports.
+Two failures have the same *fingerprint* if their texts differ only in numbers and ids. A cause (group, class,
+fingerprint) is *new* if the given events do not contain it before `new_since`; so give the job more days of events than
+it reports.
 """
 
 import datetime as dt
@@ -24,12 +24,13 @@ _CAUSE = ("grp", "fail_class", "fingerprint")
 
 
 class FailureParams(BaseModel):
-    """What is reported.
+    """Which failures to report.
 
     Attributes:
-        since, until: failures from the first time on and before the second; None: without that bound.
-        new_since: causes that were not seen before it are new; None: `since`. With both None nothing is new.
-        group: of one consumer group only; None: all.
+        since: earliest time of a failure; None: no limit.
+        until: only failures before this time; None: no limit.
+        new_since: causes first seen at or after this time are new; None: `since`. If both are None, no cause is new.
+        group: only failures of this consumer group; None: all groups.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,10 +42,10 @@ class FailureParams(BaseModel):
 
 
 def attempts(events: DataFrame) -> DataFrame:
-    """One row per failed attempt: grp, msg_id, attempt, replay_id, and the earliest record that tells of it.
+    """Return one row per failed attempt: grp, msg_id, attempt, replay_id, and the earliest record that reports it.
 
-    The time is `FAIL_AT_MS`, by the consumer's clock; without it, when that record was stored. Malformed records tell
-    nothing and are left out; `audit` counts them.
+    The time is `FAIL_AT_MS`, from the consumer's clock, or else the Kafka timestamp of that record. Malformed records
+    are left out; `audit` counts them.
     """
     failed = events.filter(
         F.col("kind").isin("schedule", "retry", "replay", "dlq")
@@ -53,7 +54,7 @@ def attempts(events: DataFrame) -> DataFrame:
         & F.col("decode_error").isNull()
         & (
             F.coalesce("attempt", F.lit(1)) > 0
-        )  # a redriven letter still says why it died before; it failed no second time
+        )  # a redriven dead letter keeps its FAIL_* headers, with attempt 0; this is not another failure
     )
     record = F.struct(
         "stored_at", "topic", "partition", "offset", "coordinates", "origin_topic", "tag", *_CAUSE[1:], "failed_at"
@@ -77,11 +78,11 @@ def attempts(events: DataFrame) -> DataFrame:
 
 
 def transform(events: DataFrame, params: FailureParams | None = None) -> DataFrame:
-    """Failures by group, topic, tag, class, fingerprint and hour.
+    """Count failures by group, topic, tag, class, fingerprint and hour.
 
     Args:
-        events: as `rocketshim_spark.events.transform` makes them.
-        params: what is reported; None: everything, nothing of it new.
+        events: as `rocketshim_spark.events.transform` returns them.
+        params: which failures to report; None: all, none of them new.
 
     Returns:
         grp, topic, tag, fail_class, fingerprint, hour (UTC), failures, messages (distinct), dead (failures after which
@@ -128,11 +129,11 @@ def transform(events: DataFrame, params: FailureParams | None = None) -> DataFra
 
 
 def report(found: DataFrame, limit: int = 30) -> Report:
-    """The most frequent causes, for a person. A finding: something died, or failed in a way that is new.
+    """Make the report of the most frequent causes. Findings: a message that became dead, and a new cause.
 
     Args:
-        found: as `transform` makes it.
-        limit: most causes that are listed.
+        found: as `transform` returns it.
+        limit: maximum number of causes to list.
     """
     causes = found.groupBy(*_CAUSE).agg(
         F.sum("failures").alias("failures"),

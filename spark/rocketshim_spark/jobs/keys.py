@@ -1,18 +1,18 @@
-"""Which keys are poison, which were overtaken, and how long they kept others waiting.
+"""Keys: find poison keys, keys whose order was broken, and how long their failures blocked a queue.
 
-From lives (`rocketshim_spark.jobs.lineage`), one row per group, topic and key. A message *failed* if it failed at
-least once, or died, also where it was redriven since. *Consecutive* failures are counted in the order of the first
-delivery, per partition.
+The job reads lifecycles (`rocketshim_spark.jobs.lineage`) and returns one row per group, topic and key. A message
+*failed* if at least one attempt failed or it became dead, even if it was redriven since. *Consecutive* failures are
+counted in the order of the first delivery, per partition.
 
-`blocked_ms` is how long failing messages of the key were under way, from their first delivery or send to their last
-record: what an orderly listener would have waited.
+`blocked_ms` is the time from the first delivery (or else the send) of the key's failed messages to their last record:
+how long an orderly listener would have blocked.
 
-`overtaken`: messages of the key that were still being retried when a later one of the same partition had been
-delivered and, by the committed position, handled. That is how concurrent groups work; in a group that relies on order
-it is a violation, and a finding where the group is named in `orderly`. What was handled is inferred. A dead letter
-without any retry before it let nothing pass: an orderly listener tries in place, and the queue waits.
+`overtaken` counts the key's messages that were still being retried when a later message of the same partition had been
+delivered and, judging by the committed position, handled. This is normal in concurrent groups. In a group that relies
+on order it is a violation, and a finding if `orderly` names the group. What was handled is inferred. A dead letter
+without a retry before it was not overtaken: an orderly listener retries in place, and the queue waits.
 
-A key is *poison* if at least `min_failures` of its messages failed, and at least half of all.
+A key is *poison* if at least `min_failures` of its messages failed, and at least half of them.
 """
 
 from typing import Final
@@ -31,11 +31,11 @@ _LISTED: Final = 30
 
 
 class KeyParams(BaseModel):
-    """What counts as what.
+    """The limits of a poison key, and the groups that need order.
 
     Attributes:
-        min_failures: failed messages from which on a key can be poison; 1 or more, 3.
-        orderly: groups that rely on order.
+        min_failures: minimum number of failed messages of a poison key; 1 or more, default 3.
+        orderly: groups that rely on message order.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,11 +45,11 @@ class KeyParams(BaseModel):
 
 
 def transform(lifecycles: DataFrame, params: KeyParams | None = None) -> DataFrame:
-    """One row per group, topic and key.
+    """Return one row per group, topic and key.
 
     Args:
-        lifecycles: as `lineage.transform` makes them.
-        params: what counts as what; None: the defaults.
+        lifecycles: as `lineage.transform` returns them.
+        params: the limits; None: the defaults.
 
     Returns:
         grp, topic, key, messages, failed, dead, most_attempts, consecutive, blocked_ms, overtaken, failed_share (of the
@@ -61,7 +61,7 @@ def transform(lifecycles: DataFrame, params: KeyParams | None = None) -> DataFra
     origin_parts = F.split("origin", "/")
     first = F.filter("history", lambda each: each["step"] == DELIVERED)
     of_key = ["grp", "topic", "key"]
-    of_queue = [*of_key, "of_topic", "of_partition"]  # offsets of another topic say nothing about order
+    of_queue = [*of_key, "of_topic", "of_partition"]  # offsets of different topics have no order
     messages = lifecycles.filter(F.col("key").isNotNull() & F.col("grp").isNotNull()).select(
         *of_key,
         "state",
@@ -76,7 +76,7 @@ def transform(lifecycles: DataFrame, params: KeyParams | None = None) -> DataFra
     )
     in_order = Window.partitionBy(*of_queue).orderBy("at")
     handled_at = F.when(F.col("state") == "acknowledged", F.col("began_at"))
-    # From the last back to the first: a frame that looks forward costs the square of a key's messages.
+    # From the last to the first: a window that looks forward takes quadratic time in the messages of a key.
     from_last = Window.partitionBy(*of_queue).orderBy(F.desc("at"))
     later = F.min(handled_at).over(from_last.rowsBetween(Window.unboundedPreceding, -1))
     run = F.row_number().over(in_order) - F.row_number().over(Window.partitionBy(*of_queue, "failed").orderBy("at"))
@@ -109,10 +109,10 @@ def transform(lifecycles: DataFrame, params: KeyParams | None = None) -> DataFra
 
 
 def report(found: DataFrame) -> Report:
-    """The worst keys, for a person. A finding: poison keys, and broken order in a group that relies on it.
+    """Make the report of the worst keys. Findings: a poison key, and broken order in a group that relies on it.
 
     Args:
-        found: as `transform` makes it.
+        found: as `transform` returns it.
     """
     fields = (
         *("grp", "topic", "key", "messages", "failed", "dead", "most_attempts", "consecutive", "blocked_ms"),
@@ -133,5 +133,5 @@ def report(found: DataFrame) -> Report:
         tables=(Table("keys with failures", fields, [tuple(row[name] for name in fields) for row in rows]),),
         bars=tuple((f"{row.grp} {bytes(row.key).decode('utf-8', 'replace')}", row.failed) for row in rows[:20]),
         bars_title="failed messages by key",
-        notes=("overtaken: what was handled is inferred from committed positions",),
+        notes=("overtaken is inferred: committed positions show which messages were handled",),
     )

@@ -1,35 +1,38 @@
-"""The life of every message, for each group that it concerns: attempts, state, and how long it took.
+"""Lineage: the lifecycle of every message in each of its groups: its attempts, its state, and how long it took.
 
-One row per group and message. What is known for sure comes from records; that a message was *consumed* leaves no
-record in Kafka and is inferred from the group's committed positions, which were taken **before** the ends of what is
-read (else a message looks lost that was only moved in between):
+A *lifecycle* is one row per group and message, made from all records of the message. Kafka has no record that a message
+was *consumed*, so that is inferred from the group's committed positions. They were read **before** the end offsets of
+the records; otherwise a message that moved in between would look lost.
 
-=============  =====================================================================================================
-state          what it rests on
-=============  =====================================================================================================
+============== ====================================================================================================
+state          meaning
+============== ====================================================================================================
 `dead`         its newest record is a dead letter
 `parked`       its newest record was parked by the worker
-`lost`         it waited in the schedule, the worker's position is beyond it, and nothing followed
-`retrying`     it failed, and waits for its next attempt
-`scheduled`    it never failed, and waits in the schedule for its first delivery
+`lost`         it waited in the schedule, the worker's position is beyond it, and no record follows
+`retrying`     it failed and waits for its next attempt
+`scheduled`    it never failed and waits in the schedule for its first delivery
 `acknowledged` its newest record was delivered and lies before the group's committed position. **Inferred**
-`pending`      it was delivered, lies at or beyond that position, and never failed. **Inferred**
-`open`         it was delivered; nothing is known of any position of the group, so nobody can say
-=============  =====================================================================================================
+`pending`      it was delivered, lies at or after that position, and never failed. **Inferred**
+`open`         it was delivered, but no position of the group is known, so its state is unknown
+============== ====================================================================================================
 
-"Newest" is by the flow of a message, not by clocks: replay after replay, attempt after attempt, and within an attempt
-waiting before parked before delivered before dead. Of several records of one step (a relay that repeated itself, hops
-from queue to queue) the one that is least far decides: as long as one waits, the message waits.
+"Newest" follows the flow of a message, not clocks: by replay, then by attempt, and within an attempt by step: waiting,
+parked, delivered, dead. Several records may have the same step (the worker repeated a delivery, or the message moved
+from queue to queue). Then the one that is least advanced decides: while one of them waits, the message waits.
 
-A message that never failed belongs to every group that has committed a position on its topic; to none (`grp` null)
-if there is no such group. Two records of one `msg_id` are one message, and counted (`copies`).
+A message that never failed belongs to every group that has committed a position on its topic. If there is no such
+group, it has one lifecycle with `grp` null. Two records with one `msg_id` are one message; `copies` counts the repeats.
 
-A life is *rooted* if its first delivery, or the wait before that, is among the records; its trail is *broken* if an
-attempt is there without the one before. A listener that is retried in place (orderly) leaves no record of its attempts;
-its dead letters are no broken trails. A life is *revived* if an attempt was retried or delivered whose failure, or an
-earlier one's, had made a dead letter, and no redrive lies between: two members with different limits, for example.
+A lifecycle is
 
-Malformed records are no part of a life and are left out.
+* *rooted* if the records contain its first delivery, or the wait before it;
+* *broken* if they contain an attempt, but not the attempt before. A listener that retries in place (orderly) leaves no
+  records of its attempts, so its dead letters are not broken;
+* *revived* if an attempt was retried or delivered although it, or an earlier one, had already made a dead letter,
+  without a redrive in between. For example, two members of the group have different retry limits.
+
+Malformed records belong to no lifecycle and are left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,18 +65,19 @@ HIGH_CARDINALITY: Final = (
     *("msg_id", "origin", "first_sent", "last_at"),
     *("history.list.element.at", "history.list.element.coordinates"),
 )
+"""Parquet paths of the columns with few repeated values."""
 _POSITIONS: Final = "owner string, of_topic string, of_partition int, committed bigint"
 WAIT, PARKED, DELIVERED, DEAD = 0, 1, 2, 3  # steps of an attempt, in the order of the flow
-_RUNS: Final = 2**32  # more than there are attempts
+_RUNS: Final = 2**32  # larger than any number of attempts
 
 
 class LineageParams(BaseModel):
-    """What is known beside the records.
+    """Facts beside the records.
 
     Attributes:
-        namespace: of the shim's topics.
-        committed: for each group, the worker's included, its committed positions: (topic, partition) to the next
-            offset; taken before the ends of the events.
+        namespace: namespace of the shim's topics.
+        committed: the committed positions of each group, including the worker's: (topic, partition) to the next offset;
+            read before the end offsets of the events.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -83,18 +87,18 @@ class LineageParams(BaseModel):
 
 
 def transform(events: DataFrame, params: LineageParams | None = None) -> DataFrame:
-    """One row per group and message.
+    """Return one lifecycle per group and message.
 
     Args:
-        events: as `rocketshim_spark.events.transform` makes them.
-        params: what is known beside; None: nothing, so that delivered messages are `open`.
+        events: as `rocketshim_spark.events.transform` returns them.
+        params: facts beside the records; None: no positions, so that delivered messages are `open`.
 
     Returns:
-        grp, msg_id, state, inferred (whether the state rests on committed positions), topic (of the first delivery,
-        where it is known), tag, key, origin (coordinates of the first delivery), first_sent, attempts (of the newest
-        replay: failures so far), deliveries, copies (records beyond the first of one step other than waiting), rooted,
-        broken, revived, history (array of replay, attempt, step, at, coordinates, kind, reason, reached; in the order
-        of the flow), last_reason, last_at, took_ms (from first_sent to the newest record; null while it is under way).
+        grp, msg_id, state, inferred (whether the state follows from committed positions), topic (of the first delivery,
+        if known), tag, key, origin (coordinates of the first delivery), first_sent, attempts (failed attempts of the
+        newest replay), deliveries, copies (records after the first one of a step, except waiting), rooted, broken,
+        revived, history (array of replay, attempt, step, at, coordinates, kind, reason, reached; in the order of the
+        flow), last_reason, last_at, took_ms (from first_sent to the newest record; null unless acknowledged or dead).
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
@@ -124,7 +128,7 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
             .otherwise(DELIVERED),
         }
     )
-    # One that never failed is told once to each group of its topic; a join and not a union, which would read all twice.
+    # A message that never failed gets a row for each group of its topic. A union instead of the join would read twice.
     steps = steps.join(
         F.broadcast(groups_of), F.col("grp").isNull() & (F.col("source_topic") == F.col("their_topic")), "left"
     )
@@ -141,7 +145,7 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
 
 
 def report(lifecycles: DataFrame) -> Report:
-    """How many messages are in which state, by topic and group. A finding: lost, broken trails, revived."""
+    """Make the report: messages by state, topic and group. Findings: lost, broken and revived lifecycles."""
     counted = (
         lifecycles.groupBy("topic", "grp")
         .agg(
@@ -169,22 +173,21 @@ def report(lifecycles: DataFrame) -> Report:
     )
     return Report(
         job="lineage",
-        verdict=f"{sum(row.messages for row in counted)} lives: {lost} lost, {broken} with a broken trail, "
-        f"{revived} revived",
+        verdict=f"{sum(row.messages for row in counted)} lifecycles: {lost} lost, {broken} broken, {revived} revived",
         fine=not lost and not broken and not revived,
         tables=(table,),
         bars=tuple((state, sum(row[state] for row in counted)) for state in STATES),
-        notes=("acknowledged and pending are inferred from committed positions; times of acknowledged messages too",),
+        notes=("acknowledged, its times, and pending are inferred from committed positions",),
     )
 
 
 def find_lifecycles(lifecycles: DataFrame, msg_id: str) -> Sequence[Any]:
-    """The rows of one message, one for each group that it concerns; empty if nothing is known of it."""
+    """Return the lifecycles of one message, one for each of its groups; empty if no record of it is known."""
     return lifecycles.filter(F.col("msg_id") == msg_id).orderBy("grp").collect()
 
 
 def format_lifecycle(lifecycle: Any) -> str:
-    """One life for a person: a line for what it is, and one for each record."""
+    """Format a lifecycle as text: one line for the state, then one line for each record."""
     state = f"{lifecycle.state} (inferred)" if lifecycle.inferred else lifecycle.state
     lines = [
         (
@@ -200,7 +203,7 @@ def format_lifecycle(lifecycle: Any) -> str:
 
 
 def _current_source_topic() -> Column:
-    """On a source topic a message is where it was sent; a parked one says where it was to go."""
+    """Return the topic that a record lies on; null for a parked one, for which `real_topic` counts."""
     return F.when(F.col("kind") != "parked", F.col("topic"))
 
 
@@ -216,15 +219,15 @@ def _lifecycles(steps: DataFrame, groups: Sequence[str]) -> DataFrame:
         F.coalesce(F.col("committed") > F.col("offset"), F.lit(col=False)).alias("reached"),
     )
     record = F.struct(entry.alias("entry"), "source_topic", "tag", "key", "origin_id", "born_at")
-    # Records of a message come to lie beside each other, so that no aggregate has to keep many (sessions of ours then
-    # take it in one pass). By a number first: ids begin alike, and sorting by them alone compares texts.
+    # Sort the records of each message together, so that no aggregation buffers many messages (sessions of `create` then
+    # need one pass). Sort by a hash first: ids have long common prefixes, so comparing them is slow.
     lifecycles = (
         steps.select(F.xxhash64("msg_id", "grp").alias("number"), "msg_id", "grp", record.alias("record"))
         .repartition("number")
         .sortWithinPartitions("number", "msg_id", "grp")
         .groupBy("number", "msg_id", "grp")
         .agg(F.sort_array(F.collect_list("record")).alias("records"))
-        .withColumns({"alone": F.size("records") == 1, "first": F.get("records", F.lit(0))})
+        .withColumns({"is_single": F.size("records") == 1, "first": F.get("records", F.lit(0))})
         .withColumn("newest", F.element_at("records", -1)["entry"])
     )
     history = F.transform("records", lambda each: each["entry"])
@@ -238,14 +241,14 @@ def _lifecycles(steps: DataFrame, groups: Sequence[str]) -> DataFrame:
     attempt, step = F.col("newest.attempt"), F.col("newest.step")
     failed = (attempt > 0) | (F.col("newest.replay") > 0)
     of_newest = F.filter("history", lambda each: _step_of(each) == _step_of(F.col("newest")))
-    # As texts and numbers, which are told apart by hashing: a message that is there 100,000 times must hold up nobody.
+    # Texts and numbers, because Spark hashes those to find distinct ones: a message may have 100,000 copies.
     moved = F.transform(F.filter("history", lambda each: each["step"] > WAIT), _step_text)
     runs = F.array_distinct(F.transform("history", _run_number))
-    # A dead letter without any retry before it is one of a listener that is retried in place.
+    # A dead letter without a retry before it comes from a listener that retries in place.
     left_records = F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < DEAD))
     hole = F.exists(runs, lambda run: (run % _RUNS > 0) & ~F.array_contains(runs, run - 1))
     delivered = F.filter("history", lambda each: each["step"] == DELIVERED)
-    following = F.slice("history", 2, F.size("history"))  # the flow is in order: what belongs together lies together
+    following = F.slice("history", 2, F.size("history"))  # the history is sorted by the flow
     revived = F.zip_with("history", following, _is_revival)
     lifecycles = lifecycles.withColumns(
         {
@@ -285,7 +288,7 @@ def _lifecycles(steps: DataFrame, groups: Sequence[str]) -> DataFrame:
         F.col("first.source_topic").alias("topic"),
         F.col("first.tag").alias("tag"),
         F.col("first.key").alias("key"),
-        # A delayed message whose first delivery was not landed: its later records say where that was.
+        # The first delivery of a delayed message may not be landed; later records have its coordinates.
         F.coalesce("first.origin_id", F.element_at("records", -1)["origin_id"], "delivered_at").alias("origin"),
         "first_sent",
         attempt.alias("attempts"),
@@ -302,8 +305,8 @@ def _lifecycles(steps: DataFrame, groups: Sequence[str]) -> DataFrame:
 
 
 def _unless_single(single: Column, general: Column) -> Column:
-    """Most messages are one record: theirs is said without walking through arrays, which Spark interprets slowly."""
-    return F.when(F.col("alone"), single).otherwise(general)
+    """Choose the expression for messages with one record, which are most: Spark evaluates array functions slowly."""
+    return F.when(F.col("is_single"), single).otherwise(general)
 
 
 def _step_of(entry: Column) -> Column:
@@ -315,12 +318,12 @@ def _step_text(entry: Column) -> Column:
 
 
 def _is_revival(entry: Column, following: Column) -> Column:
-    """Whether of two steps one made a dead letter of an attempt, and the other one went on with it."""
+    """Whether, of two adjacent steps, an attempt was retried although it or an earlier one had made a dead letter."""
     is_dead, dies = entry["step"] == DEAD, following["step"] == DEAD
     is_one_replay = entry["replay"] == following["replay"]
     return is_one_replay & ((is_dead & ~dies) | (~is_dead & dies & (entry["attempt"] == following["attempt"])))
 
 
 def _run_number(entry: Column) -> Column:
-    """Replay and attempt as one number."""
+    """Combine replay and attempt into one number."""
     return entry["replay"].cast("bigint") * _RUNS + entry["attempt"]

@@ -1,34 +1,37 @@
-"""Send dead letters again: plan, run, verify. Safe to run twice, safe to kill, and one with `rocketshim dlq apply`.
+"""Replay: send dead letters again by `plan`, `run` and `verify`. Each step can be repeated, or killed at any time.
 
-1. `plan` freezes what would be sent into a table that a person can look at: one row per dead letter, with its target,
-   its `REPLAY_ID`, its digest, and what is to be done (`send`, or `skip` with the reason). It writes nothing to Kafka.
-   Ids are made from the plan's name and the letter's coordinates: to plan again under the same name gives the same ids.
-2. `run` notes where the target topics end, once per plan and before its first record, for `verify`. Then it sends by
-   `rocketshim.admin.redrive.Redriver`, as `dlq apply` does: letters and the mark that says so in one Kafka
-   transaction, into the same redrive log. So what either of them sent or discarded the other one does not send again; a
-   run that was killed goes on, a second one sends nothing, and a second one at the same time stops the first.
-3. `verify` reads the targets from those ends and says, letter by letter, what is missing, there twice, or altered.
+1. `plan` writes a table for review: one row per dead letter, with its target, its `REPLAY_ID`, its digest and the
+   action (`send`, or `skip` with the reason). It writes nothing to Kafka. Ids are made from the plan's name and the
+   dead letter's coordinates, so a second plan of the same name has the same ids.
+2. `run` records the end offsets of the target topics for `verify`, once per plan and before its first record. Then it
+   sends with `rocketshim.deadletter.redriving.Redriver`, as `dlq apply` does: dead letters and their mark in the
+   redrive log in one Kafka transaction. Both commands share the log, so neither sends again what the other one has sent
+   or discarded. A run after a killed run continues it, a run after a complete run sends nothing, and a run that starts
+   during another run stops that one.
+3. `verify` reads the targets from the recorded ends and lists which dead letters are missing, duplicated or altered.
 
-What a letter is read from is the lake: one that retention has deleted since it was landed can still be sent. Records
-are made by `rocketshim_topics.hops.redriven`, as everywhere: identity kept, attempts counted from 0, to the retry topic
-of the group that failed, so that only that group sees it. Sending is the driver's work and not the executors': redrives
-are held back on purpose, and one transactional producer keeps the order of each partition.
+Dead letters are read from the lake, so they can be sent even if retention has deleted them since the landing. Records
+are made by `rocketshim_topics.hops.redriven`, as everywhere in rocketshim: they keep their identity, and attempts count
+from 0. They go to the retry topic of the group that failed, so only that group sees them. The driver sends, not the
+executors: the rate is limited on purpose, and one transactional producer keeps the order of each partition.
 
-Why a letter is skipped (`reason`; the names are those of `rocketshim_topics.redrive_plan` where that knows the case):
+Why a dead letter is skipped (`reason`; cases that `rocketshim_topics.redrive_plan` has too have the same names):
 
 ========================================  ============================================================================
-`redriven-by:<id>`, `discarded-by:<id>`   the redrive log, as it was landed, says so
-`replayed-already`                        there is a record that was made from it; the log says nothing
+`redriven-by:<id>`, `discarded-by:<id>`   the landed redrive log has a mark of it
+`replayed-already`                        a record was made from it, but the log has no mark of it
 `malformed:<reason>`                      it breaks the wire format
-`replayed-too-often`                      it was redriven `max_replays` times: it would only come back
+`replayed-too-often`                      it was redriven `max_replays` times already
 `by-reference`                            it has no value, only a reference to one
-`missing-header:<name>`, `bad-name:…`     it does not say where it belongs
-`repeat-of:<partition>/<offset>`          the same attempt of the same delivery, dead twice: one is enough, and if one
-                                          was sent or discarded before, chosen or not, it is that one
-`beyond-max`                              more than `max_messages`
+`missing-header:<name>`, `bad-name:…`     its headers do not name its target
+`repeat-of:<partition>/<offset>`          another dead letter of the same attempt of the same delivery: only one is
+                                          sent. If one of them was sent or discarded before, chosen or not, it is the
+                                          one that counts
+`beyond-max`                              `max_messages` are planned already
 ========================================  ============================================================================
 
-A dead-letter topic is not emptied by this: replayed is what has a replay or a mark, `dlq-trend` counts so.
+A replay does not empty the dead-letter topic. `dlq-trend` counts a dead letter as replayed if it has a replay or a
+mark.
 """
 
 from collections import Counter
@@ -42,8 +45,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
-from rocketshim.admin.redrive import Redriver
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
+from rocketshim.deadletter.redriving import Redriver
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.events import empty_settled, join_settled
 from rocketshim_spark.report import Report, Table
@@ -68,15 +71,16 @@ _LISTED: Final = 50
 
 
 class PlanParams(BaseModel):
-    """What is to be sent again.
+    """Which dead letters to send, and where.
 
     Attributes:
         plan_id: name of the plan, part of every replay id; 1 to 100 letters, digits, `.`, `_`, `-`.
-        namespace: of the shim's topics.
-        group: dead letters of one consumer group only; None: of all.
-        to_source: to the topic of the first delivery, and so to every group; False: to the group's retry topic.
-        max_replays: a letter that was redriven so often already, by whatever, is skipped; 1 or more, 3.
-        max_messages: most letters that are sent; None: no limit.
+        namespace: namespace of the shim's topics.
+        group: only dead letters of this consumer group; None: all groups.
+        to_source: True: send to the topic of the first delivery, where every group sees it; False: to the group's retry
+            topic.
+        max_replays: a dead letter that was redriven this often, by any command, is skipped; 1 or more, default 3.
+        max_messages: maximum number of dead letters to send; None: no limit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -90,14 +94,14 @@ class PlanParams(BaseModel):
 
 
 def named_targets(events: DataFrame, params: PlanParams) -> DataFrame:
-    """Where dead letters belong: the physical topic of each name that they give; made by the one codec, on the driver.
+    """Return the target topic for each group or topic name in the dead letters; `TopicNames` computes it on the driver.
 
     Args:
-        events: as `rocketshim_spark.events.transform` makes them; they are read, the headers of the dead letters only.
-        params: what is asked for.
+        events: as `rocketshim_spark.events.transform` returns them; this function runs a Spark job on them.
+        params: which dead letters to send, and where.
 
     Returns:
-        named, target (null: no legal name).
+        named, target (null: not a legal name).
     """
     names = TopicNames(params.namespace)
     found = (
@@ -121,25 +125,26 @@ def plan(
     chosen: DataFrame | None = None,
     settled: DataFrame | None = None,
 ) -> DataFrame:
-    """One row per dead letter that was asked for.
+    """Return one row per chosen dead letter, with the action and its reason.
 
     Args:
-        events: as `rocketshim_spark.events.transform` makes them.
-        topics: as `land.read_topics` gives them: their ids are part of the replay ids.
-        named: as `named_targets` makes it of these events.
-        params: what is asked for.
-        chosen: a frame with the `coordinates` of those that are wanted; None: all.
-        settled: as `rocketshim_spark.events.settled` makes it; None: nothing is known of the redrive log.
+        events: as `rocketshim_spark.events.transform` returns them.
+        topics: as `land.read_topics` returns them; their ids are part of the replay ids.
+        named: as `named_targets` returns it for these events.
+        params: which dead letters to send, and where.
+        chosen: a frame with the `coordinates` of the chosen dead letters; None: all.
+        settled: as `rocketshim_spark.events.settled` returns it; None: no redrive log was landed.
 
     Returns:
-        redrive (id of the plan in the redrive log; of each topic another), replay_id, action (`send`, `skip`), reason
-        (of a skip), topic, partition, offset, digest, grp, origin_topic, msg_id, key, tag, fail_class, fingerprint,
-        replay_count (with this one), value_bytes, value_sha256, stored_at, to_source, target (null: of a skip).
+        redrive (id of the plan in the redrive log, a different one for each topic), replay_id, action (`send`, `skip`),
+        reason (of a skip), topic, partition, offset, digest, grp, origin_topic, msg_id, key, tag, fail_class,
+        fingerprint, replay_count (including this one), value_bytes, value_sha256, stored_at, to_source, target (null:
+        skipped).
 
     Thread-safety: a pure function of the frames.
     """
     letters = _dead_letters(events, params).withColumn("chosen", F.lit(chosen is None))
-    if chosen is not None:  # what was not chosen may still be what another one repeats
+    if chosen is not None:  # a chosen one may be the repeat of one that is not chosen
         wanted = chosen.select(F.col("coordinates").alias("wanted")).distinct()
         letters = letters.join(wanted, F.col("coordinates") == F.col("wanted"), "left")
         letters = letters.withColumn("chosen", F.col("wanted").isNotNull())
@@ -156,7 +161,7 @@ def plan(
     )
     count = F.coalesce("replay_count", F.lit(0))
     header = "RETRY_TOPIC" if params.to_source else "CONSUMER_GROUP"
-    # A name that is no text looks like a legal one here, and would be refused when its letter is sent.
+    # A name that is not UTF-8 may look legal here, but sending its dead letter would fail.
     no_text = F.col("undecodable") & F.col(name).contains("\ufffd")
     reason = (
         F.when(F.col("state").isNotNull(), F.concat("state", F.lit("-by:"), "settled_by"))
@@ -168,14 +173,14 @@ def plan(
         .when(F.col("target").isNull() | no_text, f"bad-name:{header}")
     )
     position = F.concat_ws("/", "partition", "offset")
-    joined = joined.withColumns({"reason": reason, "place": position})
-    # Of one attempt that is dead more than once: what was settled before, else the first that can be sent.
+    joined = joined.withColumns({"reason": reason, "position": position})
+    # Of several dead letters of one attempt, a settled one counts, or else the first that can be sent.
     rank = F.when(F.col("state").isNotNull() | F.col("of").isNotNull(), 0)
     rank = rank.when(F.col("chosen") & F.col("reason").isNull(), 1).otherwise(2)
     once = ("topic", "grp", "msg_id", F.coalesce("origin_id", "coordinates"), "attempt", "replay_id")
     same = Window.partitionBy(*once, F.col("decode_error").isNull()).orderBy(rank, "partition", "offset")
-    joined = joined.withColumn("first", F.first("place").over(same)).filter("chosen")
-    repeats = F.col("reason").isNull() & (F.col("first") != F.col("place"))
+    joined = joined.withColumn("first", F.first("position").over(same)).filter("chosen")
+    repeats = F.col("reason").isNull() & (F.col("first") != F.col("position"))
     joined = joined.withColumn(
         "reason", F.when(repeats, F.concat(F.lit("repeat-of:"), "first")).otherwise(F.col("reason"))
     )
@@ -183,7 +188,7 @@ def plan(
         so_far = Window.partitionBy(F.col("reason").isNull()).orderBy("topic", "partition", "offset")
         beyond = F.col("reason").isNull() & (F.row_number().over(so_far) > params.max_messages)
         joined = joined.withColumn("reason", F.when(beyond, "beyond-max").otherwise(F.col("reason")))
-    # The topic's id: a topic that is made anew has other letters at the same places.
+    # With the topic's id, because a recreated topic has other dead letters at the same offsets.
     redrive = F.substring(F.sha2(F.concat_ws("|", F.lit(params.plan_id), "topic_id", "topic"), 256), 1, 20)
     return joined.select(
         redrive.alias("redrive"),
@@ -205,12 +210,12 @@ def _dead_letters(events: DataFrame, params: PlanParams) -> DataFrame:
 
 
 def _named_by(params: PlanParams) -> str:
-    """The column of the logical name that says where a letter belongs."""
+    """Return the column with the logical name of the target: the source topic or the group."""
     return "origin_topic" if params.to_source else "grp"
 
 
 def plan_report(planned: DataFrame) -> Report:
-    """What a plan would do, by target, reason and cause, for a person."""
+    """Make the report of a plan: dead letters by action, reason, target and cause."""
     fields = ("action", "reason", "target", "fail_class", "fingerprint")
     rows = planned.groupBy(*fields).agg(F.count("*").alias("letters")).orderBy(F.desc("letters"), *fields).collect()
     sums = Counter[str]()
@@ -228,14 +233,14 @@ def plan_report(planned: DataFrame) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run did, or with `dry_run` would do.
+    """The result of a run, or of a `dry_run`.
 
     Attributes:
-        sent: letters that were sent, each with its mark.
-        settled: letters that were sent or discarded before, by this plan or by whatever else.
-        failed: reasons and counts of letters that could not be sent; the plan's own skips are not here.
-        dead_again: letters that were sent and came back while this was running.
-        left: letters that were not tried, because too many failed.
+        sent: number of dead letters sent, each with its mark.
+        settled: number of dead letters that this plan or another command had sent or discarded before.
+        failed: reason to number of dead letters that could not be sent; those that the plan skips are not counted.
+        dead_again: number of sent messages that became dead again during the run.
+        left: number of dead letters that were not tried, because too many failed.
     """
 
     sent: int
@@ -246,7 +251,7 @@ class RunResult:
 
 
 class _LandedRecord:
-    """A landed record with the accessors of the contract."""
+    """A landed record with the methods of `rocketshim_topics.wire.Record`."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
@@ -273,7 +278,7 @@ class _LandedRecord:
         return (
             self._row.timestampType + 1,
             self._row.stored_ms,
-        )  # the client counts from "not available", Spark does not
+        )  # librdkafka's types begin with "not available" = 0, Spark's with "create time" = 0
 
 
 def _bytes(value: Any) -> bytes | None:
@@ -293,27 +298,28 @@ def send(
     report: Callable[[str, RedriveProgress], None] | None = None,
     point: Callable[[str], None] = lambda _name: None,
 ) -> RunResult:
-    """Send what is planned and not settled yet, topic by topic, in the order of their partitions.
+    """Send the planned dead letters that are not settled yet, topic by topic, in the order of their partitions.
 
-    The plan's letters (not their values) are held in the driver's memory.
+    The plan's rows, without the values of the dead letters, are kept in the driver's memory.
 
     Args:
         bootstrap: addresses of the brokers.
-        planned: as `plan` makes it.
-        landed: as `landed_letters` gives them.
-        namespace: of the shim's topics; its redrive log has to be there.
+        planned: as `plan` returns it.
+        landed: as `landed_letters` returns them.
+        namespace: namespace of the shim's topics; its redrive log must exist.
         config: further librdkafka settings; None: none.
-        max_per_second: most letters a second, above 0; None: no limit.
-        stop_ratio: stop when more than this share of a topic's letters failed, or of those sent is dead again; 0 to 1.
-        dry_run: make every record and send none.
-        report: gets topic and progress after each transaction; None: nobody.
-        point: as of `Redriver`, for fault tests.
+        max_per_second: maximum number of dead letters a second, above 0; None: no limit.
+        stop_ratio: stop if more than this share of a topic's dead letters fails, or of the sent ones is dead again; 0
+            to 1.
+        dry_run: make every record, but send none.
+        report: called with topic and progress after each transaction; None: no reports.
+        point: as for `Redriver`, for fault tests.
 
     Raises:
-        TopicMissingError, RedriveError, RocketshimError: as `Redriver.run`. What was sent is marked: run again, only
-            what is missing is sent.
+        TopicMissingError, RedriveError, RocketshimError: as `Redriver.run`. Sent dead letters are marked, so another
+            run sends only the others.
 
-    Thread-safety: any number at a time, also on other machines: the later one takes over, the earlier one stops.
+    Thread-safety: any number of calls at a time, on any machine. The later one takes over and the earlier one stops.
     """
     names = TopicNames(namespace)
     columns = ("topic", "partition", "offset", "digest", "target", "fail_class", "msg_id", "redrive", "to_source")
@@ -366,7 +372,7 @@ def _record_maker(
         mark = replay_id(plan_id, letter.partition, letter.offset)
         out = hops.redriven(record, names, replay_id=mark, to_source=to_source)
         if out.topic != letter.target:
-            raise MalformedRecordError("other-target", f"{out.topic} is not the target that was planned")
+            raise MalformedRecordError("other-target", f"the target is {out.topic}, but the plan has {letter.target}")
         return out
 
     return make
@@ -388,7 +394,7 @@ def _reporter(
 
 
 def records_with_replay_id(records: DataFrame) -> DataFrame:
-    """The records of a target that carry a replay id: replay_id, coordinates, value_sha256."""
+    """Return the records of a target that have a replay id: replay_id, found_at (coordinates), found_sha256."""
     marks = F.filter("headers", lambda header: header["key"] == "REPLAY_ID")
     return records.select(
         F.get(marks, F.lit(0))["value"].cast("string").alias("replay_id"),
@@ -398,16 +404,16 @@ def records_with_replay_id(records: DataFrame) -> DataFrame:
 
 
 def check(planned: DataFrame, found: DataFrame, settled: DataFrame | None = None) -> DataFrame:
-    """The plan's letters that were to be sent, against what lies on the targets.
+    """Compare the dead letters that a plan sends with the records on their targets.
 
     Args:
-        planned: as `plan` makes it.
-        found: the records of the targets from the noted ends on, in Spark's Kafka columns.
-        settled: as `rocketshim_spark.events.settled` makes it; None: nothing is known of the redrive log.
+        planned: as `plan` returns it.
+        found: the records of the targets after the recorded ends, in Spark's Kafka columns.
+        settled: as `rocketshim_spark.events.settled` returns it; None: no redrive log was landed.
 
     Returns:
         replay_id, coordinates, target, outcome (`there`, `missing`, `twice`, `altered`; `elsewhere`: another plan has
-        sent or discarded it), times, found_at, settled_by.
+        sent or discarded it), times (number of records found), found_at, settled_by.
 
     Thread-safety: a pure function of the frames.
     """
@@ -448,7 +454,7 @@ def check(planned: DataFrame, found: DataFrame, settled: DataFrame | None = None
 
 
 def verify_report(checked: DataFrame) -> Report:
-    """The verdict: nothing missing, nothing altered is fine; what is there twice or was sent by others is said."""
+    """Make the report. Findings: missing and altered records. Duplicates, and records of other plans, are listed."""
     sums = {row.outcome: row.letters for row in checked.groupBy("outcome").agg(F.count("*").alias("letters")).collect()}
     bad = checked.filter("outcome <> 'there'").orderBy("outcome", "coordinates").limit(_LISTED).collect()
     fields = ("coordinates", "target", "outcome", "times", "found_at", "settled_by")
@@ -465,24 +471,27 @@ def verify_report(checked: DataFrame) -> Report:
 
 
 def landed_letters(planned: DataFrame, records: DataFrame) -> DataFrame:
-    """The landed records of the letters that are to be sent, in the order of their partitions.
+    """Return the landed records of the dead letters to send, in the order of their partitions.
 
     Args:
-        planned: as `plan` makes it.
+        planned: as `plan` returns it.
         records: the landed records.
 
     Raises:
-        LakeError: a planned letter is not among the landed records.
+        LakeError: a planned dead letter is not among the landed records.
     """
     position = ["topic", "partition", "offset"]
     todo = planned.filter("action = 'send'").select(*position)
     missing = todo.join(records, position, "left_anti").count()
     if missing:
-        raise LakeError(f"{missing} planned letters are not in the lake: was it landed anew since the plan was made?")
+        raise LakeError(
+            f"{missing} planned dead letters are not in the lake. Nothing was sent. If the lake was landed again from "
+            "scratch since the plan was made, make the plan again"
+        )
     found = todo.join(records, position)
     return found.select(*found.columns, F.unix_millis("timestamp").alias("stored_ms")).orderBy(*position)
 
 
 def target_ends(spark: SparkSession, ends: Sequence[tuple[str, int, int]]) -> DataFrame:
-    """Where the targets ended before a plan's first record: topic, partition, end."""
+    """Return the end offsets of the targets as a frame: topic, partition, end."""
     return small_frame(spark, ends, "topic string, partition int, end bigint")
