@@ -1,7 +1,7 @@
-"""Generated histories with planted faults, and the truth about them: records made by the runtime's own hop functions.
+"""Generate message histories with planted faults, and the expected results; records come from the runtime's hops.
 
-Several histories, each with its own topic and groups, share one schedule topic and one cluster: one run of the jobs
-judges them all. What happens is chosen by the `random.Random` that a world is given, which may be Hypothesis's.
+Several histories, each with its own topic and groups, share one schedule topic and one cluster, so one run of the jobs
+covers them all. The `random.Random` of a world decides what happens; it may be Hypothesis's.
 """
 
 import datetime as dt
@@ -36,7 +36,7 @@ PartitionKey = tuple[str, int]
 
 @dataclass(frozen=True)
 class Stored:
-    """A record that lies in the log."""
+    """A record in the log, with the methods of `rocketshim_topics.wire.Record`."""
 
     out: OutgoingRecord
     number: int
@@ -74,7 +74,7 @@ class Stored:
 
 @dataclass
 class Log:
-    """All partitions; offsets leave holes, as markers of transactions do."""
+    """All partitions of the cluster; offsets have holes, like those of transaction markers."""
 
     source: random.Random
     stored: list[Stored] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Log:
             self.stored.append(record)
         return record
 
-    def again(self, record: Stored) -> Stored:
+    def repeat(self, record: Stored) -> Stored:
         return Stored(record.out, record.number, self._next((record.topic(), record.number)), record.at_ms + 1_000)
 
     def _next(self, place: PartitionKey) -> int:
@@ -99,7 +99,7 @@ class Log:
 
 @dataclass
 class Truth:
-    """What was planted, to be found."""
+    """The expected results: what was planted."""
 
     states: dict[tuple[str, str], str] = field(default_factory=dict)
     residual: set[tuple[str, str, str, bool]] = field(default_factory=set)
@@ -119,7 +119,7 @@ class Truth:
 
 
 class World:
-    """Several histories in one cluster. Everything settled comes first, then the groups commit, then the rest."""
+    """Several histories in one cluster: first what is handled, then the groups commit, then what is still pending."""
 
     def __init__(self, source: random.Random) -> None:
         self.source = source
@@ -131,7 +131,7 @@ class World:
         self.committed: dict[str, dict[PartitionKey, int]] = {}
 
     def history(self, name: str, fates: Sequence[str]) -> None:
-        """Messages of these fates, of the groups `pay-NAME` and `mail-NAME` on `orders-NAME`; `mail` never fails."""
+        """Add messages with these fates on `orders-NAME` for groups `pay-NAME` and `mail-NAME`; `mail` never fails."""
         self.names.append(name)
         for number, fate in enumerate(fates):
             steps = self.message(name, f"{name}-{number}", fate)
@@ -139,7 +139,7 @@ class World:
             self.later.append(steps)
 
     def ordered(self, name: str, fates: Sequence[str]) -> None:
-        """An orderly group that handles one message after the other, but where a fate says `overtaken`."""
+        """Add an orderly group that handles its messages in order, except for the fate `overtaken`."""
         group, topic = f"pay-{name}", f"orders-{name}"
         self.names.append(name)
         for number, fate in enumerate([*fates, "handled"]):
@@ -153,7 +153,7 @@ class World:
                 continue
             failure = hops.Failure("Timeout", "no 1", at + 5)
             self.truth.failures[group, "Timeout"] += 1
-            if fate == "dead":  # retried in place, while others were sent: nothing but the letter is seen of it
+            if fate == "dead":  # it was retried in place, so its dead letter is its only record
                 letter = hops.dead_letter(first, NAMES, group=group, trusted=False, failure=failure, reconsume_times=3)
                 self.log.add(letter, at + 25)
                 self.truth.letters[group] += 1
@@ -164,10 +164,10 @@ class World:
                 first, NAMES, LEVELS, group=group, trusted=False, failure=failure, reconsume_times=1,
                 level=None, delay_ms=None, lane=0,
             )  # fmt: skip
-            self.relay(self.log.add(out, at + 6))
+            self.deliver(self.log.add(out, at + 6))
 
     def levelled(self, name: str, fates: Sequence[str]) -> None:
-        """Messages of one level that leave it in their order, but `overtaken` ones behind the next that is not."""
+        """Add messages of one delay level, delivered in order; an `overtaken` one follows the next `kept` one."""
         self.names.append(name)
         held: list[Stored] = []
         for number, fate in enumerate([*fates, "kept"]):
@@ -181,11 +181,11 @@ class World:
                 self.truth.passed.add(held[-1].where)
                 continue
             for waited in reversed(held):
-                self.relay(waited, straight=True)
+                self.deliver(waited, straight=True)
             held = []
 
     def commit(self) -> None:
-        """Every group has handled all there is; then what is still to happen happens."""
+        """Let every group commit all records so far, then continue the pending histories."""
         for name in self.names:
             for group in (f"pay-{name}", f"mail-{name}"):
                 places = [(f"orders-{name}", number) for number in range(3)] + [(NAMES.retry(group), 0)]
@@ -197,26 +197,26 @@ class World:
         with_gaps = {topic for topic, *_ in self.log.gaps}
         self.truth.residual |= {(group, uid, "lost", topic in with_gaps) for group, uid, topic in self.lost}
 
-    def spoil(self, names: Sequence[str]) -> None:
-        """Lose, repeat and garble records of these histories, each with some chance: what then is true nobody knows."""
-        spoilt: list[Stored] = []
+    def damage(self, names: Sequence[str]) -> None:
+        """Lose, repeat and damage records of these histories at random; the expected results do not hold for them."""
+        damaged: list[Stored] = []
         for record in list(self.log.stored):
             if record.uid().rpartition("-")[0] not in names:
-                spoilt.append(record)
+                damaged.append(record)
                 continue
             chance = self.source.random()
             if chance < 0.1:
                 continue
-            spoilt.append(record)
+            damaged.append(record)
             if chance < 0.2:
-                spoilt.append(self.log.again(record))
-            elif chance < 0.25 and record.topic() != NAMES.parked:  # of those nobody asks whether they are well-formed
-                spoilt[-1] = replace(record, out=copy(record.out))
-                spoilt[-1].out.headers = [*record.headers(), *[("CONSUMER_GROUP", b"twice")] * 2]
-        self.log.stored = spoilt
+                damaged.append(self.log.repeat(record))
+            elif chance < 0.25 and record.topic() != NAMES.parked:  # parked records are never checked for their format
+                damaged[-1] = replace(record, out=copy(record.out))
+                damaged[-1].out.headers = [*record.headers(), *[("CONSUMER_GROUP", b"twice")] * 2]
+        self.log.stored = damaged
 
     def message(self, name: str, uid: str, fate: str) -> Iterator[None]:  # noqa: C901, PLR0912 one branch a fate
-        """The life of one message; at `yield` the groups commit."""
+        """Generate the records of one message; at `yield` the groups commit."""
         pick, truth, topic, group = self.source, self.truth, f"orders-{name}", f"pay-{name}"
         at = START_MS + pick.randrange(3_600_000)
         delayed = fate in {"scheduled", "lost-delayed", "stuck", "parked"} or pick.random() < 0.3
@@ -250,14 +250,14 @@ class World:
                     truth.states[pair] = "lost"
                     self.lost.append((*pair, topic))
                 return
-            first = self.relay(waited, landed=landed)
+            first = self.deliver(waited, landed=landed)
         else:
             out = hops.source_record(message, NAMES, uniq_key=uid, born_ms=at)
             first = self.log.add(out, at, partition=pick.randrange(3), landed=landed)
         if fate in {"acknowledged", "pending"}:
             return
         if not landed:
-            del truth.states[both[1]]  # nothing at all is known of it in the other group
+            del truth.states[both[1]]  # the other group has no record of it
             truth.residual.add((group, uid, "no-source-record", fate == "expired-source"))
             if fate == "expired-source":
                 self.log.gaps.append((first.topic(), first.partition(), first.offset()))
@@ -277,9 +277,11 @@ class World:
                 dead = hops.dead_letter(
                     record, NAMES, group=group, trusted=trusted, failure=reason, reconsume_times=count
                 )
-                self.bury(self.log.add(dead, record.at_ms + 6), fate, (group, uid))
+                self.add_dead_letter(self.log.add(dead, record.at_ms + 6), fate, (group, uid))
                 return
-            if (last and fate == "revived") or (count == 1 and fate == "revived-later"):  # and it goes on all the same
+            if (last and fate == "revived") or (
+                count == 1 and fate == "revived-later"
+            ):  # and the message continues anyway
                 dead = hops.dead_letter(
                     record, NAMES, group=group, trusted=trusted, failure=reason, reconsume_times=count
                 )
@@ -312,18 +314,18 @@ class World:
                 yield
             early = last and fate == "early"
             straight = early or (last and fate == "repeated")
-            record = self.relay(waited, landed=not hidden, early=early, straight=straight)
+            record = self.deliver(waited, landed=not hidden, early=early, straight=straight)
             if early:
                 truth.early.add(waited.where)
             if last and fate == "repeated":
-                self.relay(waited, straight=True)
+                self.deliver(waited, straight=True)
                 truth.repeats += 1
                 truth.copies[(group, uid)] += 1
         if fate == "missing-attempt":
             truth.residual.add((group, uid, "missing-attempt", False))
 
-    def bury(self, letter: Stored, fate: str, pair: tuple[str, str]) -> None:
-        """A dead letter lies there; some have another run, which ends well or not."""
+    def add_dead_letter(self, letter: Stored, fate: str, pair: tuple[str, str]) -> None:
+        """Record a dead letter, and replay it for some fates; the replay succeeds or fails."""
         truth, (group, _) = self.truth, pair
         truth.states[pair] = "dead"
         truth.letters[group] += 1
@@ -341,14 +343,14 @@ class World:
             truth.failures[group, "KeyError"] += 1
 
     def park(self, waited: Stored, pairs: Sequence[tuple[str, str]]) -> None:
-        """The worker cannot deliver it."""
+        """Park a record, as the worker does when it cannot deliver it."""
         self.log.add(hops.parked(waited, NAMES, "target-missing"), waited.at_ms + 10_000)
         self.truth.parked.add(waited.where)
         for pair in pairs:
             self.truth.states[pair] = "parked"
 
-    def relay(self, waited: Stored, *, landed: bool = True, early: bool = False, straight: bool = False) -> Stored:
-        """What the worker does: by way of another queue sometimes, and never early but when told so."""
+    def deliver(self, waited: Stored, *, landed: bool = True, early: bool = False, straight: bool = False) -> Stored:
+        """Deliver a record as the worker does, sometimes through another queue, and early only if `early` is set."""
         envelope = decode(waited.headers(), trusted=True)
         due = hops.due_ms(envelope, waited.at_ms, 0)
         if not straight and self.source.random() < 0.3:
@@ -360,13 +362,13 @@ class World:
 
 
 def frame(spark: SparkSession, stored: Sequence[Stored]) -> DataFrame:
-    """The records in the columns of Spark's Kafka source."""
+    """Return the records in the columns of Spark's Kafka source."""
     rows = [(r.key(), r.value(), r.topic(), r.number, r.at, ms(r.at_ms), 1, r.headers()) for r in stored]
     return spark.createDataFrame(rows, SCHEMA)
 
 
 def gaps_of(spark: SparkSession, world: World) -> DataFrame:
-    """The gaps table of a world."""
+    """Return the gaps table of a world."""
     rows = [(ms(NOW_MS), topic, "id", number, at, at + 1, "expired") for topic, number, at in world.log.gaps]
     return spark.createDataFrame(rows, GAPS)
 

@@ -1,6 +1,6 @@
-"""What the jobs should say, as plain loops over records: the model that Spark's transforms are held against.
+"""A naive model of the jobs, as plain loops over records; tests compare Spark's transforms with it.
 
-Written from the modules' descriptions and not from their code, with the runtime's decoder.
+It follows the docstrings of the modules, not their code, and uses the runtime's decoder.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +21,7 @@ STEPS = {"schedule": WAIT, "parked": PARKED, "dlq": DEAD}
 
 @dataclass(frozen=True)
 class Read:
-    """A record and what it says."""
+    """A record and its decoded headers."""
 
     stored: Stored
     kind: str
@@ -47,7 +47,7 @@ class Read:
 
 
 def read(stored: Sequence[Stored]) -> list[Read]:
-    """The records that are well-formed."""
+    """Decode the records, and leave out malformed ones."""
     found = []
     for each in stored:
         kind = kind_of(each.topic())
@@ -61,7 +61,7 @@ def read(stored: Sequence[Stored]) -> list[Read]:
 
 @dataclass(frozen=True)
 class Lifecycle:
-    """What became of a message in a group."""
+    """The lifecycle of a message in a group."""
 
     state: str
     copies: int
@@ -151,14 +151,14 @@ def lifecycle(
 
 
 def _origin(each: Read) -> str | None:
-    """What it says of the first delivery."""
+    """Return the coordinates of the first delivery that a record names."""
     return None if each.kind == "source" else each.says.origin_message_id
 
 
 def residuals(
     found: Mapping[tuple[str | None, str], Lifecycle], gaps: Sequence[tuple[str, int, int]]
 ) -> set[tuple[str | None, str, str, bool]]:
-    """Group, message, reason, whether a gap explains it. No gap is on a topic of the shim's own."""
+    """Return group, message, reason, and whether a gap explains it. In these histories shim topics have no gaps."""
     missing = set()
     places = {f"{topic}/{partition}/{offset}" for topic, partition, offset in gaps}
     for (group, uid), each in found.items():
@@ -174,7 +174,10 @@ def residuals(
 def outcomes(
     stored: Sequence[Stored], worker: Mapping[PartitionKey, int], *, now_ms: int, grace_ms: int
 ) -> dict[str, tuple[str, int | None, int, bool]]:
-    """Of each schedule record: outcome, late, repeats, overtaken. Malformed ones, too, say what they were made from."""
+    """Return outcome, lateness, repeats and overtaken for each schedule record.
+
+    Malformed records count as deliveries too: their `HOP_ID` names the record that they were made from.
+    """
     after: dict[str, list[tuple[str | None, Stored]]] = defaultdict(list)
     for record in stored:
         for name, value in record.headers():
@@ -186,7 +189,7 @@ def outcomes(
         if each.kind != "schedule":
             continue
         where, place = each.stored.where, (each.stored.topic(), each.stored.partition())
-        due = hops.due_ms(each.says, each.stored.at_ms, 0)  # each of them names a time
+        due = hops.due_ms(each.says, each.stored.at_ms, 0)  # in these histories each has a due time
         made = [record for kind, record in after[where] if kind in {"source", "retry"}]
         if made:
             left.append((each.stored, sorted(made, key=lambda one: (one.at_ms, *_partition_of(one), one.offset()))))
@@ -204,7 +207,7 @@ def outcomes(
 
 
 def _passed(left: Sequence[tuple[Stored, Sequence[Stored]]]) -> set[str]:
-    """Of schedule records and what was made of them: which of those delivered once have let a later one go first."""
+    """Return the schedule records that were delivered once, and after a later record of their queue."""
     ways = defaultdict(list)
     for waited, made in left:
         ways[_partition_of(waited), _partition_of(made[0])].append(
@@ -223,10 +226,10 @@ def _partition_of(record: Stored) -> PartitionKey:
 
 
 def failures(records: Sequence[Read]) -> Counter[tuple[str, str]]:
-    """Of each group and class: how many attempts failed."""
+    """Count the failed attempts of each group and class."""
     first: dict[tuple[Any, ...], Read] = {}
     for each in sorted(records, key=lambda each: each.stored.at_ms):
-        # A redriven letter says why it died before; a parked record is believed in nothing but that it is parked.
+        # A redriven dead letter keeps its FAIL_* headers. The headers of a parked record do not count.
         is_failure = each.kind != "parked" and each.says.fail_class is not None and each.says.reconsume_times != 0
         if each.group is not None and is_failure:
             first.setdefault((each.group, each.uid, each.says.reconsume_times, each.says.replay_id), each)
@@ -234,7 +237,10 @@ def failures(records: Sequence[Read]) -> Counter[tuple[str, str]]:
 
 
 def letters(records: Sequence[Read], stored: Sequence[Stored]) -> dict[str, str | None]:
-    """Of each dead letter: None, `replayed-already`, or which it repeats. In these histories each can be sent."""
+    """Return why each dead letter is skipped: `replayed-already`, or the one it repeats; None: it is sent.
+
+    In these histories there are no other reasons.
+    """
     first: dict[tuple[Any, ...], str] = {}
     found: dict[str, str | None] = {}
     carried = [dict(each.headers()) for each in stored if kind_of(each.topic()) == "retry"]  # malformed ones, too
@@ -253,8 +259,8 @@ def letters(records: Sequence[Read], stored: Sequence[Stored]) -> dict[str, str 
 def overtaken(
     found: Mapping[tuple[str | None, str], Lifecycle], keys: Mapping[str, bytes]
 ) -> dict[tuple[str | None, bytes], tuple[int, int, int, int, int]]:
-    """Of each group and key: messages, failed, dead, consecutive failures, overtaken."""
-    judged: dict[tuple[str | None, bytes], tuple[int, int, int, int, int]] = {}
+    """Return messages, failed, dead, consecutive failures and overtaken messages of each group and key."""
+    results: dict[tuple[str | None, bytes], tuple[int, int, int, int, int]] = {}
     of_key: dict[tuple[str | None, bytes], list[Lifecycle]] = defaultdict(list)
     for (group, uid), each in found.items():
         if group is not None:
@@ -269,8 +275,8 @@ def overtaken(
                 later = [other for other in in_order[number + 1 :] if other.state == "acknowledged"]
                 count += each.sent_back and any((other.began_at or 0) < each.last_at for other in later)
         failed, dead = sum(each.failed for each in messages), sum(each.state == "dead" for each in messages)
-        judged[place] = (len(messages), failed, dead, consecutive, count)
-    return judged
+        results[place] = (len(messages), failed, dead, consecutive, count)
+    return results
 
 
 def _at(each: Lifecycle) -> tuple[str, int, int]:

@@ -1,4 +1,4 @@
-"""The numbers of each job on a handful of rows, small enough to be counted by hand."""
+"""The numbers of each job on a few rows, so few that a reader can count them."""
 
 import datetime as dt
 import random
@@ -17,7 +17,7 @@ from .histories import GAPS, LEVELS, NAMES, NOW_MS, START_MS, Log, World, frame,
 HOUR_MS = 3_600_000
 
 
-def test_lateness_is_said_by_level_and_by_the_hour_in_which_it_was_due(spark: SparkSession) -> None:
+def test_lateness_is_grouped_by_level_and_by_the_hour_of_the_due_time(spark: SparkSession) -> None:
     rows: list[tuple[object, ...]] = [
         (3, ms(START_MS + number), "delivered", False, False, 0, number) for number in range(1, 101)
     ]
@@ -42,7 +42,7 @@ def test_lateness_is_said_by_level_and_by_the_hour_in_which_it_was_due(spark: Sp
 @pytest.mark.parametrize(
     "bad", [{"early": True}, {"overtaken": True}, {"outcome": "never"}, {"outcome": "stuck"}, {"outcome": "parked"}]
 )
-def test_each_kind_of_trouble_with_a_delay_is_a_finding(spark: SparkSession, bad: dict[str, object]) -> None:
+def test_each_kind_of_delay_fault_is_a_finding(spark: SparkSession, bad: dict[str, object]) -> None:
     names = ("coordinates", "msg_id", "grp", "real_topic", "delay_level", "due_at", "outcome", "early", "overtaken")
     row = dict.fromkeys(names, None) | {"outcome": "delivered", "early": False, "overtaken": False, "due_at": ms(0)}
     schema = (
@@ -54,7 +54,7 @@ def test_each_kind_of_trouble_with_a_delay_is_a_finding(spark: SparkSession, bad
         assert delays.report(found, delays.transform(found)).fine is fine
 
 
-def test_early_is_what_came_before_its_time_by_more_than_the_skew(spark: SparkSession) -> None:
+def test_a_delivery_is_early_only_beyond_the_skew(spark: SparkSession) -> None:
     log = Log(random.Random(0))  # noqa: S311 nothing secret
     places = []
     for late in (-5, -4, 0):
@@ -84,7 +84,7 @@ def test_early_is_what_came_before_its_time_by_more_than_the_skew(spark: SparkSe
 
 
 def lifecycles(spark: SparkSession, *rows: tuple[str, str, int, int, int, int, int]) -> DataFrame:
-    """Lives of (key, state, attempts, offset, began, last, partition), as far as `keys` looks at them."""
+    """Lifecycles of (key, state, attempts, offset, began, last, partition), with the columns that `keys` reads."""
     table = small_frame(
         spark,
         [("g", "orders", key, state, attempts, ms(last), f"orders/{partition}/{offset}", ms(began))
@@ -96,7 +96,7 @@ def lifecycles(spark: SparkSession, *rows: tuple[str, str, int, int, int, int, i
     return table.withColumns({"key": F.col("key").cast("binary"), "history": F.expr(each)})
 
 
-def test_a_key_is_poison_from_so_many_failures_and_half_of_its_messages_on(spark: SparkSession) -> None:
+def test_a_key_is_poison_if_enough_and_at_least_half_of_its_messages_failed(spark: SparkSession) -> None:
     def of(key: str, failed: int, fine: int) -> list[tuple[str, str, int, int, int, int, int]]:
         return [
             (key, "acknowledged", int(number < failed), number, number, number, 0) for number in range(failed + fine)
@@ -108,7 +108,7 @@ def test_a_key_is_poison_from_so_many_failures_and_half_of_its_messages_on(spark
     assert {bytes(row.key): round(row.failed_share, 2) for row in found} == {b"a": 0.5, b"b": 0.43, b"c": 1, b"d": 0}
 
 
-def test_blocked_time_and_runs_of_failures_are_those_of_failed_messages_of_one_partition(spark: SparkSession) -> None:
+def test_blocked_time_and_consecutive_failures_count_failed_messages_per_partition(spark: SparkSession) -> None:
     rows = lifecycles(
         spark,
         ("a", "acknowledged", 1, 0, 0, 30, 0),
@@ -121,13 +121,13 @@ def test_blocked_time_and_runs_of_failures_are_those_of_failed_messages_of_one_p
     (row,) = keys.transform(rows).collect()
     assert (row.messages, row.failed, row.dead, row.most_attempts, row.consecutive) == (6, 4, 1, 4, 2)
     assert row.blocked_ms == 30 + 40 + 1 + 5
-    # The two before the one that was handled; not what is behind it, nor what ended as the next one came.
+    # The two before the handled message; not those after it, nor the one that ended when the next one was delivered.
     assert row.overtaken == 2
     assert keys.report(keys.transform(rows, keys.KeyParams(min_failures=5))).fine
     assert not keys.report(keys.transform(rows, keys.KeyParams(min_failures=4))).fine
 
 
-def test_failures_are_counted_by_attempt_and_run_and_put_into_the_hour_in_which_they_failed(
+def test_failures_are_counted_by_attempt_and_replay_in_the_hour_of_the_failure(
     spark: SparkSession,
 ) -> None:
     world = World(random.Random(5))  # noqa: S311 nothing secret
@@ -154,13 +154,13 @@ def test_failures_are_counted_by_attempt_and_run_and_put_into_the_hour_in_which_
     event_frame.unpersist()
 
 
-def test_redriven_letters_are_left_no_more_and_those_that_died_again_are(spark: SparkSession) -> None:
+def test_redriven_dead_letters_are_not_open_unless_they_became_dead_again(spark: SparkSession) -> None:
     world = World(random.Random(6))  # noqa: S311 nothing secret
     world.history("a", ["redriven-dead", "redriven", "dead"])
     world.history("b", ["redriven-dead"])
     world.commit()
     stored = world.log.stored
-    stored += [world.log.again(each) for each in list(stored) if each.topic() == NAMES.dead_letter("pay-a")][:1]
+    stored += [world.log.repeat(each) for each in list(stored) if each.topic() == NAMES.dead_letter("pay-a")][:1]
     letters = dlq_trend.letters(events.transform(frame(spark, stored))).cache()
     assert letters.count() == world.truth.letters.total() == 6
     params = dlq_trend.TrendParams(now=ms(NOW_MS))
@@ -177,7 +177,7 @@ def test_redriven_letters_are_left_no_more_and_those_that_died_again_are(spark: 
     letters.unpersist()
 
 
-def test_a_letter_that_was_sent_again_and_discarded_leaves_once(spark: SparkSession) -> None:
+def test_a_dead_letter_that_was_replayed_and_discarded_is_counted_once(spark: SparkSession) -> None:
     row = ("g", "rmq.dlq.g", ms(0), ms(1), ms(2), "rmq.dlq.g/0/0")
     schema = (
         "grp string, topic string, arrived_at timestamp, replayed_at timestamp, discarded_at timestamp, "
@@ -197,7 +197,7 @@ def test_a_letter_that_was_sent_again_and_discarded_leaves_once(spark: SparkSess
         (0, False, False, True, False),
     ],
 )
-def test_an_audit_is_fine_only_without_any_of_its_findings(
+def test_an_audit_is_fine_only_without_findings(
     spark: SparkSession, *, parked: int, lost: bool, gap: bool, unread: bool, fine: bool
 ) -> None:
     states = ", ".join(f"{name} bigint" for name in lineage.STATES)
@@ -223,7 +223,7 @@ def test_an_audit_is_fine_only_without_any_of_its_findings(
     )
 
 
-def test_what_is_missing_is_explained_by_the_gap_in_which_it_was_and_by_no_other(spark: SparkSession) -> None:
+def test_a_missing_record_is_explained_only_by_a_gap_that_may_have_held_it(spark: SparkSession) -> None:
     schema = (
         "grp string, msg_id string, topic string, state string, origin string, attempts int, rooted boolean, "
         "broken boolean, copies int, last_at timestamp"
@@ -250,7 +250,7 @@ def test_what_is_missing_is_explained_by_the_gap_in_which_it_was_and_by_no_other
         return {row.msg_id for row in found.filter("explained").collect()}
 
     assert explained() == set()
-    twice = ("orders", 5, 8), ("orders", 5, 8)  # two landings at a time may have noted it both
+    twice = ("orders", 5, 8), ("orders", 5, 8)  # two landings at the same time may both have recorded it
     assert explained(*twice) == {"first", "last", "lost-first"}
     assert explained(("rmq.retry.g", 0, 1)) == {"broken", "lost-retry"}
     assert explained(("SCHEDULE_TOPIC_XXXX", 0, 1)) == {"broken"}

@@ -1,4 +1,4 @@
-"""The events of records that the shim itself encoded, and of records that nobody should have written."""
+"""The events of records that the shim encoded, and of invalid records."""
 
 import datetime as dt
 import hashlib
@@ -69,7 +69,7 @@ FAILED = Envelope(
 )
 
 
-def test_a_retry_that_waits_is_an_event_with_all_it_says(events: Callable[..., list[Row]]) -> None:
+def test_a_waiting_retry_is_an_event_with_all_its_header_values(events: Callable[..., list[Row]]) -> None:
     (event,) = events(record(NAMES.schedule, encode(FAILED), partition=32 + 3, offset=9))
     assert event.kind == "schedule"
     assert (event.msg_id, event.origin_id, event.grp, event.attempt) == ("m-1", "orders/3/17", "pay", 2)
@@ -82,24 +82,26 @@ def test_a_retry_that_waits_is_an_event_with_all_it_says(events: Callable[..., l
     assert event.value_sha256 == hashlib.sha256(b"v").hexdigest()
 
 
-def test_a_due_time_is_the_absolute_one_or_the_relative_one_or_the_queues(events: Callable[..., list[Row]]) -> None:
+def test_the_due_time_comes_from_the_absolute_time_or_the_delay_or_the_queue(events: Callable[..., list[Row]]) -> None:
     absolute = replace(FAILED, delay_ms=None, deliver_at_ms=NOON_MS + 7)
     found = events(
         record(NAMES.schedule, encode(absolute), partition=0),
         record(NAMES.schedule, encode(replace(FAILED, delay_ms=None)), partition=1),  # level 2
         record(NAMES.schedule, encode(replace(FAILED, delay_ms=None)), partition=28),  # the fine level of 256 ms
-        record(NAMES.schedule, encode(replace(FAILED, delay_ms=None)), partition=20),  # no level of this table
+        record(
+            NAMES.schedule, encode(replace(FAILED, delay_ms=None)), partition=20
+        ),  # not a level of the default table
     )
     due = [row.due_at and (row.due_at.replace(tzinfo=dt.UTC) - NOON) / dt.timedelta(milliseconds=1) for row in found]
     assert due == [7, 5_000, None, 256]
 
 
-def test_without_an_id_a_message_is_called_by_its_place(events: Callable[..., list[Row]]) -> None:
+def test_a_message_without_an_id_is_identified_by_its_coordinates(events: Callable[..., list[Row]]) -> None:
     found = events(record("orders", None, offset=1), record("orders", [("UNIQ_KEY", b"")], offset=2))
     assert [row.msg_id for row in found] == ["orders/0/1", "orders/0/2"]
 
 
-def test_on_a_source_topic_the_first_of_each_counts_and_nothing_else_is_believed(
+def test_on_a_source_topic_only_the_first_of_the_senders_headers_counts(
     events: Callable[..., list[Row]],
 ) -> None:
     headers = [
@@ -114,7 +116,7 @@ def test_on_a_source_topic_the_first_of_each_counts_and_nothing_else_is_believed
     assert (event.attempt, event.grp, event.hop_id, event.decode_error) == (None, None, None, None)
 
 
-def test_a_redriven_dead_letter_is_a_replay_where_it_was_sent_to(events: Callable[..., list[Row]]) -> None:
+def test_a_redriven_dead_letter_is_a_replay_on_its_target_topic(events: Callable[..., list[Row]]) -> None:
     mark = [("UNIQ_KEY", b"m"), ("HOP_ID", b"rmq.dlq.pay/0/3"), ("REPLAY_ID", b"r-1"), ("REPLAY_COUNT", b"1")]
     found = events(record("orders", mark), record("rmq.dlq.pay", mark), record("rmq.retry.pay", mark))
     assert [(row.kind, row.replay_id, row.replay_count) for row in found] == [
@@ -124,7 +126,7 @@ def test_a_redriven_dead_letter_is_a_replay_where_it_was_sent_to(events: Callabl
     ]
 
 
-def test_clock_probes_group_logs_and_other_namespaces_are_no_events(events: Callable[..., list[Row]]) -> None:
+def test_clock_probes_group_logs_and_other_namespaces_give_no_events(events: Callable[..., list[Row]]) -> None:
     assert not events(
         record(NAMES.schedule, [("CLOCK", b"")]),
         record("rmq.group.pay", None),
@@ -156,7 +158,7 @@ def test_empty_and_absent_values_and_texts_that_are_not_utf8_are_rows(events: Ca
     ]
 
 
-def test_a_time_beyond_all_calendars_is_absent_and_fails_nothing(events: Callable[..., list[Row]]) -> None:
+def test_a_time_after_year_9999_becomes_null_without_an_error(events: Callable[..., list[Row]]) -> None:
     headers = encode(replace(FAILED, delay_ms=None, deliver_at_ms=2**63 - 1, fail_at_ms=2**63 - 1))
     relative = encode(replace(FAILED, delay_ms=2**63 - 1))
     found = events(record(NAMES.schedule, headers), record(NAMES.schedule, relative, offset=1))
@@ -178,9 +180,7 @@ header_lists = st.lists(st.tuples(header_names, header_values), max_size=6)
     max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(st.lists(header_lists, min_size=60, max_size=200))
-def test_any_headers_are_malformed_here_exactly_when_decode_refuses_them(
-    spark: SparkSession, lists: list[list[Header]]
-) -> None:
+def test_headers_are_malformed_exactly_when_decode_refuses_them(spark: SparkSession, lists: list[list[Header]]) -> None:
     records = [record("rmq.dlq.g", headers, offset=offset) for offset, headers in enumerate(lists)]
     found = {row.offset: row for row in transform(frame(spark, records)).collect()}
     assert len(found) == len(lists)
@@ -198,7 +198,7 @@ def test_any_headers_are_malformed_here_exactly_when_decode_refuses_them(
 
 
 class Fetched:
-    """What `record` lays down, as the runtime's client gives it."""
+    """The records that `record` makes, as the runtime's Kafka client returns them."""
 
     def __init__(self, headers: list[Header], key: bytes | None = b"k", value: bytes | None = b"v") -> None:
         self._headers = headers
@@ -215,7 +215,7 @@ class Fetched:
         return self._headers
 
 
-def test_a_digest_tells_absent_from_empty_as_the_redrive_log_does(spark: SparkSession) -> None:
+def test_a_digest_distinguishes_null_from_empty_as_the_redrive_log_does(spark: SparkSession) -> None:
     pairs = [(None, None), (b"", b""), (b"12:", b"-"), (b"\xff\x00", b"x" * 100_000)]
     rows = [(key, value, "rmq.dlq.g", 0, offset, NOON, 1, None) for offset, (key, value) in enumerate(pairs)]
     found = transform(frame(spark, rows)).orderBy("offset").collect()
@@ -240,10 +240,10 @@ strange = st.sampled_from([None, b"", b"[", b"{}", b'{"v": 2, "kind": "mark"}', 
     max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(st.lists(st.lists(st.one_of(marks, begins, strange), max_size=8), min_size=20, max_size=60))
-def test_marks_are_read_as_the_redrive_log_folds_them(
+def test_settled_returns_the_marks_that_the_redrive_log_returns(
     spark: SparkSession, logs: list[list[MarkRecord | BeginRecord | bytes | None]]
 ) -> None:
-    # Many logs in one frame: each has letters of a topic of its own.
+    # Many logs in one frame: each has dead letters of its own topic.
     stored, folded = [], {}
     for number, log in enumerate(logs):
         redrive_records = [
@@ -271,7 +271,7 @@ def test_marks_are_read_as_the_redrive_log_folds_them(
     assert settled(frame(spark, stored), "other").count() == 0
 
 
-def test_a_fault_has_the_name_that_the_runtime_gives_it(events: Callable[..., list[Row]]) -> None:
+def test_a_decode_error_has_the_reason_that_decode_reports(events: Callable[..., list[Row]]) -> None:
     lists: list[tuple[list[Header], str]] = [
         ([("TAGS", b"a"), ("TAGS", b"a")], "duplicate-header:TAGS"),
         ([("KEYS", None)], "null-header:KEYS"),
@@ -287,8 +287,8 @@ def test_a_fault_has_the_name_that_the_runtime_gives_it(events: Callable[..., li
         assert event.decode_error == refused.value.reason == reason
 
 
-def test_a_header_name_that_is_no_utf8_is_what_the_runtime_makes_of_it(events: Callable[..., list[Row]]) -> None:
-    headers: list[Header] = [("UNIQ_KEY", b"m"), ("ab\ufffd", b"")]  # as Java reads it; Python cannot at all
+def test_a_header_name_that_is_not_utf8_is_treated_as_in_the_runtime(events: Callable[..., list[Row]]) -> None:
+    headers: list[Header] = [("UNIQ_KEY", b"m"), ("ab\ufffd", b"")]  # as Java reads it; Python cannot read it
     found = events(record("orders", headers, offset=7), record("rmq.dlq.g", headers))
     assert [(row.msg_id, row.decode_error, row.undecodable) for row in found] == [
         ("orders/0/7", None, True),
@@ -296,9 +296,9 @@ def test_a_header_name_that_is_no_utf8_is_what_the_runtime_makes_of_it(events: C
     ]
 
 
-def test_marks_know_a_letter_by_what_the_runtime_reads_of_its_header_names(spark: SparkSession) -> None:
+def test_marks_match_the_digest_of_the_header_names_that_the_runtime_reads(spark: SparkSession) -> None:
     lists: list[list[Header]] = [
-        [("ab\ufffd", b"1")],  # Java's reading of a name that is no UTF-8, or of one that holds the character
+        [("ab\ufffd", b"1")],  # what Java reads for a name that is not UTF-8, and for one with this character
         [("a\x00b", b"1"), ("TAGS\x00", None)],
         [("a", b"1")],
     ]
@@ -320,14 +320,14 @@ def test_marks_know_a_letter_by_what_the_runtime_reads_of_its_header_names(spark
     letters.unpersist()
 
 
-def test_a_session_that_would_fail_on_a_repeated_header_is_refused(spark: SparkSession) -> None:
+def test_a_session_that_fails_on_repeated_headers_is_refused(spark: SparkSession) -> None:
     other = spark.newSession()
     other.conf.set("spark.sql.mapKeyDedupPolicy", "EXCEPTION")
     with pytest.raises(SessionError, match="LAST_WIN"):
         transform(frame(other, [record("orders", None)]))
 
 
-def test_the_topics_of_a_report_come_in_the_order_in_which_messages_travel() -> None:
+def test_event_topics_are_in_the_order_in_which_messages_travel() -> None:
     existing = ["rmq.dlq.g", "other", "rmq.redrive", "rmq.retry.g", "rmq.group.g", "SCHEDULE_TOPIC_XXXX", "orders"]
     existing.append("rmq.parked")
     assert event_topics(existing, ["orders"]) == [

@@ -1,4 +1,4 @@
-"""A filter as a Spark column against the filter itself: the same outcome for every record, or a refusal."""
+"""Filters translated into Spark columns have the same outcome for every record as the filters, or are refused."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ STRINGS = ["'x'", "''", "'it''s'", "'5'", "'true'", "'é😀'", "'%'", "'\\'", "
 
 
 def random_condition(source: random.Random, depth: int) -> str:
-    """An expression that has a translation."""
+    """Return a random expression that can be translated."""
     if depth > 0 and source.random() < 0.6:
         terms = [random_condition(source, depth - 1) for _ in range(source.randint(2, 4))]
         joined = f" {source.choice(['AND', 'OR'])} ".join(f"({term})" for term in terms)
@@ -86,14 +86,14 @@ def expected(expression: str, record: dict[str, str]) -> bool | str | None:
 
 
 def column_of(expression: str) -> Column:
-    """The outcome as one text column: true, false, null, failed."""
+    """Return the outcome as one text column: true, false, null, failed."""
     outcome = sql_outcome(SqlFilter(expression), F.col)
     value = outcome.value.cast("string")
     return value if outcome.failed is None else F.when(outcome.failed, "failed").otherwise(value)
 
 
 def assert_same(spark: SparkSession, expressions: Sequence[str], records: Sequence[dict[str, str]]) -> set[object]:
-    """Compares every expression on every record, and gives the outcomes that were met."""
+    """Compare every expression on every record, and return the set of outcomes."""
     frame = as_frame(spark, records)
     columns = [column_of(expression).alias(f"e{number}") for number, expression in enumerate(expressions)]
     met: set[object] = set()
@@ -149,7 +149,7 @@ def test_two_properties_have_the_same_outcome_for_every_pair_of_texts(spark: Spa
     assert assert_same(spark, expressions, records) == {True, False, None, "failed"}
 
 
-def test_failures_count_in_turn_and_with_short_circuit(spark: SparkSession) -> None:
+def test_failures_count_from_left_to_right_with_short_circuit(spark: SparkSession) -> None:
     expressions = [
         *("a > 5 OR b = 'x'", "b = 'x' OR a > 5", "a > 5 AND b = 'x'", "b = 'x' AND a > 5"),
         *("b = 'x' OR c = 'x' OR a > 5", "NOT (b = 'x' OR a > 5)", "(a > 5) IS NULL", "(b = 'x' OR a > 5) IS NOT NULL"),
@@ -192,7 +192,7 @@ def test_selects_is_never_null_and_selects_what_the_filter_selects(spark: SparkS
         assert got == [selected.matches(record) for record in records]
 
 
-def test_as_many_terms_as_spark_can_compile_are_no_problem_and_more_are_refused(spark: SparkSession) -> None:
+def test_conditions_with_more_comparisons_than_spark_can_compile_are_refused(spark: SparkSession) -> None:
     selected = SqlFilter(" OR ".join(f"a = {number}" for number in range(60)))
     frame = as_frame(spark, [{"a": "59"}, {"a": "60"}, {"a": "x"}, {}])
     assert [row.a for row in frame.where(selects(selected, F.col)).collect()] == ["59"]
@@ -201,7 +201,7 @@ def test_as_many_terms_as_spark_can_compile_are_no_problem_and_more_are_refused(
 
 
 @pytest.mark.parametrize("expression", ["A || B", "*", " * ", " ", None])
-def test_tags_select_the_same(spark: SparkSession, expression: str | None) -> None:
+def test_tag_filters_select_the_same_records(spark: SparkSession, expression: str | None) -> None:
     selected = TagFilter(expression)
     tags = ["A", "B", "C", "*", "", " ", "A || B", None]
     frame = spark.createDataFrame([(tag,) for tag in tags], "TAGS string").coalesce(1)
@@ -240,7 +240,9 @@ HEADERS = [
     ],
     ids=str,
 )
-def test_headers_of_a_record_are_read_by_the_same_rules(spark: SparkSession, chosen: SqlFilter | TagFilter) -> None:
+def test_record_headers_are_read_by_the_rules_of_the_runtime(
+    spark: SparkSession, chosen: SqlFilter | TagFilter
+) -> None:
     frame = spark.createDataFrame(
         [(headers,) for headers in HEADERS], "headers array<struct<key: string, value: binary>>"
     ).coalesce(1)
@@ -265,7 +267,7 @@ def test_headers_of_a_record_are_read_by_the_same_rules(spark: SparkSession, cho
         ("-a CONTAINS 'x'", "-a"),
     ],
 )
-def test_what_has_no_translation_is_refused_by_its_part(spark: SparkSession, expression: str, part: str) -> None:
+def test_the_refusal_of_an_expression_names_the_part(spark: SparkSession, expression: str, part: str) -> None:
     assert spark.version.startswith("4.")
     with pytest.raises(FilterNotTranslatedError) as caught:
         selects(SqlFilter(expression), F.col)
@@ -282,7 +284,7 @@ def keep_all(_message: Row) -> bool:
     "make",
     [lambda: selects(CallableFilter(keep_all), F.col), lambda: selects(SqlFilter("a = '\ud800'"), F.col)],
 )
-def test_own_code_and_half_characters_are_refused(spark: SparkSession, make: Callable[[], Column]) -> None:
+def test_python_filters_and_lone_surrogates_are_refused(spark: SparkSession, make: Callable[[], Column]) -> None:
     assert spark.version.startswith("4.")
     with pytest.raises(FilterNotTranslatedError):
         make()

@@ -1,6 +1,6 @@
-"""What the jobs say to a person of one history of each kind, and what is planned of its dead letters.
+"""The reports of the jobs for one history of each kind, and the replay plans of its dead letters.
 
-Whether they are right is judged elsewhere (`test_invariants`), on generated histories.
+`test_invariants` checks the results themselves, on generated histories.
 """
 
 import datetime as dt
@@ -44,7 +44,7 @@ def gaps(spark: SparkSession, world: World) -> DataFrame:
     return gaps_of(spark, world)
 
 
-def test_reports_say_what_is_wrong_in_their_first_line(
+def test_the_verdict_of_a_report_counts_what_is_wrong(
     event_frame: DataFrame, lifecycles: DataFrame, gaps: DataFrame, world: World
 ) -> None:
     missing = audit.residuals(lifecycles, gaps)
@@ -73,7 +73,7 @@ def test_each_kind_of_fault_is_a_finding_of_its_job(
     assert f"{len(world.truth.stuck)} stuck" in report.verdict
     skewed = delays.outcomes(
         event_frame, params.model_copy(update={"skew_ms": 500})
-    )  # two clocks may differ so much here
+    )  # as if the two clocks differed by 500 ms
     assert skewed.filter("early").isEmpty()
     overtaken = {row.coordinates for row in found.filter("overtaken").collect()}
     assert world.truth.passed <= overtaken
@@ -89,7 +89,7 @@ def test_each_kind_of_fault_is_a_finding_of_its_job(
     assert {row.grp for row in strict.filter("violation").collect()} == {"pay-a"}
 
 
-def test_dead_letters_are_planned_once_each_and_a_second_plan_is_the_same(
+def test_each_dead_letter_is_planned_once_and_planning_is_repeatable(
     spark: SparkSession, event_frame: DataFrame, world: World
 ) -> None:
     topics = spark.range(1).selectExpr("'rmq.dlq.pay-a' AS topic", "'topic-id' AS topic_id")
@@ -127,11 +127,13 @@ def test_dead_letters_are_planned_once_each_and_a_second_plan_is_the_same(
     assert Counter(row.outcome for row in checked.collect()) == {"elsewhere": 1, "missing": len(rows) - 1}
     assert f"{len(rows) - 1} missing" in replay.verify_report(checked).verdict
     assert not replay.verify_report(checked).fine
-    other = marked.withColumn("digest", F.lit("0" * 16))  # a topic that was made anew has other letters there
+    other = marked.withColumn("digest", F.lit("0" * 16))  # a recreated topic has other dead letters at the same offsets
     assert {row.action for row in replay.plan(event_frame, topics, named, params, settled=other).collect()} == {"send"}
 
 
-def test_the_trend_counts_what_came_what_went_and_the_hours_left(event_frame: DataFrame, world: World) -> None:
+def test_the_trend_counts_arrived_and_settled_dead_letters_and_the_hours_left(
+    event_frame: DataFrame, world: World
+) -> None:
     params = dlq_trend.TrendParams(now=ms(NOW_MS), retention_ms=30 * 86_400_000)
     letters = dlq_trend.letters(event_frame)
     left = dlq_trend.open_letters(letters, params).collect()
@@ -154,7 +156,7 @@ def test_the_trend_counts_what_came_what_went_and_the_hours_left(event_frame: Da
     of_group = {row.grp: row for row in dlq_trend.open_letters(letters, asked).collect()}
     assert of_group["pay-a"].hours_left < 5
     assert of_group["pay-b"].hours_left is None
-    assert of_group["pay-clean"].hours_left > 29 * 24 - 1  # of this one the brokers said nothing
+    assert of_group["pay-clean"].hours_left > 29 * 24 - 1  # its retention was not read from the brokers
     report = dlq_trend.report(days, dlq_trend.open_letters(letters, asked), asked)
     assert "1 groups lose some" in report.verdict
     assert report.notes == ("the retention of 1 topics is assumed, not read from the brokers",)
@@ -162,7 +164,7 @@ def test_the_trend_counts_what_came_what_went_and_the_hours_left(event_frame: Da
     assert not dlq_trend.report(days, dlq_trend.open_letters(letters, soon), soon).fine
 
 
-def test_a_message_that_is_there_fifty_thousand_times_is_one_life_and_holds_up_nobody(spark: SparkSession) -> None:
+def test_fifty_thousand_copies_of_a_message_are_one_lifecycle_computed_in_time(spark: SparkSession) -> None:
     headers = "array(named_struct('key', 'UNIQ_KEY', 'value', CAST('m' AS BINARY)))"
     records = spark.range(50_000).selectExpr(
         "CAST(NULL AS BINARY) AS key", "CAST(NULL AS BINARY) AS value", "'orders' AS topic", "0 AS partition",
@@ -172,29 +174,29 @@ def test_a_message_that_is_there_fifty_thousand_times_is_one_life_and_holds_up_n
     assert (lifecycle.state, lifecycle.copies) == ("open", 49_999)
 
 
-def test_a_message_whose_first_delivery_was_not_landed_keeps_its_place_in_the_order(spark: SparkSession) -> None:
+def test_a_message_without_its_first_delivery_keeps_its_position_in_the_order(spark: SparkSession) -> None:
     made = World(random.Random(0))  # noqa: S311 nothing secret
-    made.ordered("o", ["handled", "handled"])  # three in all, at offsets 0 to 2 or some more
+    made.ordered("o", ["handled", "handled"])  # three messages, at offsets 0 to 2 or slightly higher
     message, at = Message("orders-o", b"4", key="k", delay_level=2), START_MS + 1_000
     waiting = hops.delayed_record(message, NAMES, LEVELS, uniq_key="late", born_ms=at, now_ms=at, lane=0)
-    first = made.relay(made.log.add(waiting, at), straight=True, landed=False)
+    first = made.deliver(made.log.add(waiting, at), straight=True, landed=False)
     failed = hops.retry(
         first, NAMES, LEVELS, group="pay-o", trusted=False, failure=hops.Failure("Timeout", "no", at),
         reconsume_times=1, level=None, delay_ms=None, lane=0,
     )  # fmt: skip
-    again = made.relay(made.log.add(failed, first.at_ms + 1), straight=True)
-    assert again.where == f"{NAMES.retry('pay-o')}/0/0"  # before the others, were this a place in their topic
+    again = made.deliver(made.log.add(failed, first.at_ms + 1), straight=True)
+    assert again.where == f"{NAMES.retry('pay-o')}/0/0"  # would be before the others if it were compared with them
     made.commit()
     event_frame = events.transform(frame(spark, made.log.stored))
     found = lineage.transform(event_frame, lineage.LineageParams(committed=made.committed)).cache()
     assert lineage.find_lifecycles(found.filter("grp = 'pay-o'"), "late")[0].origin == first.where
-    (judged,) = keys.transform(found, keys.KeyParams(orderly=("pay-o",))).filter("grp = 'pay-o'").collect()
-    assert (judged.messages, judged.failed, judged.overtaken, judged.violation) == (4, 1, 0, False)
+    (results,) = keys.transform(found, keys.KeyParams(orderly=("pay-o",))).filter("grp = 'pay-o'").collect()
+    assert (results.messages, results.failed, results.overtaken, results.violation) == (4, 1, 0, False)
     found.unpersist()
 
 
-def test_messages_whose_header_names_spark_cannot_tell_are_never_called_lost(spark: SparkSession) -> None:
-    """Names with U+FFFD: what the shim made of such messages is malformed here, and counted as that."""
+def test_messages_with_unreadable_header_names_are_never_reported_as_lost(spark: SparkSession) -> None:
+    """Names with U+FFFD: the shim's records of such messages are malformed here, and counted as malformed."""
     made = World(random.Random(3))  # noqa: S311 nothing secret
     made.history("odd", FATES * 3)
     made.commit()
@@ -212,7 +214,7 @@ def test_messages_whose_header_names_spark_cannot_tell_are_never_called_lost(spa
     seen.unpersist()
 
 
-def test_failures_say_what_is_new_since_when_and_where_to_look(event_frame: DataFrame, world: World) -> None:
+def test_failures_have_first_and_last_times_samples_and_new_causes(event_frame: DataFrame, world: World) -> None:
     def found(**params: object) -> list[Row]:
         return failures.transform(event_frame, failures.FailureParams.model_validate(params)).collect()
 

@@ -1,8 +1,8 @@
-"""The invariants, on generated histories with planted faults: each planted one is found and named, and nothing else is.
+"""Invariants on generated histories with planted faults: exactly the planted faults are found.
 
-Two steps. Hypothesis holds a naive model (`naive`) against what was planted, with histories that it can shrink. Then
-Spark's transforms are held against the model, hundreds of random histories in one frame, half of them spoilt beyond
-what anybody planned.
+The comparison has two steps. Hypothesis compares a naive model (`naive`) with the planted faults, on histories that it
+can shrink. Then Spark's transforms are compared with the model, on hundreds of random histories in one frame. Half of
+those are also damaged at random, so only the model knows the expected result.
 """
 
 import random
@@ -35,7 +35,7 @@ levelled = st.lists(st.sampled_from(["kept", "overtaken"]), max_size=6)
 
 @settings(max_examples=150)
 @given(st.randoms(use_true_random=False), st.lists(fates, min_size=1, max_size=3), ordered, levelled)
-def test_the_naive_model_finds_each_planted_fault_and_nothing_else(
+def test_the_naive_model_finds_exactly_the_planted_faults(
     source: random.Random, histories: list[list[str]], in_order: list[str], in_level: list[str]
 ) -> None:
     world = World(source)
@@ -48,7 +48,7 @@ def test_the_naive_model_finds_each_planted_fault_and_nothing_else(
 
 
 def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> None:
-    """What the model says of the histories with these names is what was planted."""
+    """Assert that the model finds what was planted in the histories with these names."""
     truth, of = world.truth, lambda uid: uid.rpartition("-")[0] in names
     lifecycles = {pair: lifecycle for pair, lifecycle in naive.lifecycles(read, world.committed).items() if of(pair[1])}
     assert {pair: lifecycle.state for pair, lifecycle in lifecycles.items()} == {
@@ -70,7 +70,7 @@ def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> N
         }
     early = {where for where, (_, late, *_) in found.items() if late is not None and late < 0}
     assert early == {where for where in truth.early if of(uids.get(where, ""))}
-    if "level" in names:  # in the others nothing is done about the order in which records are stored
+    if "level" in names:  # other histories do not control the order of their records
         passed = {where for where, (*_, overtaken) in found.items() if overtaken}
         assert {where for where in passed if uids[where].startswith("level-")} == truth.passed
     assert sum(repeats for *_, repeats, _ in found.values()) == sum(truth.copies[pair] for pair in lifecycles)
@@ -80,27 +80,27 @@ def assert_truth(world: World, read: Sequence[naive.Read], names: set[str]) -> N
     }
     letters = [where for where in naive.letters(read, world.log.stored) if of(uids[where])]
     assert len(letters) == sum(count for group, count in truth.letters.items() if group in groups)
-    judged = naive.overtaken(lifecycles, keys_of(read))
+    results = naive.overtaken(lifecycles, keys_of(read))
     if "ordered" in names:
-        assert judged["pay-ordered", b"k"][-1] == truth.overtaken["pay-ordered"]
-        assert judged["mail-ordered", b"k"][-1] == 0
+        assert results["pay-ordered", b"k"][-1] == truth.overtaken["pay-ordered"]
+        assert results["mail-ordered", b"k"][-1] == 0
 
 
 def keys_of(read: Sequence[naive.Read]) -> dict[str, bytes]:
     return {each.uid: each.stored.key() or b"" for each in read}
 
 
-def test_spark_says_of_hundreds_of_histories_what_the_naive_model_says(spark: SparkSession) -> None:
-    judge(spark, seed=1, count=250)
+def test_spark_agrees_with_the_naive_model_on_hundreds_of_histories(spark: SparkSession) -> None:
+    assert_agreement(spark, seed=1, count=250)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2, 27))
-def test_spark_says_of_ten_thousand_histories_what_the_naive_model_says(spark: SparkSession, seed: int) -> None:
-    judge(spark, seed=seed, count=400)
+def test_spark_agrees_with_the_naive_model_on_ten_thousand_histories(spark: SparkSession, seed: int) -> None:
+    assert_agreement(spark, seed=seed, count=400)
 
 
-def judge(spark: SparkSession, *, seed: int, count: int) -> None:
+def assert_agreement(spark: SparkSession, *, seed: int, count: int) -> None:
     chance = random.Random(seed)  # noqa: S311 nothing secret
     histories = [
         (chance.choices([*FATES, *FAULTS, *PATHS], k=chance.randrange(7)), chance.random() < 0.5) for _ in range(count)
@@ -111,10 +111,10 @@ def judge(spark: SparkSession, *, seed: int, count: int) -> None:
     world.ordered("ordered", ["handled", "dead", "overtaken", "overtaken", "handled"])
     world.levelled("level", ["kept", "overtaken", "overtaken", "kept", "kept", "overtaken"])
     world.commit()
-    spoilt = {f"h{number}" for number, (_, is_spoilt) in enumerate(histories) if is_spoilt}
-    world.spoil(spoilt)
+    damaged = {f"h{number}" for number, (_, is_damaged) in enumerate(histories) if is_damaged}
+    world.damage(damaged)
     read = naive.read(world.log.stored)
-    assert_truth(world, read, set(world.names) - spoilt)
+    assert_truth(world, read, set(world.names) - damaged)
 
     event_frame = events.transform(frame(spark, world.log.stored)).cache()
     lifecycles = lineage.transform(event_frame, lineage.LineageParams(committed=world.committed)).cache()
@@ -153,15 +153,15 @@ def judge(spark: SparkSession, *, seed: int, count: int) -> None:
         counted[row.grp, row.fail_class] += row.failures
     assert counted == naive.failures(read)
 
-    judged = keys.transform(lifecycles, keys.KeyParams(orderly=("pay-ordered", "mail-ordered"))).collect()
+    results = keys.transform(lifecycles, keys.KeyParams(orderly=("pay-ordered", "mail-ordered"))).collect()
     assert {
         (row.grp, bytes(row.key)): (row.messages, row.failed, row.dead, row.consecutive, row.overtaken)
-        for row in judged
+        for row in results
     } == naive.overtaken(expected, keys_of(read))
-    assert {row.grp for row in judged if row.violation} == {"pay-ordered"}
-    assert all(row.poison == (row.failed >= 3 and 2 * row.failed >= row.messages) for row in judged)
+    assert {row.grp for row in results if row.violation} == {"pay-ordered"}
+    assert all(row.poison == (row.failed >= 3 and 2 * row.failed >= row.messages) for row in results)
 
-    replayed(spark, world, event_frame, naive.letters(read, world.log.stored))
+    assert_replay_plan(spark, world, event_frame, naive.letters(read, world.log.stored))
     event_frame.unpersist()
     lifecycles.unpersist()
     waited.unpersist()
@@ -171,10 +171,10 @@ def _facts(lifecycle: Any) -> tuple[Any, ...]:
     return lifecycle.state, lifecycle.copies, lifecycle.rooted, lifecycle.broken, lifecycle.revived, lifecycle.origin
 
 
-def replayed(
+def assert_replay_plan(
     spark: SparkSession, world: World, event_frame: "events.DataFrame", letters: dict[str, str | None]
 ) -> None:
-    """Planned = sent + skipped; of what is sent, each loss, repeat and change is found."""
+    """Assert that planned = sent + skipped, and that each lost, repeated and changed record is found."""
     topics = event_frame.select("topic").distinct().withColumn("topic_id", F.lit("id"))
     params = replay.PlanParams(plan_id="monday")
     planned = replay.plan(event_frame, topics, replay.named_targets(event_frame, params), params).cache()
@@ -203,7 +203,7 @@ def replayed(
 
 
 class Landing(RuleBasedStateMachine):
-    """A partition that grows and that retention eats, landed again and again, sometimes not to the end."""
+    """A partition that grows, and loses records to retention, while landings run; some landings are killed."""
 
     @initialize(expired=st.integers(0, 3))
     def begin(self, expired: int) -> None:
@@ -227,7 +227,7 @@ class Landing(RuleBasedStateMachine):
         found = find_gaps([bounds], landed, {("t", 0): self.gaps})
         assert len(found) <= 1
         self.gaps += [(gap.gap_from, gap.gap_to) for gap in found]
-        if not is_killed:  # else the gaps are noted and nothing is landed
+        if not is_killed:  # a killed landing has recorded its gaps, but landed nothing
             start = max(self.position or 0, self.earliest)
             if start < self.end:
                 self.landed.append((start, self.end))

@@ -1,4 +1,4 @@
-"""What Spark would run for each job: nothing of ours is in the executors, no row ever meets Python."""
+"""Spark's query plans of the jobs: no Python code runs in the executors."""
 
 import random
 
@@ -26,7 +26,7 @@ def records(spark: SparkSession) -> DataFrame:
 
 
 def plans(spark: SparkSession) -> dict[str, DataFrame]:
-    """The last frame of each job; what it is made from is in its plan."""
+    """Return the last frame of each job; its query plan contains the frames that it is made from."""
     read = records(spark)
     event_frame, settled = events.transform(read), events.settled(read)
     lifecycles = lineage.transform(event_frame, lineage.LineageParams(committed=COMMITTED))
@@ -55,13 +55,13 @@ def runs_python(frame: DataFrame) -> bool:
     return "Python" in plan or "Pandas" in plan
 
 
-def test_no_row_of_any_job_meets_python(spark: SparkSession) -> None:
+def test_no_job_runs_python_in_the_executors(spark: SparkSession) -> None:
     shout = F.udf(lambda text: text.upper())
-    assert runs_python(records(spark).select(shout("topic")))  # else this test would see nothing
+    assert runs_python(records(spark).select(shout("topic")))  # checks that `runs_python` recognises Python
     assert [name for name, frame in plans(spark).items() if runs_python(frame)] == []
 
 
-def test_lineage_reads_once_shuffles_once_and_gathers_in_one_pass(spark: SparkSession) -> None:
+def test_lineage_reads_once_shuffles_once_and_aggregates_once(spark: SparkSession) -> None:
     world = World(random.Random(0))  # noqa: S311 nothing secret
     world.history("h", ["retried"])
     world.commit()

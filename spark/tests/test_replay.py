@@ -1,4 +1,4 @@
-"""What `replay plan` says of dead letters is what `dlq plan` says: neither sends what the other one has sent."""
+"""`replay plan` and `dlq plan` agree on every dead letter: neither sends what the other one has sent."""
 
 import random
 from collections.abc import Container
@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from rocketshim.admin.decoder import Decoder
+from rocketshim.deadletter.opening import Opener
 from rocketshim_spark import events
 from rocketshim_spark.jobs import replay
 from rocketshim_topics import OutgoingRecord, TopicNames
@@ -25,7 +25,15 @@ PLANS = {"redriven": "p-sent", "discarded": "p-dropped"}
 
 @dataclass(frozen=True)
 class Letter:
-    """A dead letter, whether it was asked for, and what the redrive log says of its place."""
+    """A dead letter, whether it is chosen, and its mark in the redrive log.
+
+    Attributes:
+        headers: headers of the record.
+        value: value of the record.
+        is_chosen: whether the user chose it.
+        state: state of the mark at its coordinates; None: no mark.
+        is_another: whether the mark is of another record at the same coordinates.
+    """
 
     headers: tuple[Header, ...]
     value: bytes | None = b"v"
@@ -43,8 +51,8 @@ class Anything(Container[str]):
 
 
 def by_dlq_plan(topic: str, letters: list[Letter], rules: RedriveRules, log: RedriveLog) -> dict[str, str]:
-    """Of each place: where it would be sent, or why not."""
-    planner, opener = Planner(topic, rules, log, Anything()), Decoder(NAMES, topic)
+    """Return, for the coordinates of each dead letter, its target or the reason why it is skipped."""
+    planner, opener = Planner(topic, rules, log, Anything()), Opener(NAMES, topic)
     stored = sorted((each.stored(topic, at) for at, each in enumerate(letters)), key=lambda one: one.where)
     chosen = {each.stored(topic, at).where for at, each in enumerate(letters) if each.is_chosen}
     for record in stored:
@@ -83,7 +91,7 @@ def marks_of(topic: str, letters: list[Letter]) -> list[MarkRecord]:
 
 
 def assert_same(spark: SparkSession, worlds: list[list[Letter]], *, to_source: bool, max_replays: int) -> None:
-    """Many topics of dead letters in one frame; each is planned for itself by `dlq plan`."""
+    """Plan many dead-letter topics in one frame with `replay plan`, and each one alone with `dlq plan`."""
     rules = RedriveRules(to_source=to_source, max_replays=max_replays)
     expected: dict[str, str] = {}
     stored: list[Stored] = []
@@ -125,7 +133,7 @@ def usual(**other: bytes | None) -> tuple[Header, ...]:
 
 
 def some_letter(chance: random.Random) -> Letter:
-    """The same attempt of the same delivery, but for a few headers of which each may be another, or odd."""
+    """Return a dead letter of the same attempt of the same delivery, with up to two headers changed or invalid."""
     odd = chance.sample(list(FIELDS), chance.randrange(3))
     return Letter(
         usual(**{name: chance.choice(FIELDS[name]) for name in odd}),
@@ -137,16 +145,14 @@ def some_letter(chance: random.Random) -> Letter:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_both_plans_say_the_same_of_each_letter(spark: SparkSession, seed: int) -> None:
+def test_both_plans_treat_each_dead_letter_alike(spark: SparkSession, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 nothing secret
     worlds = [[some_letter(chance) for _ in range(chance.randint(1, 6))] for _ in range(200)]
     assert_same(spark, worlds, to_source=seed % 2 == 1, max_replays=1 + seed % 3)
 
 
 @pytest.mark.parametrize("to_source", [False, True])
-def test_what_repeats_a_settled_letter_is_not_sent_whichever_came_first_and_whether_or_not_it_was_chosen(
-    spark: SparkSession, to_source: bool
-) -> None:
+def test_a_repeat_of_a_settled_dead_letter_is_not_sent(spark: SparkSession, to_source: bool) -> None:
     open_one = Letter(usual())
     by_hand: list[Any] = [
         [open_one, Letter(usual(), state="redriven")],

@@ -1,4 +1,4 @@
-"""What a report says on a console and on its page: nothing of a stranger's is more than text there."""
+"""Reports on the console and as a page: text from records is always printed as plain text."""
 
 import datetime as dt
 
@@ -24,16 +24,16 @@ def nasty(kind: type[bytes] | type[str]) -> Report:
 
 
 @pytest.mark.parametrize("kind", [bytes, str])
-def test_what_a_record_says_is_text_and_no_control_sequence_and_no_markup(kind: type[bytes] | type[str]) -> None:
+def test_text_from_records_contains_no_control_sequences_and_no_markup(kind: type[bytes] | type[str]) -> None:
     text, page = as_text(nasty(kind)), as_html(nasty(kind), about="lake")
     for shown in (text, page):
         assert not set(shown) & {"\x1b", "\x07", "\x9b", "\u202e"}
     assert len(text.splitlines()) == 6
     assert "<script" not in page
-    assert page.count("&lt;script&gt;") == 3  # at the bar, and in both cells
+    assert page.count("&lt;script&gt;") == 3  # in the bar chart, and in both cells
 
 
-def test_a_life_is_told_in_as_many_lines_as_it_has_records() -> None:
+def test_a_lifecycle_has_one_line_for_its_state_and_one_for_each_record() -> None:
     entry = Row(replay=1, attempt=2, step=2, at="t", coordinates="a/0/1", kind="retry", reason=NASTY, reached=True)
     lifecycle = Row(
         msg_id=NASTY, grp="g", state="acknowledged", inferred=True, topic=NASTY, attempts=2, first_sent="t",
@@ -44,8 +44,8 @@ def test_a_life_is_told_in_as_many_lines_as_it_has_records() -> None:
     assert all(char.isprintable() for line in lines for char in line)
 
 
-def test_the_first_line_is_the_verdict_and_columns_are_as_wide_as_what_is_in_them() -> None:
-    when = dt.datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 as Spark gives it
+def test_the_first_line_is_the_verdict_and_columns_fit_their_cells() -> None:
+    when = dt.datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 as Spark returns it
     table = Table("by hour", ("hour", "n", "share"), [(when, 1_234_567, 0.123456), (None, 1, 8_759.6)])
     lines = as_text(Report("failures", "2 failures", fine=True, tables=(table,))).split("\n")
     assert lines == [
@@ -58,7 +58,7 @@ def test_the_first_line_is_the_verdict_and_columns_are_as_wide_as_what_is_in_the
     ]
 
 
-def test_the_page_is_whole_without_any_row_and_says_whether_it_is_fine() -> None:
+def test_a_page_without_rows_is_complete_and_marks_the_verdict() -> None:
     page = as_html(Report("audit", "residual 0", fine=True), about="lake")
     assert '<span class="fine">residual 0</span>' in page
     assert page.startswith("<!doctype html>")
@@ -67,6 +67,6 @@ def test_the_page_is_whole_without_any_row_and_says_whether_it_is_fine() -> None
     assert '<span class="finding">' in as_html(Report("audit", "residual 1", fine=False), about="lake")
 
 
-def test_bars_are_in_proportion_and_never_negative() -> None:
+def test_bars_are_proportional_and_never_negative() -> None:
     page = as_html(Report("delays", "late", fine=True, bars=(("a", 10.0), ("b", 5.0), ("c", -3.0))), about="")
     assert [part.split('"')[0] for part in page.split('width="')[2:]] == ["400.0", "200.0", "0.0"]

@@ -1,4 +1,4 @@
-"""Which settings a session gets, and what is said when the jars are not there."""
+"""The settings of a session, and the errors when jars are missing."""
 
 import os
 import sys
@@ -20,9 +20,7 @@ def test_coordinates_follow_the_installed_versions() -> None:
     assert delta.startswith("io.delta:delta-spark_2.13:4.0.")
 
 
-def test_without_jars_in_the_cache_the_error_names_three_ways_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_cached_jars_the_error_names_three_solutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROCKETSHIM_CACHE", str(tmp_path))
     with pytest.raises(ConnectorMissingError) as refused:
         session.create(environ={})
@@ -30,36 +28,36 @@ def test_without_jars_in_the_cache_the_error_names_three_ways_out(
         assert way in str(refused.value)
 
 
-def test_spark_submit_and_its_like_are_trusted_to_bring_the_jars() -> None:
+def test_under_spark_submit_no_jars_are_added() -> None:
     conf = session._conf(SessionSettings(), {"PYSPARK_GATEWAY_PORT": "1"})
     assert "spark.jars" not in conf
-    assert conf["spark.ui.showConsoleProgress"] == "false"  # no terminal here
+    assert conf["spark.ui.showConsoleProgress"] == "false"  # stderr is not a terminal here
     assert conf["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension"
 
 
-def test_what_spark_cannot_load_is_named_by_its_artifact() -> None:
+def test_missing_classes_are_reported_by_artifact() -> None:
     assert session._missing_artifacts(lambda _: True) == []
     assert session._missing_artifacts(lambda name: "delta" in name) == ["spark-sql-kafka-0-10", "kafka-clients"]
 
 
-def test_packages_are_left_to_spark() -> None:
+def test_spark_resolves_the_packages() -> None:
     conf = session._conf(SessionSettings(connector="packages"), {})
     assert conf["spark.jars.packages"].split(",") == session.connector_coordinates()
 
 
-def test_what_results_depend_on_cannot_be_overridden() -> None:
+def test_settings_that_results_depend_on_cannot_be_overridden() -> None:
     with pytest.raises(SessionError, match="UTC"):
         session._conf(SessionSettings(connector="none", conf={"spark.sql.session.timeZone": "CET"}), {})
     with pytest.raises(ValidationError):
         SessionSettings(shuffle_partitions=0)
 
 
-def test_jars_that_pyspark_carries_are_left_out() -> None:
+def test_jars_that_pyspark_contains_are_left_out() -> None:
     jars = [Path("kafka-clients-3.9.0.jar"), Path("hadoop-client-api-3.3.0.jar"), Path("scala-library-2.13.1.jar")]
     assert session._not_in_pyspark(jars) == jars[:1]
 
 
-def test_the_running_session_has_what_jobs_rest_on(spark: SparkSession) -> None:
+def test_the_running_session_has_the_required_settings(spark: SparkSession) -> None:
     session.require(spark)
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.mapKeyDedupPolicy") == "LAST_WIN"
@@ -71,7 +69,7 @@ def test_the_running_session_has_what_jobs_rest_on(spark: SparkSession) -> None:
     ("setting", "value", "needed"),
     [("spark.sql.mapKeyDedupPolicy", "EXCEPTION", "LAST_WIN"), ("spark.sql.session.timeZone", "CET", "UTC")],
 )
-def test_a_session_of_somebody_elses_is_refused_with_what_it_lacks(
+def test_a_session_without_a_required_setting_is_refused(
     spark: SparkSession, setting: str, value: str, needed: str
 ) -> None:
     theirs = spark.newSession()
@@ -80,7 +78,7 @@ def test_a_session_of_somebody_elses_is_refused_with_what_it_lacks(
         session.require(theirs)
 
 
-def test_settings_for_a_while_are_gone_afterwards_also_after_an_error(spark: SparkSession) -> None:
+def test_changed_settings_are_restored_even_after_an_error(spark: SparkSession) -> None:
     known, new = "spark.sql.parquet.compression.codec", "parquet.enable.dictionary#value"
     before = spark.conf.get(known)
     inside = []

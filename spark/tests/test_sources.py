@@ -1,4 +1,4 @@
-"""What is refused before a broker is asked."""
+"""The parts of `sources` that need no broker."""
 
 import pytest
 
@@ -6,19 +6,19 @@ from rocketshim_spark.sources import Cluster, PartitionBounds, offsets_json, sin
 from rocketshim_topics.errors import ConfigError
 
 
-def test_a_setting_that_librdkafka_does_not_know_is_said_by_its_name() -> None:
+def test_an_unknown_librdkafka_setting_is_named_in_the_error() -> None:
     with pytest.raises(ConfigError, match="nosuch"):
         Cluster("127.0.0.1:1", {"nosuch": "1"})
 
 
-def test_later_starts_lie_between_the_earliest_offset_and_the_end() -> None:
+def test_changed_starts_stay_between_the_earliest_offset_and_the_end() -> None:
     bounds = [PartitionBounds("t", number, "id", 5, 5, 9) for number in range(4)]
     moved = since(bounds, {("t", 0): 3, ("t", 1): 7, ("t", 2): 12})
     assert [each.start for each in moved] == [5, 7, 9, 5]
     assert [(each.earliest, each.end) for each in moved] == [(5, 9)] * 4
 
 
-def test_offsets_are_written_as_spark_reads_them() -> None:
+def test_offsets_are_formatted_for_spark() -> None:
     values = {("a", 0): 1, ("a", 1): 2, ("b.c", 0): 3}
     assert offsets_json(values) == '{"a": {"0": 1, "1": 2}, "b.c": {"0": 3}}'
     assert offsets_json({("a", 0): 0, ("a", 1): 1}, as_list=True) == '{"a": [0, 1]}'
