@@ -143,7 +143,10 @@ def lineage(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Rebuild the lifecycle of every message. Exit code 2 for a lost, incomplete or revived one, or an unknown id."""
+    """Rebuild the lifecycle of every message. Exit code 2 for a lost, broken or revived one, or an unknown id.
+
+    A broken lifecycle lacks the record of an attempt. A revived message was retried after it had become a dead letter.
+    """
     with open_view(
         lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
     ) as view:
@@ -182,9 +185,10 @@ def delays(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Measure how late delayed messages came. Exit code 2 for an early, overtaken, parked, stuck or undelivered one.
+    """Measure how late delayed messages came. Exit code 2 for an early, overtaken, parked, stuck or lost one.
 
-    An overtaken message was delivered after one that entered its delay queue later.
+    An overtaken message was delivered after one that entered its delay queue later. A stuck message is overdue, and the
+    worker has not passed it; a lost one was passed but never delivered.
     """
     from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` works without Spark
 
@@ -214,7 +218,7 @@ def audit(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Check that no message is lost. Exit code 2 for an unexplained, parked or malformed one, or a retention gap."""
+    """Check that no message is lost. Exit code 2 for a missing, parked or malformed record, or a retention gap."""
     with open_view(
         lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
     ) as view:
@@ -234,7 +238,7 @@ def keys(
     *,
     lake: Lake,
     min_failures: Annotated[
-        int, typer.Option("--min-failures", min=1, help="Failed messages that make a key poison.")
+        int, typer.Option("--min-failures", min=1, help="Minimum number of failed messages of a poison key.")
     ] = 3,
     orderly: Annotated[
         list[str] | None, typer.Option("--orderly", help="A group that relies on message order; repeatable.")
@@ -246,7 +250,10 @@ def keys(
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
 ) -> None:
-    """Find poison keys, and keys whose message order was broken. Exit code 2 if there are any."""
+    """Find poison keys, and broken message order in `--orderly` groups. Exit code 2 if there is either.
+
+    A key is poison if at least half of its messages failed, and at least `--min-failures` of them.
+    """
     with open_view(
         lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
     ) as view:

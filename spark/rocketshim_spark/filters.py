@@ -305,14 +305,18 @@ class _Translation:
         """Compare a text with a constant; `missing` is the result where there is no text."""
         if constant.type is LiteralType.STRING:
             return SqlOutcome(
-                _with_value_if_missing(text, _compared(operator, text, F.lit(self._string(constant.value))), missing)
+                _with_value_if_missing(
+                    text, _apply_operator(operator, text, F.lit(self._string(constant.value))), missing
+                )
             )
         if constant.type is LiteralType.BOOLEAN:
             return SqlOutcome(
-                _with_value_if_missing(text, _compared(operator, text.rlike(_TRUE), F.lit(constant.value)), missing)
+                _with_value_if_missing(
+                    text, _apply_operator(operator, text.rlike(_TRUE), F.lit(constant.value)), missing
+                )
             )
         number = _PARSERS[constant.type](text)
-        value = _compared(operator, number, _number_literal(constant))
+        value = _apply_operator(operator, number, _number_literal(constant))
         return SqlOutcome(_with_value_if_missing(text, value, missing), text.isNotNull() & number.isNull())
 
     # --- refusals ------------------------------------------------------------------------------------------------
@@ -374,7 +378,7 @@ def _failed_in_sequence(left: Column | None, continues: Column, right: Column | 
 # --- comparisons --------------------------------------------------------------------------------------------------
 
 
-def _compared(operator: Operator, left: Column, right: Column) -> Column:
+def _apply_operator(operator: Operator, left: Column, right: Column) -> Column:
     match operator:
         case Operator.EQUAL:
             return left == right
@@ -407,7 +411,7 @@ def _ordered_texts(operator: Operator, left: Column, right: Column) -> SqlOutcom
     """Order two properties as doubles, −0.0 before 0.0. The result is unknown if one is missing."""
     both = left.isNotNull() & right.isNotNull()
     lhs, rhs = _double(left), _double(right)
-    value = _compared(operator, _java_order(left, lhs), _java_order(right, rhs))
+    value = _apply_operator(operator, _java_order(left, lhs), _java_order(right, rhs))
     return SqlOutcome(F.when(lhs.isNotNull() & rhs.isNotNull(), value), both & (lhs.isNull() | rhs.isNull()))
 
 

@@ -169,15 +169,15 @@ def land(
     Args:
         spark: a session with the jars for Kafka and Delta.
         bootstrap: addresses of the brokers.
-        topics: physical names. Topics that were landed into the folder before are landed again too.
+        topics: physical names. New records of topics that were landed into the folder before are landed too.
         lake: the folder, local or on any file system that Spark supports (`s3a://…`, `hdfs://…`).
         kafka: settings of Spark's Kafka client (Java); None: none.
         config: settings of the driver's Kafka client (librdkafka); None: none.
         groups: consumer groups whose committed positions are recorded; None: every group of the cluster that has
             committed on these topics.
-        max_records_per_task: largest number of offsets for one task. A partition with more than its share of the new
-            records is always split, into pieces of 100,000 offsets or more, so that no core waits for it. None: one
-            task per partition.
+        max_records_per_task: largest number of offsets for one task. If a partition has more than its share of the new
+            records, its tasks are smaller, but not below 100,000 offsets, so that no core waits for it. None: one task
+            per partition.
 
     Returns:
         the result of the landing.
@@ -220,8 +220,8 @@ def land(
     # A gap that an earlier attempt recorded before it failed must still be skipped.
     holes = any(landed.get((each.topic, each.partition), 0) < each.earliest for each in before)
     options = spark_options(bootstrap, kafka)
-    # Numbers, not "earliest": if retention deletes more from now on, the landing fails or the check afterwards finds
-    # it.
+    # Numbers, not "earliest": what retention deletes from now on fails the landing, or is found by the check
+    # afterwards.
     options.update(
         subscribe=",".join(wanted), startingOffsets=offsets_json(starts), failOnDataLoss=str(not holes).lower()
     )
@@ -250,8 +250,8 @@ def land(
             for group, offsets in committed.items()
             for (topic, partition), offset in offsets.items()
         ]
-        # Rows without a group: one that a snapshot was taken, even if no group has committed, and the blocked
-        # partitions.
+        # Rows without a group hold the blocked partitions; one more says that a snapshot was taken, even without
+        # commits.
         markers = [(None, None, None), *((topic, partition, offset) for (topic, partition), offset in held.items())]
         _append(
             spark,
@@ -352,8 +352,10 @@ def read_gaps(spark: SparkSession, lake: str, version: int | None = None) -> Dat
     if version is None:
         return found
     later = _table(spark, f"{lake}/positions", _POSITIONS_SCHEMA).filter(F.col("version") > version)
-    next_look = F.broadcast(later.agg(F.min("taken_at").alias("next_look")))
-    return found.crossJoin(next_look).filter("next_look IS NULL OR found_at < next_look").drop("next_look")
+    next_snapshot = F.broadcast(later.agg(F.min("taken_at").alias("next_snapshot")))
+    return (
+        found.crossJoin(next_snapshot).filter("next_snapshot IS NULL OR found_at < next_snapshot").drop("next_snapshot")
+    )
 
 
 def read_topics(spark: SparkSession, lake: str) -> DataFrame:
@@ -461,13 +463,13 @@ def _next_after_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dic
     """
     if latest_version(spark, lake) is None:
         return {}
-    records, behind = read_records(spark, lake), {}
+    records, next_offsets = read_records(spark, lake), {}
     for gap in gaps:
         within = F.col("offset").between(gap.gap_from, gap.gap_to - 1)
         last = records.filter(_is_partition(gap.topic, gap.partition) & within).agg(F.max("offset")).collect()[0][0]
         if last is not None:
-            behind[gap.topic, gap.partition] = int(last) + 1
-    return behind
+            next_offsets[gap.topic, gap.partition] = int(last) + 1
+    return next_offsets
 
 
 def _expired_while_landing(

@@ -110,7 +110,7 @@ class Cluster:
         try:
             found = self._admin.list_topics(timeout=_TIMEOUT_S).topics
         except KafkaException as error:
-            raise self._translated(error, "the topics") from error
+            raise self._to_cluster_error(error, "the topics") from error
         return sorted(name for name in found if not name.startswith("__"))
 
     def retention_ms(self, topics: Iterable[str]) -> dict[str, int]:
@@ -144,7 +144,7 @@ class Cluster:
                 earliest = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
                 ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
             except KafkaException as error:
-                raise self._translated(error, topic) from error
+                raise self._to_cluster_error(error, topic) from error
             topic_id = str(description.topic_id)
             resolved += [
                 PartitionBounds(topic, number, topic_id, earliest[topic, number], earliest[topic, number], end)
@@ -161,9 +161,9 @@ class Cluster:
         try:
             found = self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S)
         except KafkaException as error:
-            raise self._translated(error, "the consumer groups") from error
+            raise self._to_cluster_error(error, "the consumer groups") from error
         if found.errors:  # one broker failed; without its groups' positions many messages would be reported as open
-            raise self._translated(found.errors[0], "the consumer groups")
+            raise self._to_cluster_error(found.errors[0], "the consumer groups")
         return sorted(each.group_id for each in found.valid)
 
     def committed(self, group: str, topics: Collection[str]) -> dict[tuple[str, int], int]:
@@ -178,7 +178,7 @@ class Cluster:
         try:
             found = group_positions(consumer, _TIMEOUT_S, topics)
         except KafkaException as error:
-            raise self._translated(error, f"the group {group}") from error
+            raise self._to_cluster_error(error, f"the group {group}") from error
         finally:
             consumer.close()
         return {(each.topic, each.partition): each.offset for each in found}
@@ -193,7 +193,7 @@ class Cluster:
         try:
             return self._offsets(requested, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
         except KafkaException as error:
-            raise self._translated(error, "the ends of topics") from error
+            raise self._to_cluster_error(error, "the ends of topics") from error
 
     def _offsets(
         self,
@@ -206,10 +206,10 @@ class Cluster:
         )
         return {(key.topic, key.partition): answer.result(_TIMEOUT_S).offset for key, answer in answers.items()}
 
-    def _translated(self, error: KafkaException, what: str) -> ClusterError:
+    def _to_cluster_error(self, error: KafkaException, what: str) -> ClusterError:
         cause: KafkaError = error.args[0]
         if cause.code() in MISSING:
-            return TopicMissingError(f"topic {what} does not exist at {self._bootstrap}")
+            return TopicMissingError(f"no such topic at {self._bootstrap}: {what}")
         if cause.code() in DENIED | NO_LOGIN:
             return NotAuthorizedError(
                 f"no permission for {what} at {self._bootstrap}: {cause.str()}; the jobs need Describe and Read"
