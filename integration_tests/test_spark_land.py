@@ -151,7 +151,7 @@ def test_an_open_transaction_is_for_a_later_read_and_an_aborted_one_for_none(
     (stable,) = (each.end for each in cluster.bounds([name]))
     assert (first.rows, first.held) == (1, {(name, 0): stable})
     (caveat,) = open_lake(spark, lake).caveats
-    assert caveat.startswith(f"{name}/0 ended in an open transaction at {stable}: what was delivered behind it")
+    assert caveat.startswith(f"{name}/0 ended in an open transaction at {stable}: deliveries after it")
     producer.commit_transaction(120)
     second = land(spark, broker.bootstrap, [name], lake)
     assert (second.rows, second.held) == (1, {})

@@ -115,7 +115,7 @@ def test_jobs_on_two_workers_find_what_one_process_finds(
     bare = submit("local[1]", wheel, *landing, "--lake", there, with_jars=False)
     assert bare.returncode == 1, bare.stdout + bare.stderr
     # spark-submit gives a program's errors out with its output.
-    assert "error: this Spark has no spark-sql-kafka-0-10, no kafka-clients, no delta-spark" in bare.stdout
+    assert "error: Spark's class path lacks spark-sql-kafka-0-10, kafka-clients, delta-spark" in bare.stdout
     landed = submit(master, wheel, *landing, "--lake", there)
     assert landed.returncode == 0, landed.stdout + landed.stderr
     assert landed.stdout.startswith("landed 360 new records of 2 topics")
