@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import SparkSession
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim.local import cached_jars, fetch_jars
+from rocketshim_local import cached_jars, fetch_jars
 from rocketshim_spark.errors import ConnectorMissingError, SessionError
 
 __all__ = [

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from rocketshim.deadletter.opening import Opener
+from rocketshim.admin.decoder import Decoder
 from rocketshim_spark import events
 from rocketshim_spark.jobs import replay
 from rocketshim_topics import OutgoingRecord, TopicNames
@@ -52,7 +52,7 @@ class Anything(Container[str]):
 
 def by_dlq_plan(topic: str, letters: list[Letter], rules: RedriveRules, log: RedriveLog) -> dict[str, str]:
     """Return, for the coordinates of each dead letter, its target or the reason why it is skipped."""
-    planner, opener = Planner(topic, rules, log, Anything()), Opener(NAMES, topic)
+    planner, opener = Planner(topic, rules, log, Anything()), Decoder(NAMES, topic)
     stored = sorted((each.stored(topic, at) for at, each in enumerate(letters)), key=lambda one: one.where)
     chosen = {each.stored(topic, at).where for at, each in enumerate(letters) if each.is_chosen}
     for record in stored:

@@ -4,7 +4,7 @@
    action (`send`, or `skip` with the reason). It writes nothing to Kafka. Ids are made from the plan's name and the
    dead letter's coordinates, so a second plan of the same name has the same ids.
 2. `run` records the end offsets of the target topics for `verify`, once per plan and before its first record. Then it
-   sends with `rocketshim.deadletter.redriving.Redriver`, as `dlq apply` does: dead letters and their mark in the
+   sends with `rocketshim.admin.redrive.Redriver`, as `dlq apply` does: dead letters and their mark in the
    redrive log in one Kafka transaction. Both commands share the log, so neither sends again what the other one has sent
    or discarded. A run after a killed run continues it, a run after a complete run sends nothing, and a run that starts
    during another run stops that one.
@@ -45,8 +45,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
+from rocketshim.admin.redrive import Redriver
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
-from rocketshim.deadletter.redriving import Redriver
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.events import empty_settled, join_settled
 from rocketshim_spark.report import Report, Table
