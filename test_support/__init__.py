@@ -1,0 +1,1 @@
+"""Fixtures that tests of several packages share, one subject a module. conftest.py loads them."""

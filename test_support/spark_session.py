@@ -1,0 +1,41 @@
+"""The fixture `spark`: one Spark session for the whole run.
+
+Starting a session takes seconds, and a JVM reads its jars only once. The session has the jars for Kafka and Delta if
+they were fetched (`rocketshim spark fetch`, which `make test` does). The unit tests need none of them. The integration
+tests fail without them and say so; they are never skipped.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
+    """A session on this machine, two threads, no user interface, everything it writes in a temporary folder."""
+    from rocketshim_spark.session import SessionSettings, connector_jars, create
+
+    folder = tmp_path_factory.mktemp("spark")
+    session = create(
+        SessionSettings(
+            app_name="rocketshim tests",
+            master="local[2]",
+            connector="none" if connector_jars() is None else "cache",
+            shuffle_partitions=2,
+            conf={
+                "spark.ui.showConsoleProgress": "false",
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # tests end before C2 pays
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.sql.warehouse.dir": str(folder / "warehouse"),
+                "spark.local.dir": str(folder / "local"),
+            },
+        )
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
