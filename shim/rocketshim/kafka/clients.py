@@ -69,7 +69,7 @@ _CLOSED_EARLY: Final = re.compile(r"Disconnected.*\(after [0-9]{1,3}ms in state 
 
 # `close` of a producer whose transaction was fenced warns of an abort that cannot succeed any more.
 warnings.filterwarnings(
-    "ignore", message="Producer abort_transaction failed during close", module=r"rocketshim\.clients$"
+    "ignore", message="Producer abort_transaction failed during close", module=r"rocketshim\.kafka\.clients$"
 )
 
 
