@@ -48,7 +48,7 @@ def test_a_newcomers_topic_is_created_once_and_never_changed(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--topic", "%RETRY%payments"], "no topic name"),
+        (["--topic", "%RETRY%payments"], "not a topic name"),
         (["--topic", "rmq.dlq.payments"], "the shim makes its own topics"),
         (["--topic", "SCHEDULE_TOPIC_XXXX"], "the shim makes its own topics"),
         (["--partitions", "2"], "--partitions is for the topics that --topic names"),
