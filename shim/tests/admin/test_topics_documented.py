@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 def kept_for(spec: TopicSpec) -> str:
     days, hours = divmod(int(spec.config["retention.ms"]) // 3_600_000, 24)
     if days < 0:
-        return "for ever"
+        return "forever"
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
