@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 PLAIN := topics/rocketshim_topics spark examples tools
 PLAIN += README.md docs/consumer.md docs/worker.md docs/dead-letters.md docs/orderly.md docs/guarantees.md \
 	docs/operations.md docs/dropin.md docs/wire-format.md docs/filters.md docs/pull.md \
-	docs/testing.md docs/security.md docs/from-rocketmq-python.md
+	docs/testing.md docs/security.md docs/from-rocketmq-python.md docs/support-matrix.md
 # Most tests wait for a broker: two processes, each with a broker of its own. `make test PROCESSES=0` for one process.
 PROCESSES ?= 2
 SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder
