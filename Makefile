@@ -12,12 +12,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 # What is written in plain English (CONTRIBUTING.md); `make check` finds the words that we do not use there.
 PLAIN := topics/rocketshim_topics spark examples tools
-PLAIN += README.md docs/consumer.md docs/worker.md docs/dead-letters.md docs/orderly.md docs/guarantees.md \
-	docs/operations.md docs/dropin.md docs/wire-format.md docs/filters.md docs/pull.md \
-	docs/testing.md docs/security.md docs/from-rocketmq-python.md docs/support-matrix.md
 # Most tests wait for a broker: two processes, each with a broker of its own. `make test PROCESSES=0` for one process.
 PROCESSES ?= 2
 SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder
+PLAIN += README.md CHANGELOG.md CONTRIBUTING.md docs/consumer.md docs/worker.md docs/dead-letters.md docs/orderly.md docs/guarantees.md \
+	docs/operations.md docs/dropin.md docs/wire-format.md docs/filters.md docs/pull.md \
+	docs/testing.md docs/security.md docs/from-rocketmq-python.md docs/support-matrix.md
 
 .PHONY: help demo test test-unit test-integration test-long chaos check public-api format bench lock broker-jars spark-jars dev clean
 
