@@ -15,9 +15,7 @@ PLAIN := topics/rocketshim_topics spark examples tools
 # Most tests wait for a broker: two processes, each with a broker of its own. `make test PROCESSES=0` for one process.
 PROCESSES ?= 2
 SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder
-PLAIN += README.md CHANGELOG.md CONTRIBUTING.md docs/consumer.md docs/worker.md docs/dead-letters.md docs/orderly.md docs/guarantees.md \
-	docs/operations.md docs/dropin.md docs/wire-format.md docs/filters.md docs/pull.md \
-	docs/testing.md docs/security.md docs/from-rocketmq-python.md docs/support-matrix.md docs/spark.md docs/performance.md docs/reliability.md
+PLAIN += README.md CHANGELOG.md CONTRIBUTING.md DESIGN.md docs
 
 .PHONY: help demo test test-unit test-integration test-long chaos check public-api format bench lock broker-jars spark-jars dev clean
 
