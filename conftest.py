@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = [
     "test_support.dropin_consumer",
+    "test_support.root_logger",
     "test_support.schedule",
     "test_support.spark_session",
     "test_support.unreadable_records",

@@ -423,7 +423,7 @@ def test_a_target_that_is_denied_holds_up_nobody_and_gets_its_messages_once_it_i
         ) as producer:
             for number in range(10):
                 producer.send(Message(denied, b"denied %d" % number, delay_level=1), timeout_s=DEADLINE_S)
-            producer.send(Message("not.allowed", b"forbidden", delay_level=17), timeout_s=DEADLINE_S)
+            producer.send(Message("__never", b"forbidden", delay_level=17), timeout_s=DEADLINE_S)
             stage.send(producer, 0, 60)
         assert set(stage.read_until(60)) == set(once(60))
         log, events = tmp_path / "worker-0.log", ("worker.re-appended", "worker.hop-not-stored")

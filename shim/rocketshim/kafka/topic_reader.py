@@ -23,6 +23,7 @@ __all__ = ["TopicReader"]
 
 _METADATA_S: Final = 10.0
 _POLL_S: Final = 0.2
+_LEADER_S: Final = 0.05
 _FETCH_COUNT: Final = 1_000
 _FETCH_WAIT_MS: Final = 50  # a fetch that waits at an end holds up what is read next (500 by default, measured)
 
@@ -92,10 +93,15 @@ class TopicReader:
         Raises:
             TopicMissingError: there is no such topic or partition.
         """
-        try:
-            found = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_METADATA_S)
-        except KafkaException as error:
-            raise self.typed(error) from error
+        until_s = time.monotonic() + _METADATA_S
+        while True:
+            try:
+                found = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_METADATA_S)
+                break
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() >= until_s:
+                    raise self.typed(error) from error
+                time.sleep(_LEADER_S)  # the client asks for the new leader meanwhile
         if found is None:
             raise BrokerUnavailableError(f"no broker at {self._bootstrap} said where {topic}/{partition} ends")
         low, high = found
