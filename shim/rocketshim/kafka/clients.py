@@ -64,7 +64,10 @@ _FAILING: Final = frozenset({"FAIL", "ERROR"})
 _THREAD: Final = re.compile(r"^\[thrd:[^\]]*\]: ")
 _IDLE: Final = re.compile(r"Disconnected.*\(after [0-9]{4,}ms in state UP")  # brokers close what is idle
 _ADDRESS: Final = re.compile(r"(?:(ssl|sasl_ssl|sasl_plaintext)://)?([\w.\[\]:-]+:[0-9]+)/")
-_NO_TLS: Final = re.compile(r"PLAINTEXT broker listener|wrong version number|unknown protocol|packet length too long")
+_NO_TLS: Final = re.compile(
+    r"PLAINTEXT broker listener|wrong version number|unknown protocol|packet length too long"
+    r"|Disconnected.*in state SSL_HANDSHAKE"
+)
 _CLOSED_EARLY: Final = re.compile(r"Disconnected.*\(after [0-9]{1,3}ms in state (APIVERSION_QUERY|AUTH_\w+|UP)")
 
 # `close` of a producer whose transaction was fenced warns of an abort that cannot succeed any more.

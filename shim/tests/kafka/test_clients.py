@@ -198,6 +198,10 @@ def test_a_log_filter_that_raises_does_not_come_out_of_the_client() -> None:
     ("words", "cause"),
     [
         (TLS_ON_PLAINTEXT, "TLS handshake failed: does 127.0.0.1:9092 speak TLS? security.protocol=SSL; "),
+        (
+            "ssl://127.0.0.1:9092/bootstrap: Disconnected: closed by peer (after 0ms in state SSL_HANDSHAKE)",
+            "TLS handshake failed: does 127.0.0.1:9092 speak TLS? security.protocol=SSL; ",
+        ),
         (f"sasl_{TLS_ON_PLAINTEXT}", "does 127.0.0.1:9092 speak TLS? security.protocol=SASL_SSL; "),
         (PLAINTEXT_ON_TLS, "does it expect TLS or SASL? security.protocol=PLAINTEXT; "),
         (f"sasl_plaintext://{PLAINTEXT_ON_TLS}", "does it expect TLS or SASL? security.protocol=SASL_PLAINTEXT; "),
