@@ -54,6 +54,7 @@ from rocketshim.errors import (
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, ProducerClient, close_producer, confluent_clients, purge_producer
+from rocketshim.kafka.reports import UNCONFIRMED, delivery_error, is_unconfirmed
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED, MISSING, TOO_LARGE
@@ -186,6 +187,7 @@ class Redriver:
         self._has_open = False
         self._is_careful = False
         self._refused: dict[tuple[int, int], KafkaError] = {}
+        self._has_unconfirmed = False
         self._too_large: TooLarge | None = None if _compresses(self._config) else TooLarge()
         self._held_up: dict[tuple[int, bytes | None], int] = {}
 
@@ -430,6 +432,7 @@ class Redriver:
             return
         self._progress.take([letter for letter, _ in batch], self._now_ms())
         self._refused = {}
+        self._has_unconfirmed = False
         self._open(producer)
         try:
             self._produce_all(producer, batch)
@@ -444,6 +447,8 @@ class Redriver:
                 for each in batch:
                     self._fail_if_refused(*each)
             raise _RefusedError
+        if self._has_unconfirmed:  # a commit might leave out a letter, or the mark
+            raise KafkaException(UNCONFIRMED)
         self._commit(producer)
         self._point("committed")
         self._progress.committed()
@@ -476,12 +481,17 @@ class Redriver:
             by=self._by,
             letters=tuple((letter.partition, letter.offset, letter.digest) for letter, _ in batch),
         )
-        producer.produce(self._log_topic, encode_redrive_record(mark))
+        producer.produce(self._log_topic, encode_redrive_record(mark), on_delivery=self._note_unconfirmed)
+
+    def _note_unconfirmed(self, error: KafkaError | None, message: Any) -> None:
+        error = delivery_error(error, message)
+        self._has_unconfirmed = self._has_unconfirmed or (error is not None and is_unconfirmed(error))
 
     def _produce(self, producer: ProducerClient, letter: PlannedLetter, out: OutgoingRecord) -> None:
         place = (letter.partition, letter.offset)
 
-        def stored(error: KafkaError | None, _message: Any) -> None:
+        def stored(error: KafkaError | None, message: Any) -> None:
+            self._note_unconfirmed(error, message)
             if error is not None and error.code() in _REFUSED:
                 self._refused[place] = error
 

@@ -14,7 +14,8 @@ from rocketshim.cli.records import echo_safe, show_table
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.kafka.clients import LastClientError, confluent_clients
+from rocketshim.kafka.clients import Clients, LastClientError, confluent_clients
+from rocketshim.kafka.reports import delivery_error
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames
 from rocketshim_topics.group_log import encode_group_record
@@ -157,12 +158,17 @@ def release(
     echo_safe(f"{queue} is free; {record.client_id} held it")
 
 
-def _store(bootstrap: str, client: dict[str, str], topic: str, value: bytes) -> None:
+def _store(bootstrap: str, client: dict[str, str], topic: str, value: bytes, clients: Clients | None = None) -> None:
     errors: list[Any] = []
-    producer = confluent_clients().producer(
+    producer = (clients or confluent_clients()).producer(
         merge(client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": bootstrap})
     )
-    producer.produce(topic, value, partition=0, on_delivery=lambda error, _: errors.append(error))
+
+    def reported(error: Any, message: Any) -> None:
+        errors.append(delivery_error(error, message))
+
+    producer.produce(topic, value, partition=0, on_delivery=reported)
     producer.flush(_STORE_S)
-    if errors != [None]:
-        raise SendError(f"the release was not stored: {errors or 'no answer'}")
+    error = errors[0] if errors else "no answer"  # not compared with None: confluent_kafka's errors break at that
+    if error is not None:
+        raise SendError(f"the release was not confirmed: {error}; run the command again")

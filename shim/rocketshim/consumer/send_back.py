@@ -31,6 +31,7 @@ from rocketshim.core.retry_policy import (
 )
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.clients import ProducerClient, close_producer, poll_callbacks
+from rocketshim.kafka.reports import delivery_error
 from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, bare_parked, dead_letter_by_reference, parked
@@ -108,8 +109,7 @@ class _Hop:
         self.out: OutgoingRecord | None = None
 
     def reported(self, error: KafkaError | None, message: Any) -> None:
-        del message
-        self.reports.append((self, error))
+        self.reports.append((self, delivery_error(error, message)))
 
 
 class SendBack:

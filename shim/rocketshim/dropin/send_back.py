@@ -24,6 +24,7 @@ from rocketshim.core.retry_policy import Failed, LevelTableRetryPolicy, decide
 from rocketshim.dropin.lanes import Lanes
 from rocketshim.errors import ClosedError, MalformedRecordError, MessageError, SendTimeoutError
 from rocketshim.kafka.clients import with_log
+from rocketshim.kafka.reports import delivery_error, is_unconfirmed
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames
@@ -36,6 +37,7 @@ __all__ = ["DropinSendBack", "HopStore"]
 _LOG = safe_logger("rocketshim.dropin")
 _POLL_S: Final = 0.1
 _GRACE_S: Final = 5.0
+_AGAIN_S: Final = 0.1
 _DEAD_LETTER_LEVEL: Final = -1
 
 
@@ -60,21 +62,33 @@ class HopStore:
         self._credentials: tuple[str, str] | None = None
 
     def store(self, out: OutgoingRecord) -> None:
-        """Produce a record and return when it is stored.
+        """Produce a record and return when it is stored; produce it again while it is reported without an offset.
 
         Raises:
             KafkaException: the delivery report's or the call's error.
             SendTimeoutError: no report in time; it may or may not be stored.
             ClosedError: closed; nothing was sent.
         """
-        producer = self._open()
+        deadline = time.monotonic() + self._timeout_s + _GRACE_S
+        while True:
+            producer = self._open()
+            problem = self._outcome(producer, out, deadline)
+            if problem is None:
+                return
+            if not is_unconfirmed(problem) or time.monotonic() + _AGAIN_S >= deadline:
+                break
+            _LOG.warning("dropin.hop-not-stored", extra={"topic": out.topic, "error": problem.name()})
+            self._over.wait(_AGAIN_S)
+        self._give_up_if_fatal(producer, problem)
+        raise KafkaException(problem)
+
+    def _outcome(self, producer: Producer, out: OutgoingRecord, deadline: float) -> KafkaError | None:
+        """Produce a record once and return the error of its report; None: it is stored."""
         future: Future[KafkaError | None] = Future()
 
         def reported(error: KafkaError | None, record: Message) -> None:
-            del record
-            future.set_result(error)
+            future.set_result(delivery_error(error, record))
 
-        deadline = time.monotonic() + self._timeout_s + _GRACE_S
         while True:
             try:
                 producer.produce(
@@ -94,14 +108,11 @@ class HopStore:
                 self._give_up_if_fatal(producer, error.args[0])
                 raise
         try:
-            problem = future.result(max(0.0, deadline - time.monotonic()))
+            return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError as error:
             raise SendTimeoutError(
                 f"no delivery report for {out.topic!r} within {self._timeout_s} s; it may or may not be stored"
             ) from error
-        if problem is not None:
-            self._give_up_if_fatal(producer, problem)
-            raise KafkaException(problem)
 
     def list_topics(self, *, timeout: float) -> Any:
         """The producer's own view of the cluster; `timeout` in seconds.

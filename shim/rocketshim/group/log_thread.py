@@ -63,6 +63,7 @@ from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError
 from rocketshim.group.lease import GroupEvent, Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, poll_callbacks
+from rocketshim.kafka.reports import delivery_error
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
@@ -513,8 +514,7 @@ class GroupLogThread:
         self._sent_seq = record.seq
 
         def reported(error: KafkaError | None, message: Any) -> None:
-            del message
-            self._reports.append((record.seq, error))
+            self._reports.append((record.seq, delivery_error(error, message)))
 
         try:
             producer.produce(self._place.topic, encode_group_record(record), partition=0, on_delivery=reported)

@@ -22,9 +22,10 @@ _UNCERTAIN: Final = frozenset(
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - librdkafka's local errors have no public spelling
         KafkaError._TIMED_OUT,  # noqa: SLF001
         KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.DUPLICATE_SEQUENCE_NUMBER,  # of `kafka.reports`: a success without an offset
     }
 )
-"""Of a send: it may have arrived. Elsewhere the last two only say that nobody answers."""
+"""Of a send: it may have arrived. Elsewhere the two of a request only say that nobody answers."""
 
 
 def send_error(error: KafkaError, topic: str) -> RocketshimError:

@@ -3,7 +3,9 @@
 Threads: `produce` of the Kafka client is called in the sender's thread; one thread of ours polls the client, and in it
 delivery reports resolve futures. Nothing of a message is shared between the two but its future.
 
-What is promised: a `SendResult` means that the record is stored with `acks=all`. `SendTimeoutError` means that nobody
+What is promised: a `SendResult` means that the record is stored with `acks=all`. A record that is reported as stored
+but without an offset may be lost (`kafka.reports`): the poll thread sends it again, with the same id, until an offset
+comes or `delivery_timeout_ms` is over. `SendTimeoutError` means that nobody
 knows yet; the same `Message` sent again is another message with another id.
 """
 
@@ -12,7 +14,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -29,6 +32,7 @@ from rocketshim.core.failed_hop import LaneSelector
 from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients
+from rocketshim.kafka.reports import delivery_error, is_unconfirmed
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim.producer.selectors import (
@@ -47,6 +51,7 @@ __all__ = ["Producer", "SendResult", "SendStatus"]
 
 _LOG = safe_logger("rocketshim.producer")
 _POLL_S: Final = 0.1
+_AGAIN_S: Final = 0.1  # pause before a record is sent again that was reported without an offset
 _METADATA_TIMEOUT_S: Final = 10.0
 _METADATA_TTL_S: Final = 60.0
 _UNKNOWN_TOPIC_MS: Final = 2_000  # librdkafka waits 30 s for a topic to appear; `send` waits 3 s by default
@@ -77,6 +82,22 @@ class SendResult:
     offset_msg_id: str
     message_queue: MessageQueue
     queue_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """A record on its way.
+
+    Attributes:
+        send: produces it, once more.
+        give_up_s: monotonic time after which it is not sent again, in seconds.
+    """
+
+    send: Callable[[], None]
+    future: "Future[SendResult]"
+    topic: str
+    msg_id: str
+    give_up_s: float
 
 
 class Producer:
@@ -125,6 +146,8 @@ class Producer:
         self._complaints = LastClientError()
         self._broker_clock = BrokerClock()
         self._clock_differs = False
+        self._again: deque[tuple[float, _Sending]] = deque()  # when, monotonic s; what
+        self._is_abandoned = False
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -222,9 +245,8 @@ class Producer:
         if producer is None:
             return 0
         deadline = time.monotonic() + timeout_s
-        while len(producer) and time.monotonic() < deadline:
-            producer.flush(min(_POLL_S, max(0.0, deadline - time.monotonic())))
-        return len(producer)
+        self._flush(producer, deadline)
+        return len(producer) + len(self._again)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Wait for what was sent, then end. Complete when it returns; safe twice.
@@ -237,7 +259,8 @@ class Producer:
             self._producer = self._poller = None
         if producer is None:
             return
-        producer.flush(timeout_s)
+        self._flush(producer, time.monotonic() + timeout_s)
+        self._is_abandoned = True
         producer.purge()
         producer.flush(1.0)
         if poller is not None:
@@ -265,8 +288,10 @@ class Producer:
         future.set_running_or_notify_cancel()
 
         def reported(error: KafkaError | None, record: Any) -> None:
+            error = delivery_error(error, record)
             if error is not None:
-                future.set_exception(send_error(error, out.topic))
+                if not (is_unconfirmed(error) and self._goes_again(sending)):
+                    future.set_exception(send_error(error, out.topic))
                 return
             partition, offset = record.partition(), record.offset()
             if out.topic == self.names.schedule:
@@ -276,17 +301,28 @@ class Producer:
             future.set_result(SendResult(SendStatus.SEND_OK, uniq_key, place, queue, offset))
 
         partition = -1 if out.partition is None else out.partition
+
+        def send() -> None:
+            producer.produce(out.topic, out.value, out.key, partition, on_delivery=reported, headers=out.headers)
+
+        give_up_s = time.monotonic() + self.settings.delivery_timeout_ms / 1_000
+        sending = _Sending(send, future, out.topic, uniq_key, give_up_s)
+        self._produce(send, out.topic, deadline)
+        return future
+
+    @staticmethod
+    def _produce(send: Callable[[], None], topic: str, deadline: float) -> None:
         while True:
             try:
-                producer.produce(out.topic, out.value, out.key, partition, on_delivery=reported, headers=out.headers)
+                send()
             except BufferError:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.005)  # the poll thread takes reports in, which makes room
             except KafkaException as error:
-                raise send_error(error.args[0], out.topic) from error
+                raise send_error(error.args[0], topic) from error
             else:
-                return future
+                return
 
     def _record(
         self,
@@ -382,11 +418,45 @@ class Producer:
             return self._producer
 
     def _poll(self, producer: ProducerClient) -> None:
-        while not self._closed.is_set() or len(producer):
+        while not self._is_abandoned or len(producer) or self._again:
             try:
                 producer.poll(_POLL_S)
+                self._send_again()
             except BaseException:  # noqa: BLE001 - the top of a thread; without it later sends would wait in vain
                 _LOG.exception("producer.poll-failed")
+
+    def _goes_again(self, sending: "_Sending") -> bool:
+        """Have the poll thread send a record again after a pause; False: there is no time left for it."""
+        due_s = time.monotonic() + _AGAIN_S
+        if self._is_abandoned or due_s >= sending.give_up_s:
+            return False
+        _LOG.warning("producer.send-unconfirmed", extra={"topic": sending.topic, "msg_id": sending.msg_id})
+        self._again.append((due_s, sending))
+        return True
+
+    def _flush(self, producer: ProducerClient, deadline: float) -> None:
+        while (len(producer) or self._again) and time.monotonic() < deadline:
+            if not len(producer):
+                time.sleep(0.005)  # the poll thread sends again what waits
+            producer.flush(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+
+    def _send_again(self) -> None:
+        """Send records again that were reported without an offset, once their pause is over."""
+        for _ in range(len(self._again)):
+            due_s, sending = self._again.popleft()
+            if self._is_abandoned:
+                sending.future.set_exception(
+                    SendTimeoutError("the producer was closed; the message may or may not be stored")
+                )
+            elif time.monotonic() < due_s:
+                self._again.append((due_s, sending))
+            else:
+                try:
+                    sending.send()
+                except BufferError:
+                    self._again.append((due_s, sending))
+                except KafkaException as error:
+                    sending.future.set_exception(send_error(error.args[0], sending.topic))
 
     def _config(self) -> dict[str, Any]:
         settings = self.settings

@@ -26,13 +26,22 @@ class Scope:
 
 @dataclass(slots=True)
 class ProduceFault:
-    """The next `remaining_count` sends in `scope` fail."""
+    """The next `remaining_count` sends in `scope` fail, or are reported as a duplicate batch if `error` is None."""
 
     scope: Scope
-    error: KafkaError
+    error: KafkaError | None
     remaining_count: int
     is_synchronous: bool
     is_stored: bool
+    batch: tuple[str, int] | None = None
+    next_offset: int = -1
+
+    def number(self, topic: str, partition: int) -> int:
+        """The offset that librdkafka shows for the next record of a duplicate batch."""
+        if self.batch != (topic, partition):
+            self.batch, self.next_offset = (topic, partition), -1
+        self.next_offset += 1
+        return self.next_offset - 1
 
 
 @dataclass(slots=True)

@@ -293,7 +293,7 @@ class InMemoryKafka:
 
     def fail_produce(
         self,
-        error: KafkaError,
+        error: KafkaError | None,
         *,
         topic: str | None = None,
         partition: int | None = None,
@@ -304,7 +304,8 @@ class InMemoryKafka:
         """Let the next `count` sends fail.
 
         Args:
-            error: what the report carries, or `produce` raises.
+            error: what the report carries, or `produce` raises. None: the broker calls these sends a duplicate batch,
+                which librdkafka reports as stored: the first of a partition without an offset, the next with 0, 1, 2.
             topic: None: any.
             partition: None: any.
             count: how many sends.

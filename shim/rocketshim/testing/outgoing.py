@@ -41,6 +41,7 @@ class Outgoing:
     is_done: bool = False
     error: KafkaError | None = None
     stored: StoredRecord | None = None
+    duplicate_offset: int | None = None
 
     def succeed(self, record: StoredRecord) -> None:
         """It is in the log."""
@@ -50,6 +51,10 @@ class Outgoing:
         """It failed for good; whether it is in the log, nobody tells."""
         self.is_done, self.error = True, error
 
+    def succeed_as_duplicate(self, offset: int) -> None:
+        """The broker called its batch a duplicate, which counts as stored; its offset is its number there, from -1."""
+        self.is_done, self.duplicate_offset = True, offset
+
     def size_bytes(self) -> int:
         """Its size as librdkafka compares it with `message.max.bytes`."""
         headers = sum(_text_bytes(name.encode()) + _text_bytes(value or b"") for name, value in self.headers)
@@ -57,17 +62,18 @@ class Outgoing:
 
     def report(self) -> Message:
         """The message that the delivery callback gets: without headers; without offset and time if it failed."""
-        is_stored = self.stored is not None and self.error is None
+        is_stored = self.stored is not None and self.error is None and self.duplicate_offset is None
+        no_offset = OFFSET_INVALID if self.duplicate_offset is None else self.duplicate_offset
         stamp = (self.stored.timestamp_type, self.stored.timestamp_ms) if self.stored and is_stored else None
         return Message(
             topic=self.topic,
             partition=self.partition,
-            offset=self.stored.offset if self.stored and is_stored else OFFSET_INVALID,
+            offset=self.stored.offset if self.stored and is_stored else no_offset,
             key=self.key,
             value=self.value,
             error=self.error,
             timestamp=stamp or (TIMESTAMP_NOT_AVAILABLE, -1),
-            latency=0.0,
+            latency=0.0 if self.duplicate_offset is None else 1.0,  # such a report follows a retry
         )
 
 

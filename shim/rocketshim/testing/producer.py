@@ -11,6 +11,8 @@ per partition is kept. Once it is in the log, or has failed for good, its delive
 Imitated because programs stumble over it (measured on librdkafka 2.16 and a real broker):
 
 * The message of a delivery report carries key and value but *no headers*, and after a failure neither offset nor time.
+* A batch that the broker calls a duplicate is reported as stored: its first message without an offset, those behind it
+  with the offsets 0, 1, 2, whatever is in the log (`fail_produce(None)`).
 * A message too large for this client is refused by `produce`, one too large for its topic by its report.
 * A full queue is a `BufferError`; messages whose reports have not been served count.
 * An unknown topic fails by report the first time and by `produce` from then on; an unknown partition is refused by
@@ -193,7 +195,9 @@ class InMemoryProducer:
         fault = self._broker.faults.take_produce(outgoing.topic, outgoing.partition, is_synchronous=False)
         if fault is None or fault.is_stored:
             self._store(outgoing, topic)
-        if fault is not None:
+        if fault is not None and fault.error is None:
+            outgoing.succeed_as_duplicate(fault.number(outgoing.topic, outgoing.partition))
+        elif fault is not None and fault.error is not None:
             outgoing.fail(fault.error)
             self._session.message_failed(fault.error, by_broker=True)
 

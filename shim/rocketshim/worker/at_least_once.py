@@ -26,6 +26,7 @@ from confluent_kafka import KafkaError, KafkaException
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, ProducerFactory, close_producer, poll_callbacks
+from rocketshim.kafka.reports import delivery_error
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
@@ -111,7 +112,7 @@ class _ProducedBatch:
 
     def reported(self, error: KafkaError | None, message: Any) -> None:
         """A delivery report: count it, and hand over when all are in."""
-        del message
+        error = delivery_error(error, message)
         if error is not None:
             self.errors.append((self.reports, error))
         self.reports += 1

@@ -5,8 +5,9 @@
   group that we are now; then the commit. Between a commit and the next begin lie 5 ms: without them librdkafka waits
   20 ms for the coordinator to finish the last one (measured).
 * A run with a record whose target is not known yet waits in its queue until it is; the other queues go on.
-* No report of a record is needed: a transaction with a record that was not stored does not commit. Reports come of
-  failures only; they name the target, and it is avoided. Where one record spoils its batch, the producer sends records
+* A transaction with a record that was not stored does not commit. The reports of failures name the target, and it is
+  avoided. A success without an offset (`kafka.reports`) would commit: it aborts the transaction, hence all reports are
+  read before the commit. Where one record spoils its batch, the producer sends records
   one a batch for a while, and then the report names the record.
 * A record that no topic of our own takes (it is to be parked, and that is not allowed) would abort every transaction:
   its queue rests, a second at first, then twice as long each time, up to five.
@@ -40,6 +41,7 @@ from rocketshim.kafka.clients import (
     poll_callbacks,
     purge_producer,
 )
+from rocketshim.kafka.reports import delivery_error
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
@@ -297,11 +299,12 @@ class ExactlyOnce:
         self._failures.append((record, Kind.PARK, "", KafkaError(KafkaError._FAIL)))  # noqa: SLF001
 
     def _failed(self, error: KafkaError | None, message: Any) -> None:
+        error = delivery_error(error, message)
         if error is not None and len(self._failures) < _LISTED_FAILURES:
             self._failures.append((None, Kind.DELIVER, message.topic(), error))
 
     def _failed_record(self, record: Any, kind: Kind, topic: str, error: KafkaError | None, message: Any) -> None:
-        del message
+        error = delivery_error(error, message)
         if error is not None and len(self._failures) < _LISTED_FAILURES:
             self._failures.append((record, kind, topic, error))
 

@@ -12,6 +12,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 
 from rocketshim.errors import TopicMismatchError
 from rocketshim.kafka.clients import ProducerClient
+from rocketshim.kafka.reports import delivery_error
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.names import TopicNames
@@ -57,7 +58,7 @@ class Prober:
         out = clock_probe(self._names, partition=held.number)
 
         def reported(error: KafkaError | None, message: Any) -> None:
-            self._reports.append((producer, held, error, message))
+            self._reports.append((producer, held, delivery_error(error, message), message))
 
         try:
             producer.produce(out.topic, out.value, out.key, held.number, on_delivery=reported, headers=out.headers)

@@ -22,6 +22,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, murmur2
 
 from rocketshim.core.level_queue import Due
+from rocketshim.kafka.reports import is_unconfirmed
 from rocketshim.worker.allow_list import NOT_ALLOWED, AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.fast_path import FastPath
@@ -404,6 +405,8 @@ class Router:
         """
         code = error.code()
         place = (record.partition(), record.offset())
+        if is_unconfirmed(error):
+            return Verdict.WAIT
         if code in _NOTHING_SAID:
             return Verdict.ROUTE_AGAIN
         if kind is not Kind.DELIVER:
@@ -429,7 +432,7 @@ class Router:
     def batch_refused(self, topic: str, error: KafkaError, now_ns: int) -> bool:
         """A record of a batch was not stored, and it is not known which; True if that has to be found out."""
         code = error.code()
-        if code in _NOTHING_SAID:
+        if code in _NOTHING_SAID or is_unconfirmed(error):
             return False
         target = self.targets.target(topic, now_ns)
         if code in _PRODUCER_LACKS and self.targets.producer_lacks(target, now_ns):

@@ -154,6 +154,25 @@ def test_a_commit_of_unknown_result_is_looked_up_in_the_log(error: KafkaError, a
     assert stage.everything_once()
 
 
+@pytest.mark.parametrize("topic", [TARGET, LOG], ids=["letters", "mark"])
+def test_a_transaction_with_a_record_that_is_reported_without_an_offset_is_done_again(topic: str) -> None:
+    stage = Stage(20)
+    begin = topic == LOG
+
+    def make(record: Any, _: Any) -> OutgoingRecord:
+        nonlocal begin
+        if begin:  # the log has our beginning, what comes next is the mark
+            stage.kafka.fail_produce(None, topic=LOG)
+            begin = False
+        return OutgoingRecord(TARGET, None, record.key(), record.value(), [])
+
+    if not begin:
+        stage.kafka.fail_produce(None, topic=TARGET, count=3)
+    assert stage.run(make=make).sent == 20
+    assert stage.everything_once()
+    assert stage.run().settled == 20
+
+
 def test_a_redrive_that_was_taken_over_stops_and_says_by_whom() -> None:
     stage = Stage(30)
     begun = iter([True])

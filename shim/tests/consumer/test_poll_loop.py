@@ -142,6 +142,28 @@ def test_a_retry_that_cannot_be_stored_is_made_again_after_a_pause_and_counts_as
     assert b.committed() == 1
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_retry_that_is_reported_without_an_offset_is_made_again_as_the_same_hop(
+    kafka: InMemoryKafka, bench: Make, stored: bool
+) -> None:
+    fill(kafka, 1)
+
+    def handle(message: Any) -> None:
+        raise OSError(message)
+
+    b = bench(handle)
+    kafka.fail_produce(None, topic="SCHEDULE_TOPIC_XXXX", stored=stored)
+    b.run()
+    assert (b.send_back.counts.not_stored, b.committed(), len(b.retries())) == (1, 0, int(stored))
+    b.commit_now()
+    b.clock.advance(5_000)
+    b.turn(3)
+    b.commit_now()
+    assert b.committed() == 1
+    assert len({header(record, "HOP_ID") for record in b.retries()}) == 1
+    assert {header(record, "RECONSUME_TIMES") for record in b.retries()} == {"1"}
+
+
 @pytest.mark.parametrize(
     ("asked", "topic", "partition"),
     [

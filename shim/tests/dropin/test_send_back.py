@@ -143,3 +143,34 @@ def test_an_exception_that_cannot_be_read_is_written_with_a_short_text(hostile: 
     envelope = decode(kept.records[0].headers, trusted=True)
     assert envelope.fail_class == class_name(hostile)
     assert len((envelope.fail_text or "").encode()) <= 1_024
+
+
+class Duplicating:
+    """A producer whose first sends are reported without an offset."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.sent: list[Any] = []
+
+    def produce(self, *record: Any, on_delivery: Any, headers: Any) -> None:
+        self.sent.append((*record, headers))
+        offset = -1 if len(self.sent) <= self.count else 7
+        on_delivery(None, Message(topic="t", partition=0, offset=offset))
+
+
+@pytest.mark.parametrize(("count", "sent"), [(0, 1), (2, 3)])
+def test_a_hop_that_is_reported_without_an_offset_is_stored_again(count: int, sent: int) -> None:
+    store = HopStore({}, 10.0)
+    producer: Any = Duplicating(count)
+    store._producer = producer
+    store.store(OutgoingRecord("t", None, b"k", b"v", (("HOP_ID", b"x"),)))
+    assert len(producer.sent) == sent
+    assert all(record == producer.sent[0] for record in producer.sent)
+
+
+def test_a_hop_that_is_never_confirmed_is_not_stored() -> None:
+    store = HopStore({}, -4.8)
+    producer: Any = Duplicating(1_000)
+    store._producer = producer
+    with pytest.raises(KafkaException, match="without an offset"):
+        store.store(OutgoingRecord("t", None, b"k", b"v", ()))

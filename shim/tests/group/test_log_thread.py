@@ -512,3 +512,13 @@ def test_members_are_looked_at_when_they_change_and_not_at_each_record(fleet: Fl
     fleet.turn()
     assert "m7" not in fleet.members["a"].members
     assert Counted.sorted_times <= 3
+
+
+def test_a_claim_that_is_reported_without_an_offset_counts_as_not_stored_and_is_made_again(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet.join("a", Q0)
+    fleet.kafka.fail_produce(None, topic=LOG, count=3)
+    fleet.wait(20_000)
+    assert fleet.holds("a")
+    assert [record.getMessage() for record in caplog.records].count("group.record-not-stored") == 3

@@ -303,3 +303,45 @@ def test_a_callback_of_a_future_that_raises_ends_no_thread(producer: Producer, e
     for _ in range(3):
         producer.send_async(Message("orders", b"x")).add_done_callback(raising)
     assert producer.send(Message("orders", b"y")).status is SendStatus.SEND_OK
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("topic", ["orders", SCHEDULE])
+def test_what_is_reported_without_an_offset_is_sent_again_as_the_same_message(
+    kafka: InMemoryKafka, producer: Producer, topic: str, stored: bool
+) -> None:
+    kafka.fail_produce(None, topic=topic, count=3, stored=stored)
+    delay = {"delay_level": 1} if topic == SCHEDULE else {}
+    futures = [producer.send_async(Message("orders", b"x", key="k", **delay)) for _ in range(2)]
+    results = [future.result(10) for future in futures]
+    found = records(kafka, topic)
+    places = {result.offset_msg_id: result.msg_id.encode() for result in results}
+    assert len(found) == (5 if stored else 2)
+    for record in found[-2:]:
+        assert places[f"{topic}/{record.partition()}/{record.offset()}"] == headers(record)["UNIQ_KEY"]
+
+
+def test_what_is_never_confirmed_is_not_acknowledged(kafka: InMemoryKafka) -> None:
+    for _ in range(100):
+        kafka.fail_produce(None, topic="orders")
+    clients = Clients(kafka.consumer, kafka.producer)
+    with Producer("memory:1", clients=clients, delivery_timeout_ms=1_000) as made:
+        with pytest.raises(SendTimeoutError, match="may or may not be stored"):
+            made.send(Message("orders", b"x"), timeout_s=0.2)
+        future = made.send_async(Message("orders", b"y"))
+        with pytest.raises(SendTimeoutError, match="stored or not"):
+            future.result(10)
+
+
+def test_closing_waits_for_what_is_sent_again_but_not_longer_than_asked(kafka: InMemoryKafka) -> None:
+    clients = Clients(kafka.consumer, kafka.producer)
+    kafka.fail_produce(None, topic="orders")
+    with Producer("memory:1", clients=clients) as made:
+        stored = made.send_async(Message("orders", b"x"))
+    assert stored.result(0).queue_offset == 0
+    for _ in range(100):
+        kafka.fail_produce(None, topic="orders")
+    made = Producer("memory:1", clients=clients)
+    given_up = made.send_async(Message("orders", b"y"))
+    made.close(0.05)
+    assert isinstance(given_up.exception(0), SendTimeoutError)

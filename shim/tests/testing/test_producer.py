@@ -301,3 +301,14 @@ def test_offsets_of_an_aborted_or_timed_out_transaction_are_dropped(kafka: InMem
     successor.commit_transaction()
     assert kafka.committed("g") == {("orders", 0): 4}
     assert [(commit.member_id, commit.next_offset) for commit in kafka.commits("g")] == [("", 4)]
+
+
+def test_a_batch_that_the_broker_calls_a_duplicate_is_reported_without_its_offsets(kafka: InMemoryKafka) -> None:
+    offsets: list[int | None] = []
+    producer = kafka.producer({"on_delivery": lambda error, message: offsets.append(error or message.offset())})
+    kafka.fail_produce(None, topic="orders", count=3)
+    for value in (b"1", b"2", b"3", b"4"):
+        producer.produce("orders", value, partition=0)
+    producer.flush()
+    assert offsets == [None, 0, 1, 0]
+    assert bodies(kafka) == [b"4"]

@@ -3,10 +3,12 @@
 from types import SimpleNamespace as Of
 from typing import Any
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
 
 from rocketshim.worker.at_least_once import AtLeastOnce, _Flight, _ProducedBatch
 from rocketshim.worker.router import Kind
+
+STORED = Message(topic="t", partition=0, offset=7)
 
 
 class Producer:
@@ -82,13 +84,13 @@ def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> 
     batch.places, batch.dues_ms = [0, 1, 2], [0, 0, 0]
     out._begun(batch)
     batch.reported(KafkaError(KafkaError._MSG_TIMED_OUT), None)  # type: ignore[arg-type]  # c, which was still queued
-    batch.reported(None, None)  # type: ignore[arg-type]  # a
+    batch.reported(None, STORED)  # a
     out._fatal = KafkaError(KafkaError._FATAL)
     out.settle(1)
     again = made[-1].sent
     assert [value for value, _ in again] == [b"a", b"b", b"c"], "nobody knows which of them was stored"
     for _, report in again:
-        report(None, None)
+        report(None, STORED)
     out.settle(2)
     assert len(confirmed) == 1
 
@@ -105,7 +107,7 @@ def test_what_is_sent_again_has_its_whole_time_again() -> None:
     again = made[-1].sent
     assert [value for value, _ in again] == [b"a", b"b", b"c"], "none of it is taken for silence of the target"
     for _, report in again:
-        report(None, None)
+        report(None, STORED)
     out.settle(105)
     assert len(confirmed) == 1
 
@@ -120,12 +122,12 @@ def test_where_everything_takes_longer_than_the_patience_no_target_is_blamed() -
     for place, batch in enumerate((slow, soon_after, much_later)):
         batch.places, batch.dues_ms = [place], [0]
         out._begun(batch)
-    soon_after.reported(None, None)
+    soon_after.reported(None, STORED)
     out._prober.outstanding = 1
     out.settle(100)
     assert not slow.is_done
     replaced: list[_ProducedBatch] = []
     out._replace = lambda batch, _: replaced.append(batch)  # type: ignore[method-assign]
-    much_later.reported(None, None)
+    much_later.reported(None, STORED)
     out.settle(101)
     assert replaced == [slow]

@@ -41,3 +41,18 @@ def test_reports_of_a_producer_that_was_given_up_are_not_counted_against_the_nex
     prober.settle(3)
     assert prober.outstanding == 0
     assert prober.confirmed_ns == 3
+
+
+def test_a_probe_that_is_reported_without_an_offset_dates_nothing() -> None:
+    kafka = InMemoryKafka()
+    kafka.create_topic(TopicNames().schedule, 32, config={"message.timestamp.type": "LogAppendTime"})
+    told: list[str] = []
+    prober, held = Prober(TopicNames(), lambda event, **_: told.append(event)), Held()
+    as_held: Any = held
+    producer = kafka.producer({"bootstrap.servers": "memory"})
+    prober.use(producer)
+    kafka.fail_produce(None)
+    prober.probe(as_held, 0)
+    producer.flush(1)
+    prober.settle(1)
+    assert (held.told, prober.confirmed_ns, told) == ([], 0, ["worker.probe-failed"])

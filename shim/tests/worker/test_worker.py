@@ -826,3 +826,30 @@ def test_queues_with_much_to_do_hold_up_no_other(sim: Any, monkeypatch: pytest.M
     sim.until(worker, lambda: len(sim.delivered()) == 24_001)
     a_round = served[served.index(20) + 1 :][:6]
     assert sorted(a_round) == list(range(4, 10)), "each is served once before one is served again"
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_delivery_that_is_reported_without_an_offset_is_made_again(sim: Any, stored: bool) -> None:
+    worker = sim.worker()
+    sim.kafka.fail_produce(None, topic="orders", count=3, stored=stored)
+    for number in range(3):
+        sim.schedule(value=b"%d" % number)
+    sim.until(worker, lambda: {record.value() for record in sim.delivered()} == {b"0", b"1", b"2"})
+    sim.run(worker, 5_000)
+    hops: dict[bytes, set[str | None]] = {}
+    for record in sim.delivered():
+        hops.setdefault(record.value(), set()).add(header(record, "HOP_ID"))
+    assert sorted(hops) == [b"0", b"1", b"2"]
+    assert all(len(names) == 1 for names in hops.values())
+    assert worker.counts.delivered == 3
+    assert worker.counts.re_appended == 0, "it is nothing against the target"
+    assert worker.counts.resent == 3 or worker.counts.aborted >= 1
+
+
+def test_a_hop_that_is_reported_without_an_offset_is_made_again(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule(relative=False, headers=[("DELAY_MS", b"2500")], level=2)
+    sim.kafka.fail_produce(None, topic=SCHEDULE, partition=27, count=2)
+    sim.run(worker, 3_100)
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    assert worker.counts.alarms["worker.hop-not-stored"] >= 1

@@ -27,6 +27,7 @@ from rocketshim.admin.group_lag import GroupReader, GroupStanding
 from rocketshim.errors import BrokerUnavailableError, ConfigError, MalformedRecordError, RocketshimError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
+from rocketshim.kafka.reports import delivery_error
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim.worker.planner import is_probe
@@ -391,7 +392,7 @@ class _Look:
                 reports: list[tuple[Any, Any]] = []
 
                 def reported(error: Any, message: Any, into: list[tuple[Any, Any]] = reports) -> None:
-                    into.append((error, message))
+                    into.append((delivery_error(error, message), message))
 
                 sent_ms = _now_ms()
                 producer.produce(out.topic, out.value, out.key, number, headers=out.headers, on_delivery=reported)
