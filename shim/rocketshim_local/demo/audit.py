@@ -1,14 +1,16 @@
-"""What became of every message, computed from the records that lie on the topics and from nothing else. Pure.
+"""Determine the outcome of every message, only from the records on the topics and the committed offsets. Pure.
 
-A message is followed by its id (`UNIQ_KEY`) and its records by `HOP_ID`, which names the record each was made from.
+The id of a message (`UNIQ_KEY`) identifies it on every topic. The `HOP_ID` of a record names the record from which it
+was made.
 
-* *delivered*: a record of the source or the retry topic that a schedule record was delivered to; its lateness is its
-  append time minus the due time the schedule record had. Both are stamps of brokers.
-* *early*: a delivery with a negative lateness.
-* *dead*: a record in the dead-letter topic.
-* *acknowledged*: the last attempt lies below the group's committed position and no later record was made from it.
-* *lost*: sent, and neither dead, acknowledged nor still on its way.
-* *duplicate*: a second record of the same attempt: same id, same count of failures, same kind of topic.
+* *delivered*: the source or the retry topic has a record that was made from a schedule record. The lateness is the
+  append time of the delivered record minus the due time of the schedule record. Brokers set both timestamps.
+* *early*: the lateness of a delivery is negative.
+* *dead*: the dead-letter topic has a record of the message.
+* *acknowledged*: the record of the last attempt lies below the committed offset of the group, and no later record was
+  made from it.
+* *lost*: the message was sent, and no record of it was found.
+* *duplicate*: a second record of the same attempt: same id, same number of failures, same kind of topic.
 """
 
 from collections import Counter, defaultdict
@@ -22,7 +24,7 @@ __all__ = ["Account", "Audit", "Seen", "TopicKind"]
 
 
 class TopicKind(Enum):
-    """Which kind of topic a record lies in."""
+    """The kind of topic that has a record."""
 
     SCHEDULE = "schedule"
     SOURCE = "source"
@@ -32,14 +34,14 @@ class TopicKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One record as read.
+    """One record as it was read.
 
     Attributes:
         place: kind of topic.
-        topic, partition, offset: coordinates.
+        topic, partition, offset: coordinates of the record.
         stored_ms: append time, epoch ms.
-        envelope: its headers, decoded.
-        queue_delay_ms: of the schedule queue it lies in; 0 elsewhere.
+        envelope: the decoded headers.
+        queue_delay_ms: delay of the schedule queue that has the record, in ms; 0 on other topics.
     """
 
     place: TopicKind
@@ -52,12 +54,12 @@ class Seen:
 
     @property
     def at(self) -> str:
-        """Coordinates as `HOP_ID` has them."""
+        """The coordinates in the form that `HOP_ID` uses."""
         return f"{self.topic}/{self.partition}/{self.offset}"
 
     @property
     def due_ms(self) -> int:
-        """When a schedule record is due, epoch ms."""
+        """The time when a schedule record is due, epoch ms."""
         if self.envelope.deliver_at_ms is not None:
             return self.envelope.deliver_at_ms
         delay_ms = self.envelope.delay_ms
@@ -69,16 +71,16 @@ class Account:
     """The final figures.
 
     Attributes:
-        sent: ids that were sent.
-        delivered: ids that reached the source topic.
-        retried: attempt number (1: the first retry) to how many ids made it.
+        sent: number of ids that were sent.
+        delivered: number of ids that reached the source topic.
+        retried: attempt number (1: the first retry) to the number of ids that had this attempt.
         dead: ids in the dead-letter topic.
-        acknowledged: ids that ended well.
-        under_way: ids that are neither, yet: something of theirs is still waiting or unread.
-        lost: ids of which nothing is left.
-        early: deliveries before their due time.
-        duplicates: records beyond the first of an attempt.
-        lateness_ms: of every delivery, sorted.
+        acknowledged: number of ids that were consumed successfully.
+        under_way: ids that are not finished yet: a record of theirs still waits or was not consumed.
+        lost: sent ids of which no record was found.
+        early: number of deliveries before their due time.
+        duplicates: number of records after the first one of an attempt.
+        lateness_ms: lateness of every delivery in ms, sorted.
     """
 
     sent: int = 0
@@ -93,14 +95,14 @@ class Account:
     lateness_ms: list[int] = field(default_factory=list)
 
     def percentile_ms(self, share: float) -> int:
-        """Lateness that a share of all deliveries does not exceed, in ms; 0 without deliveries."""
+        """Return the lateness in ms that a share (0 to 1) of all deliveries does not exceed; 0 without deliveries."""
         if not self.lateness_ms:
             return 0
         return self.lateness_ms[min(len(self.lateness_ms) - 1, int(share * len(self.lateness_ms)))]
 
 
 class Audit:
-    """Collects records and accounts for them. One owner thread."""
+    """A collection of records that computes the figures. Thread-safety: one owner thread."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, list[Seen]] = defaultdict(list)
@@ -108,7 +110,7 @@ class Audit:
         self._made_from: dict[str, list[Seen]] = defaultdict(list)
 
     def add(self, seen: Seen) -> None:
-        """Take note of a record; the same one twice counts once."""
+        """Add a record; ignore one that was added before or has no id."""
         if seen.at in self._by_place or seen.envelope.uniq_key is None:
             return
         self._by_place[seen.at] = seen
@@ -117,23 +119,23 @@ class Audit:
             self._made_from[seen.envelope.hop_id].append(seen)
 
     def count(self, place: TopicKind) -> int:
-        """Distinct ids that were seen in a kind of topic."""
+        """Return the number of distinct ids that were seen in this kind of topic."""
         return sum(any(each.place is place for each in records) for records in self._by_id.values())
 
     def biography(self, uniq_key: str) -> list[Seen]:
-        """Every record of a message in the order in which they were stored."""
+        """Return every record of a message in the order in which the brokers stored them."""
         return sorted(self._by_id.get(uniq_key, ()), key=lambda seen: (seen.stored_ms, len(seen.at), seen.at))
 
     def origin_of(self, seen: Seen) -> Seen | None:
-        """The record another was made from, if it was read."""
+        """Return the record from which `seen` was made; None if it was not read."""
         return self._by_place.get(seen.envelope.hop_id or "")
 
     def account(self, sent: Iterable[str], committed: Mapping[tuple[str, int], int]) -> Account:
-        """The figures now.
+        """Compute the current figures.
 
         Args:
-            sent: ids that were acknowledged to the sender.
-            committed: topic and partition to the group's committed position.
+            sent: ids of messages whose sending Kafka acknowledged.
+            committed: (topic, partition) to the committed offset of the group.
         """
         result = Account()
         attempts: Counter[int] = Counter()

@@ -1,9 +1,9 @@
-"""The gate: the demonstration's consumer, a process of its own so that it can be killed.
+"""The demo's consumer. It runs in its own process so that a user can kill it.
 
     python -m rocketshim_local.demo.consumer_process BOOTSTRAP NAMESPACE TOPIC GROUP DAY_MS LEVELS
 
-A flight that left more than half an hour late asks for a retry when it has really left. A cancelled one fails every
-time, until it is dead.
+For a flight that left more than half an hour late, the listener asks for a retry at the time when the flight really
+left. For a cancelled flight it fails every time, until the message becomes a dead letter.
 """
 
 import json
@@ -16,17 +16,17 @@ from rocketshim_local.demo.flights import Flight, Timetable
 __all__ = ["MAX_RETRIES", "FlightCancelledError", "gate"]
 
 MAX_RETRIES = 4
-"""Retries of a flight before it is dead."""
+"""Maximum number of retries of a flight; then its message becomes a dead letter."""
 
 _SHORTEST_MS = 32
 
 
 class FlightCancelledError(Exception):
-    """A flight that never left."""
+    """The flight was cancelled: it never left."""
 
 
 def gate(*, bootstrap: str, namespace: str, topic: str, group: str, day_ms: int, levels: str) -> PushConsumer:
-    """The consumer of the demonstration."""
+    """Return the demo's consumer, with its listener registered and not yet started."""
     timetable = Timetable(day_ms)
     consumer = PushConsumer(
         bootstrap,
@@ -52,7 +52,7 @@ def gate(*, bootstrap: str, namespace: str, topic: str, group: str, day_ms: int,
 
 
 def main() -> None:
-    """Run the gate until SIGTERM."""
+    """Run the consumer until SIGTERM."""
     bootstrap, namespace, topic, group, day_ms, levels = sys.argv[1:7]
     gate(bootstrap=bootstrap, namespace=namespace, topic=topic, group=group, day_ms=int(day_ms), levels=levels).run()
 

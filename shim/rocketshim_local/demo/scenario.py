@@ -1,8 +1,8 @@
-"""The demonstration's director: broker, topics, worker and gate as processes, sender, live view, judgement.
+"""Run the demo: start broker, topics, worker and consumer, send the messages, show the progress, check the result.
 
-Worker and gate are processes of their own, watched: one that dies is started again, so `kill -9` on either (the demo
-says their numbers) is part of the show and loses nothing. The final table comes from the records on the topics and
-the group's committed positions; nothing is taken from counters of the run.
+Worker and consumer run in their own processes. A process that dies is started again: a user may run `kill -9` on either
+of them (the demo prints their process ids), and no message is lost. The final table comes from the records on the
+topics and the committed offsets of the group, not from counters of the run.
 """
 
 import json
@@ -36,10 +36,10 @@ from rocketshim_topics.wire import CLOCK, read_headers
 __all__ = ["DAY_MS", "LEVELS", "play"]
 
 DAY_MS: Final = 45_000
-"""How long the day takes, in ms."""
+"""Length of the demo's day in ms."""
 
 LEVELS: Final = "1s 1s 1s 2s 3s 4s"
-"""The shortened level table: retries wait 1, 2, 3 and 4 s, where RocketMQ's table says 10 s, 30 s, 1 m, 2 m."""
+"""A shortened delay level table: retries wait 1, 2, 3 and 4 s; with RocketMQ's table they wait 10 s, 30 s, 1 m, 2 m."""
 
 _LEAD_MS: Final = 4_000
 _LONGEST_S: Final = 150.0
@@ -51,7 +51,10 @@ _MOST_FAILURES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """Names of this performance; unique, so that it may play on anybody's cluster and clean up after itself."""
+    """The names that one run of the demo uses.
+
+    They are unique, so that the demo can run on a shared cluster and delete exactly its own topics afterwards.
+    """
 
     bootstrap: str
     names: TopicNames
@@ -59,7 +62,7 @@ class _Stage:
     group: str
 
     def places(self) -> dict[str, TopicKind]:
-        """Physical topic to its kind."""
+        """Return physical topic to kind of topic."""
         return {
             self.names.schedule: TopicKind.SCHEDULE,
             self.topic: TopicKind.SOURCE,
@@ -69,7 +72,7 @@ class _Stage:
 
 
 class _Actor:
-    """A process that is started again when it dies, and does not outlive us."""
+    """A process that is started again when it dies, and that never outlives the demo."""
 
     def __init__(self, name: str, command: list[str], log: Path, console: Console) -> None:
         self._name = name
@@ -88,10 +91,10 @@ class _Actor:
         return process
 
     def revive(self) -> None:
-        """Start again if it has ended.
+        """Start the process again if it has ended.
 
         Raises:
-            RocketshimError: it ended by itself several times in a row, soon after it was started.
+            RocketshimError: the process exited with an error three times in a row, each within 5 s after its start.
         """
         code = self._process.poll()
         if code is None:
@@ -99,12 +102,15 @@ class _Actor:
         soon = time.monotonic() - self._started_s < _SOON_S
         self._failures = self._failures + 1 if soon and code > 0 else 0
         if self._failures >= _MOST_FAILURES:
-            raise RocketshimError(f"the demo's {self._name} ends by itself with code {code}; its log is {self._log}")
-        self._console.print(f"{self._name}: ended with {code}, started again")
+            raise RocketshimError(
+                f"the demo's {self._name} failed {self._failures} times soon after its start, last with exit code "
+                f"{code}; read its log: {self._log}"
+            )
+        self._console.print(f"{self._name}: ended with exit code {code}, starting it again")
         self._process = self._start()
 
     def stop(self, timeout_s: float = 20.0) -> None:
-        """Ask it to end, and see to it that it does."""
+        """Stop the process with SIGTERM; kill it if it has not ended after `timeout_s` seconds."""
         self._process.terminate()
         try:
             self._process.wait(timeout_s)
@@ -114,7 +120,7 @@ class _Actor:
 
 
 class _Observer:
-    """Reads every record of every topic of the stage into a ledger."""
+    """A reader that adds every record of every topic of the demo to an audit."""
 
     def __init__(self, stage: _Stage, levels: DelayLevels) -> None:
         self.ledger = Audit()
@@ -134,7 +140,7 @@ class _Observer:
         self._consumer.assign(self._partitions)
 
     def read(self, for_s: float) -> None:
-        """Read what there is, for about this long."""
+        """Read records for about `for_s` seconds."""
         end = time.monotonic() + for_s
         while True:
             for message in self._consumer.consume(500, max(0.0, min(0.1, end - time.monotonic()))):
@@ -144,13 +150,13 @@ class _Observer:
                 return
 
     def committed(self) -> dict[tuple[str, int], int]:
-        """The group's committed positions."""
+        """Return (topic, partition) to the committed offset of the group."""
         asked = [part for part in self._partitions if self._places[part.topic] in {TopicKind.SOURCE, TopicKind.RETRY}]
         answer = self._consumer.committed([TopicPartition(part.topic, part.partition) for part in asked], timeout=10)
         return {(part.topic, part.partition): part.offset for part in answer if part.offset >= 0}
 
     def close(self) -> None:
-        """End."""
+        """Close the Kafka consumer."""
         self._consumer.close()
 
     def _add(self, message: Any) -> None:
@@ -169,19 +175,19 @@ class _Observer:
 
 
 def play(*, data: Path | None = None, day_ms: int = DAY_MS, keep: bool = False, console: Console | None = None) -> bool:
-    """Perform the demonstration.
+    """Run the demo.
 
     Args:
-        data: a day of flights in the columns of the shipped file; None: that file.
-        day_ms: how long the day takes, in ms.
-        keep: leave the topics where they are.
-        console: where to write; None: the terminal.
+        data: a day of flights with the columns of the shipped file; None: the shipped file.
+        day_ms: length of the demo's day in ms.
+        keep: whether to keep the topics afterwards.
+        console: where to print; None: the terminal.
 
     Returns:
-        Whether everything adds up.
+        whether every figure has its expected value.
 
     Raises:
-        RocketshimError: the demonstration could not be set up.
+        RocketshimError: the demo could not be set up, or its worker or consumer kept failing.
     """
     console = console or Console()
     flights = load(data)
@@ -201,7 +207,7 @@ def _stage(bootstrap: str, *, keep: bool) -> Iterator[_Stage]:
     layout = Layout(stage.names, DelayLevels.parse(LEVELS))
     stamped = {"message.timestamp.type": "LogAppendTime"}
     flights = TopicSpec(stage.topic, 4, stamped, "scheduled departures")
-    # the retry and dead-letter topics are stamped by the broker here, so that lateness is measured, not claimed
+    # The brokers set the timestamps of the retry and dead-letter topics: the lateness is measured by their clocks.
     groups = [
         TopicSpec(spec.name, spec.partitions, {**spec.config, **stamped}, spec.purpose)
         for spec in layout.for_group(stage.group, with_log=False)
@@ -216,7 +222,7 @@ def _stage(bootstrap: str, *, keep: bool) -> Iterator[_Stage]:
                 try:
                     future.result(10)
                 except KafkaException as error:
-                    sys.stderr.write(f"a topic of the demo could not be deleted: {error}\n")
+                    sys.stderr.write(f"cannot delete a topic of the demo: {error}\n")
 
 
 def _perform(stage: _Stage, flights: list[Flight], day_ms: int, console: Console) -> bool:
@@ -247,7 +253,7 @@ def _perform(stage: _Stage, flights: list[Flight], day_ms: int, console: Console
 
 
 def _send(stage: _Stage, flights: list[Flight], timetable: Timetable) -> dict[str, Flight]:
-    """Send every departure, delayed until its scaled time; returns the flight of each id."""
+    """Send every departure, delayed until its scaled time; return message id to flight."""
     start_ms = time.time_ns() // 1_000_000 + _LEAD_MS
     sent: dict[str, Flight] = {}
     with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
@@ -272,7 +278,7 @@ def _send(stage: _Stage, flights: list[Flight], timetable: Timetable) -> dict[st
 
 
 def _watch(observer: _Observer, sent: dict[str, Flight], actors: list[_Actor], console: Console) -> None:
-    """Show what happens until every message has come to its end, or the time is over."""
+    """Show the progress until every message is dead or acknowledged, or 150 s have passed."""
     began = time.monotonic()
     next_line = 0.0
     with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -292,7 +298,7 @@ def _watch(observer: _Observer, sent: dict[str, Flight], actors: list[_Actor], c
 
 def _line(account: Account) -> str:
     return (
-        f"sent {account.sent}, at the gate {account.delivered}, retried {account.retried.get(1, 0)}, "
+        f"sent {account.sent}, delivered {account.delivered}, retried {account.retried.get(1, 0)}, "
         f"dead {len(account.dead)}, done {account.acknowledged}, under way {len(account.under_way)}"
     )
 
@@ -300,7 +306,7 @@ def _line(account: Account) -> str:
 def _progress(account: Account) -> Table:
     table = Table(show_header=False, box=None)
     for label, count in (
-        ("departed or called", account.delivered),
+        ("delivered", account.delivered),
         ("retried at least once", account.retried.get(1, 0)),
         ("dead letters", len(account.dead)),
         ("done", account.acknowledged),
@@ -316,7 +322,7 @@ def _judge(account: Account, sent: dict[str, Flight], ledger: Audit, console: Co
     expected_retries = {
         attempt: len(cancelled) + (late if attempt == 1 else 0) for attempt in range(1, MAX_RETRIES + 1)
     }
-    table = Table(title="What the topics say", title_justify="left")
+    table = Table(title="Figures from the records on the topics", title_justify="left")
     for column in ("", "found", "expected", ""):
         table.add_column(column, justify="left" if column == "" else "right")
     checks = [
@@ -336,22 +342,22 @@ def _judge(account: Account, sent: dict[str, Flight], ledger: Audit, console: Co
     fine = True
     for label, found, expected in checks:
         fine &= found == expected
-        table.add_row(label, f"{found}", f"{expected}", "ok" if found == expected else "[bold red]does not add up[/]")
+        table.add_row(label, f"{found}", f"{expected}", "ok" if found == expected else "[bold red]does not match[/]")
     table.add_row("duplicates", f"{account.duplicates}", "0, more after a kill or a stall", "")
     console.print(table)
     console.print(
-        f"late by: p50 {account.percentile_ms(0.5)} ms, p99 {account.percentile_ms(0.99)} ms, "
-        f"max {account.percentile_ms(1.0)} ms ({len(account.lateness_ms)} deliveries, brokers' stamps)"
+        f"lateness: p50 {account.percentile_ms(0.5)} ms, p99 {account.percentile_ms(0.99)} ms, "
+        f"max {account.percentile_ms(1.0)} ms ({len(account.lateness_ms)} deliveries, timestamps of the brokers)"
     )
     if cancelled:
         _biography(min(cancelled, key=lambda uniq_key: sent[uniq_key].line), sent, ledger, console)
     if not fine:
-        console.print(f"[bold red]Something does not add up.[/] The logs are in {logs}", soft_wrap=True)
+        console.print(f"[bold red]Some figures do not match.[/] The logs are in {logs}", soft_wrap=True)
     return fine
 
 
 def _biography(uniq_key: str, sent: dict[str, Flight], ledger: Audit, console: Console) -> None:
-    table = Table(title=f"The life of {sent[uniq_key]}, cancelled ({uniq_key})", title_justify="left")
+    table = Table(title=f"History of {sent[uniq_key]}, cancelled ({uniq_key})", title_justify="left")
     for column in ("after", "in", "partition/offset", "failures", "what happened"):
         table.add_column(column, justify="right" if column in {"after", "failures"} else "left")
     hops = ledger.biography(uniq_key)

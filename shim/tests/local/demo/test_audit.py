@@ -1,4 +1,4 @@
-"""The demo's accounting finds what is wrong: each planted fault changes the figure it belongs to."""
+"""The demo's figures show faults: each planted fault changes the figure that counts it."""
 
 from rocketshim_local.demo.audit import Audit, Seen, TopicKind
 from rocketshim_topics import Envelope
@@ -33,14 +33,14 @@ RETURNS = seen(TopicKind.RETRY, 0, 2_030, made_from=FAILS, failures=1)
 DIES = seen(TopicKind.DEAD, 0, 2_040, made_from=RETURNS, failures=2)
 
 
-def test_a_message_that_was_handled_is_acknowledged() -> None:
+def test_a_consumed_and_committed_message_is_acknowledged() -> None:
     account = ledger(WAITS, ARRIVES).account(["m1"], COMMITTED)
     assert (account.sent, account.delivered, account.acknowledged) == (1, 1, 1)
     assert not account.lost | account.dead | account.under_way
     assert account.lateness_ms == [4]
 
 
-def test_a_whole_life_ends_dead() -> None:
+def test_a_message_that_uses_up_its_retries_is_dead() -> None:
     account = ledger(WAITS, ARRIVES, FAILS, RETURNS, DIES).account(["m1"], COMMITTED)
     assert account.dead == {"m1"}
     assert account.retried == {1: 1}
@@ -48,22 +48,22 @@ def test_a_whole_life_ends_dead() -> None:
     assert (account.early, account.duplicates, account.acknowledged) == (0, 0, 0)
 
 
-def test_what_was_sent_and_is_nowhere_is_lost() -> None:
+def test_a_sent_message_without_a_record_is_lost() -> None:
     assert ledger().account(["m1"], COMMITTED).lost == {"m1"}
 
 
-def test_what_waits_or_is_not_committed_is_under_way() -> None:
+def test_a_waiting_or_uncommitted_message_is_under_way() -> None:
     assert ledger(WAITS).account(["m1"], COMMITTED).under_way == {"m1"}
     assert ledger(WAITS, ARRIVES).account(["m1"], {}).under_way == {"m1"}
     assert ledger(WAITS, ARRIVES, FAILS).account(["m1"], COMMITTED).under_way == {"m1"}
 
 
-def test_a_delivery_before_its_time_is_early() -> None:
+def test_a_delivery_before_its_due_time_is_early() -> None:
     hasty = seen(TopicKind.SOURCE, 0, 999, made_from=WAITS)
     assert ledger(WAITS, hasty).account(["m1"], COMMITTED).early == 1
 
 
-def test_a_second_record_of_one_attempt_is_a_duplicate() -> None:
+def test_a_second_record_of_the_same_attempt_is_a_duplicate() -> None:
     again = seen(TopicKind.SOURCE, 1, 1_200, made_from=WAITS)
     assert ledger(WAITS, ARRIVES, again).account(["m1"], COMMITTED).duplicates == 1
 
@@ -72,9 +72,9 @@ def test_the_same_record_read_twice_counts_once() -> None:
     assert ledger(WAITS, ARRIVES, ARRIVES).account(["m1"], COMMITTED).duplicates == 0
 
 
-def test_a_biography_is_in_the_order_of_storing() -> None:
+def test_the_history_of_a_message_is_in_storage_order() -> None:
     assert ledger(DIES, RETURNS, FAILS, ARRIVES, WAITS).biography("m1") == [WAITS, ARRIVES, FAILS, RETURNS, DIES]
 
 
-def test_percentiles_of_nothing_are_zero() -> None:
+def test_a_percentile_without_deliveries_is_zero() -> None:
     assert ledger().account([], {}).percentile_ms(0.99) == 0

@@ -1,4 +1,4 @@
-"""The day that ships: its figures, and how it is scaled."""
+"""The figures of the flights file that comes with the package, and their scaling."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from rocketshim.errors import ConfigError
 from rocketshim_local.demo.flights import Timetable, load
 
 
-def test_the_day_has_the_figures_we_say() -> None:
+def test_the_flights_file_has_the_documented_figures() -> None:
     day = load()
     assert len(day) == 943
     assert sum(flight.cancelled for flight in day) == 204
@@ -16,7 +16,7 @@ def test_the_day_has_the_figures_we_say() -> None:
     assert [flight.line for flight in day] == list(range(1, 944))
 
 
-def test_a_day_is_scaled_evenly_and_in_order() -> None:
+def test_scaled_departures_are_in_order_and_within_the_day() -> None:
     day, timetable = load(), Timetable(45_000)
     departures = [timetable.departure_ms(flight) for flight in day]
     assert departures == sorted(departures)
@@ -27,16 +27,16 @@ def test_a_day_is_scaled_evenly_and_in_order() -> None:
 @pytest.mark.parametrize(
     "text", ["", "a,b\n1,2\n", "sched_dep_time,dep_delay_min,carrier,flight,origin,dest\nx,,,,,\n"]
 )
-def test_a_file_that_is_no_day_of_flights_is_a_config_error_or_empty(tmp_path: Path, text: str) -> None:
+def test_an_empty_file_has_no_flights_and_another_file_raises_a_config_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "day.csv"
     path.write_text(text)
     if not text:
         assert load(path) == []
     else:
-        with pytest.raises(ConfigError, match="cannot be read as a day of flights"):
+        with pytest.raises(ConfigError, match=r"cannot read .*day\.csv as a day of flights"):
             load(path)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file_names_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         load(tmp_path / "nowhere.csv")
