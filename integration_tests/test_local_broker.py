@@ -181,7 +181,7 @@ def test_one_cluster_object_can_be_started_again() -> None:
     cluster = LocalCluster()
     for _ in range(2):
         with cluster:
-            with pytest.raises(LocalBrokerError, match="runs already"):
+            with pytest.raises(LocalBrokerError, match="already running"):
                 cluster.start()
             assert cluster.nodes == (1,)
 
@@ -238,7 +238,7 @@ def test_three_brokers_lose_a_leader_and_no_record() -> None:
         victim = cluster.leader("t")
         cluster.kill(victim)
         assert cluster.ended == (victim,)
-        with pytest.raises(LocalBrokerError, match=f"node {victim} is not alive"):
+        with pytest.raises(LocalBrokerError, match=f"node {victim} is not running"):
             cluster.kill(victim)
         assert send(cluster.client_config(), "t", 10) == [None] * 10, "a new leader takes over"
         assert cluster.leader("t") != victim

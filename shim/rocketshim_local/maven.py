@@ -1,11 +1,12 @@
-"""Where a user's Maven would download from.
+"""Find the repository from which the user's Maven would download.
 
-Maven Central, unless the user's or the installation's `settings.xml` names a mirror for it: machines behind a company's
-repository manager reach nothing else. Read are `~/.m2/settings.xml` and `conf/settings.xml` of `$MAVEN_HOME`
-(`$M2_HOME`), in this order, the first matching mirror wins, as in Maven. `ROCKETSHIM_MAVEN_REPOSITORY` wins over both.
+It is Maven Central, unless a `settings.xml` names a mirror of it. A machine behind a company's repository manager can
+often reach only that mirror. The files are `~/.m2/settings.xml`, then `conf/settings.xml` of `$MAVEN_HOME` and
+`$M2_HOME`; the first matching mirror is used, as in Maven. `ROCKETSHIM_MAVEN_REPOSITORY` takes precedence over all of
+them.
 
-Only `<mirrors>` is read. Passwords (`<servers>`) are not: a mirror that asks for one gets it from `~/.netrc`, and
-proxies come from `HTTPS_PROXY`, both as everywhere in Python. Nothing is ever written to `~/.m2`.
+Only `<mirrors>` is read. Passwords (`<servers>`) are not read: a password for a mirror comes from `~/.netrc`, and a
+proxy from `HTTPS_PROXY`, as usual in Python. Nothing is ever written to `~/.m2`.
 """
 
 import os
@@ -22,15 +23,15 @@ REPOSITORY_VARIABLE = "ROCKETSHIM_MAVEN_REPOSITORY"
 
 
 def central_url(environ: Mapping[str, str] | None = None) -> str:
-    """Return the address from which this user's Maven would take what lies on Maven Central, without a final slash.
+    """Return the address from which the user's Maven would download artifacts of Maven Central, without a final slash.
 
     Raises:
-        ConfigError: `ROCKETSHIM_MAVEN_REPOSITORY` is no http(s) or file address.
+        ConfigError: `ROCKETSHIM_MAVEN_REPOSITORY` is not an http(s) address.
     """
     environ = os.environ if environ is None else environ
     if given := environ.get(REPOSITORY_VARIABLE):
         if not given.startswith(("https://", "http://")):
-            raise ConfigError(f"{REPOSITORY_VARIABLE}={given!r} is no http(s) address of a Maven repository")
+            raise ConfigError(f"{REPOSITORY_VARIABLE}={given!r} is not an http(s) address of a Maven repository")
         return given.rstrip("/")
     files = [Path.home() / ".m2" / "settings.xml"]
     files += [Path(environ[name]) / "conf" / "settings.xml" for name in ("MAVEN_HOME", "M2_HOME") if environ.get(name)]
@@ -45,10 +46,10 @@ def central_url(environ: Mapping[str, str] | None = None) -> str:
 
 
 def mirror_of_central(settings_xml: str) -> str | None:
-    """Return the address of the first mirror in a `settings.xml` that stands for Maven Central.
+    """Return the address of the first mirror of Maven Central in a `settings.xml`.
 
     Returns:
-        the address; None when no mirror matches, or the text is not XML, or the mirror is blocked or no http(s).
+        the address; None if the text is not XML, or no mirror with an http(s) address matches.
 
     Source: Maven's guide to mirror settings (`*`, `external:*`, lists, `!id` exclusions).
     """

@@ -1,7 +1,7 @@
-"""One node of a local cluster: its files, its process, and what its log says.
+"""One node of a local cluster: its files, its process and its log.
 
-The process is a JVM that began as `rocketshim_local.watchdog` and so dies with this one. It leads a session of its own:
-Ctrl-C at a terminal is for the process that owns the cluster, which stops the nodes in order.
+The process is a JVM that was started through `rocketshim_local.watchdog`, so it ends when our process ends. It leads
+its own session: Ctrl-C at a terminal reaches only the process that owns the cluster, which stops the nodes cleanly.
 """
 
 import os
@@ -24,11 +24,11 @@ _PORT_TAKEN = "Address already in use"  # java.net.BindException, errno 98
 
 
 class Node:
-    """A node, alive or not.
+    """A node, with or without a running process.
 
     Args:
-        address: its id and ports.
-        home: its folder.
+        address: id and ports of the node.
+        home: folder of the node.
 
     Thread-safety: one thread at a time.
     """
@@ -42,22 +42,22 @@ class Node:
 
     @property
     def data(self) -> Path:
-        """The folder of its records."""
+        """The folder of Kafka's data (records and metadata)."""
         return self.home / "data"
 
     @property
     def logs(self) -> Path:
-        """The folder of `server.log` (Kafka's log) and `console.log` (what the JVM printed)."""
+        """The folder of `server.log` (Kafka's log) and `console.log` (output of the JVM)."""
         return self.home / "log"
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs, frozen or not."""
+        """Whether the process exists, running or paused."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the last process, negative for a signal; None while it runs and before its first start."""
+        """Exit code of the last process, negative for a signal; None while it runs and before the first start."""
         return None if self._process is None else self._process.poll()
 
     @property
@@ -65,12 +65,12 @@ class Node:
         """Process id.
 
         Raises:
-            LocalBrokerError: it is not alive.
+            LocalBrokerError: the process has ended or was never started.
         """
         return self._living().pid
 
     def format(self, kit: StartupKit, cluster_id: str, properties: Mapping[str, str]) -> None:
-        """Write its configuration, and make its data folder one of this cluster unless it is already."""
+        """Write the node's configuration; format its data folder for this cluster if that was not done before."""
         self.data.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         meta = self.data / "meta.properties"
@@ -79,14 +79,14 @@ class Node:
             text = render_properties(meta_properties(self.address.node_id, cluster_id, uuid.uuid4()))
             meta.write_text(text, encoding="ascii")
         configuration = self.home / "server.properties"
-        configuration.touch(mode=0o600)  # passwords may stand in it
+        configuration.touch(mode=0o600)  # it may contain passwords
         configuration.write_text(render_properties(properties), encoding="ascii")
 
     def launch(self, java_command: Sequence[str]) -> None:
-        """Start its process; returns at once.
+        """Start the process; do not wait until the broker is ready.
 
         Args:
-            java_command: `java`, an absolute path, and the options of its JVM; kept for `relaunch`.
+            java_command: absolute path of `java` and the options of the JVM; remembered for `relaunch`.
         """
         self._java_command = tuple(java_command)
         server_log = self.logs / "server.log"
@@ -104,25 +104,25 @@ class Node:
             )
 
     def relaunch(self) -> None:
-        """Start its process again as before; it has ended."""
+        """Start the process again with the same command. The previous process must have ended."""
         self.launch(self._java_command)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send its process a signal.
+        """Send a signal to the process.
 
         Raises:
-            LocalBrokerError: it is not alive.
+            LocalBrokerError: the process has ended or was never started.
         """
         self._living().send_signal(number)
 
     def request_stop(self) -> None:
-        """Ask it to end in order, frozen or not; no effect when it is not alive."""
+        """Send SIGTERM for a clean stop, and resume a paused process; do nothing if the process has ended."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.send_signal(signal.SIGCONT)
 
     def await_end(self, timeout_s: float) -> bool:
-        """Wait until its process has ended, `timeout_s` seconds at most; tell whether it has."""
+        """Wait up to `timeout_s` seconds until the process has ended; return whether it has."""
         if self._process is None:
             return True
         try:
@@ -132,27 +132,27 @@ class Node:
         return True
 
     def kill(self) -> None:
-        """End its process with SIGKILL and wait for its end; no effect when it is not alive."""
+        """Kill the process with SIGKILL and wait until it has ended; do nothing if it has ended before."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def log_tail(self, lines: int = 15) -> str:
-        """Return the last lines of what it said since its last launch."""
+        """Return the last lines that the node logged or printed since its last launch."""
         text: list[str] = []
         for file, start_bytes in ((self.logs / "server.log", self._log_start_bytes), (self.logs / "console.log", 0)):
             if file.exists():
                 with file.open("rb") as handle:
-                    # Shorter than at launch: the log was rolled over in between.
+                    # A log that is shorter than at launch was rolled over since: read it from its beginning.
                     handle.seek(start_bytes if file.stat().st_size >= start_bytes else 0)
                     text += handle.read().decode("utf-8", errors="replace").splitlines()[-lines:]
         return "\n".join(text[-lines:])
 
     def found_port_taken(self) -> bool:
-        """Tell whether its last process ended because somebody else listens on one of its ports."""
+        """Return whether the last process ended because another process listens on one of its ports."""
         return not self.alive and _PORT_TAKEN in self.log_tail(400)
 
     def _living(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
-            raise LocalBrokerError(f"node {self.address.node_id} is not alive: restart it first")
+            raise LocalBrokerError(f"node {self.address.node_id} is not running: restart it first")
         return self._process

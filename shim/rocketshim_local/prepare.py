@@ -1,7 +1,8 @@
-"""Everything a local broker needs, fetched and tried once: what `rocketshim broker fetch` does.
+"""Download everything that a local broker needs and try it once (`rocketshim broker fetch`).
 
-Java (installed with pip if there is none), the jars, the start-up kit, and a first run of a real broker, which proves
-that all of it works here and leaves the class-data archive with which the later ones start faster.
+The steps are: Java (installed with pip if there is none), the jars, the start-up kit, and a first run of a real broker.
+The first run proves that everything works on this machine, and it writes the class-data archive that makes later starts
+faster.
 """
 
 import logging
@@ -16,19 +17,19 @@ from rocketshim_local.startup_kit import StartupKit, startup_kit
 
 __all__ = ["prepare"]
 
-_ARCHIVE_TIMEOUT_S = 60.0  # the archive is written while the JVM ends
+_ARCHIVE_TIMEOUT_S = 60.0  # the JVM writes the archive when it ends
 _log = logging.getLogger("rocketshim.local")
 
 
 def prepare(*, report: Callable[[str], None] | None = None) -> StartupKit:
-    """Make sure that a broker starts here; nothing is done when it was made sure before.
+    """Make sure that a broker starts on this machine; steps that were done before are skipped.
 
     Args:
-        report: gets one line a step; None: the logger `rocketshim_local` at INFO.
+        report: is called with one line per step; None: the logger `rocketshim_local` at INFO.
 
     Raises:
-        LocalBrokerError: something cannot be fetched or installed, or the first run failed; the message names the way
-            out. What was fetched before stays.
+        LocalBrokerError: something cannot be downloaded or installed, or the first run failed. The message says what to
+            do. Complete downloads are kept.
 
     Thread-safety: any thread, any number of processes.
     """
@@ -62,6 +63,6 @@ def _first_run(kit: StartupKit, java: JavaRuntime, report: Callable[[str], None]
         unfinished.rename(kit.archive)
         report(f"first run: a broker started, served and stopped in {taken_s:.1f} s; archive {size_bytes / 1e6:.0f} MB")
     else:
-        # A runtime built without class-data sharing. An empty file is no archive: the JVM goes on without.
-        report(f"first run: a broker started, served and stopped in {taken_s:.1f} s; this Java makes no archive")
+        # This runtime was built without class-data sharing. Brokers start without an archive.
+        report(f"first run: a broker started, served and stopped in {taken_s:.1f} s; this Java writes no archive")
     _log.debug("prepared for Java %s", java.version)

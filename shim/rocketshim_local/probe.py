@@ -1,4 +1,4 @@
-"""Looking at ports and brokers of this machine without changing anything."""
+"""Check ports and brokers of this machine without changing anything."""
 
 import logging
 import random
@@ -15,13 +15,13 @@ _client_log = logging.getLogger("rocketshim.local.client")
 
 
 def free_ports(count: int, *, besides: Collection[int] = ()) -> list[int]:
-    """Return `count` ports of the loopback on which nothing listens now, drawn at random, none of `besides`.
+    """Return `count` random ports of the loopback on which nothing listens now and which are not in `besides`.
 
-    They lie below the range from which Linux takes the ports of outgoing connections (32768 and up), so that only
-    another listener can take one before it is used. Whoever uses them has to be ready for that.
+    The ports are below the range from which Linux takes the ports of outgoing connections (32768 and up), so that only
+    another listener can take one before it is used. The caller must handle that case.
 
     Raises:
-        LocalBrokerError: there are not so many.
+        LocalBrokerError: fewer than `count` ports are free.
     """
     free: list[int] = []
     for candidate in random.sample(_PORT_RANGE, k=len(_PORT_RANGE)):
@@ -30,14 +30,16 @@ def free_ports(count: int, *, besides: Collection[int] = ()) -> list[int]:
         if candidate not in besides and is_free(candidate):
             free.append(candidate)
     if len(free) < count:
-        raise LocalBrokerError(f"no {count} free ports from {_PORT_RANGE.start} to {_PORT_RANGE.stop - 1}")
+        raise LocalBrokerError(
+            f"found only {len(free)} of {count} free ports from {_PORT_RANGE.start} to {_PORT_RANGE.stop - 1}"
+        )
     return free
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a listener could take this port of the loopback now."""
+    """Return whether a process could listen on this port of the loopback now."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: a closing connection is no user
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: ignore closing connections
         try:
             probe.bind((HOST, port))
         except OSError:
@@ -46,7 +48,7 @@ def is_free(port: int) -> bool:
 
 
 def accepts_connections(port: int) -> bool:
-    """Tell whether something listens on this port of the loopback."""
+    """Return whether something listens on this port of the loopback."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((HOST, port)) == 0
@@ -59,15 +61,15 @@ def known_brokers(
     cluster_id: str | None = None,
     timeout_s: float = 2.0,
 ) -> set[int]:
-    """Return the ids of the brokers that a cluster's metadata name; empty when none answers within `timeout_s`.
+    """Return the ids of the brokers in a cluster's metadata; empty if no broker answers within `timeout_s`.
 
     Args:
         bootstrap: address of the brokers.
-        settings: further librdkafka settings; None: none.
-        cluster_id: the answer of another cluster counts as none; None: any cluster's counts.
+        settings: additional librdkafka settings; None: none.
+        cluster_id: id of the expected cluster; an answer of another cluster is ignored. None: any cluster.
         timeout_s: how long to wait for an answer, in seconds.
     """
-    from confluent_kafka import KafkaException  # noqa: PLC0415 fetching and listing do without a Kafka client
+    from confluent_kafka import KafkaException  # noqa: PLC0415 downloads and listings need no Kafka client
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
     config: dict[str, str | int | float | bool] = {"log_level": 0, "reconnect.backoff.max.ms": 250}

@@ -1,21 +1,21 @@
-"""A process of its own: resolve Maven coordinates with jgo, download their jars, tell on stdout how it goes.
+"""Resolve Maven coordinates with jgo and download their jars, in a separate process that reports on stdout.
 
-Started by `rocketshim_local.jars` as `python -m rocketshim_local.resolve_jars`, so that what jgo reads from the
-environment (its cache, the local repository) never has to be set in the user's process.
+`rocketshim_local.jars` starts it as `python -m rocketshim_local.resolve_jars`. jgo reads its cache and its local
+repository from environment variables; in a separate process these never have to be set in the user's process.
 
-In: one JSON object on stdin, `{"coordinates": [...], "repository": url, "into": folder}`. Out: one JSON object a line,
-`{"resolved": n}`, then `{"file": name, "bytes": n}` per jar, at last `{"done": true, "pom_bytes": n}` or
-`{"error": text}`. Exit code 0 exactly after `done`.
+Input: one JSON object on stdin, `{"coordinates": [...], "repository": url, "into": folder}`. Output: one JSON object a
+line: `{"resolved": n}`, then `{"file": name, "bytes": n}` per jar, finally `{"done": true, "pom_bytes": n}` or
+`{"error": text}`. The exit code is 0 if and only if the last line is `done`.
 
-jgo resolves, by Maven's rules (nearest version, exclusions, scopes: compile and runtime are taken). Three things are
-done otherwise than its `build()` does:
+jgo resolves by Maven's rules (nearest version, exclusions, scopes compile and runtime). Three things differ from jgo's
+`build()`:
 
-* A description (pom) that cannot be fetched is an error here. jgo goes on without it, and so without all that the
-  artifact needs: one lost packet would leave a set that looks complete.
-* A jar that differs from the SHA-1 beside it in the repository is an error. jgo logs a warning.
-* Jars are not sorted into module folders, for which jgo would fetch a JDK of its own.
+* A pom that cannot be downloaded is an error here. jgo continues without it, and thus without the dependencies of its
+  artifact: after one lost packet an incomplete set would look complete.
+* A jar that does not match the SHA-1 next to it in the repository is an error here. jgo logs a warning.
+* Jars are not sorted into module folders; for that, jgo would download a JDK.
 
-Jars come four at a time; what fails for a passing reason is tried three times.
+Four jars are downloaded at the same time. A download that fails because of the network is tried three times.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class _StrictResolver(PythonResolver):
-    """Resolves as jgo does and remembers what could not be downloaded."""
+    """A resolver that works like jgo's and remembers which artifacts could not be downloaded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _StrictResolver(PythonResolver):
 
     def download(self, artifact: Artifact) -> Path | None:
         def once() -> Path | None:
-            # What an earlier try left may be half a file, and jgo insists on there being none.
+            # An earlier try may have left half a file, and jgo requires that the file does not exist.
             if artifact.cached_path is not None:
                 artifact.cached_path.unlink(missing_ok=True)
             return super(_StrictResolver, self).download(artifact)
@@ -60,7 +60,7 @@ class _StrictResolver(PythonResolver):
 
 
 def main() -> int:
-    """Serve one request; see the module."""
+    """Process the request on stdin; return the exit code. See the module docstring for input and output."""
     request = json.load(sys.stdin)
     into, repository = Path(request["into"]), str(request["repository"])
     try:
@@ -81,11 +81,12 @@ def main() -> int:
 
 
 def _resolve(coordinates: list[str], repository: str, poms: Path) -> dict[str, str]:
-    """Return file name to address of every jar that the coordinates need at run time, themselves included."""
+    """Return file name to address of the jars of the coordinates and of all their run-time dependencies."""
     resolver = _StrictResolver()
     context = MavenContext(resolver=resolver, repo_cache=poms, remote_repos={"central": repository}, timeout=_TIMEOUT_S)
-    # All at once, so that versions are settled among them as in one project; `raw`, or else each coordinate would
-    # impose the versions it manages on all others (log4j manages an old kafka-clients), which Maven does not do.
+    # Resolve all coordinates together, so that their versions are mediated as in one Maven project. `raw`: otherwise
+    # each coordinate would impose its managed versions on all others (log4j manages an old kafka-clients), which Maven
+    # does not do.
     wanted = [
         context.create_dependency(replace(Coordinate.parse(text), scope="compile", raw=True)) for text in coordinates
     ]
@@ -100,9 +101,9 @@ def _download(session: requests.Session, url: str, target: Path) -> dict[str, ob
     sha1 = _persistently(lambda: _receive(session, url, target))
     published = _persistently(lambda: session.get(f"{url}.sha1", timeout=_TIMEOUT_S))
     words = published.text.split()
-    # A repository manager may keep no checksum files; the transport has checked the length all the same.
+    # A repository manager may have no checksum files; the transport has checked the length in any case.
     if published.ok and words and words[0].lower() != sha1:
-        raise ValueError(f"{url} does not have the SHA-1 that stands beside it: {words[0]}, got {sha1}")
+        raise ValueError(f"{url} has the SHA-1 {sha1}, but the repository publishes {words[0]}")
     return {"file": target.name, "bytes": target.stat().st_size}
 
 
@@ -117,7 +118,7 @@ def _receive(session: requests.Session, url: str, target: Path) -> str:
 
 
 def _persistently(attempt: Callable[[], _T]) -> _T:
-    """Return what `attempt` returns, trying again when the network fails it; an answer of the server is final."""
+    """Return the result of `attempt`; try up to three times if the network fails, but accept any answer of a server."""
     for _ in range(_TRIES - 1):
         try:
             return attempt()

@@ -1,15 +1,15 @@
-"""The configuration of one KRaft node, as text; pure.
+"""The configuration of one KRaft node as text. Pure.
 
-Every node is broker and controller at once and listens on 127.0.0.1 only. The defaults differ from a server's where a
-development machine and tests want something else: small internal topics, no delay before the first rebalance, topics
-only when they are created, a dead broker fenced after 6 s instead of 9. The caller's properties win over the defaults,
-but not over those that hold the cluster together (`STRUCTURAL`).
+Every node is both broker and controller, and listens on 127.0.0.1 only. The defaults differ from a server's defaults
+where a development machine and tests need something else: small internal topics, no delay before the first rebalance,
+no automatic creation of topics, a dead broker fenced after 6 s instead of 9. The caller's properties take precedence
+over the defaults, except for those that the cluster itself depends on (`STRUCTURAL`).
 
-With TLS: one PEM file holds key and certificate of every node, and is what clients trust.
+With TLS, one PEM file has the key and the certificate of every node; clients trust this certificate.
 
-With SASL (PLAIN, `kafka-facts` 5.9): clients and brokers authenticate, the standard authorizer decides, `admin` is the
-super user. The controller listener stays plaintext on the loopback, and so `ANONYMOUS` is a super user too: fit for
-tests of rights on one machine and for nothing else.
+With SASL (PLAIN), clients and brokers authenticate, the standard authorizer checks the ACLs, and `admin` is the super
+user. The controller listener stays plaintext on the loopback, and therefore `ANONYMOUS` is a super user too. Use this
+only for tests of ACLs on one machine.
 """
 
 import base64
@@ -50,12 +50,12 @@ STRUCTURAL = frozenset(
         "metadata.log.dir",
     }
 )
-"""Keys that a caller may not set: the cluster finds its own nodes, ports and folders by them."""
+"""Keys that a caller must not set, because they define the nodes, ports and folders of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """Where one node listens: `port` for clients and brokers, `controller_port` for the quorum."""
+    """The ports of one node: `port` for clients and brokers, `controller_port` for the quorum."""
 
     node_id: int
     port: int
@@ -63,9 +63,9 @@ class NodeAddress:
 
 
 def cluster_id_from(random: uuid.UUID) -> str:
-    """Return a KRaft cluster id (22 characters of URL-safe base64) made from a random UUID.
+    """Return a KRaft cluster id (22 characters of URL-safe base64) for a random UUID.
 
-    An id that begins with `-` would be read as an option by Kafka's tools, so that the first character is replaced.
+    Kafka's tools would read an id that begins with `-` as an option; in that case the first character is replaced.
     """
     text = base64.urlsafe_b64encode(random.bytes).rstrip(b"=").decode()
     return "A" + text[1:] if text.startswith("-") else text
@@ -86,14 +86,14 @@ def server_properties(
     Args:
         node_id: one of the ids in `nodes`.
         nodes: every node of the cluster; all of them vote.
-        data_folder: where this node keeps its logs of records, an absolute path.
+        data_folder: absolute path of the folder for this node's Kafka data.
         overrides: the caller's properties.
-        users: user name to password for SASL/PLAIN with ACLs, `ADMIN_USER` among them; None: no authentication.
+        users: user name to password for SASL/PLAIN with ACLs, including `ADMIN_USER`; None: no authentication.
         tls_pem: absolute path of a PEM file with an unencrypted PKCS #8 key and its certificate; None: no TLS.
-        listen_host: the address to listen on; another than the loopback only inside a container.
+        listen_host: the address to listen on; use another one than the loopback only inside a container.
 
     Raises:
-        ConfigError: an override is structural, or a user name or password cannot stand in a JAAS line.
+        ConfigError: an override is in `STRUCTURAL`, or a user name or password is not valid in a JAAS line.
     """
     own = next(node for node in nodes if node.node_id == node_id)
     client_protocol = security_protocol(users=users is not None, tls=tls_pem is not None)
@@ -122,7 +122,7 @@ def server_properties(
         "share.coordinator.state.topic.num.partitions": "4",
         "share.coordinator.state.topic.replication.factor": str(copies),
         "share.coordinator.state.topic.min.isr": str(in_sync),
-        # time: what a person or a test would otherwise wait for
+        # times: shorter, so that a person or a test waits less
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
         "group.consumer.min.heartbeat.interval.ms": "500",
@@ -130,7 +130,7 @@ def server_properties(
         "broker.session.timeout.ms": "6000",
         "broker.heartbeat.interval.ms": "1000",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-        # size: several nodes share one small machine
+        # sizes: smaller, because several nodes share one small machine
         "num.network.threads": "2",
         "num.io.threads": "4",
         "background.threads": "4",
@@ -142,22 +142,24 @@ def server_properties(
         for store in ("keystore", "truststore"):
             properties |= {f"ssl.{store}.type": "PEM", f"ssl.{store}.location": tls_pem}
     if taken := STRUCTURAL & overrides.keys():
-        raise ConfigError(f"{', '.join(sorted(taken))}: set by the local cluster itself, take it out of properties")
+        raise ConfigError(f"{', '.join(sorted(taken))}: the local cluster sets this itself; remove it from properties")
     return properties | dict(overrides)
 
 
 def security_protocol(*, users: bool, tls: bool) -> str:
-    """Kafka's name of how clients reach the brokers."""
+    """Return Kafka's name of the security protocol between clients and brokers."""
     encrypted = "SSL" if tls else "PLAINTEXT"
     return f"SASL_{encrypted}" if users else encrypted
 
 
 def _sasl(users: Mapping[str, str], listener: str) -> dict[str, str]:
     if ADMIN_USER not in users:
-        raise ConfigError(f"the users of a local cluster need {ADMIN_USER!r} among them: the brokers log in as it")
+        raise ConfigError(f"the users of a local cluster must include {ADMIN_USER!r}: the brokers log in as this user")
     for text in (*users, *users.values()):
         if not text or not text.isascii() or not text.isprintable() or any(c in text for c in '"\\;= '):
-            raise ConfigError(f"{text!r} cannot be a user name or password here: ASCII without space, quotes, \\ ; =")
+            raise ConfigError(
+                f"{text!r} is not valid as a user name or password here: use ASCII without space, quotes, \\ ; ="
+            )
     logins = " ".join(f'user_{name}="{password}"' for name, password in users.items())
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     return {
@@ -172,7 +174,7 @@ def _sasl(users: Mapping[str, str], listener: str) -> dict[str, str]:
 
 
 def meta_properties(node_id: int, cluster_id: str, directory: uuid.UUID) -> dict[str, str]:
-    """Return the content of `meta.properties`, which makes a folder a formatted one (what `kafka-storage` writes)."""
+    """Return the content of `meta.properties`, which marks a folder as formatted (as `kafka-storage` writes it)."""
     return {
         "version": "1",
         "cluster.id": cluster_id,
@@ -185,12 +187,12 @@ def render_properties(properties: Mapping[str, str]) -> str:
     """Return the text of a Java `.properties` file, ASCII only.
 
     Raises:
-        ConfigError: a value has a line break, which no Kafka property needs.
+        ConfigError: a value contains a line break, which no Kafka property needs.
     """
     lines = []
     for key, value in properties.items():
         if "\n" in value or "\r" in value:
-            raise ConfigError(f"property {key}: its value has a line break: {value!r}")
+            raise ConfigError(f"property {key}: its value contains a line break: {value!r}")
         lines.append(f"{key}={''.join(_escaped(character) for character in value)}")
     return "\n".join(lines) + "\n"
 

@@ -1,15 +1,15 @@
-"""Become a command that does not outlive the process that started it.
+"""Run a command that never outlives the process that started it.
 
-Run as `python -I -S watchdog.py PARENT_PID COMMAND...`. It leaves a small guard process behind and then *becomes* the
-command (`exec`), so that the pid the starter knows is the command's own: it can be killed, stopped and continued
-directly. The guard waits for two processes and for nothing else: when the starter ends, in any way, `kill -9`
-included, it kills the command; when the command ends, it ends too.
+Usage: `python -I -S watchdog.py PARENT_PID COMMAND...`. The watchdog forks a small guard process and then *becomes* the
+command (`exec`). So the pid that the starter knows is the pid of the command, and the starter can kill, stop and
+continue it directly. The guard only waits for two processes. When the starter ends in any way, also by `kill -9`, the
+guard kills the command. When the command ends, the guard ends too.
 
 Why not `PR_SET_PDEATHSIG`: it fires when the *thread* that started the child ends. Why not a pipe that closes: a
-process forked by the starter would hold it open.
+process that the starter forked would keep it open.
 
-The guard leads its own session, so that Ctrl-C at a terminal reaches the starter only, which stops the command in
-order. It waits on pidfds where the kernel has them (Linux 5.3), else it looks twice a second.
+The guard leads its own session, so that Ctrl-C at a terminal reaches only the starter, which stops the command cleanly.
+The guard waits on pidfds where the kernel has them (Linux 5.3); elsewhere it checks twice a second.
 """
 
 import os
@@ -20,25 +20,26 @@ import time
 
 
 def main(arguments: list[str]) -> None:
-    """Fork the guard, then exec the command; returns never."""
+    """Fork the guard, then exec the command. Never returns."""
     starter, command = int(arguments[0]), arguments[1:]
     target = os.getpid()
     try:
-        # Opened before the parent is compared: so it is the starter's and not a later process' with the same pid.
+        # Open it before the parent is compared: then it surely belongs to the starter, not to a later process with the
+        # same pid.
         pidfds = (os.pidfd_open(starter), os.pidfd_open(target)) if hasattr(os, "pidfd_open") else None
     except ProcessLookupError:
         pidfds = None
     if os.getppid() != starter:
-        sys.exit("the starter has ended already")
+        sys.exit("the process that started this command has already ended; the command was not run")
     middle = os.fork()
     if middle == 0:
-        # Forked twice: the guard becomes a child of init, not one the command would have to reap.
+        # Fork twice: the guard becomes a child of init, so the command does not have to reap it.
         os.setsid()
         if os.fork() == 0:
             _guard(starter, target, pidfds)
         os._exit(0)
     os.waitpid(middle, 0)
-    os.execv(command[0], command)  # noqa: S606 no shell wanted
+    os.execv(command[0], command)  # noqa: S606 a shell is not wanted
 
 
 def _guard(starter: int, target: int, pidfds: tuple[int, int] | None) -> None:
@@ -46,7 +47,7 @@ def _guard(starter: int, target: int, pidfds: tuple[int, int] | None) -> None:
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
-        os.dup2(null, standard)  # a reader of the command's output must see it end
+        os.dup2(null, standard)  # a reader must see the end of the command's output
     if pidfds is not None:
         ready, _, _ = select.select(pidfds, [], [])
         if pidfds[1] not in ready:

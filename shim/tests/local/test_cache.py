@@ -9,22 +9,22 @@ from rocketshim.errors import ConfigError
 from rocketshim_local.cache import cache_dir, exclusive, filling, read_file_set
 
 
-def test_the_cache_is_the_named_folder_else_xdg_else_home() -> None:
+def test_the_cache_is_in_the_named_folder_else_xdg_else_home() -> None:
     assert cache_dir({"ROCKETSHIM_CACHE": "/a/b", "XDG_CACHE_HOME": "/x"}) == Path("/a/b")
     assert cache_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/rocketshim")
     assert cache_dir({}) == Path.home() / ".cache" / "rocketshim"
 
 
-def test_a_relative_xdg_folder_is_ignored_as_its_specification_says() -> None:
+def test_a_relative_xdg_folder_is_ignored_as_the_specification_requires() -> None:
     assert cache_dir({"XDG_CACHE_HOME": "x"}) == Path.home() / ".cache" / "rocketshim"
 
 
-def test_a_relative_cache_folder_is_refused_with_its_value() -> None:
+def test_the_error_for_a_relative_cache_folder_has_its_value() -> None:
     with pytest.raises(ConfigError, match=r"ROCKETSHIM_CACHE='some/where' is relative"):
         cache_dir({"ROCKETSHIM_CACHE": "some/where"})
 
 
-def test_a_filled_set_is_read_back_with_sizes_and_hashes(tmp_path: Path) -> None:
+def test_a_written_set_is_read_back_with_sizes_and_hashes(tmp_path: Path) -> None:
     path = tmp_path / "set"
     with filling(path, {"made from": "x"}) as folder:
         (folder / "b.jar").write_bytes(b"22")
@@ -45,7 +45,7 @@ def fill_and_fail(path: Path) -> None:
         raise InterruptedError
 
 
-def test_a_filling_that_fails_leaves_nothing_and_keeps_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_nothing_and_keeps_the_previous_set(tmp_path: Path) -> None:
     path = tmp_path / "set"
     with filling(path, {}) as folder:
         (folder / "a").write_bytes(b"old")
@@ -55,7 +55,7 @@ def test_a_filling_that_fails_leaves_nothing_and_keeps_what_was_there(tmp_path: 
     assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
 
 
-def test_what_a_killed_filling_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_the_files_of_a_killed_write_are_removed_by_the_next_write(tmp_path: Path) -> None:
     path = tmp_path / "set"
     killed = f"""
 import os, pathlib, signal
@@ -73,7 +73,7 @@ with filling(pathlib.Path({str(path)!r}), {{}}) as folder:
 
 
 @pytest.mark.parametrize("harm", ["remove", "shorten", "garble manifest", "empty manifest"])
-def test_a_set_that_lost_something_is_no_set(tmp_path: Path, harm: str) -> None:
+def test_an_incomplete_set_is_not_returned(tmp_path: Path, harm: str) -> None:
     path = tmp_path / "set"
     with filling(path, {}) as folder:
         (folder / "a").write_bytes(b"content")
@@ -81,7 +81,7 @@ def test_a_set_that_lost_something_is_no_set(tmp_path: Path, harm: str) -> None:
         case "remove":
             (path / "a").unlink()
         case "shorten":
-            (path / "a").write_bytes(b"conten")
+            (path / "a").write_bytes(b"text")
         case "garble manifest":
             (path / "manifest.json").write_text("{")
         case _:
@@ -89,7 +89,7 @@ def test_a_set_that_lost_something_is_no_set(tmp_path: Path, harm: str) -> None:
     assert read_file_set(path) is None
 
 
-def test_changed_content_of_the_same_size_is_found_by_its_hash(tmp_path: Path) -> None:
+def test_changed_content_of_the_same_size_is_detected_by_its_hash(tmp_path: Path) -> None:
     path = tmp_path / "set"
     with filling(path, {}) as folder:
         (folder / "a").write_bytes(b"content")
@@ -100,7 +100,7 @@ def test_changed_content_of_the_same_size_is_found_by_its_hash(tmp_path: Path) -
     assert found.damaged() == ["b"]
 
 
-def test_a_lock_is_free_again_when_its_holder_was_killed(tmp_path: Path) -> None:
+def test_a_lock_is_released_when_its_holder_is_killed(tmp_path: Path) -> None:
     lock = tmp_path / "locks" / "one.lock"
     holder = f"""
 import os, pathlib, signal
@@ -114,7 +114,7 @@ with exclusive(pathlib.Path({str(lock)!r})):
         assert lock.exists()
 
 
-def test_a_cache_that_cannot_be_written_says_how_to_name_another(tmp_path: Path) -> None:
+def test_the_error_for_an_unwritable_cache_says_how_to_name_another_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="ROCKETSHIM_CACHE"), exclusive(tmp_path / "file" / "locks" / "one.lock"):
         pass

@@ -18,14 +18,12 @@ from rocketshim_local import LocalCluster
         (lambda: LocalCluster(users={"worker": "w"}), "admin"),
     ],
 )
-def test_an_argument_that_breaks_its_rule_is_refused_before_anything_happens(
-    make: Callable[[], LocalCluster], rule: str
-) -> None:
+def test_the_constructor_rejects_an_invalid_argument(make: Callable[[], LocalCluster], rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         make()
 
 
-def test_a_cluster_that_was_never_started_says_so_and_can_be_stopped() -> None:
+def test_a_cluster_that_was_never_started_raises_and_can_be_stopped() -> None:
     cluster = LocalCluster()
     for ask in (
         lambda: cluster.bootstrap,

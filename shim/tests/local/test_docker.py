@@ -26,18 +26,18 @@ def an_engine(path: Path, answer: bytes) -> Iterator[str]:
         thread.join()
 
 
-def test_an_engine_that_answers_its_ping_is_no_obstacle(tmp_path: Path) -> None:
+def test_an_engine_that_answers_the_ping_can_be_used(tmp_path: Path) -> None:
     with an_engine(tmp_path / "s", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK") as host:
         assert docker_obstacle({"DOCKER_HOST": host}) is None
 
 
-def test_an_engine_that_refuses_or_babbles_does_not_count(tmp_path: Path) -> None:
+def test_an_engine_with_an_error_status_or_an_invalid_answer_cannot_be_used(tmp_path: Path) -> None:
     for number, answer in enumerate((b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", b"\0\1\2", b"")):
         with an_engine(tmp_path / f"s{number}", answer) as host:
             assert docker_obstacle({"DOCKER_HOST": host}) == "no Docker engine answers"
 
 
-def test_no_socket_means_no_engine(tmp_path: Path) -> None:
+def test_without_a_socket_there_is_no_engine(tmp_path: Path) -> None:
     assert docker_obstacle({"DOCKER_HOST": f"unix://{tmp_path}/absent"}) == "no Docker engine answers"
     assert docker_obstacle({"DOCKER_HOST": "tcp://127.0.0.1:1"}) == "no Docker engine answers"
     assert docker_obstacle({"DOCKER_HOST": "tcp://127.0.0.1:port"}) == "no Docker engine answers"
@@ -47,7 +47,7 @@ def test_docker_can_be_turned_off() -> None:
     assert docker_obstacle({"ROCKETSHIM_DOCKER": "off"}) == "ROCKETSHIM_DOCKER turns Docker off"
 
 
-def test_properties_become_the_names_that_the_image_reads() -> None:
+def test_properties_become_the_environment_variables_of_the_image() -> None:
     assert image_environment({"log.retention.ms": "1", "a_b.c-d": "2"}) == {
         "KAFKA_LOG_RETENTION_MS": "1",
         "KAFKA_A__B_C___D": "2",

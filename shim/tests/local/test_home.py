@@ -20,7 +20,7 @@ def fill(home: ClusterHome) -> None:
         (folder / "file").write_text("x")
 
 
-def test_a_callers_folder_keeps_data_and_identity(tmp_path: Path) -> None:
+def test_a_named_folder_keeps_its_data_and_cluster_id(tmp_path: Path) -> None:
     home = ClusterHome(tmp_path / "mine", 1)
     fill(home)
     home.leave()
@@ -31,7 +31,7 @@ def test_a_callers_folder_keeps_data_and_identity(tmp_path: Path) -> None:
     again.leave()
 
 
-def test_a_folder_of_the_cache_loses_its_data_and_keeps_its_logs() -> None:
+def test_leaving_a_folder_in_the_cache_removes_data_and_keeps_logs() -> None:
     home = ClusterHome(None, 1)
     fill(home)
     home.leave()
@@ -39,7 +39,7 @@ def test_a_folder_of_the_cache_loses_its_data_and_keeps_its_logs() -> None:
     assert (home.node(1) / "log" / "file").exists()
 
 
-def test_a_folder_in_use_is_refused_and_stays_in_use(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_rejected_and_stays_locked(tmp_path: Path) -> None:
     first = ClusterHome(tmp_path / "mine", 1)
     for _ in range(2):
         with pytest.raises(LocalBrokerError, match="in use by another local cluster"):
@@ -48,33 +48,33 @@ def test_a_folder_in_use_is_refused_and_stays_in_use(tmp_path: Path) -> None:
     ClusterHome(tmp_path / "mine", 1).leave()
 
 
-def test_a_folder_of_another_size_is_refused_and_left_free(tmp_path: Path) -> None:
+def test_a_folder_of_another_cluster_size_is_rejected_and_left_unlocked(tmp_path: Path) -> None:
     ClusterHome(tmp_path / "mine", 3).leave()
-    with pytest.raises(LocalBrokerError, match="holds a cluster of 3 brokers, not 1"):
+    with pytest.raises(LocalBrokerError, match="belongs to a cluster of 3 brokers, not 1"):
         ClusterHome(tmp_path / "mine", 1)
     ClusterHome(tmp_path / "mine", 3).leave()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"brokers": "many", "cluster_id": "x"}'])
-def test_a_folder_whose_description_is_unreadable_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_folder_with_an_unreadable_description_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "cluster.json").write_text(text)
     with pytest.raises(LocalBrokerError, match=r"cluster\.json does not describe a cluster"):
         ClusterHome(tmp_path / "mine", 1)
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LocalBrokerError, match="file/mine cannot be used"):
+    with pytest.raises(LocalBrokerError, match=r"cannot use the folder .*file/mine"):
         ClusterHome(tmp_path / "file" / "mine", 1)
 
 
-def test_what_a_crashed_process_left_is_removed_and_what_lives_is_not() -> None:
+def test_data_of_a_crashed_cluster_are_removed_and_data_of_a_running_one_are_not() -> None:
     living = ClusterHome(None, 1)
     fill(living)
     if (crashed_pid := os.fork()) == 0:
         fill(ClusterHome(None, 1))
-        os._exit(0)  # without leaving, as a crash does
+        os._exit(0)  # without leave(), like a crash
     os.waitpid(crashed_pid, 0)
     homes = [path for path in living.path.parent.iterdir() if path != living.path]
     assert len(homes) == 1

@@ -1,4 +1,4 @@
-"""Fetching from a Maven repository that runs in this process: three artifacts, one of which needs another."""
+"""Download jars from a Maven repository that runs in this process: an artifact with its dependencies."""
 
 import hashlib
 import subprocess
@@ -19,12 +19,12 @@ APP = "org.example:app:1.0"
 
 
 class Repository:
-    """A Maven repository over HTTP: path to content, and which paths were asked for."""
+    """A Maven repository over HTTP: path to content, and the paths that were requested."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.asked: list[str] = []
-        self.dropped: list[str] = []  # paths whose next request gets no answer
+        self.dropped: list[str] = []  # the next request for such a path gets no answer
         repository = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -82,7 +82,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repo
     served.server.server_close()
 
 
-def test_what_is_needed_at_run_time_is_fetched_and_nothing_else(repository: Repository, tmp_path: Path) -> None:
+def test_only_the_run_time_dependencies_are_downloaded(repository: Repository, tmp_path: Path) -> None:
     lines: list[str] = []
     jars = fetch_jars([APP], report=lines.append)
     assert list(jars.files) == ["app-1.0.jar", "engine-4.0.jar", "library-2.0.jar"]
@@ -93,7 +93,7 @@ def test_what_is_needed_at_run_time_is_fetched_and_nothing_else(repository: Repo
     assert not (tmp_path / "home").exists(), "neither ~/.m2 nor ~/.cache may be touched"
 
 
-def test_the_second_time_nothing_is_asked_and_nothing_said(repository: Repository) -> None:
+def test_a_cached_set_needs_no_request_and_reports_nothing(repository: Repository) -> None:
     first = fetch_jars([APP])
     repository.asked.clear()
     lines: list[str] = []
@@ -102,7 +102,7 @@ def test_the_second_time_nothing_is_asked_and_nothing_said(repository: Repositor
     assert lines == []
 
 
-def test_a_set_that_lost_a_jar_is_fetched_again(repository: Repository) -> None:
+def test_a_set_with_a_missing_jar_is_downloaded_again(repository: Repository) -> None:
     jars = fetch_jars([APP])
     (jars.path / "engine-4.0.jar").unlink()
     assert cached_jars([APP]) is None
@@ -110,22 +110,22 @@ def test_a_set_that_lost_a_jar_is_fetched_again(repository: Repository) -> None:
     assert repository.asked.count("/org/example/engine/4.0/engine-4.0.jar") == 2
 
 
-def test_a_jar_that_differs_from_its_checksum_is_refused_and_nothing_is_kept(repository: Repository) -> None:
+def test_a_jar_that_differs_from_its_checksum_is_rejected_and_nothing_is_kept(repository: Repository) -> None:
     repository.files["/org/example/engine/4.0/engine-4.0.jar"] = b"something else"
-    with pytest.raises(LocalBrokerError, match=r"engine-4\.0\.jar does not have the SHA-1"):
+    with pytest.raises(LocalBrokerError, match=r"engine-4\.0\.jar has the SHA-1 \w+, but the repository publishes"):
         fetch_jars([APP])
     assert cached_jars([APP]) is None
     assert list((cache_dir() / "jars").iterdir()) == []
 
 
-def test_a_repository_without_checksum_files_will_do(repository: Repository) -> None:
+def test_a_repository_without_checksum_files_is_accepted(repository: Repository) -> None:
     for path in [path for path in repository.files if path.endswith(".sha1")]:
         del repository.files[path]
     assert len(fetch_jars([APP]).files) == 3
 
 
 @pytest.mark.parametrize("lost", ["app/1.0/app-1.0.pom", "engine/4.0/engine-4.0.pom", "engine/4.0/engine-4.0.jar"])
-def test_an_artifact_that_is_not_there_is_named(repository: Repository, lost: str) -> None:
+def test_the_error_names_a_missing_artifact(repository: Repository, lost: str) -> None:
     del repository.files[f"/org/example/{lost}"]
     with pytest.raises(LocalBrokerError, match=lost.split("/", maxsplit=1)[0]):
         fetch_jars([APP])
@@ -133,19 +133,19 @@ def test_an_artifact_that_is_not_there_is_named(repository: Repository, lost: st
 
 
 @pytest.mark.parametrize("path", ["library/2.0/library-2.0.pom", "library/2.0/library-2.0.jar"])
-def test_a_connection_that_is_lost_once_is_tried_again(repository: Repository, path: str) -> None:
+def test_a_request_whose_connection_is_lost_is_tried_again(repository: Repository, path: str) -> None:
     repository.dropped.append(f"/org/example/{path}")
     assert list(fetch_jars([APP]).files) == ["app-1.0.jar", "engine-4.0.jar", "library-2.0.jar"]
     assert repository.asked.count(f"/org/example/{path}") == 2
 
 
-def test_a_description_that_stays_lost_is_an_error_and_not_a_smaller_set(repository: Repository) -> None:
+def test_a_pom_that_cannot_be_downloaded_is_an_error_and_not_a_smaller_set(repository: Repository) -> None:
     repository.dropped += 3 * ["/org/example/library/2.0/library-2.0.pom"]
     with pytest.raises(LocalBrokerError, match="library"):
         fetch_jars([APP])
 
 
-def test_without_a_network_the_error_names_every_way_out(
+def test_without_a_network_the_error_names_every_solution(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = f"http://127.0.0.1:{free_ports(1)[0]}"
@@ -160,7 +160,7 @@ def test_without_a_network_the_error_names_every_way_out(
 FETCH = f"from rocketshim_local import fetch_jars; print(len(fetch_jars([{APP!r}]).files))"
 
 
-def test_two_processes_at_once_fetch_once(repository: Repository) -> None:
+def test_two_simultaneous_processes_download_only_one_time(repository: Repository) -> None:
     processes = [
         subprocess.Popen([sys.executable, "-c", FETCH], stdout=subprocess.PIPE, text=True)  # noqa: S603
         for _ in range(2)
@@ -170,11 +170,11 @@ def test_two_processes_at_once_fetch_once(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("text", ["kafka", "a:b", "a:b:c:d:e", "a:b:1.0;rm", "", "a:b:c@Main"])
-def test_what_is_no_coordinate_is_refused_with_its_text(text: str) -> None:
+def test_an_invalid_coordinate_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="write group:artifact:version"):
         fetch_jars([text])
 
 
-def test_no_coordinates_are_refused() -> None:
+def test_an_empty_list_of_coordinates_is_rejected() -> None:
     with pytest.raises(ConfigError, match="at least one"):
         fetch_jars([])

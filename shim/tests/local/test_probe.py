@@ -10,7 +10,7 @@ def test_free_ports_are_different_unused_and_below_the_range_of_outgoing_connect
     assert all(not accepts_connections(port) for port in ports)
 
 
-def test_a_port_that_is_listened_on_is_neither_free_nor_offered() -> None:
+def test_a_port_with_a_listener_is_neither_free_nor_returned() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -20,10 +20,10 @@ def test_a_port_that_is_listened_on_is_neither_free_nor_offered() -> None:
     assert is_free(port)
 
 
-def test_ports_that_are_to_be_left_out_are() -> None:
+def test_excluded_ports_are_not_returned() -> None:
     most = set(range(20_000, 32_000)) - set(range(25_000, 25_200))
     assert all(25_000 <= port < 25_200 for port in free_ports(5, besides=most))
 
 
-def test_nobody_answers_where_nobody_listens() -> None:
+def test_a_port_without_a_listener_accepts_no_connections() -> None:
     assert known_brokers(f"127.0.0.1:{free_ports(1)[0]}", timeout_s=0.2) == set()

@@ -25,14 +25,14 @@ def rendered(node_id: int = 1, nodes: tuple[NodeAddress, ...] = ONE, **overrides
 
 
 @given(st.uuids())
-def test_a_cluster_id_is_22_characters_and_never_looks_like_an_option(value: uuid.UUID) -> None:
+def test_a_cluster_id_has_22_characters_and_never_looks_like_an_option(value: uuid.UUID) -> None:
     text = cluster_id_from(value)
     assert len(text) == 22
     assert text[0] != "-"
     assert set(text) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
 
 
-def test_the_id_that_would_begin_with_a_hyphen_does_not() -> None:
+def test_a_leading_hyphen_in_a_cluster_id_is_replaced() -> None:
     assert cluster_id_from(uuid.UUID(bytes=b"\xf8" + bytes(15))) == "A" + "A" * 21
 
 
@@ -44,7 +44,7 @@ def test_every_listener_is_on_the_loopback() -> None:
             assert all(address.startswith("127.0.0.1:") for address in addresses)
 
 
-def test_three_nodes_vote_and_keep_three_copies_of_which_two_must_be_in_sync() -> None:
+def test_three_nodes_vote_and_have_three_replicas_of_which_two_must_be_in_sync() -> None:
     properties = rendered(2, THREE)
     assert properties["controller.quorum.voters"] == "1@127.0.0.1:9191,2@127.0.0.1:9192,3@127.0.0.1:9193"
     assert properties["listeners"] == "PLAINTEXT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9192"
@@ -53,29 +53,29 @@ def test_three_nodes_vote_and_keep_three_copies_of_which_two_must_be_in_sync() -
     assert properties["transaction.state.log.min.isr"] == "2"
 
 
-def test_one_node_asks_for_no_copies_it_cannot_have() -> None:
+def test_one_node_has_one_replica() -> None:
     properties = rendered()
     factors = {key: value for key, value in properties.items() if "replication.factor" in key or "min.isr" in key}
     assert set(factors.values()) == {"1"}
 
 
-def test_five_nodes_keep_three_copies() -> None:
+def test_five_nodes_have_three_replicas() -> None:
     nodes = tuple(NodeAddress(i, 9000 + i, 9100 + i) for i in range(1, 6))
     assert rendered(5, nodes)["default.replication.factor"] == "3"
 
 
-def test_the_caller_s_properties_win_over_the_defaults() -> None:
+def test_the_caller_s_properties_take_precedence_over_the_defaults() -> None:
     assert rendered()["auto.create.topics.enable"] == "false"
     assert rendered(auto_create_topics_enable="true")["auto.create.topics.enable"] == "true"
 
 
 @pytest.mark.parametrize("key", sorted(STRUCTURAL))
-def test_what_holds_the_cluster_together_may_not_be_overridden(key: str) -> None:
+def test_structural_properties_cannot_be_overridden(key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         server_properties(1, ONE, data_folder="/data", overrides={key: "x"})
 
 
-def test_users_bring_authentication_and_the_authorizer() -> None:
+def test_users_enable_authentication_and_the_authorizer() -> None:
     properties = server_properties(1, ONE, data_folder="/d", overrides={}, users={"admin": "a-s", "worker": "w-s"})
     login = properties["listener.name.sasl_plaintext.plain.sasl.jaas.config"]
     assert login.endswith('username="admin" password="a-s" user_admin="a-s" user_worker="w-s";')
@@ -84,19 +84,19 @@ def test_users_bring_authentication_and_the_authorizer() -> None:
     assert "authorizer.class.name" not in rendered()
 
 
-def test_users_without_admin_are_refused() -> None:
+def test_users_without_admin_are_rejected() -> None:
     with pytest.raises(ConfigError, match="'admin'"):
         server_properties(1, ONE, data_folder="/d", overrides={}, users={"worker": "w"})
 
 
 @pytest.mark.parametrize("password", ["", 'a"b', "a;b", "a\\b", "a b", "a=b", "ä", "a\nb"])
-def test_a_password_that_would_break_the_login_line_is_refused(password: str) -> None:
+def test_a_password_that_would_break_the_jaas_line_is_rejected(password: str) -> None:
     with pytest.raises(ConfigError, match="ASCII without space"):
         server_properties(1, ONE, data_folder="/d", overrides={}, users={"admin": password})
 
 
 def java_reads(text: str) -> dict[str, str]:
-    """Read a `.properties` text by Java's rules, as far as they concern what is written here."""
+    """Read a `.properties` text by those of Java's rules that matter for our text."""
     found = {}
     for line in text.splitlines():
         key, _, value = line.partition("=")
@@ -116,17 +116,17 @@ def java_reads(text: str) -> dict[str, str]:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"])))
-def test_java_reads_back_what_was_rendered(value: str) -> None:
+def test_java_reads_back_the_rendered_properties(value: str) -> None:
     text = render_properties({"log.dirs": value})
     assert text.isascii()
     assert java_reads(text) == {"log.dirs": value}
 
 
-def test_a_value_with_a_line_break_is_refused() -> None:
+def test_a_value_with_a_line_break_is_rejected() -> None:
     with pytest.raises(ConfigError, match="line break"):
         render_properties({"x": "a\nprocess.roles=broker"})
 
 
-def test_a_formatted_folder_names_its_cluster_and_node() -> None:
+def test_meta_properties_name_the_cluster_and_the_node() -> None:
     meta = meta_properties(3, "A" * 22, uuid.UUID(int=1))
     assert meta == {"version": "1", "cluster.id": "A" * 22, "node.id": "3", "directory.id": "A" * 21 + "Q"}

@@ -1,4 +1,4 @@
-"""Real processes: the guard is about what the kernel does when one ends."""
+"""The watchdog with real processes, because it depends on what the kernel does when a process ends."""
 
 import os
 import select
@@ -16,7 +16,7 @@ DEADLINE_S = 60.0
 
 
 def ends(pid: int) -> bool:
-    """Tell whether a process ends before the deadline."""
+    """Return whether a process ends before the deadline."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -28,7 +28,7 @@ def ends(pid: int) -> bool:
 
 
 def guards_of(command_pid: int) -> list[int]:
-    """Return the guard processes whose command line names this process' starter and command."""
+    """Return the pids of all guard processes."""
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])
@@ -39,10 +39,10 @@ def guards_of(command_pid: int) -> list[int]:
 STARTER = f"""
 import os, subprocess, sys, threading
 pids = []
-def start():  # in a thread that ends at once: only the end of the whole process may matter
+def start():  # in a thread that ends immediately: only the end of the whole process may matter
     command = [sys.executable, "-I", "-S", {str(WATCHDOG)!r}, str(os.getpid()), "/bin/sh", "-c"]
     process = subprocess.Popen([*command, "echo ready; exec sleep 600"], stdout=subprocess.PIPE)
-    process.stdout.readline()  # it has become the command, and so its guard stands
+    process.stdout.readline()  # the watchdog has become the command, so its guard runs
     pids.append(process.pid)
 thread = threading.Thread(target=start)
 thread.start()
@@ -52,7 +52,7 @@ sys.stdin.read()
 """
 
 
-def test_the_command_keeps_the_pid_its_starter_knows_and_its_signals_work() -> None:
+def test_the_command_has_the_pid_that_its_starter_knows_and_receives_signals() -> None:
     command = [sys.executable, "-I", "-S", str(WATCHDOG), str(os.getpid()), "/bin/sh", "-c", "echo $$; exec sleep 600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         assert process.stdout is not None
@@ -61,13 +61,13 @@ def test_the_command_keeps_the_pid_its_starter_knows_and_its_signals_work() -> N
         assert process.wait(DEADLINE_S) == -signal.SIGTERM
 
 
-def test_the_output_of_a_command_ends_with_it_although_the_guard_lives_on_for_a_moment() -> None:
+def test_the_output_of_a_command_ends_when_the_command_ends_although_the_guard_still_runs() -> None:
     command = [sys.executable, "-I", "-S", str(WATCHDOG), str(os.getpid()), "/bin/echo", "hello"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)  # noqa: S603
     assert run.stdout == "hello\n"
 
 
-def test_a_starter_that_is_killed_takes_the_command_with_it_and_the_guard_goes_too() -> None:
+def test_when_the_starter_is_killed_the_command_and_the_guard_end() -> None:
     with subprocess.Popen(  # noqa: S603
         [sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as starter:
@@ -81,7 +81,7 @@ def test_a_starter_that_is_killed_takes_the_command_with_it_and_the_guard_goes_t
         assert ends(guards[0])
 
 
-def test_a_frozen_command_is_ended_too() -> None:
+def test_a_stopped_command_is_killed_too() -> None:
     with subprocess.Popen(  # noqa: S603
         [sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as starter:
@@ -92,11 +92,11 @@ def test_a_frozen_command_is_ended_too() -> None:
         assert ends(pid)
 
 
-def test_a_command_whose_starter_has_ended_before_is_not_started() -> None:
+def test_the_command_is_not_started_if_its_starter_has_already_ended() -> None:
     command = [sys.executable, "-I", "-S", str(WATCHDOG), "1", "/bin/echo", "hello"]
     if os.getpid() == 1:
         command[4] = "2"
     run = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)  # noqa: S603
     assert run.returncode != 0
     assert run.stdout == ""
-    assert "starter has ended" in run.stderr
+    assert "has already ended; the command was not run" in run.stderr
