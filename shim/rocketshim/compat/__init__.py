@@ -1,1 +1,1 @@
-"""The shapes of other clients over ours: `rocketshim.compat.rocketmq`."""
+"""The APIs of other clients on top of rocketshim: `rocketshim.compat.rocketmq`."""

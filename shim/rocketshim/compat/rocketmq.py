@@ -1,14 +1,17 @@
-"""The shape of `rocketmq-client-python` 2.0 over Kafka: its programs change one import.
+"""The API of `rocketmq-client-python` 2.0 on Kafka, so that a program for that client only changes one import.
 
-`from rocketmq.client import …` becomes `from rocketshim.compat.rocketmq import …`, and the name server's address
-becomes Kafka's bootstrap servers. A thin layer: `Producer` is a `rocketshim.Producer`, `PushConsumer` a
-`rocketshim.PushConsumer`, and what they promise is said there. What RocketMQ's client does and this cannot raises
-`NotSupportedError` where it is asked for, with what to do instead.
+`from rocketmq.client import …` becomes `from rocketshim.compat.rocketmq import …`, and the address of the name server
+becomes Kafka's bootstrap servers. This is a thin layer: `Producer` uses a `rocketshim.Producer` and `PushConsumer` a
+`rocketshim.PushConsumer`; their guarantees are documented there. A call that needs a feature which Kafka cannot provide
+raises `NotSupportedError`, and the error says what to do instead.
 
-As there, a callback gets one message at a time, and anything but a `ConsumeStatus` (None too) or an exception means:
-again later. As there, a `ConsumeStatus` is a number, and what equals one counts as it: `return False` and `return 0`
-are `CONSUME_SUCCESS`, `return True` and `return 1` are `RECONSUME_LATER`. As there, `tags`, `keys`, `body` and
-properties of a received message are bytes.
+The following is as in `rocketmq-client-python`:
+
+* A callback gets one message at a time.
+* A callback that raises, or returns anything but a `ConsumeStatus` (also None), causes a retry.
+* A `ConsumeStatus` is a number, and equal values count as one: `return False` and `return 0` are `CONSUME_SUCCESS`,
+  `return True` and `return 1` are `RECONSUME_LATER`.
+* `tags`, `keys`, `body` and the properties of a received message are bytes.
 
 Source: https://github.com/apache/rocketmq-client-python, `rocketmq/client.py` of 2.0.
 """
@@ -45,13 +48,13 @@ __all__ = [
 ]
 
 RocketMQException = RocketshimError
-"""What `except RocketMQException` catches here: every error of ours."""
+"""The name under which a program catches every error of rocketshim."""
 
 _DEFAULT_TIMEOUT_MS: Final = 3_000
 
 
 class SendStatus(IntEnum):
-    """How a send ended; here always `OK`, everything else is an exception."""
+    """The outcome of a send. It is always `OK`; every other outcome is an exception."""
 
     OK = 0
     FLUSH_DISK_TIMEOUT = 1
@@ -60,21 +63,21 @@ class SendStatus(IntEnum):
 
 
 class ConsumeStatus(IntEnum):
-    """What a callback returns."""
+    """The result of a callback."""
 
     CONSUME_SUCCESS = 0
     RECONSUME_LATER = 1
 
 
 class MessageModel(IntEnum):
-    """Who gets a message: every consumer, or one of the group."""
+    """Whether every consumer of a group gets a message, or only one."""
 
     BROADCASTING = 0
     CLUSTERING = 1
 
 
 class TransactionStatus(IntEnum):
-    """How a local transaction ended; only for programs that name it, see `TransactionMQProducer`."""
+    """The outcome of a local transaction. It only exists for programs that import it, see `TransactionMQProducer`."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -82,12 +85,12 @@ class TransactionStatus(IntEnum):
 
 
 class SendResult(NamedTuple):
-    """A message that is stored.
+    """The result of sending a message that is now stored.
 
     Attributes:
         status: `SendStatus.OK`.
-        msg_id: the id that is the same on every hop.
-        offset: in the partition it was written to; of a delayed message, in the schedule topic.
+        msg_id: id of the message, the same on every hop.
+        offset: offset of the record in its partition; for a delayed message in the schedule topic.
     """
 
     status: SendStatus
@@ -111,27 +114,27 @@ class Message:
         self._properties: dict[str, bytes] = {}
 
     def set_keys(self, keys: str | bytes) -> None:
-        """Business keys, separated by spaces."""
+        """Set the business keys, separated by spaces."""
         self._keys = _text(keys)
 
     def set_tags(self, tags: str | bytes) -> None:
-        """The message's one tag."""
+        """Set the tag; a message has at most one."""
         self._tags = _text(tags)
 
     def set_body(self, body: str | bytes) -> None:
-        """The body; text is sent as UTF-8."""
+        """Set the body; text is sent as UTF-8."""
         self._body = _bytes(body)
 
     def set_property(self, key: str | bytes, value: str | bytes) -> None:
-        """A user property; one that is there is replaced."""
+        """Set a user property; an existing value is replaced."""
         self._properties[_text(key)] = _bytes(value)
 
     def set_delay_time_level(self, delay_time_level: int) -> None:
-        """Deliver after the delay of this level; 0: at once."""
+        """Set the delay level; 0: no delay."""
         self._level = delay_time_level
 
     def to_shim(self) -> rocketshim.Message:
-        """The message as ours.
+        """Return the message as a `rocketshim.Message`.
 
         Raises:
             MessageError: it breaks a rule of `rocketshim.Message`.
@@ -150,7 +153,7 @@ class ReceivedMessage:
     """A received message, read-only.
 
     Args:
-        view: the message as ours.
+        view: the message as rocketshim has it.
     """
 
     def __init__(self, view: MessageView) -> None:
@@ -183,12 +186,12 @@ class ReceivedMessage:
 
     @property
     def delay_time_level(self) -> int:
-        """0: what was delivered is not scheduled any more (RocketMQ leaves the level it was sent with)."""
+        """0, because a delivered message is no longer scheduled (RocketMQ keeps the level of the send)."""
         return self._view.delay_level
 
     @property
     def queue_id(self) -> int:
-        """Partition of this very record."""
+        """Partition of this record."""
         return self._view.queue_id
 
     @property
@@ -198,38 +201,38 @@ class ReceivedMessage:
 
     @property
     def store_size(self) -> int:
-        """Bytes of key, value and headers."""
+        """Size of key, value and headers in bytes."""
         record = self._view.record
         headers = sum(len(_bytes(name)) + len(value or b"") for name, value in read_headers(record) or ())
         return len(record.key() or b"") + len(record.value() or b"") + headers
 
     @property
     def born_timestamp(self) -> int:
-        """Epoch ms of the first send."""
+        """Time of the first send, epoch ms."""
         return self._view.born_timestamp_ms
 
     @property
     def store_timestamp(self) -> int:
-        """Timestamp of this very record, epoch ms."""
+        """Timestamp of this record, epoch ms."""
         return self._view.store_timestamp_ms
 
     @property
     def queue_offset(self) -> int:
-        """Offset of this very record."""
+        """Offset of this record."""
         return self._view.queue_offset
 
     @property
     def commit_log_offset(self) -> int:
-        """The same as `queue_offset`: Kafka has no log besides its partitions."""
+        """The same as `queue_offset`, because Kafka has no log other than its partitions."""
         return self._view.queue_offset
 
     @property
     def prepared_transaction_offset(self) -> int:
-        """0: there are no half messages."""
+        """0, because Kafka has no half messages."""
         return 0
 
     def get_property(self, prop: str | bytes | Enum) -> bytes:
-        """A user property, or one of RocketMQ's own that the record carries; `b""` if it is not there."""
+        """Return a user property, or a RocketMQ property that the record has; `b""` if it does not exist."""
         name = _text(prop.value if isinstance(prop, Enum) else prop)
         of_ours = {
             "TAGS": lambda: self.tags,
@@ -260,10 +263,11 @@ class ReceivedMessage:
 
 
 class _Settings:
-    """What producer and consumer are told before they start.
+    """The settings of a producer or consumer, changed before it starts.
 
     Args:
-        clients: where Kafka clients come from; None: confluent_kafka.
+        group_id: group name.
+        clients: factory of Kafka clients; None: confluent_kafka.
     """
 
     def __init__(self, group_id: str | bytes, clients: Clients | None) -> None:
@@ -272,32 +276,32 @@ class _Settings:
         self._values: dict[str, Any] = {"bootstrap": "", "client": {}}
 
     def set_group(self, group_id: str | bytes) -> None:
-        """The group; a producer's has no meaning on Kafka."""
+        """Set the group; for a producer it has no meaning on Kafka."""
         self._group = _text(group_id)
 
     def set_instance_name(self, name: str | bytes) -> None:
-        """Kafka's `client.id`."""
+        """Set Kafka's `client.id`."""
         self._values["client"]["client.id"] = _text(name)
 
     def set_name_server_address(self, addr: str | bytes) -> None:
-        """Kafka's bootstrap servers: `host:port`, separated by commas (or, as there, semicolons)."""
+        """Set Kafka's bootstrap servers: `host:port`, separated by commas (or semicolons, as in the other client)."""
         self._values["bootstrap"] = _text(addr).replace(";", ",")
 
     def set_name_server_domain(self, domain: str | bytes) -> None:
-        """Refused: there is nobody to ask for brokers by HTTP.
+        """Raise `NotSupportedError`: Kafka has no HTTP service that returns the addresses of brokers.
 
         Raises:
             NotSupportedError: always.
         """
         raise NotSupportedError(
-            f"{_text(domain)!r}: Kafka's brokers are not found by a domain: give set_name_server_address() the "
-            "bootstrap servers"
+            f"cannot find Kafka's brokers by the domain {_text(domain)!r}: pass the bootstrap servers to "
+            "set_name_server_address()"
         )
 
     def set_session_credentials(
         self, access_key: str | bytes, access_secret: str | bytes, channel: str | bytes = ""
     ) -> None:
-        """User name and password: SASL PLAIN over TLS, unless `set_kafka_settings` says otherwise.
+        """Set user name and password, for SASL PLAIN over TLS unless `set_kafka_settings` sets something else.
 
         Args:
             access_key: user name.
@@ -314,39 +318,42 @@ class _Settings:
         }
 
     def set_message_trace(self, message_trace: bool) -> None:
-        """No effect: `rocketshim trace ID` reads a message's life from the topics themselves."""
+        """Do nothing: `rocketshim trace ID` reads the history of a message from the topics."""
 
     def set_kafka_settings(self, settings: dict[str, Any]) -> None:
-        """Ours: further librdkafka settings (TLS, another SASL mechanism, …)."""
+        """Set additional librdkafka settings (TLS, another SASL mechanism, …). Only rocketshim has this method."""
         self._values["client"].update(settings)
 
     def set_namespace(self, namespace: str) -> None:
-        """Ours: prefix of every shim topic; `""` for none."""
+        """Set the prefix of all topics of rocketshim; `""`: none. Only rocketshim has this method."""
         self._values["namespace"] = namespace
 
     def set_delay_levels(self, levels: str) -> None:
-        """Ours: the level table as RocketMQ writes it; the same for all of a namespace."""
+        """Set the delay level table, in RocketMQ's notation. Only rocketshim has this method.
+
+        All programs that use a namespace must have the same table.
+        """
         self._values["delay_levels"] = levels
 
 
 class Producer(_Settings):
-    """Sends messages.
+    """A client that sends messages.
 
     Args:
         group_id: has no meaning on Kafka.
-        orderly: has no meaning here: `send_orderly_with_sharding_key` does not need it.
+        orderly: has no effect: `send_orderly_with_sharding_key` does not need it.
         timeout: how long a send waits for its delivery report, in ms. Default 3 s.
-        compress_level: of gzip; None: no compression.
-        max_message_size: largest message, in bytes. Default 4 MiB.
-        clients: where Kafka clients come from; None: confluent_kafka.
+        compress_level: level of gzip; None: no compression.
+        max_message_size: size of the largest message, in bytes. Default 4 MiB.
+        clients: factory of Kafka clients; None: confluent_kafka.
 
-    Thread-safety: sending, from any thread; settings and life belong to one.
+    Thread-safety: any thread may send; settings, `start` and `shutdown` belong to one thread.
     """
 
     def __init__(
         self,
         group_id: str | bytes,
-        orderly: bool = False,  # noqa: FBT002 - as there
+        orderly: bool = False,  # noqa: FBT002 - signature of the other client
         timeout: int | None = None,
         compress_level: int | None = None,
         max_message_size: int | None = None,
@@ -365,35 +372,35 @@ class Producer(_Settings):
             self.set_max_message_size(max_message_size)
 
     def set_timeout(self, timeout: int) -> None:
-        """How long a send waits for its delivery report, in ms."""
+        """Set how long a send waits for its delivery report, in ms."""
         self._timeout_s = timeout / 1_000
 
     def set_compress_level(self, level: int) -> None:
-        """Compress with gzip at this level, 0 to 9; 0: not at all."""
+        """Compress with gzip at this level, 0 to 9; 0: no compression."""
         self._values["client"] |= {"compression.type": "gzip", "compression.level": level} if level else {}
 
     def set_max_message_size(self, max_size: int) -> None:
-        """Largest message, in bytes; room for the headers of later hops is kept inside it."""
+        """Set the size of the largest message in bytes, including the room for the headers of later hops."""
         self._values["max_message_bytes"] = max_size
 
     def start(self) -> None:
-        """Open the producer. Safe twice.
+        """Start the producer. It may be called twice.
 
         Raises:
-            ConfigError: a setting is wrong, or no address was given.
+            ConfigError: a setting is invalid, or no address was set.
         """
         if self._producer is None:
             settings = shim.ProducerSettings.make(**self._values)
             self._producer = rocketshim.Producer(settings=settings, clients=self._clients)
 
     def shutdown(self) -> None:
-        """Wait for what was sent, then end. Safe twice."""
+        """Wait for the delivery reports of sent messages, then close the producer. It may be called twice."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
 
     def send_sync(self, msg: Message) -> SendResult:
-        """Send and wait until it is stored.
+        """Send a message and wait until it is stored.
 
         Raises:
             As `rocketshim.Producer.send`.
@@ -401,7 +408,7 @@ class Producer(_Settings):
         return _result(self._running().send(msg.to_shim(), timeout_s=self._timeout_s))
 
     def send_oneway(self, msg: Message) -> None:
-        """Send and forget.
+        """Send a message without waiting for its result.
 
         Raises:
             As `rocketshim.Producer.send_oneway`.
@@ -409,7 +416,7 @@ class Producer(_Settings):
         self._running().send_oneway(msg.to_shim())
 
     def send_orderly_with_sharding_key(self, msg: Message, sharding_key: str | bytes) -> SendResult:
-        """Send so that messages of one sharding key share a queue.
+        """Send to the queue that all messages with this sharding key share.
 
         Raises:
             As `rocketshim.Producer.send`.
@@ -433,7 +440,7 @@ class Producer(_Settings):
 
 
 class TransactionMQProducer(Producer):
-    """Refused: half messages with check-back are the broker's, and Kafka's has none.
+    """A class that always raises: half messages need support by the broker, and Kafka's broker has none.
 
     Raises:
         NotSupportedError: always.
@@ -442,9 +449,9 @@ class TransactionMQProducer(Producer):
     def __init__(self, group_id: str | bytes, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
         raise NotSupportedError(
-            f"TransactionMQProducer({_text(group_id)!r}): Kafka has no half messages whose sender is asked again. To "
-            "store a message if and only if a database transaction commits, write it to an outbox table in that "
-            "transaction and send from there; to send several messages all or none, use the transactions of "
+            f"TransactionMQProducer({_text(group_id)!r}): Kafka has no half messages with check-back. To store a "
+            "message if and only if a database transaction commits, write it to an outbox table in that transaction "
+            "and send from there. To send either all or none of several messages, use the transactions of "
             "rocketshim.dropin.Producer"
         )
 
@@ -453,22 +460,22 @@ Callback = Callable[[ReceivedMessage], Any]
 
 
 class PushConsumer(_Settings):
-    """Calls a function for each message.
+    """A consumer that calls a function for each message.
 
     Args:
         group_id: the consumer group.
-        orderly: messages of one queue one after the other, under the queue's lock; RECONSUME_LATER holds the queue up
-            for a moment and gives the message again.
+        orderly: whether the messages of one queue are processed one after the other, under the lock of the queue.
+            RECONSUME_LATER then suspends the queue for a moment and delivers the message again.
         message_model: `MessageModel.CLUSTERING` or `BROADCASTING`.
-        clients: where Kafka clients come from; None: confluent_kafka.
+        clients: factory of Kafka clients; None: confluent_kafka.
 
-    Thread-safety: set-up and life belong to one thread; callbacks run in several.
+    Thread-safety: settings, `start` and `shutdown` belong to one thread; callbacks run in several threads.
     """
 
     def __init__(
         self,
         group_id: str | bytes,
-        orderly: bool = False,  # noqa: FBT002 - as there
+        orderly: bool = False,  # noqa: FBT002 - signature of the other client
         message_model: MessageModel = MessageModel.CLUSTERING,
         *,
         clients: Clients | None = None,
@@ -481,45 +488,49 @@ class PushConsumer(_Settings):
         self.set_message_model(message_model)
 
     def set_message_model(self, model: MessageModel) -> None:
-        """Who gets a message; with `BROADCASTING` every consumer of the group, and failed ones are dropped."""
+        """Set who gets a message; with `BROADCASTING` every consumer gets it, and failed messages are dropped."""
         self._values["message_model"] = ShimModel[MessageModel(model).name]
 
     def set_instance_name(self, name: str | bytes) -> None:
-        """Kafka's `client.id`; with `BROADCASTING` also whose positions `~/.rocketshim_offsets` keeps: `host@name`.
+        """Set Kafka's `client.id`; with `BROADCASTING` also the name `host@name` in `~/.rocketshim_offsets`.
 
-        Two broadcasting consumers of a group on one machine each need a name of their own.
+        That file stores the offsets of broadcasting consumers. Two of them in one group on one machine need different
+        names.
         """
         super().set_instance_name(name)
         self._instance = _text(name)
 
     def set_thread_count(self, thread_count: int) -> None:
-        """Threads that callbacks run in, 1 to 1,000. Default 20."""
+        """Set the number of threads that run callbacks, 1 to 1,000. Default 20."""
         self._values["consume_thread_min"] = thread_count
 
     def set_message_batch_max_size(self, max_size: int) -> None:
-        """No effect: a callback gets one message at a time, as there; a failure does not drag a batch along."""
+        """Do nothing: a callback gets one message at a time, so a failure concerns only one message."""
 
     def set_consume_from_where(self, where: rocketshim.ConsumeFromWhere) -> None:
-        """Ours: where a group begins on a topic it has never consumed. Default: at its end, as there."""
+        """Set where a group starts on a topic that it has never consumed. Only rocketshim has this method.
+
+        The default is the end of the topic, as in the other client.
+        """
         self._values["consume_from_where"] = where
 
     def subscribe(self, topic: str | bytes, callback: Callback, expression: str | bytes = "*") -> None:
-        """Call a function for each message of a topic; one that is there is replaced.
+        """Register the function that is called for each message of a topic; an earlier one is replaced.
 
         Args:
             topic: logical topic.
-            callback: gets a `ReceivedMessage`, returns a `ConsumeStatus`.
-            expression: tags, `"A || B"`; `"*"`: all.
+            callback: is called with a `ReceivedMessage` and returns a `ConsumeStatus`.
+            expression: tags, `"A || B"`; `"*"`: all messages.
 
         Raises:
             ConfigError: the consumer has started.
         """
         if self._consumer is not None:
-            raise ConfigError(f"subscribe({_text(topic)!r}) comes after start(): subscribe before")
+            raise ConfigError(f"cannot subscribe to {_text(topic)!r} after start(): subscribe before")
         self._callbacks[_text(topic)] = (callback, _text(expression))
 
     def start(self) -> None:
-        """Join the group and consume. Safe twice.
+        """Join the group and start to consume. It may be called twice.
 
         Raises:
             As `rocketshim.PushConsumer.start`, and its `register_message_listener`.
@@ -538,7 +549,7 @@ class PushConsumer(_Settings):
         self._consumer = consumer
 
     def shutdown(self) -> None:
-        """Finish what is in work, commit, leave the group. Safe twice; then it may start again."""
+        """Finish the running callbacks, commit and leave the group. It may be called twice, and followed by `start`."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.stop()

@@ -1,1 +1,1 @@
-"""Shell of sending: the producer and queue selectors."""
+"""The producer and its queue selectors."""

@@ -1,12 +1,12 @@
-"""Sending: `Producer` turns a `Message` into a record of its topic, or of the schedule topic when it asks for a delay.
+"""Send messages. `Producer` writes a `Message` to its topic, or to the schedule topic if the message has a delay.
 
-Threads: `produce` of the Kafka client is called in the sender's thread; one thread of ours polls the client, and in it
-delivery reports resolve futures. Nothing of a message is shared between the two but its future.
+Threads: the sender's thread calls `produce` of the Kafka client. One thread of the producer polls the client; delivery
+reports resolve futures in that thread. The two threads share only the future of a message.
 
-What is promised: a `SendResult` means that the record is stored with `acks=all`. A record that is reported as stored
-but without an offset may be lost (`kafka.reports`): the poll thread sends it again, with the same id, until an offset
-comes or `delivery_timeout_ms` is over. `SendTimeoutError` means that nobody
-knows yet; the same `Message` sent again is another message with another id.
+Guarantees: a `SendResult` means that the record is stored with `acks=all`. A record that is reported as stored without
+an offset may be lost (`kafka.reports`): the poll thread sends it again with the same id, until a report has an offset
+or `delivery_timeout_ms` has passed. `SendTimeoutError` means that the outcome is unknown. If you send the same
+`Message` again, it is another message with another id.
 """
 
 import itertools
@@ -58,21 +58,22 @@ _UNKNOWN_TOPIC_MS: Final = 2_000  # librdkafka waits 30 s for a topic to appear;
 
 
 class SendStatus(Enum):
-    """How a send ended. Kafka knows one way to end well; the rest are errors."""
+    """The outcome of a successful send. Kafka has only one; every other outcome is an exception."""
 
     SEND_OK = "SEND_OK"
 
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """A message that is stored.
+    """The result of sending a message that is now stored.
 
     Attributes:
         status: `SendStatus.SEND_OK`.
-        msg_id: the id that is the same on every hop (`UNIQ_KEY`).
-        offset_msg_id: where the first record lies: `topic/partition/offset`; in the schedule topic for a delayed one.
-        message_queue: the queue it was written to.
-        queue_offset: its offset there.
+        msg_id: id of the message, the same on every hop (`UNIQ_KEY`).
+        offset_msg_id: coordinates of the first record: `topic/partition/offset`. For a delayed message the topic is the
+            schedule topic.
+        message_queue: the queue to which the record was written.
+        queue_offset: offset of the record in that queue.
 
     Source: `SendResult` of RocketMQ.
     """
@@ -101,19 +102,21 @@ class _Sending:
 
 
 class Producer:
-    """Sends messages, at once or with a delay.
+    """A client that sends messages, immediately or with a delay.
 
     Args:
-        bootstrap: `host:port` of at least one broker; None when `settings` says it.
-        settings: all settings in one object, in place of the other arguments.
-        clients: where the Kafka client comes from; None: confluent_kafka.
-        clock: for the time a message was born; None: this machine's.
+        bootstrap: `host:port` of at least one broker; None if `settings` has it.
+        settings: all settings in one object, instead of `bootstrap` and `values`.
+        clients: factory of the Kafka client; None: confluent_kafka.
+        clock: clock for the time of sending; None: the clock of this machine.
         values: any other field of `ProducerSettings`, by name; `ProducerOptions` lists them.
 
     Raises:
-        ConfigError: a setting that does not exist or is out of range. Nothing is opened before the first send.
+        ConfigError: a setting does not exist or is out of range. The constructor opens no connection; the first send
+            does.
 
-    Thread-safety: all methods, from any thread of the process that made the object; a forked child makes its own.
+    Thread-safety: all methods, from any thread of the process that created the object. A forked child must create its
+    own producer.
 
     Source: `DefaultMQProducer` of RocketMQ.
     """
@@ -159,20 +162,20 @@ class Producer:
         arg: Any = None,
         timeout_s: float = 3.0,
     ) -> SendResult:
-        """Send and wait until the message is stored.
+        """Send a message and wait until it is stored.
 
         Args:
-            message: what to send; it is not changed.
+            message: the message; it is not changed.
             selector: chooses the partition: a function of (queues, message, arg), or an object with such a method
-                `select`. None: by key (murmur2), keyless any.
-            arg: handed to the selector.
+                `select`. None: by key (murmur2), or any partition if there is no key.
+            arg: passed to the selector.
             timeout_s: how long to wait for the delivery report, in seconds.
 
         Raises:
-            MessageError: the message breaks a rule, or `selector` cannot be called; nothing was sent.
-            TopicMissingError, NotAuthorizedError: the topic cannot be written; nothing is stored.
-            SendTimeoutError: no report in time; the message may or may not be stored.
-            SendError: it is not stored.
+            MessageError: the message is invalid, or `selector` cannot be called; nothing was sent.
+            TopicMissingError, NotAuthorizedError: the topic cannot be written to; nothing is stored.
+            SendTimeoutError: no delivery report arrived in time; the message may or may not be stored.
+            SendError: the message is not stored.
             ClosedError: the producer is closed; nothing was sent.
         """
         deadline = time.monotonic() + timeout_s
@@ -188,18 +191,18 @@ class Producer:
     def send_async(
         self, message: Message, *, selector: MessageQueueSelector | SelectFunction | None = None, arg: Any = None
     ) -> "Future[SendResult]":
-        """Send and return at once; the future holds the result or the error that `send` would raise.
+        """Send a message without waiting; return a future with the result or with the error that `send` would raise.
 
-        Callbacks added to the future run in the producer's own thread and must not block.
+        Callbacks of the future run in the producer's own thread and must not block.
 
         Raises:
             MessageError, TopicMissingError, ClosedError: as `send`; nothing was sent.
-            BufferError: too many messages wait to be sent, for 3 s; nothing was sent.
+            BufferError: the queue of unsent messages was full for 3 s; nothing was sent.
         """
         return self._send(message, selector, arg, time.monotonic() + 3.0)
 
     def send_oneway(self, message: Message) -> None:
-        """Send and forget: no result, no error but those that are known before anything is sent.
+        """Send a message without a result. Only errors that are known before the send are raised.
 
         Raises:
             MessageError, TopicMissingError, ClosedError, BufferError: as `send_async`.
@@ -207,15 +210,15 @@ class Producer:
         self._send(message, None, None, time.monotonic() + 3.0)
 
     def send_orderly(self, message: Message, sharding_key: str | int, *, timeout_s: float = 3.0) -> SendResult:
-        """Send so that messages of one sharding key share a queue; as `send` with `SelectMessageQueueByHash`."""
+        """Send to the queue that all messages with this sharding key share: `send` with `SelectMessageQueueByHash`."""
         return self.send(message, selector=SelectMessageQueueByHash(), arg=sharding_key, timeout_s=timeout_s)
 
     def send_batch(self, messages: Iterable[Message], *, timeout_s: float = 10.0) -> list[SendResult]:
-        """Send many and wait until all are stored.
+        """Send several messages and wait until all are stored.
 
         Raises:
-            As `send`, for the first message that failed, after every report is in or the time is over. The others may
-            be stored.
+            As `send`, for the first message in order that failed or has no delivery report in time. The other messages
+            may be stored.
         """
         deadline = time.monotonic() + timeout_s
         futures = [self._send(message, None, None, deadline) for message in messages]
@@ -224,22 +227,22 @@ class Producer:
         except FutureTimeoutError as error:
             waiting = sum(not future.done() for future in futures)
             raise SendTimeoutError(
-                f"{waiting} of {len(futures)} messages have no delivery report within {timeout_s} s"
+                f"no delivery report for {waiting} of {len(futures)} messages within {timeout_s} s"
                 f"{self._complaints.text(since_s=deadline - timeout_s)}; they may or may not be stored"
             ) from error
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Every queue of a topic.
+        """Return all queues of a topic.
 
         Raises:
-            TopicMissingError: the topic is not there.
-            BrokerUnavailableError: no broker answered in time.
+            TopicMissingError: the topic does not exist.
+            BrokerUnavailableError: no broker answered within 10 s.
         """
         physical = self.names.physical(topic)
         return [MessageQueue(topic, queue_id=number) for number in range(self._partition_count(physical))]
 
     def flush(self, timeout_s: float = 30.0) -> int:
-        """Wait until every message sent so far has its report; returns how many have not."""
+        """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""
         with self._lock:
             producer = self._producer
         if producer is None:
@@ -249,9 +252,9 @@ class Producer:
         return len(producer) + len(self._again)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Wait for what was sent, then end. Complete when it returns; safe twice.
+        """Wait up to `timeout_s` seconds for the delivery reports, then close the producer. It may be called twice.
 
-        What has no report by then fails with `SendTimeoutError`: it may or may not be stored.
+        Messages without a report by then fail with `SendTimeoutError`: they may or may not be stored.
         """
         self._closed.set()
         with self._lock:
@@ -274,13 +277,13 @@ class Producer:
     ) -> None:
         self.close()
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------------------------------
 
     def _send(
         self, message: Message, selector: MessageQueueSelector | SelectFunction | None, arg: Any, deadline: float
     ) -> "Future[SendResult]":
         if not isinstance(message, Message):
-            raise MessageError(f"{message!r:.80} is sent: give a Message(topic, body, …)")
+            raise MessageError(f"cannot send {message!r:.80}: give a Message(topic, body, …)")
         producer = self._open()
         sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
         out, uniq_key = self._record(message, selector, arg, sent_ns, sent_ms)
@@ -318,7 +321,7 @@ class Producer:
             except BufferError:
                 if time.monotonic() >= deadline:
                     raise
-                time.sleep(0.005)  # the poll thread takes reports in, which makes room
+                time.sleep(0.005)  # the poll thread serves reports, which makes room
             except KafkaException as error:
                 raise send_error(error.args[0], topic) from error
             else:
@@ -340,7 +343,7 @@ class Producer:
             queues = self.queues(message.topic)
             chosen = select(queues, message, arg)
             if chosen not in queues:
-                raise TopicMissingError(f"the selector chose {chosen}, which is no queue of {message.topic!r}")
+                raise TopicMissingError(f"the selector chose {chosen}, which is not a queue of {message.topic!r}")
             partition = chosen.queue_id
         lane = 0
         if message.delay_ms or message.delay_level is not None or message.deliver_at_ms is not None:
@@ -360,13 +363,13 @@ class Producer:
         size = record_size_bytes(out)
         if size + MAX_SHIM_HEADERS_BYTES > self.settings.max_message_bytes:
             raise MessageTooLargeError(
-                f"the message for {message.topic!r} is {size} bytes; with {MAX_SHIM_HEADERS_BYTES} bytes kept free for "
-                f"the headers of later hops it is above max_message_bytes={self.settings.max_message_bytes}"
+                f"the message for {message.topic!r} has {size} bytes; with {MAX_SHIM_HEADERS_BYTES} bytes reserved for "
+                f"the headers of later hops it exceeds max_message_bytes={self.settings.max_message_bytes}"
             )
         return out, uniq_key
 
     def _learn_clock(self, timestamp: tuple[int, int], sent_ns: int, sent_ms: int) -> None:
-        """Note the brokers' clock by a delivery report of the schedule topic; log once that this machine's differs."""
+        """Learn the brokers' clock from a delivery report of the schedule topic; log once if this machine's differs."""
         kind, append_ms = timestamp
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             return
@@ -383,18 +386,18 @@ class Producer:
         if known is not None and time.monotonic() < known[1]:
             return known[0]
         try:
-            # all topics: a request that names a missing topic may create it
+            # Ask for all topics: a request that names a missing topic may create it.
             topics = self._open().list_topics(timeout=_METADATA_TIMEOUT_S).topics
         except KafkaException as error:
             raise BrokerUnavailableError(
-                f"no broker at {self.settings.bootstrap} said within {_METADATA_TIMEOUT_S} s which partitions "
-                f"{physical!r} has ({error.args[0].name()})"
+                f"no broker at {self.settings.bootstrap} answered within {_METADATA_TIMEOUT_S} s when asked for the "
+                f"partitions of {physical!r} ({error.args[0].name()})"
                 f"{self._complaints.text(since_s=time.monotonic() - _METADATA_TIMEOUT_S)}"
             ) from error
         metadata = topics.get(physical)
         if metadata is None or not metadata.partitions:
             raise TopicMissingError(
-                f"the topic {physical!r} is not there; create it, for the shim's own topics with: rocketshim init"
+                f"the topic {physical!r} does not exist; create it (the topics of rocketshim with: rocketshim init)"
             )
         count = len(metadata.partitions)
         self._partitions[physical] = (count, time.monotonic() + _METADATA_TTL_S)
@@ -405,10 +408,10 @@ class Producer:
         if producer is not None and os.getpid() == self._pid:
             return producer
         if os.getpid() != self._pid:
-            raise ClosedError("this producer was made in another process; make one in each process, after the fork")
+            raise ClosedError("this producer belongs to another process; create one in each process, after the fork")
         with self._lock:
             if self._closed.is_set():
-                raise ClosedError("this producer is closed; make a new one")
+                raise ClosedError("this producer is closed; create a new one")
             if self._producer is None:
                 self._producer = (self._clients or confluent_clients()).producer(self._config())
                 self._poller = threading.Thread(
@@ -422,7 +425,7 @@ class Producer:
             try:
                 producer.poll(_POLL_S)
                 self._send_again()
-            except BaseException:  # noqa: BLE001 - the top of a thread; without it later sends would wait in vain
+            except BaseException:  # noqa: BLE001 - top of a thread: if it ended, later sends would wait in vain
                 _LOG.exception("producer.poll-failed")
 
     def _goes_again(self, sending: "_Sending") -> bool:

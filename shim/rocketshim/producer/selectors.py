@@ -1,9 +1,10 @@
-"""Queue selectors: which partition a message goes to when its sender wants to say so.
+"""Queue selectors, with which a sender chooses the partition of a message.
 
 A selector is an object with a method `select(queues, message, arg)`, or a plain function with the same arguments.
 
-`SelectMessageQueueByHash` is RocketMQ's: `hashCode` of the argument modulo the number of queues, made positive. Java's
-`hashCode` of a string counts UTF-16 units; that of an integer is the integer itself (folded for a long).
+`SelectMessageQueueByHash` works like RocketMQ's: the absolute value of `hashCode` of the argument, modulo the number of
+queues. Java's `hashCode` of a string is computed from its UTF-16 code units. The `hashCode` of an integer is the
+integer itself; for a `long` it is the exclusive or of its two halves.
 """
 
 import random
@@ -27,43 +28,43 @@ _INT = 2**32
 
 
 class MessageQueueSelector(Protocol):
-    """Chooses the queue of a message; called in the sender's thread.
+    """An object that chooses the queue of a message. It is called in the sender's thread.
 
     Source: `MessageQueueSelector` of RocketMQ.
     """
 
     def select(self, queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
-        """One of `queues`, which holds every partition of the topic in order."""
+        """Return one of `queues`, which contains every partition of the topic in order."""
         ...
 
 
 SelectFunction = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
-"""A selector as a plain function: it gets what `MessageQueueSelector.select` gets and returns one of the queues."""
+"""A selector as a plain function, with the arguments and the result of `MessageQueueSelector.select`."""
 
 
 def select_function(selector: MessageQueueSelector | SelectFunction) -> SelectFunction:
-    """Return what to call with queues, message and argument.
+    """Return the selector as a function of queues, message and argument.
 
     Raises:
-        MessageError: neither an object with a method `select` nor a function.
+        MessageError: `selector` is neither an object with a method `select` nor a function.
     """
-    if not isinstance(selector, type):  # of a class, `select` has no object to be called on
+    if not isinstance(selector, type):  # `select` of a class would lack its object
         select: Any = getattr(selector, "select", selector)
         if callable(select):
-            return select  # type: ignore[no-any-return]  # it can be called, which is all that can be seen
+            return select  # type: ignore[no-any-return]  # that it is callable is all that can be checked
     raise MessageError(
         f"selector={selector!r:.80}: give a function of (queues, message, arg), or an object with such a method select"
     )
 
 
 def java_hash(value: str | int) -> int:
-    """Java's `hashCode` of a string or an integer, as a signed 32-bit number.
+    """Return Java's `hashCode` of a string or an integer, as a signed 32-bit number.
 
     Raises:
-        MessageError: neither a string nor an integer of 64 bits.
+        MessageError: `value` is neither a string nor an integer of at most 64 bits.
     """
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise MessageError(f"arg={value!r}: a queue is selected by a string or an integer")
+        raise MessageError(f"arg={value!r}: give a string or an integer to select a queue")
     if isinstance(value, str):
         result = 0
         units = value.encode("utf-16-be", "surrogatepass")
@@ -71,7 +72,7 @@ def java_hash(value: str | int) -> int:
             result = (31 * result + (high << 8 | low)) % _INT
     else:
         if not -(2**63) <= value < 2**63:
-            raise MessageError(f"arg={value!r}: an integer of at most 64 bits is needed")
+            raise MessageError(f"arg={value!r}: give an integer of at most 64 bits")
         result = value % _INT
         if not -(2**31) <= value < 2**31:
             result ^= (value >> 32) % _INT
@@ -79,25 +80,25 @@ def java_hash(value: str | int) -> int:
 
 
 class SelectMessageQueueByHash:
-    """By the hash of `arg`: equal arguments, equal queues, as long as their number does not change.
+    """A selector by the hash of `arg`: equal arguments give the same queue while the number of queues does not change.
 
     Source: `SelectMessageQueueByHash` of RocketMQ.
     """
 
     def select(self, queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
-        """The queue that `arg` belongs to."""
+        """Return the queue for the hash of `arg`."""
         del message
         value = java_hash(arg)
         return queues[abs(value) % len(queues)]
 
 
 class SelectMessageQueueByRandom:
-    """Any queue, all alike.
+    """A selector that chooses a random queue; all queues are equally likely.
 
     Source: `SelectMessageQueueByRandom` of RocketMQ.
     """
 
     def select(self, queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
-        """A queue chosen at random; `arg` is not looked at."""
+        """Return a random queue; `arg` is ignored."""
         del message, arg
-        return random.choice(queues)  # noqa: S311 - spreads load, guards nothing
+        return random.choice(queues)  # noqa: S311 - for load balancing, not for security

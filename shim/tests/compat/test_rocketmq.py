@@ -1,4 +1,4 @@
-"""The shape of rocketmq-client-python 2.0, on the in-memory Kafka."""
+"""The API of rocketmq-client-python 2.0 on the in-memory Kafka."""
 
 import socket
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def viewed(kafka: InMemoryKafka, topic: str = "orders") -> ReceivedMessage:
     return ReceivedMessage(MessageView(record, topic != "orders"))
 
 
-def test_a_sent_message_is_what_was_set(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_a_sent_message_has_the_values_that_were_set(kafka: InMemoryKafka, producer: Producer) -> None:
     sent = producer.send_sync(full())
     assert (sent.status, sent.offset, len(sent.msg_id)) == (SendStatus.OK, 0, 32)
     (record,) = kafka.records("orders")
@@ -104,26 +104,26 @@ def test_a_received_message_has_the_properties_of_the_other_client(kafka: InMemo
     assert "XXXX" in repr(got)
 
 
-def test_a_message_without_anything_has_empty_properties(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_a_message_without_any_values_has_empty_properties(kafka: InMemoryKafka, producer: Producer) -> None:
     producer.send_oneway(Message("orders"))
     producer.shutdown()
     got = viewed(kafka)
     assert (got.body, got.tags, got.keys) == (b"", b"", b"")
 
 
-def test_one_sharding_key_keeps_its_queue(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_messages_of_one_sharding_key_share_a_queue(kafka: InMemoryKafka, producer: Producer) -> None:
     for number in range(5):
         producer.send_orderly_with_sharding_key(message(str(number)), b"o-7")
     assert len({record.partition() for record in kafka.records("orders")}) == 1
 
 
-def test_a_delay_level_goes_to_the_schedule_topic(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_a_message_with_a_delay_level_goes_to_the_schedule_topic(kafka: InMemoryKafka, producer: Producer) -> None:
     producer.send_sync(message(delay_time_level=3))
     (record,) = kafka.records(NAMES.schedule)
     assert (record.partition(), decode(record.headers(), trusted=True).delay_ms) == (2, 10_000)
 
 
-def test_a_message_that_breaks_a_rule_is_refused(producer: Producer) -> None:
+def test_an_invalid_message_is_rejected(producer: Producer) -> None:
     wrong = message()
     wrong.set_property("REAL_TOPIC", "x")
     with pytest.raises(MessageError):
@@ -132,7 +132,7 @@ def test_a_message_that_breaks_a_rule_is_refused(producer: Producer) -> None:
         producer.send_sync(wrong)
 
 
-def test_a_producer_that_does_not_run_says_so(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_a_producer_that_is_not_running_raises(kafka: InMemoryKafka, producer: Producer) -> None:
     producer.shutdown()
     producer.shutdown()
     with pytest.raises(ClosedError, match="start"):
@@ -142,7 +142,7 @@ def test_a_producer_that_does_not_run_says_so(kafka: InMemoryKafka, producer: Pr
     assert len(kafka.records("orders")) == 1
 
 
-def test_settings_become_ours() -> None:
+def test_producer_settings_become_settings_of_rocketshim() -> None:
     made = Producer("g", orderly=True, timeout=500, compress_level=5, max_message_size=10_000)
     made.set_name_server_address("a:1;b:2")
     made.set_kafka_settings({"sasl.mechanism": "SCRAM-SHA-512"})
@@ -170,12 +170,12 @@ def test_settings_become_ours() -> None:
         lambda: Producer("g").set_name_server_domain("http://x"),
     ],
 )
-def test_what_cannot_be_had_says_what_to_do_instead(ask: Callable[[], object]) -> None:
+def test_the_error_for_an_unsupported_feature_says_what_to_do_instead(ask: Callable[[], object]) -> None:
     with pytest.raises(NotSupportedError, match=r"set_|outbox"):
         ask()
 
 
-def test_what_a_consumer_needs_is_checked_at_start(kafka: InMemoryKafka) -> None:
+def test_start_checks_that_a_consumer_has_a_listener_and_an_address(kafka: InMemoryKafka) -> None:
     with pytest.raises(ConfigError, match="listener"):
         consumer_of(kafka).start()
     with pytest.raises(ConfigError, match="bootstrap"):
@@ -184,13 +184,13 @@ def test_what_a_consumer_needs_is_checked_at_start(kafka: InMemoryKafka) -> None
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where positions of broadcasting are kept."""
+    """The folder with the offsets of broadcasting consumers."""
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path / ".rocketshim_offsets"
 
 
 @pytest.mark.usefixtures("home")
-def test_settings_of_a_consumer_become_ours(kafka: InMemoryKafka) -> None:
+def test_consumer_settings_become_settings_of_rocketshim(kafka: InMemoryKafka) -> None:
     made = consumer_of(kafka)
     made.set_group(b"other")
     made.set_thread_count(3)
@@ -226,7 +226,7 @@ def test_with_broadcasting_every_consumer_gets_every_message(
     assert {each.name for each in home.iterdir()} == {f"{host}@one", f"{host}@two"}
 
 
-def test_a_callback_gets_what_its_expression_matches(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_a_callback_gets_the_messages_that_match_its_expression(kafka: InMemoryKafka, producer: Producer) -> None:
     came: list[bytes] = []
 
     def callback(got: ReceivedMessage) -> ConsumeStatus:
@@ -244,12 +244,12 @@ def test_a_callback_gets_what_its_expression_matches(kafka: InMemoryKafka, produ
             consumer.subscribe("orders", callback)
     consumer.shutdown()
     with consumer:
-        assert consumer._consumer is not None, "it may start again"
+        assert consumer._consumer is not None, "a stopped consumer can start again"
     assert sorted(came) == [b"a", b"c"]
 
 
 @pytest.mark.parametrize("answer", [0, False])
-def test_what_equals_success_is_success(kafka: InMemoryKafka, producer: Producer, answer: object) -> None:
+def test_a_value_equal_to_success_counts_as_success(kafka: InMemoryKafka, producer: Producer, answer: object) -> None:
     producer.send_sync(message())
     (record,) = kafka.records("orders")
     status = _listener(lambda _: answer)(MessageView(record, trusted=False))  # type: ignore[arg-type, return-value]
@@ -257,7 +257,7 @@ def test_what_equals_success_is_success(kafka: InMemoryKafka, producer: Producer
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "failure"),
     [
         (lambda: ConsumeStatus.RECONSUME_LATER, "the listener asked for it"),
         (lambda: True, "the listener asked for it"),
@@ -266,8 +266,8 @@ def test_what_equals_success_is_success(kafka: InMemoryKafka, producer: Producer
         (lambda: 1 // 0, "by zero"),
     ],
 )
-def test_everything_but_success_is_sent_back(
-    kafka: InMemoryKafka, producer: Producer, answer: Callable[[], object], said: str
+def test_a_message_without_success_is_sent_back(
+    kafka: InMemoryKafka, producer: Producer, answer: Callable[[], object], failure: str
 ) -> None:
     producer.send_sync(message())
     consumer = consumer_of(kafka)
@@ -275,10 +275,10 @@ def test_everything_but_success_is_sent_back(
     with consumer:
         kafka.wait_until(lambda: kafka.records(NAMES.schedule))
     (record,) = kafka.records(NAMES.schedule)
-    assert said in (decode(record.headers(), trusted=True).fail_text or "")
+    assert failure in (decode(record.headers(), trusted=True).fail_text or "")
 
 
-def test_a_retried_message_shows_its_first_topic_and_its_count(kafka: InMemoryKafka) -> None:
+def test_a_retried_message_has_its_original_topic_and_its_reconsume_times(kafka: InMemoryKafka) -> None:
     headers = [("RETRY_TOPIC", b"orders"), ("ORIGIN_MESSAGE_ID", b"orders/1/7"), ("RECONSUME_TIMES", b"3")]
     kafka.append(NAMES.retry("g"), b"x", headers=headers)
     got = viewed(kafka, NAMES.retry("g"))

@@ -1,4 +1,4 @@
-"""Sending, on the in-memory Kafka: where records go, what they carry, and which error says what."""
+"""The producer on the in-memory Kafka: the topics, partitions and headers of its records, and its errors."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -48,7 +48,7 @@ def headers(record: Any) -> dict[str, bytes | None]:
     return dict(record.headers() or [])
 
 
-def test_a_result_names_the_record_that_is_stored(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_a_result_has_the_coordinates_of_the_stored_record(kafka: InMemoryKafka, producer: Producer) -> None:
     result = producer.send(Message("orders", b"now", key="k", tag="created", keys=("a", "b")))
     (record,) = records(kafka, "orders")
     assert result.status is SendStatus.SEND_OK
@@ -60,7 +60,7 @@ def test_a_result_names_the_record_that_is_stored(kafka: InMemoryKafka, producer
 
 
 @pytest.mark.parametrize("body", [None, b""])
-def test_a_tombstone_and_an_empty_body_stay_what_they_are(
+def test_a_tombstone_and_an_empty_body_stay_different(
     kafka: InMemoryKafka, producer: Producer, body: bytes | None
 ) -> None:
     producer.send(Message("orders", body, key="k", delay_level=1))
@@ -69,8 +69,8 @@ def test_a_tombstone_and_an_empty_body_stay_what_they_are(
     assert (record.value() is None) is (body is None)
 
 
-def test_what_is_no_message_is_refused(kafka: InMemoryKafka, producer: Producer) -> None:
-    with pytest.raises(MessageError, match="'orders' is sent: give a Message"):
+def test_an_object_that_is_not_a_message_is_rejected(kafka: InMemoryKafka, producer: Producer) -> None:
+    with pytest.raises(MessageError, match="cannot send 'orders': give a Message"):
         producer.send("orders")  # type: ignore[arg-type]
     assert kafka.records("orders") == []
 
@@ -80,7 +80,9 @@ def test_ids_never_repeat(producer: Producer) -> None:
     assert len({result.msg_id for result in results}) == 200
 
 
-def test_a_delay_level_goes_to_its_queue_of_a_lane(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_a_message_with_a_delay_level_goes_to_the_queue_of_its_level_in_a_lane(
+    kafka: InMemoryKafka, producer: Producer
+) -> None:
     for level in (1, 3, 18, 99):
         producer.send(Message("orders", b"x", key="k", delay_level=level))
     found = records(kafka, SCHEDULE)
@@ -89,14 +91,14 @@ def test_a_delay_level_goes_to_its_queue_of_a_lane(kafka: InMemoryKafka, produce
     assert {headers(record)["REAL_TOPIC"] for record in found} == {b"orders"}
 
 
-def test_keyless_delayed_messages_take_the_lanes_in_turn(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_delayed_messages_without_key_use_the_lanes_in_turn(kafka: InMemoryKafka, producer: Producer) -> None:
     for _ in range(4):
         producer.send(Message("orders", b"x", delay_level=1))
     lanes = [record.partition() // DelayLevels.STRIDE for record in records(kafka, SCHEDULE)]
     assert sorted(lanes) == [0, 0, 1, 1]
 
 
-def test_any_delay_carries_its_delay_and_begins_in_the_longest_queue_that_fits(
+def test_an_arbitrary_delay_is_in_a_header_and_starts_in_the_longest_queue_that_fits(
     kafka: InMemoryKafka, producer: Producer
 ) -> None:
     producer.send(Message("orders", b"x", delay="7s"))
@@ -106,7 +108,9 @@ def test_any_delay_carries_its_delay_and_begins_in_the_longest_queue_that_fits(
 
 
 @pytest.mark.parametrize("delay", [{"delay_level": 0}, {"delay_level": -1}, {"delay": "0s"}])
-def test_no_delay_goes_straight_to_the_topic(kafka: InMemoryKafka, producer: Producer, delay: dict[str, Any]) -> None:
+def test_a_message_without_delay_goes_directly_to_its_topic(
+    kafka: InMemoryKafka, producer: Producer, delay: dict[str, Any]
+) -> None:
     producer.send(Message("orders", b"x", **delay))
     assert len(records(kafka, "orders")) == 1
     assert not records(kafka, SCHEDULE)
@@ -123,7 +127,7 @@ class Shifted(SystemClock):
 
 
 @pytest.mark.parametrize("days", [-10, 0, 10])
-def test_a_time_finds_its_queue_by_the_brokers_clock_however_wrong_the_senders_is(
+def test_deliver_at_selects_its_queue_by_the_brokers_clock_even_if_the_senders_is_wrong(
     kafka: InMemoryKafka, caplog: pytest.LogCaptureFixture, days: int
 ) -> None:
     at_ms = SystemClock().wall_ms() + 90_000
@@ -133,14 +137,14 @@ def test_a_time_finds_its_queue_by_the_brokers_clock_however_wrong_the_senders_i
         sender.send(Message("orders", b"third", deliver_at=at_ms))
     waiting = {record.value(): record for record in records(kafka, SCHEDULE)}
     slots = {value: record.partition() % DelayLevels.STRIDE for value, record in waiting.items()}
-    assert slots == {b"first": 31, b"second": 4, b"third": 4}, "not known yet: the finest queue; then that of a minute"
+    assert slots == {b"first": 31, b"second": 4, b"third": 4}, "unknown clock: the finest queue; then that of a minute"
     assert {headers(record)["DELIVER_AT_MS"] for record in waiting.values()} == {b"%d" % at_ms}
-    told = [record for record in caplog.records if record.getMessage() == "producer.clock-differs"]
-    assert len(told) == (1 if days else 0)
-    assert all(abs(record.ahead_ms - days * DAY_MS) < 60_000 for record in told)  # type: ignore[attr-defined]
+    logged = [record for record in caplog.records if record.getMessage() == "producer.clock-differs"]
+    assert len(logged) == (1 if days else 0)
+    assert all(abs(record.ahead_ms - days * DAY_MS) < 60_000 for record in logged)  # type: ignore[attr-defined]
 
 
-def test_stamps_of_senders_teach_a_producer_nothing() -> None:
+def test_a_producer_does_not_learn_the_clock_from_create_time_timestamps() -> None:
     cluster = InMemoryKafka(SystemClock())
     cluster.create_topic(SCHEDULE, 32)
     at_ms = SystemClock().wall_ms() + 90_000
@@ -162,15 +166,19 @@ class Elsewhere:
         return MessageQueue("orders", queue_id=99)
 
 
-def test_a_selector_chooses_the_queue_now_and_later(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_a_selector_chooses_the_queue_of_immediate_and_delayed_messages(
+    kafka: InMemoryKafka, producer: Producer
+) -> None:
     assert producer.send(Message("orders", b"x"), selector=Last()).message_queue.queue_id == 3
     producer.send(Message("orders", b"x", delay_level=1), selector=Last())
     (record,) = records(kafka, SCHEDULE)
     assert headers(record)["REAL_QID"] == b"3"
 
 
-def test_a_selector_that_chooses_no_queue_of_the_topic_sends_nothing(kafka: InMemoryKafka, producer: Producer) -> None:
-    with pytest.raises(TopicMissingError, match="which is no queue of 'orders'"):
+def test_nothing_is_sent_if_a_selector_chooses_a_queue_outside_the_topic(
+    kafka: InMemoryKafka, producer: Producer
+) -> None:
+    with pytest.raises(TopicMissingError, match="which is not a queue of 'orders'"):
         producer.send(Message("orders", b"x"), selector=Elsewhere())
     assert not records(kafka, "orders")
 
@@ -188,7 +196,7 @@ def test_a_plain_function_is_a_selector(kafka: InMemoryKafka, producer: Producer
 
 
 @pytest.mark.parametrize("selector", [3, "hash", object(), Last, type("Odd", (), {"select": 1})()])
-def test_what_cannot_select_a_queue_is_refused_and_nothing_is_sent(
+def test_an_invalid_selector_is_rejected_and_nothing_is_sent(
     kafka: InMemoryKafka, producer: Producer, selector: Any
 ) -> None:
     with pytest.raises(MessageError, match=r"selector=.*: give a function of \(queues, message, arg\), or an object"):
@@ -196,24 +204,24 @@ def test_what_cannot_select_a_queue_is_refused_and_nothing_is_sent(
     assert not records(kafka, "orders")
 
 
-def test_one_sharding_key_one_queue(producer: Producer) -> None:
+def test_messages_of_one_sharding_key_share_a_queue(producer: Producer) -> None:
     queues = {producer.send_orderly(Message("orders", b"x"), "o-7").message_queue for _ in range(5)}
     assert len(queues) == 1
 
 
-def test_an_unknown_topic_is_named_with_the_way_out(producer: Producer) -> None:
+def test_the_error_for_an_unknown_topic_names_it_and_says_what_to_do(producer: Producer) -> None:
     with pytest.raises(TopicMissingError, match=r"'nowhere'.*create it"):
         producer.send(Message("nowhere", b"x"))
 
 
-def test_a_missing_schedule_topic_sends_nothing(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_nothing_is_sent_if_the_schedule_topic_is_missing(kafka: InMemoryKafka, producer: Producer) -> None:
     kafka.delete_topic(SCHEDULE)
     with pytest.raises(TopicMissingError, match="rocketshim init"):
         producer.send(Message("orders", b"x", delay_level=1))
     assert not records(kafka, "orders")
 
 
-def test_a_message_without_room_for_later_hops_is_refused(kafka: InMemoryKafka) -> None:
+def test_a_message_without_room_for_the_headers_of_later_hops_is_rejected(kafka: InMemoryKafka) -> None:
     settings = ProducerSettings.make(bootstrap="memory:1", max_message_bytes=10_000)
     with Producer(settings=settings, clients=Clients(kafka.consumer, kafka.producer)) as small:
         small.send(Message("orders", b"x" * 5_000))
@@ -222,7 +230,7 @@ def test_a_message_without_room_for_later_hops_is_refused(kafka: InMemoryKafka) 
     assert len(records(kafka, "orders")) == 1
 
 
-def test_a_topic_that_takes_less_says_so(producer: Producer) -> None:
+def test_a_message_above_the_limit_of_its_topic_raises(producer: Producer) -> None:
     with pytest.raises(MessageTooLargeError, match=r"raise max\.message\.bytes"):
         producer.send(Message("orders", b"x" * 1_100_000))
 
@@ -235,7 +243,7 @@ def test_a_topic_that_takes_less_says_so(producer: Producer) -> None:
         (KafkaError.KAFKA_STORAGE_ERROR, SendError),
     ],
 )
-def test_a_report_of_failure_becomes_a_typed_error(
+def test_a_failed_delivery_report_becomes_a_typed_error(
     kafka: InMemoryKafka, producer: Producer, code: int, expected: type[Exception]
 ) -> None:
     kafka.fail_produce(KafkaError(code), topic="orders")
@@ -243,7 +251,7 @@ def test_a_report_of_failure_becomes_a_typed_error(
         producer.send(Message("orders", b"x"))
 
 
-def test_a_report_that_does_not_come_is_a_timeout_and_says_that_nobody_knows(
+def test_a_missing_delivery_report_is_a_timeout_with_an_uncertain_outcome(
     kafka: InMemoryKafka, producer: Producer
 ) -> None:
     kafka.hold_reports()
@@ -252,12 +260,12 @@ def test_a_report_that_does_not_come_is_a_timeout_and_says_that_nobody_knows(
     kafka.release()
 
 
-def test_a_future_resolves_when_the_report_is_in(producer: Producer) -> None:
+def test_a_future_resolves_when_the_delivery_report_arrives(producer: Producer) -> None:
     future = producer.send_async(Message("orders", b"x"))
     assert future.result(10).status is SendStatus.SEND_OK
 
 
-def test_closing_waits_for_what_was_sent_and_then_refuses(kafka: InMemoryKafka, producer: Producer) -> None:
+def test_close_waits_for_sent_messages_and_later_sends_raise(kafka: InMemoryKafka, producer: Producer) -> None:
     futures = [producer.send_async(Message("orders", b"x")) for _ in range(50)]
     producer.send_oneway(Message("orders", b"x"))
     producer.close()
@@ -268,7 +276,7 @@ def test_closing_waits_for_what_was_sent_and_then_refuses(kafka: InMemoryKafka, 
         producer.send(Message("orders", b"x"))
 
 
-def test_nothing_is_opened_by_making_or_closing_a_producer() -> None:
+def test_creating_and_closing_a_producer_opens_no_connection() -> None:
     Producer("nowhere:1").close()
 
 
@@ -283,19 +291,19 @@ def test_nothing_is_opened_by_making_or_closing_a_producer() -> None:
         {"bootstrap": "x:1", "client": {"plugin.library.paths": "evil.so"}},
     ],
 )
-def test_a_bad_setting_is_a_config_error(kafka: InMemoryKafka, arguments: dict[str, Any]) -> None:
+def test_an_invalid_setting_raises_a_config_error(kafka: InMemoryKafka, arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError), Producer(**arguments, clients=Clients(kafka.consumer, kafka.producer)) as bad:
         bad.send(Message("orders", b"x"))
 
 
-def test_a_property_with_a_reserved_name_is_refused_where_the_message_is_made() -> None:
+def test_the_constructor_of_a_message_rejects_a_property_with_a_reserved_name() -> None:
     with pytest.raises(MessageError, match="REAL_TOPIC"):
         Message("orders", b"x", properties={"REAL_TOPIC": "other"})
 
 
 @pytest.mark.usefixtures("broken_logging")
 @pytest.mark.parametrize("error", [OSError(), SystemExit()])
-def test_a_callback_of_a_future_that_raises_ends_no_thread(producer: Producer, error: BaseException) -> None:
+def test_the_poll_thread_survives_a_future_callback_that_raises(producer: Producer, error: BaseException) -> None:
     def raising(future: object) -> None:
         del future
         raise error

@@ -1,4 +1,4 @@
-"""Queue selectors agree with RocketMQ's and with Java's hashes."""
+"""Queue selectors give the same results as RocketMQ's selectors and Java's hashes."""
 
 import pytest
 from hypothesis import given
@@ -28,27 +28,27 @@ MESSAGE = Message("orders", b"x")
         (-(2**63), -(2**31)),
     ],
 )
-def test_java_hash_is_javas(value: str | int, expected: int) -> None:
+def test_java_hash_equals_the_hash_code_of_java(value: str | int, expected: int) -> None:
     assert java_hash(value) == expected
 
 
 @pytest.mark.parametrize("value", [None, 1.5, True, 2**63, b"a"])
-def test_what_java_has_no_hash_for_here_is_refused(value: object) -> None:
-    with pytest.raises(MessageError, match=r"a queue is selected by|at most 64 bits"):
+def test_an_argument_without_a_java_hash_is_rejected(value: object) -> None:
+    with pytest.raises(MessageError, match=r"give a string or an integer|at most 64 bits"):
         java_hash(value)  # type: ignore[arg-type]
 
 
-def test_a_negative_hash_takes_its_absolute_value_as_rocketmq_does() -> None:
+def test_the_absolute_value_of_a_negative_hash_is_used_as_in_rocketmq() -> None:
     assert SelectMessageQueueByHash().select(QUEUES, MESSAGE, -7).queue_id == 3
     assert SelectMessageQueueByHash().select(QUEUES, MESSAGE, "polygenelubricants").queue_id == 0
 
 
 @given(st.text())
-def test_equal_arguments_go_to_equal_queues(arg: str) -> None:
+def test_equal_arguments_select_the_same_queue(arg: str) -> None:
     selector = SelectMessageQueueByHash()
     assert selector.select(QUEUES, MESSAGE, arg) == selector.select(list(QUEUES), Message("orders", b"y"), arg)
 
 
-def test_random_reaches_every_queue() -> None:
+def test_the_random_selector_reaches_every_queue() -> None:
     selector = SelectMessageQueueByRandom()
     assert {selector.select(QUEUES, MESSAGE, None).queue_id for _ in range(400)} == {0, 1, 2, 3}
