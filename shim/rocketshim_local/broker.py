@@ -68,7 +68,7 @@ def any_broker(
     Args:
         properties: broker properties in addition to the defaults; ignored for a named broker.
         report: is called with one line that names the choice and its address, and with one line per slow step; None:
-            the logger `rocketshim_local` at INFO.
+            the logger `rocketshim.local` at INFO.
 
     Raises:
         BrokerUnavailableError: the named broker does not answer within 5 s.

@@ -85,7 +85,7 @@ class LocalCluster:
         tls_pem: a PEM file with an unencrypted PKCS #8 key and its certificate for 127.0.0.1, which brokers use and
             clients trust; None: no TLS.
         start_timeout_s: deadline of `start` and `restart` in seconds, without the time for downloads.
-        report: is called with one line of text per slow step (downloads); None: the logger `rocketshim_local` at INFO.
+        report: is called with one line of text per slow step (downloads); None: the logger `rocketshim.local` at INFO.
 
     Raises:
         ConfigError: an argument is invalid.

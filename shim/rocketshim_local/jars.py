@@ -44,7 +44,7 @@ def fetch_jars(coordinates: Sequence[str], *, report: Callable[[str], None] | No
 
     Args:
         coordinates: `group:artifact:version[:classifier]`, at least one; resolved together, as in one Maven project.
-        report: is called with progress, one line of text per call; None: the logger `rocketshim_local` at INFO.
+        report: is called with progress, one line of text per call; None: the logger `rocketshim.local` at INFO.
 
     Returns:
         the complete set. Do not change its folder.

@@ -25,7 +25,7 @@ def prepare(*, report: Callable[[str], None] | None = None) -> StartupKit:
     """Make sure that a broker starts on this machine; steps that were done before are skipped.
 
     Args:
-        report: is called with one line per step; None: the logger `rocketshim_local` at INFO.
+        report: is called with one line per step; None: the logger `rocketshim.local` at INFO.
 
     Raises:
         LocalBrokerError: something cannot be downloaded or installed, or the first run failed. The message says what to

@@ -88,7 +88,7 @@ def startup_kit(java: JavaRuntime, *, report: Callable[[str], None] | None = Non
 
     Args:
         java: the Java that will run the broker.
-        report: is called with one line per step; None: the logger `rocketshim_local` at INFO.
+        report: is called with one line per step; None: the logger `rocketshim.local` at INFO.
 
     Raises:
         LocalBrokerError: the jars cannot be downloaded, or this Java cannot run Kafka's formatter.
