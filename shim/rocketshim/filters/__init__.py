@@ -1,16 +1,16 @@
-"""Filters: which messages of a topic a consumer group wants.
+"""Filters select the messages of a topic that a consumer group consumes.
 
-Three kinds, one at a time for a subscription::
+There are three kinds. A subscription has one of them::
 
-    TagFilter("created || paid")                        by the message's one tag
-    SqlFilter("price > 10 AND region = 'EU'")           by an SQL92 condition on its properties, as RocketMQ 5.3
-    CallableFilter(function_or_object_with_matches)     by own code, which sees the whole message
+    TagFilter("created || paid")                        by the tag of the message
+    SqlFilter("price > 10 AND region = 'EU'")           by an SQL92 condition on its properties, as in RocketMQ 5.3
+    CallableFilter(function_or_object_with_matches)     by the program's own code, which gets the whole message
 
-`compile_filter(tags=…, sql=…, selector=…)` makes one from a subscription's arguments. Each filter has `matches`,
-`expression`, `expression_type` and `digest()`; tag and SQL filters also `matches_headers`, which works on the headers
-as the Kafka client hands them out and decodes no more than it needs.
+`compile_filter(tags=…, sql=…, selector=…)` creates one from the arguments of a subscription. Each filter has `matches`,
+`expression`, `expression_type` and `digest()`. Tag and SQL filters also have `matches_headers`, which takes the headers
+as the Kafka client returns them and decodes only what it needs.
 
-Everything here is pure: no Kafka client is loaded, no clock, thread or log is used.
+Everything here is pure: no Kafka client is loaded, and no clock, thread or log is used.
 """
 
 from rocketshim.errors import FilterError, FilterEvaluationError, FilterSyntaxError

@@ -1,4 +1,4 @@
-"""A short name for what a subscription selects, so that two members of a group can see that theirs differ."""
+"""A short digest of a subscription, by which two members of a group can see that their subscriptions differ."""
 
 import hashlib
 from typing import Final
@@ -9,11 +9,11 @@ _DIGITS: Final = 16
 
 
 def subscription_digest(expression_type: str, expression: str | None) -> str:
-    """16 hex digits for an expression of a type; stable over processes, machines and versions.
+    """Return 16 hex digits for an expression; they are the same in all processes, machines and versions.
 
     Args:
         expression_type: `TAG`, `SQL92` or `CALLABLE`.
-        expression: the canonical text; None (unlike `""` or `"*"`) stands for everything.
+        expression: the canonical text; None (unlike `""` or `"*"`) means that everything is selected.
     """
     text = expression_type if expression is None else f"{expression_type}\n{expression}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]

@@ -1,23 +1,23 @@
-r"""How Java reads numbers and truth values from text: what decides whether a property can be compared with a literal.
+r"""Convert texts to numbers and booleans as Java does; this determines how a property compares with a literal.
 
-Python's own `int` and `float` accept other texts (blanks around integers, underscores, `nan` in any case, digits of
-any script in floats), so each function here first checks the shape.
+Python's `int` and `float` accept other texts (blanks around integers, underscores, `nan` in any case, digits of any
+script in floats), so each function first checks the form of the text.
 
 =============  =====================================================================================================
 function       accepts
 =============  =====================================================================================================
 `parse_int32`  `Integer.valueOf`: an optional sign and decimal digits, of any script that Java's `char` can hold (the
 `parse_int64`  Basic Multilingual Plane); no blanks, no point; within the range of the type (`Long.valueOf`: 64 bit)
-`parse_double` `Double.valueOf`: characters up to U+0020 are cut from both ends; then an optional sign and `NaN`,
-               `Infinity` (this case only), a decimal (`5`, `5.`, `.5`, `5e3`) or a hexadecimal (`0x1.8p3`) number in
-               ASCII, the latter two with an optional suffix `f`, `F`, `d` or `D`. Too large becomes infinite, too
-               small zero: no error
-`parse_bool`   `Boolean.valueOf`: "true" in any case is True, everything else False; never an error
+`parse_double` `Double.valueOf`: characters up to U+0020 are removed from both ends; then an optional sign and `NaN`,
+               `Infinity` (case-sensitive), a decimal (`5`, `5.`, `.5`, `5e3`) or a hexadecimal (`0x1.8p3`) number in
+               ASCII, the latter two with an optional suffix `f`, `F`, `d` or `D`. A number that is too large becomes
+               infinite, one that is too small becomes zero; neither is an error
+`parse_bool`   `Boolean.valueOf`: "true" in any case is True, every other text is False; never an error
 =============  =====================================================================================================
 
-Functions are pure and raise `ValueError` naming the text and what it is not. `double_key` gives the order of
-`Double.compareTo`, which differs from that of floats: NaN equals itself and is greater than everything, and −0.0 is
-less than 0.0.
+The functions are pure. Their `ValueError` names the text and the expected type. `double_key` implements the order of
+`Double.compareTo`, which differs from the order of Python's floats: NaN equals itself and is greater than every other
+value, and −0.0 is less than 0.0.
 """
 
 import math
@@ -46,7 +46,7 @@ INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 
 TRIMMED_CHARACTERS: Final = "".join(map(chr, range(0x21)))
-"""What `String.trim` cuts: every control character below the space, and the space; no other blank of Unicode."""
+"""The characters that `String.trim` removes: the space and every control character below it, no other Unicode blank."""
 
 DECIMAL_PATTERN: Final = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[fFdD]?"
 HEXADECIMAL_PATTERN: Final = r"[+-]?0[xX](?:[0-9a-fA-F]++\.?|[0-9a-fA-F]*+\.[0-9a-fA-F]++)[pP][+-]?[0-9]++[fFdD]?"
@@ -61,7 +61,7 @@ _SHOWN_CHARACTERS: Final = 64
 
 
 def parse_int32(text: str) -> int:
-    """`Integer.valueOf(text)`."""
+    """Return `Integer.valueOf(text)`."""
     value = _parse_integer(text)
     if value is None or not INT32_MIN <= value <= INT32_MAX:
         raise ValueError(f"{_shown(text)} is not a 32-bit integer")
@@ -69,7 +69,7 @@ def parse_int32(text: str) -> int:
 
 
 def parse_int64(text: str) -> int:
-    """`Long.valueOf(text)`."""
+    """Return `Long.valueOf(text)`."""
     value = _parse_integer(text)
     if value is None or not INT64_MIN <= value <= INT64_MAX:
         raise ValueError(f"{_shown(text)} is not a 64-bit integer")
@@ -77,7 +77,7 @@ def parse_int64(text: str) -> int:
 
 
 def _parse_integer(text: str) -> int | None:
-    """The integer in a text; None if there is none or it is certainly beyond 64 bit."""
+    """Return the integer in a text; None if there is none or it certainly exceeds 64 bits."""
     found = _INTEGER.fullmatch(text)
     if found is None:
         return None
@@ -93,7 +93,7 @@ def _parse_integer(text: str) -> int | None:
 
 
 def parse_double(text: str) -> float:
-    """`Double.valueOf(text)`."""
+    """Return `Double.valueOf(text)`."""
     trimmed = text.strip(TRIMMED_CHARACTERS)
     if _DECIMAL.fullmatch(trimmed):
         return float(trimmed.rstrip("fFdD"))
@@ -130,13 +130,13 @@ def _parse_hexadecimal(text: str) -> float:
 
 
 def parse_bool(text: str) -> bool:
-    """`Boolean.valueOf(text)`."""
+    """Return `Boolean.valueOf(text)`."""
     return len(text) == len("true") and text.lower() == "true"
 
 
 def double_key(value: float) -> tuple[bool, float, float]:
-    """A key that orders and equates floats as `Double.compareTo` does."""
-    if value != value:  # noqa: PLR0124  # NaN is the one float unequal to itself
+    """Return a key by which floats are ordered and equal as in `Double.compareTo`."""
+    if value != value:  # noqa: PLR0124  # only NaN is unequal to itself
         return (True, 0.0, 0.0)
     return (False, value, math.copysign(1.0, value))
 

@@ -1,8 +1,7 @@
-"""Filters by own code, and the one place where a subscription's filter is made from what its author wrote.
+"""Filters by the program's own code, and `compile_filter`, which creates the filter of a subscription.
 
-A selector is a Python object of the program itself, given by reference. Nothing is ever imported or looked up by a
-name that came in a message or in a setting: RocketMQ's class-filter mode, which ran code sent by clients, is what this
-replaces.
+A selector is a Python object of the program, passed by reference. Nothing is ever imported or looked up by a name from
+a message or a setting. This replaces RocketMQ's class-filter mode, which ran code that clients sent.
 """
 
 import functools
@@ -19,22 +18,22 @@ __all__ = ["CallableFilter", "MessageFilter", "MessageSelector", "compile_filter
 
 
 class CallableFilter:
-    """Selects messages by a function of the program, which sees the whole message: properties and body.
+    """A filter by a function of the program, which gets the whole message: properties and body.
 
     Args:
-        selector: a function of one message that returns True or False, or an object with such a method `matches`
-            (which goes before `__call__` if it has both). It runs for each message and should be fast. Not a class,
-            not a coroutine function, not a name.
+        selector: a function of one message that returns True or False, or an object with such a method `matches`. If an
+            object has `matches` and `__call__`, `matches` is used. It runs for each message and should be fast. A
+            class, a coroutine function or a name is not accepted.
 
     Attributes:
-        expression: the qualified name of the function, or of the object's class.
+        expression: qualified name of the function, or of the object's class.
         expression_type: always `"CALLABLE"`.
-        selector: the object as given.
+        selector: the given object.
 
     Raises:
-        ConfigError: the selector is none of these.
+        ConfigError: the selector is not one of these.
 
-    Thread-safety: as the selector's; the filter adds no state.
+    Thread-safety: that of the selector; the filter has no state.
     """
 
     __slots__ = ("_select", "expression", "selector")
@@ -47,14 +46,14 @@ class CallableFilter:
         self.expression = _qualified_name(selector)
 
     def matches(self, message: Any) -> bool:
-        """Whether the message is selected.
+        """Return whether the message is selected.
 
         Args:
             message: the message as listeners get it.
 
         Raises:
-            FilterEvaluationError: the selector raised (`__cause__` says what), or returned something else than True
-                or False. Unlike with SQL92 this says nothing about the message, so the caller must not drop it.
+            FilterEvaluationError: the selector raised (`__cause__` is its exception), or returned something other than
+                True or False. Unlike with SQL92, the message is not the reason, so the caller must not drop it.
         """
         try:
             selected = self._select(message)
@@ -62,14 +61,14 @@ class CallableFilter:
             raise FilterEvaluationError(f"selector {self.expression} raised {type(error).__name__}: {error}") from error
         if selected is True or selected is False:
             return selected
-        raise FilterEvaluationError(f"selector {self.expression} returned {selected!r}: it has to be True or False")
+        raise FilterEvaluationError(f"selector {self.expression} returned {selected!r}: it must return True or False")
 
     def digest(self) -> str:
-        """16 hex digits of the qualified name: selectors of one name are taken for the same, whatever they do."""
+        """Return 16 hex digits of the qualified name; two selectors with the same name have the same digest."""
         return subscription_digest(self.expression_type, self.expression)
 
     def __eq__(self, other: object) -> bool:
-        """Equal if the selectors are."""
+        """Return whether the selectors are equal."""
         return self.selector == other.selector if isinstance(other, CallableFilter) else NotImplemented
 
     def __hash__(self) -> int:
@@ -87,16 +86,16 @@ MessageFilter = TagFilter | SqlFilter | CallableFilter
 
 
 class MessageSelector:
-    """A filter as pull consumers take it: `MessageSelector.by_tag("A || B")`, `MessageSelector.by_sql("a > 5")`.
+    """A filter for pull consumers: `MessageSelector.by_tag("A || B")`, `MessageSelector.by_sql("a > 5")`.
 
     Attributes:
         filter: the compiled filter.
         expression_type: `"TAG"` or `"SQL92"`.
-        expression: the text as given (`"*"` if all messages are selected).
+        expression: the given text (`"*"` if all messages are selected).
 
     Thread-safety: any thread; immutable.
-    Source: RocketMQ `MessageSelector`. Different on purpose: the expression is compiled here, so one that does not
-        compile is refused (RocketMQ's pull consumer is not told, and gets every message).
+    Source: RocketMQ `MessageSelector`. Different on purpose: the expression is compiled here, so an invalid one raises.
+        RocketMQ's pull consumer does not get an error, and gets every message.
     """
 
     __slots__ = ("filter",)
@@ -112,7 +111,7 @@ class MessageSelector:
             expression: tags separated by `||`; None, `""` and `"*"` select everything.
 
         Raises:
-            FilterSyntaxError: the expression has nothing but separators.
+            FilterSyntaxError: the expression consists only of separators.
         """
         return cls(TagFilter(expression))
 
@@ -149,23 +148,23 @@ class MessageSelector:
 
 
 def compile_filter(tags: str | None = None, sql: str | None = None, selector: Any = None) -> MessageFilter:
-    """The filter of a subscription, from the arguments of `listener(…)`.
+    """Create the filter of a subscription from the arguments of `listener(…)`.
 
     Args:
-        tags: a tag expression (see `TagFilter`); None: not filtered by tag.
-        sql: an SQL92 condition (see `SqlFilter`); None: not filtered by SQL.
+        tags: a tag expression (see `TagFilter`); None: no filter by tag.
+        sql: an SQL92 condition (see `SqlFilter`); None: no filter by SQL.
         selector: a function or an object with `matches` (see `CallableFilter`), or a `MessageSelector`; None: neither.
 
     Returns:
-        The filter; one that selects everything if all three are None.
+        The filter. If all three arguments are None, it selects everything.
 
     Raises:
-        ConfigError: more than one is given, or the selector is not usable.
+        ConfigError: more than one argument is given, or the selector cannot be used.
         FilterSyntaxError: an expression does not compile.
     """
     given = [name for name, value in (("tags", tags), ("sql", sql), ("selector", selector)) if value is not None]
     if len(given) > 1:
-        raise ConfigError(f"a subscription has one filter, but {' and '.join(given)} are given: combine them in one")
+        raise ConfigError(f"a subscription has one filter, but got {' and '.join(given)}: combine them into one")
     if sql is not None:
         return SqlFilter(sql)
     if isinstance(selector, MessageSelector):
@@ -183,10 +182,12 @@ def _selecting_function(selector: Any) -> Callable[[Any], Any]:
     if not callable(function):
         raise ConfigError(
             f"selector {selector!r} is neither a function nor an object with a method matches(message); "
-            "nothing is imported by name"
+            "pass the object itself, not its name"
         )
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        raise ConfigError(f"selector {_qualified_name(selector)} is a coroutine function: a filter answers at once")
+        raise ConfigError(
+            f"selector {_qualified_name(selector)} is a coroutine function: a filter must be a plain function"
+        )
     select: Callable[[Any], Any] = function
     return select
 

@@ -1,18 +1,20 @@
-"""SQL92 expressions over message properties, evaluated as RocketMQ 5.3's broker evaluates them.
+"""SQL92 expressions on message properties, evaluated as in the broker of RocketMQ 5.3.
 
-The pieces: `sql_lexer` and `sql_parser` (text to tree, all compile-time rules), `sql_ast` (the tree), `sql_evaluator`
-(tree to closures), `java_text` (how properties become numbers). This module puts them behind one class and keeps the
-last compiled expressions, refused ones too, as RocketMQ does.
+The parts are `sql_lexer` and `sql_parser` (text to tree, all compile-time rules), `sql_ast` (the tree), `sql_evaluator`
+(tree to closures) and `java_text` (conversion of properties to numbers). This module combines them in one class. Like
+RocketMQ, it caches the last compiled expressions, including invalid ones.
 
-Properties are the record's headers, decoded from UTF-8; what RocketMQ shows as properties (`TAGS`, `KEYS`, `UNIQ_KEY`)
-are headers here, and so visible. Four rules say which text a name stands for:
+The properties are the headers of the record, decoded from UTF-8. RocketMQ's system properties (`TAGS`, `KEYS`,
+`UNIQ_KEY`) are headers here, so expressions can use them. Four rules determine the value of a property:
 
-* the first header of that name counts, as everywhere on the wire;
-* an empty value, or none, is a missing property (RocketMQ loses empty ones on the way, so `a IS NULL` is true);
-* a reserved name `X` that was the user's own travels as `USER.X` on the shim's topics, and goes before a header `X`,
-  which then is the shim's: so a filter sees the same on a message's retries as on its first delivery. Not so `TAGS`,
-  `KEYS` and `UNIQ_KEY`, which are the message's own everywhere: `USER.TAGS` is a repeat that never counted;
-* bytes that are not UTF-8 become U+FFFD: a header that others wrote must not stop a consumer.
+* The first header of that name counts, as everywhere in the wire format.
+* A header with an empty value, or without a value, is a missing property. (RocketMQ loses empty properties on the way,
+  so there `a IS NULL` is true.)
+* If a user sets a property with a reserved name `X`, the topics of rocketshim carry it as `USER.X`. `USER.X` takes
+  precedence over a header `X`, which then belongs to rocketshim. So a filter sees the same value on the retries of a
+  message as on its first delivery. `TAGS`, `KEYS` and `UNIQ_KEY` are excluded: they always belong to the message, and
+  `USER.TAGS` is only a repeated header that never counted.
+* Bytes that are not UTF-8 become U+FFFD, because a header that someone else wrote must not stop a consumer.
 """
 
 import functools
@@ -29,10 +31,10 @@ from rocketshim_topics.wire import RESERVED, SENT_TEXTS, USER_PREFIX
 __all__ = ["CACHED_EXPRESSIONS", "SqlFilter"]
 
 CACHED_EXPRESSIONS: Final = 100
-"""How many compiled expressions are kept, refused ones included; the least recently used goes first."""
+"""Maximum number of cached expressions, including invalid ones; the least recently used one is removed first."""
 
 _CACHED_CHARACTERS: Final = 4_096
-"""Longer expressions are compiled each time: the cache is bounded in size too, not in number only."""
+"""Longer expressions are not cached, so that the cache is limited in size and not only in number."""
 
 
 class _Compiled(NamedTuple):
@@ -42,7 +44,7 @@ class _Compiled(NamedTuple):
 
 
 class _Refused(NamedTuple):
-    """A syntax error, kept as what it says: raising one exception object again would grow its traceback for ever."""
+    """The content of a syntax error. If one exception object were raised again, its traceback would keep growing."""
 
     message: str
     position: int
@@ -51,23 +53,23 @@ class _Refused(NamedTuple):
 
 
 class SqlFilter:
-    """Selects messages by an SQL92 condition on their properties. Immutable.
+    """A filter by an SQL92 condition on the properties of a message. Immutable.
 
     Args:
         expression: the condition, at most 32,768 characters long and 100 levels deep.
 
     Attributes:
-        expression: the text as given.
+        expression: the given text.
         expression_type: always `"SQL92"`.
         tree: the parsed condition (`rocketshim.filters.sql_ast`), for tools that translate it.
-        properties: the names of all properties that the expression mentions.
+        properties: names of all properties in the expression.
 
     Raises:
-        FilterSyntaxError: with position, token and what was expected instead.
+        FilterSyntaxError: the expression is invalid; the error has the position, the token and what was expected.
 
     Thread-safety: any thread.
     Source: RocketMQ 5.3.3 `SelectorParser`, `ComparisonExpression`, `ExpressionMessageFilter`; measured against its
-        filter module. Different on purpose: text after a complete expression is refused, not ignored.
+        filter module. Different on purpose: text after a complete expression is an error and not ignored.
     """
 
     __slots__ = ("_test", "_user_names", "_wanted", "expression", "properties", "tree")
@@ -91,19 +93,19 @@ class SqlFilter:
         self._wanted = self.properties.union(self._user_names)
 
     def evaluate(self, properties: Mapping[str, str]) -> bool | None:
-        """The truth value for these properties: True, False, or None for unknown.
+        """Return the truth value for these properties: True, False, or None for unknown.
 
         Raises:
-            FilterEvaluationError: RocketMQ's evaluation fails here, for example because a property that is compared
-                with an integer is not the text of one.
+            FilterEvaluationError: RocketMQ's evaluation fails in this case, for example because a property is compared
+                with an integer and its text is not an integer.
         """
         return self._test(properties.get)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Whether a message with these properties is selected: evaluation gives True. Unknown and errors are not.
+        """Return whether the condition is True for these properties; False if it is unknown or evaluation fails.
 
         Args:
-            properties: the message's properties; one with an empty text counts as missing.
+            properties: properties of the message; a property with an empty text counts as missing.
         """
         try:
             return self._test(properties.get) is True
@@ -111,10 +113,10 @@ class SqlFilter:
             return False
 
     def matches_headers(self, headers: Sequence[tuple[str, bytes | None]] | None) -> bool:
-        """Whether a record with these headers is selected. Decodes the headers that the expression names, no other.
+        """Return whether a record with these headers is selected. Only headers that the expression names are decoded.
 
         Args:
-            headers: the headers as the Kafka client hands them out; None if there are none.
+            headers: the headers as the Kafka client returns them; None if there are none.
         """
         found: dict[str, str] = {}
         if headers is not None:
@@ -131,18 +133,18 @@ class SqlFilter:
             return False
 
     def digest(self) -> str:
-        """16 hex digits that are equal for equal texts, in every process and version."""
+        """Return 16 hex digits that are equal for equal texts, in every process and version."""
         return subscription_digest(self.expression_type, self.expression)
 
     def __eq__(self, other: object) -> bool:
-        """Equal if the texts are: two ways to write one condition are two filters."""
+        """Return whether the texts are equal; two texts for the same condition are two different filters."""
         return self.expression == other.expression if isinstance(other, SqlFilter) else NotImplemented
 
     def __hash__(self) -> int:
         return hash((self.expression_type, self.expression))
 
     def __reduce__(self) -> tuple[type["SqlFilter"], tuple[str]]:
-        """Travels to other processes as its text."""
+        """Pickle the filter as its text."""
         return type(self), (self.expression,)
 
     def __str__(self) -> str:

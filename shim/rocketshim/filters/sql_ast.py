@@ -1,20 +1,21 @@
 """The syntax tree of an SQL92 filter expression.
 
-A tree is what the parser accepted: every compile-time rule of RocketMQ has been checked, so whoever walks a tree
-(the evaluator, the translation for Spark, a tool that prints a subscription) need not check again. Parentheses and the
-plus sign have left no trace, because in RocketMQ they have none: `(a) IN ('x')` is a legal test of the property `a`.
+The parser has checked every compile-time rule of RocketMQ, so code that walks a tree (the evaluator, the translation
+for Spark, a tool that prints a subscription) does not check them again. The tree has no nodes for parentheses and the
+plus
+sign, because they have no meaning in RocketMQ: `(a) IN ('x')` is a valid test of the property `a`.
 
-Two things are kept apart that a reader of SQL would take for one:
+Two distinctions may surprise a reader who knows SQL:
 
-* a `Property` and its use as a truth value, `Truth(Property)`: a message's properties are always text, and text is
-  never true, so the latter is FALSE where the property exists and unknown where it does not;
-* 32-bit and 64-bit integers: the size of a literal decides which property texts it can be compared with.
+* A `Property` differs from its use as a truth value, `Truth(Property)`. Properties are always text, and text is never
+  true, so `Truth` is FALSE if the property exists and unknown if it does not.
+* 32-bit and 64-bit integers differ: the size of a literal determines which property texts it can be compared with.
 
-Chains of one logical operator are flat (`a AND b AND c` is one `And` with three terms): evaluation from left to right
-is the same, and a subscription with a thousand alternatives is not a thousand levels deep.
+A chain of one logical operator is flat (`a AND b AND c` is one `And` with three terms). Evaluation from left to right
+gives the same result, and a subscription with a thousand alternatives is not a thousand levels deep.
 
-`start` and `end` are 0-based character positions in the expression as given, `end` exclusive, and say where a node
-stands; they do not count when nodes are compared.
+`start` and `end` are the 0-based character positions of a node in the given expression; `end` is exclusive. They are
+ignored when nodes are compared.
 """
 
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ __all__ = [
 
 
 class LiteralType(Enum):
-    """Type of a literal. The type, not the look, decides how a property is converted before it is compared."""
+    """The type of a literal. It determines how a property is converted before it is compared with the literal."""
 
     STRING = "string"
     INTEGER = "32-bit integer"
@@ -69,7 +70,7 @@ class Operator(Enum):
 
     @property
     def is_ordering(self) -> bool:
-        """True for the four that ask which is larger; False for `=` and `<>`."""
+        """Whether the operator compares by order; False for `=` and `<>`."""
         return self not in (Operator.EQUAL, Operator.NOT_EQUAL)
 
 
@@ -83,7 +84,7 @@ class TextOperation(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What every node has: where it stands in the expression, 0-based, `end` exclusive. Not compared."""
+    """The base of every node: its position in the expression, 0-based, `end` exclusive. Ignored in comparisons."""
 
     start: int = field(default=0, compare=False, repr=False)
     end: int = field(default=0, compare=False, repr=False)
@@ -99,42 +100,42 @@ class Literal(Node):
 
 @dataclass(frozen=True, slots=True)
 class Property(Node):
-    """The text of a message property; unknown where the message has none of that name."""
+    """The text of a message property; unknown if the message does not have the property."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Negate(Node):
-    """`- operand`: the number with the other sign; unknown for anything that is not a number, a property included."""
+    """`- operand`: the negated number; unknown for anything that is not a number, including a property."""
 
     operand: "Expression"
 
 
 @dataclass(frozen=True, slots=True)
 class Truth(Node):
-    """A property where a truth value is asked for: FALSE if the message has it, unknown if not. Never TRUE."""
+    """A property that is used as a truth value: FALSE if the message has it, unknown if not. Never TRUE."""
 
     operand: Property
 
 
 @dataclass(frozen=True, slots=True)
 class Not(Node):
-    """`NOT operand`; binds to its operand alone, tighter than any comparison."""
+    """`NOT operand`; it binds more tightly than any comparison."""
 
     operand: "Expression"
 
 
 @dataclass(frozen=True, slots=True)
 class And(Node):
-    """Two or more boolean terms: the first FALSE ends it; else unknown if any is; else TRUE."""
+    """Two or more boolean terms. The first FALSE ends the evaluation; else unknown if any term is; else TRUE."""
 
     terms: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or(Node):
-    """Two or more boolean terms: the first TRUE ends it; else unknown if any is; else FALSE."""
+    """Two or more boolean terms. The first TRUE ends the evaluation; else unknown if any term is; else FALSE."""
 
     terms: tuple["Expression", ...]
 
@@ -158,7 +159,7 @@ class IsNull(Node):
 
 @dataclass(frozen=True, slots=True)
 class Between(Node):
-    """`operand [NOT] BETWEEN low AND high`: `>= low AND <= high`, or `< low OR > high`, with their short circuit."""
+    """`operand [NOT] BETWEEN low AND high`: `>= low AND <= high`, or `< low OR > high`, with short-circuiting."""
 
     operand: "Expression"
     low: "Expression"
@@ -168,7 +169,7 @@ class Between(Node):
 
 @dataclass(frozen=True, slots=True)
 class In(Node):
-    """`operand [NOT] IN (values)`: at least one value; repeated values are kept as written."""
+    """`operand [NOT] IN (values)`, with at least one value; repeated values are kept."""
 
     operand: Property
     values: tuple[str, ...]
@@ -177,7 +178,7 @@ class In(Node):
 
 @dataclass(frozen=True, slots=True)
 class TextTest(Node):
-    """`operand [NOT] CONTAINS|STARTSWITH|ENDSWITH search`: FALSE, negated or not, where there is no text to search."""
+    """`operand [NOT] CONTAINS|STARTSWITH|ENDSWITH search`: FALSE, negated or not, if there is no text to search."""
 
     operation: TextOperation
     operand: "Expression"
@@ -190,7 +191,7 @@ Expression = Literal | Property | Negate | Truth | Not | And | Or | Compare | Is
 
 
 def is_boolean(node: Expression) -> bool:
-    """Whether a node yields a truth value (TRUE, FALSE or unknown), as RocketMQ types it: NULL does, a property not."""
+    """Return whether a node has a truth value (TRUE, FALSE or unknown) in RocketMQ: NULL has one, a property not."""
     match node:
         case Literal(type=kind):
             return kind in (LiteralType.BOOLEAN, LiteralType.NULL)
@@ -201,7 +202,7 @@ def is_boolean(node: Expression) -> bool:
 
 
 def children(node: Expression) -> tuple[Expression, ...]:
-    """The nodes directly below one, in the order in which they are evaluated."""
+    """Return the direct children of a node in evaluation order."""
     match node:
         case Literal() | Property():
             return ()
@@ -216,7 +217,7 @@ def children(node: Expression) -> tuple[Expression, ...]:
 
 
 def walk(node: Expression) -> Iterator[Expression]:
-    """A node and every node below it, parents first, without recursion."""
+    """Yield a node and all its descendants, parents first, without recursion."""
     waiting = [node]
     while waiting:
         current = waiting.pop()
@@ -225,5 +226,5 @@ def walk(node: Expression) -> Iterator[Expression]:
 
 
 def property_names(node: Expression) -> frozenset[str]:
-    """The names of all properties that an expression asks for."""
+    """Return the names of all properties in an expression."""
     return frozenset(found.name for found in walk(node) if isinstance(found, Property))

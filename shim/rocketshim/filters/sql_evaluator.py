@@ -1,27 +1,28 @@
-"""An SQL92 tree, turned once into nested closures that answer for one message's properties.
+"""Compile an SQL92 tree into nested closures that evaluate it for the properties of a message.
 
-The answer is True, False or None for unknown. What RocketMQ finds out while it evaluates, namely of which Java class
-each value is, is known here beforehand, because there are only two sources of values: a property is text or missing,
-and everything else is a constant or a truth value. So each comparison is resolved at compile time into one of
+The result of an evaluation is True, False, or None for unknown. RocketMQ determines the Java class of each value during
+the evaluation. Here the types are known at compile time, because there are only two sources of values: a property is
+text or missing, and everything else is a constant or a truth value. So each comparison is compiled into one of
 
-* a property against a constant (the common case: one look-up, one conversion, one comparison, no other call);
-* two properties; or
-* the general form, for what nobody writes and RocketMQ nevertheless defines (`(a = 1) = TRUE`, `'5' = 5`).
+* a property with a constant (the common case: one look-up, one conversion, one comparison, no other call);
+* two properties;
+* the general form, for unusual expressions that RocketMQ defines, too (`(a = 1) = TRUE`, `'5' = 5`).
 
-Rules kept to the letter, since a subscription must select the same messages here and there:
+These rules follow RocketMQ exactly, because a subscription must select the same messages in both systems:
 
-* `=` evaluates both sides and is lopsided: both unknown is TRUE, only the left one unknown, only the right one FALSE.
-  An ordering operator stops at an unknown left side and never looks at the right one;
-* a literal converts the *property* to its own type, and a text that is none of that type ends the evaluation of the
-  whole expression with `FilterEvaluationError`, unless a logical operator has decided before;
-* a truth value on the left of `=` cannot be compared with a text at all: that is an evaluation error (RocketMQ issue
-  10877), but only when the text is there;
-* doubles are ordered as Java orders them: NaN is greater than everything and equal to itself;
-* the tests in texts are never unknown, and with an empty search text FALSE without looking at anything.
+* `=` evaluates both sides and is asymmetric: TRUE if both are unknown, unknown if only the left one is unknown, FALSE
+  if only the right one is unknown. An ordering operator with an unknown left side does not evaluate the right side.
+* The *property* is converted to the type of the literal. If its text is not of that type, the evaluation of the whole
+  expression fails with `FilterEvaluationError`, unless a logical operator has determined the result before.
+* A truth value on the left of `=` cannot be compared with a text: that is an evaluation error (RocketMQ issue 10877),
+  but only if the text exists.
+* Doubles are ordered as in Java: NaN is greater than everything else and equal to itself.
+* CONTAINS, STARTSWITH and ENDSWITH are never unknown. With an empty search text they are FALSE without evaluating their
+  operand.
 
-A property whose text is empty is missing: RocketMQ loses such properties on the wire.
+A property with an empty text is missing: RocketMQ loses such properties in its wire format.
 
-A closure is stateless and may be called from any thread. Nesting is limited by the parser, so recursion is bounded.
+A closure is stateless and may be called from any thread. The parser limits nesting, so recursion is limited.
 """
 
 import operator
@@ -52,10 +53,10 @@ from rocketshim.filters.sql_ast import (
 __all__ = ["PropertyLookup", "Test", "compile_test"]
 
 PropertyLookup = Callable[[str], str | None]
-"""Gives the text of a property by its name; None or `""` where there is none. `dict.get` of the properties."""
+"""Returns the text of a property by its name; None or `""` if there is none. For example `get` of a dict."""
 
 Test = Callable[[PropertyLookup], bool | None]
-"""A compiled condition. Raises `FilterEvaluationError` where RocketMQ's evaluation fails."""
+"""A compiled condition. It raises `FilterEvaluationError` if RocketMQ's evaluation fails."""
 
 _Value = Callable[[PropertyLookup], Any]
 _Compare = Callable[[Any, Any], bool]
@@ -85,7 +86,7 @@ _INTEGERS: Final = (LiteralType.INTEGER, LiteralType.LONG)
 _NUMBERS: Final = (*_INTEGERS, LiteralType.DOUBLE)
 
 _PLAIN_DIGITS: Final = 10
-"""Texts of fewer ASCII digits than this are integers of 32 bit: no need for the careful conversion."""
+"""A text of fewer ASCII digits than this is a 32-bit integer and needs no further check."""
 
 
 def compile_test(node: Expression, source: str) -> Test:
@@ -93,7 +94,7 @@ def compile_test(node: Expression, source: str) -> Test:
 
     Args:
         node: a node for which `is_boolean` holds, as `rocketshim.filters.sql_parser.parse` returns it.
-        source: the expression it was parsed from, for error messages.
+        source: the text of the expression, for error messages.
 
     Returns:
         The condition.
@@ -105,15 +106,15 @@ def compile_test(node: Expression, source: str) -> Test:
 
 
 class _Typed(NamedTuple):
-    """A compiled value with the type it has whenever it is not None."""
+    """A compiled value, and the type that it has if it is not None."""
 
     type: LiteralType
     value: _Value
     constant: Any = None
-    """The value itself where it does not depend on the message (None else, and for NULL)."""
+    """The value if it does not depend on the message; otherwise, and for NULL, None."""
 
     name: str | None = None
-    """The property's name where it is a bare property."""
+    """The name of the property if the value is a bare property."""
 
 
 class _Compiler:
@@ -169,7 +170,7 @@ class _Compiler:
         evaluate = operand.value
 
         def unknown(get: PropertyLookup) -> None:
-            evaluate(get)  # it may fail, and then the whole expression fails
+            evaluate(get)  # if it fails, the whole expression fails
 
         return _Typed(LiteralType.NULL, unknown)
 
@@ -298,11 +299,11 @@ def _not(operand: Test) -> Test:
     return test
 
 
-# --- a property against constants ---------------------------------------------------------------------------------
+# --- a property and constants -------------------------------------------------------------------------------------
 
 
 def _property_against(symbol: Operator, name: str, constant: _Typed, missing: bool | None, shown: str) -> Test:
-    """A property compared with a constant; `missing` is the answer where the message lacks the property."""
+    """Compare a property with a constant; `missing` is the result if the message does not have the property."""
     compare, bound = _COMPARE[symbol], constant.constant
     if constant.type is LiteralType.STRING:
         return _text_against(name, bound, missing, negated=symbol is Operator.NOT_EQUAL)
@@ -324,7 +325,7 @@ def _text_against(name: str, wanted: str, missing: bool | None, negated: bool) -
 
 
 def _number_against(compare: _Compare, name: str, constant: _Typed, missing: bool | None, shown: str) -> Test:
-    """Plain digits are converted here, without a call; every other text carefully."""
+    """Compare a property with a number; plain digits are converted without a call, other texts by `convert`."""
     bound = constant.constant
     convert = _number_of(name, constant.type, shown)
     if constant.type is LiteralType.DOUBLE:
@@ -351,7 +352,7 @@ def _number_against(compare: _Compare, name: str, constant: _Typed, missing: boo
 
 
 def _property_between(name: str, low: _Typed, high: _Typed, negated: bool, shown: str) -> Test:
-    """Both bounds are constants of one type, so one conversion serves both; it fails where the first of two would."""
+    """Compare a property with two constants of one type; one conversion serves both and fails as the first of two."""
     least, most = low.constant, high.constant
     convert = _number_of(name, low.type, shown)
 
@@ -363,9 +364,10 @@ def _property_between(name: str, low: _Typed, high: _Typed, negated: bool, shown
 
 
 def _number_of(name: str, kind: LiteralType, shown: str) -> _Parse:
-    """Conversion of a property's text for a comparison with a constant number.
+    """Return the conversion of a property's text for a comparison with a constant number.
 
-    NaN becomes infinity: constants are finite, so beside them both are simply greater, and floats order it right.
+    NaN becomes infinity. Constants are finite, so both are greater than any constant, and Python orders infinity like
+    Java orders NaN.
     """
     parse = _PARSE[kind]
 
@@ -389,7 +391,7 @@ def _in(name: str, values: frozenset[str], negated: bool) -> Test:
 
 
 def _ordering(compare: _Compare, left: _Typed, right: _Typed, shown: str) -> Test:
-    """`<` and its like for two properties, two constants, or something that is always unknown."""
+    """Compile an ordering operator for two properties, two constants, or a side that is always unknown."""
     keys = _comparable(left.type, right.type, shown, texts_as_doubles=True)
     left_value, right_value = left.value, right.value
 
@@ -406,7 +408,7 @@ def _ordering(compare: _Compare, left: _Typed, right: _Typed, shown: str) -> Tes
 
 
 def _equality(left: _Typed, right: _Typed, shown: str) -> Test:
-    """`=` for any two values, lopsided as RocketMQ's is."""
+    """Compile `=` for any two values, with RocketMQ's asymmetric rules for unknown values."""
     keys = _comparable(left.type, right.type, shown, texts_as_doubles=False)
     left_value, right_value = left.value, right.value
 
@@ -427,7 +429,7 @@ _Keys = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def _comparable(left: LiteralType, right: LiteralType, shown: str, *, texts_as_doubles: bool) -> _Keys | None:
-    """How two values of these types are made comparable; None if they are never equal (or one is never there)."""
+    """Return a function that makes two values of these types comparable; None if they are never comparable."""
     if left is right:
         return _same_type(left, shown, texts_as_doubles)
     if LiteralType.NULL in (left, right):
@@ -448,7 +450,7 @@ def _same_type(kind: LiteralType, shown: str, texts_as_doubles: bool) -> _Keys:
             try:
                 return double_key(parse_double(lhs)), double_key(parse_double(rhs))
             except ValueError as error:
-                raise FilterEvaluationError(f"texts are ordered as numbers only: {error}, in {shown}") from error
+                raise FilterEvaluationError(f"texts can only be ordered as numbers: {error}, in {shown}") from error
 
         return texts
     if kind is LiteralType.DOUBLE:
@@ -457,7 +459,7 @@ def _same_type(kind: LiteralType, shown: str, texts_as_doubles: bool) -> _Keys:
 
 
 def _with_text(left: LiteralType, right: LiteralType, shown: str) -> _Keys:
-    """A text beside another type is converted to it; but a truth value on the left takes no text at all."""
+    """Convert the text to the type of the other side; a truth value on the left of a text is an error."""
     if left is LiteralType.BOOLEAN:
 
         def refuse(_lhs: Any, _rhs: Any) -> tuple[Any, Any]:

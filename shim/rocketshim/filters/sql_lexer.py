@@ -1,23 +1,23 @@
-r"""The words of an SQL92 filter expression, cut exactly as RocketMQ 5.3's token manager cuts them.
+r"""The lexer of SQL92 filter expressions. It produces exactly the tokens of RocketMQ 5.3's token manager.
 
-At each place the longest word wins, and there is no look at what the grammar would like to see next. What follows
-from that and surprises people:
+At each position the longest token is taken, independent of what the grammar expects next. Some consequences are
+surprising:
 
-* `5.`, `.5`, `5E3` and `5.E3` are floats; `007.5` is one, too; `5l` and `5L` are integers, `0L` is `0` and a name;
-* `5AND` is `5` and `AND`, but `ANDa` is a name; keywords in any case, names case-sensitive, both plain ASCII;
-* a name has letters, digits, `_` and `$`; a dot or a dash ends it; a minus never belongs to a number;
-* `--` begins a comment only if a line end follows somewhere. Without one it is two minus signs;
-* `/* */` comments do not nest; blanks are space, tab, line feed, carriage return and form feed, nothing else;
-* a string runs to the next single quote that is not doubled, over line ends too.
+* `5.`, `.5`, `5E3`, `5.E3` and `007.5` are floats; `5l` and `5L` are integers; `0L` is `0` and a name.
+* `5AND` is `5` and `AND`, but `ANDa` is a name. Keywords are case-insensitive, names case-sensitive; both are ASCII.
+* A name has letters, digits, `_` and `$`; a dot or a dash ends it. A minus is never part of a number.
+* `--` starts a comment only if the text has a line end after it. Otherwise it is two minus signs.
+* `/* */` comments do not nest. Blanks are only space, tab, line feed, carriage return and form feed.
+* A string ends at the next single quote that is not doubled; it may contain line ends.
 
-Anything else (`!`, `"`, `.`, `%`, letters outside ASCII, an unclosed string or comment) becomes an `ILLEGAL` token,
-which ends the scan and which the parser refuses.
+Anything else (`!`, `"`, `.`, `%`, letters outside ASCII, an unclosed string or comment) becomes an `ILLEGAL` token. It
+ends the scan, and the parser raises an error.
 
-The lexer is a generator: the parser pulls one token at a time, so the error reported is the first from the left. No
-character is looked at more than a fixed number of times: what a comment may run to is known beforehand (the last line
-end of the text), repetitions in the pattern are possessive, and a zero followed by digits, which no grammar rule
-allows, ends the scan instead of being cut zero by zero. Opening parentheses are counted, so that nesting is refused
-where it gets too deep and not after everything was read.
+The lexer is a generator: the parser takes one token at a time, so the first error from the left is reported. Each
+character is read at most a fixed number of times: the last line end of the text is known in advance, so a comment is
+not searched in vain; repetitions in the pattern are possessive; and a zero followed by digits, which no grammar
+rule allows, ends the scan instead of producing one token per zero. Open parentheses are counted, so that too deep
+nesting is reported at its position and not after the whole text was read.
 """
 
 import re
@@ -32,12 +32,12 @@ from rocketshim.errors import FilterSyntaxError
 __all__ = ["ILLEGAL", "KEYWORDS", "MAX_NESTING", "SYMBOLS", "SqlLexer", "syntax_error"]
 
 MAX_NESTING: Final = 100
-"""Levels an expression may be deep: open parentheses at one place, and operators inside one another."""
+"""Maximum depth of an expression: open parentheses at one position, and nested operators."""
 
 KEYWORDS: Final = frozenset(
     ("NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS", "CONTAINS", "STARTSWITH", "ENDSWITH")
 )
-"""Reserved words; in any case they are never property names."""
+"""Reserved words, case-insensitive; they cannot be property names."""
 
 SYMBOLS: Final = {
     "=": "EQUAL",
@@ -70,13 +70,13 @@ _TOKEN = re.compile(
 _LINE_END = re.compile(r"[\n\r]")
 
 ILLEGAL: Final = "ILLEGAL"
-"""Type of the token made of what is none. No grammar rule has it, so the parser refuses it and says what it wanted."""
+"""Type of a token of invalid text. No grammar rule has it, so the parser raises an error and says what it expected."""
 
 _SHOWN_CHARACTERS: Final = 40
 
 
 def syntax_error(expression: str, position: int, token: str, expected: str, hint: str = "") -> FilterSyntaxError:
-    """The error for a token that may not stand where it stands; `hint` says what its author may have meant."""
+    """Return the error for a token at a wrong position; `hint` says what its author may have meant."""
     shown = token if len(token) <= _SHOWN_CHARACTERS else token[: _SHOWN_CHARACTERS - 1] + "…"
     found = f"{shown!r}" if token else "the end of the expression"
     message = f"SQL92 filter, position {position}: found {found}, expected {expected}"
@@ -90,18 +90,18 @@ def syntax_error(expression: str, position: int, token: str, expected: str, hint
 
 
 class SqlLexer(Lexer):
-    """Cuts an expression into lark tokens. Stateless: one object serves all threads."""
+    """A lexer that splits an expression into lark tokens. It has no state: all threads may share one object."""
 
     def __init__(self, _lexer_conf: Any = None) -> None:
-        """Lark hands over its configuration of terminals, of which nothing is needed: they are all declared here."""
+        """Ignore lark's configuration of terminals: all terminals are declared in this module."""
 
     def lex(self, text: str) -> Iterator[Token]:  # type: ignore[override]  # lark's interface for custom lexers
-        """The tokens of a text from left to right, without blanks and comments.
+        """Yield the tokens of a text from left to right, without blanks and comments.
 
-        Where no token begins, the last one yielded is of type `ILLEGAL`.
+        At a position where no token begins, it yields a token of type `ILLEGAL` and stops.
 
         Raises:
-            FilterSyntaxError: parentheses are nested too deep.
+            FilterSyntaxError: parentheses are nested too deeply.
         """
         position = 0
         open_count = 0
@@ -134,7 +134,7 @@ class SqlLexer(Lexer):
 
 
 def _comment_end(text: str, position: int, last_line_end: int) -> int | None:
-    """Where the comment that begins here ends, or None if none does."""
+    """Return the end of the comment that begins at this position; None if no comment begins here."""
     if text.startswith("--", position) and position < last_line_end:
         line_end = _LINE_END.search(text, position)
         return line_end.end() if line_end else None

@@ -1,25 +1,26 @@
-"""From the text of an SQL92 filter expression to its tree, with RocketMQ 5.3's grammar and compile-time rules.
+"""Parse the text of an SQL92 filter expression into a tree, with RocketMQ 5.3's grammar and compile-time rules.
 
 The grammar is LALR(1) and small: no arithmetic, no LIKE, no functions. Precedence from low to high: OR, AND,
-equality (`=`, `<>`, `IS [NOT] NULL`), comparison (`<`, `BETWEEN`, `IN`, `CONTAINS` …), unary (`+`, `-`, `NOT`). That
-NOT is unary is the trap of this language: `NOT a = 1` is `(NOT a) = 1`.
+equality (`=`, `<>`, `IS [NOT] NULL`), comparison (`<`, `BETWEEN`, `IN`, `CONTAINS` …), unary (`+`, `-`, `NOT`). NOT is
+unary, which is easy to get wrong: `NOT a = 1` is `(NOT a) = 1`.
 
 The tree is built while the text is read, in the order of the grammar's reductions and without recursion. Each step
-checks what RocketMQ's constructors check, so a parsed tree is a legal one:
+checks what RocketMQ's constructors check, so a parsed tree is valid:
 
-* AND, OR, NOT and the whole expression take truth values: a bare property becomes `Truth`, anything else is refused;
-* an ordering operator and the bounds of BETWEEN take no string, boolean or NULL literal and no truth value;
-* `=` and `<>` take no NULL literal, and no TRUE or FALSE on the left of a string or number literal;
-* two literal bounds of BETWEEN must not be the wrong way round;
-* IN takes a property, and like CONTAINS, STARTSWITH and ENDSWITH string literals only (the grammar sees to that);
-* an integer literal fits into 64 bit; a float literal is finite and at least 4.9E-324, which forbids `0.0`.
+* AND, OR, NOT and the whole expression need truth values: a bare property becomes `Truth`, anything else is an error.
+* An ordering operator and BETWEEN accept no string, boolean or NULL literal and no truth value.
+* `=` and `<>` accept no NULL literal, and no TRUE or FALSE on the left of a string or number literal.
+* If both bounds of BETWEEN are literals, the lower one must not exceed the upper one.
+* IN needs a property on its left. IN, CONTAINS, STARTSWITH and ENDSWITH accept only string literals on their right (the
+  grammar ensures that).
+* An integer literal must fit into 64 bits. A float literal must be finite and at least 4.9E-324, so `0.0` is invalid.
 
-Only *literals* are checked: `-5` is an operator and a literal, so `a BETWEEN -5 AND -10` passes, as in RocketMQ.
+Only *literals* are checked: `-5` is an operator and a literal, so `a BETWEEN -5 AND -10` is valid, as in RocketMQ.
 
-Different on purpose: text left over after a complete expression is an error (RocketMQ ignores it, so that
-`a LIKE 'x%'` silently selects nothing), and there are limits on length and nesting (RocketMQ has none).
+Different on purpose: text after a complete expression is an error (RocketMQ ignores it, so that `a LIKE 'x%'` silently
+selects nothing), and there are limits on length and nesting (RocketMQ has none).
 
-Lark's parser object is built at the first use and then shared: it keeps no state between texts.
+Lark's parser object is built at its first use and then shared; it keeps no state between texts.
 """
 
 import functools
@@ -56,7 +57,7 @@ from rocketshim.filters.sql_lexer import ILLEGAL, KEYWORDS, MAX_NESTING, SYMBOLS
 __all__ = ["MAX_EXPRESSION_CHARACTERS", "parse"]
 
 MAX_EXPRESSION_CHARACTERS: Final = 32_768
-"""Longest expression that is read, in characters. RocketMQ has no limit."""
+"""Maximum length of an expression in characters. RocketMQ has no limit."""
 
 _GRAMMAR: Final = r"""
 start: disjunction
@@ -109,10 +110,10 @@ _NAMES_OF_TERMINALS: Final = (
     | {keyword: keyword for keyword in ("CONTAINS", "STARTSWITH", "ENDSWITH", "AND", "OR")}
     | {"$END": "the end of the expression"}
 )
-"""Terminal name -> how a message calls it, in the order in which a message lists them."""
+"""Terminal name -> its name in error messages, in the order in which error messages list them."""
 
 _SMALLEST_DOUBLE: Final = math.ulp(0.0)
-"""4.9E-324: RocketMQ compares a float literal with Java's `Double.MIN_VALUE`, which is the smallest *positive* one."""
+"""4.9E-324: RocketMQ compares a float literal with Java's `Double.MIN_VALUE`, the smallest *positive* double."""
 _INT64_DIGITS: Final = 19
 
 _LEFT_OVER: Final = "a complete expression ends before this; RocketMQ ignores what follows"
@@ -135,7 +136,7 @@ _ILLEGAL_HINTS: Final = {
 
 
 class _Part(NamedTuple):
-    """A node under construction, with the place of its text (parentheses included) and its height."""
+    """A node under construction, with the position of its text (including parentheses) and its depth."""
 
     node: Expression
     start: int
@@ -144,7 +145,7 @@ class _Part(NamedTuple):
 
 
 class _RefusedError(Exception):
-    """A construct that the grammar allows and a compile-time rule does not; `parse` knows the text and reports it."""
+    """The text fits the grammar but breaks a compile-time rule; `parse` turns this into a `FilterSyntaxError`."""
 
     def __init__(self, start: int, end: int, expected: str, hint: str = "") -> None:
         super().__init__(expected)
@@ -164,7 +165,8 @@ def parse(expression: str) -> Expression:
         The tree; its root is boolean.
 
     Raises:
-        FilterSyntaxError: with position, token and what was expected instead; one error, the first that is found.
+        FilterSyntaxError: the expression is invalid; the error has the position, the token and what was expected. Only
+            the first error is reported.
 
     Thread-safety: any thread.
     Source: RocketMQ 5.3.3 `SelectorParser.jj`, `ComparisonExpression`, `UnaryExpression`, `ConstantExpression`.
@@ -186,7 +188,7 @@ def parse(expression: str) -> Expression:
 
 @functools.cache
 def _parser() -> Lark:
-    """The LALR parser. Built once (about 10 ms), kept for the life of the process."""
+    """Return the LALR parser. It is built once (about 10 ms) and kept until the process ends."""
     grammar = f"{_GRAMMAR}\n{_DECLARATION}"
     return Lark(grammar, parser="lalr", lexer=SqlLexer, transformer=_TreeBuilder(), maybe_placeholders=False)
 
@@ -209,7 +211,7 @@ def _unexpected(expression: str, error: UnexpectedToken) -> FilterSyntaxError:
 
 @v_args(inline=True)
 class _TreeBuilder(Transformer[Token, Expression]):
-    """One method for each form of the grammar: children in, node out. Stateless."""
+    """A transformer with one method per form of the grammar, which returns a node for its children. Stateless."""
 
     # --- values --------------------------------------------------------------------------------------------------
 
@@ -226,7 +228,7 @@ class _TreeBuilder(Transformer[Token, Expression]):
     def float_number(self, token: Token) -> _Part:
         value = float(token)
         if value == math.inf or value < _SMALLEST_DOUBLE:
-            hint = "0.0 is no float literal in RocketMQ: compare with 0" if value == 0.0 else ""
+            hint = "0.0 is not a float literal in RocketMQ: compare with 0" if value == 0.0 else ""
             raise _RefusedError(*_place(token), f"a float between {_SMALLEST_DOUBLE} and {sys.float_info.max}", hint)
         return _literal(token, value, LiteralType.DOUBLE)
 
@@ -313,7 +315,7 @@ class _TreeBuilder(Transformer[Token, Expression]):
         return _condition(whole, "as the whole expression")
 
 
-# --- rules that several forms share -------------------------------------------------------------------------------
+# --- rules for several forms --------------------------------------------------------------------------------------
 
 
 def _place(token: Token) -> tuple[int, int]:
@@ -337,7 +339,7 @@ def _deeper(start: int, *operands: _Part) -> int:
 
 
 def _condition(part: _Part, where: str) -> Expression:
-    """The part as a truth value."""
+    """Return the part as a truth value; raise if it is not one."""
     node = part.node
     if isinstance(node, Property):
         return Truth(node, start=part.start, end=part.end)
@@ -354,7 +356,7 @@ def _logic(form: type[And | Or], parts: list[_Part]) -> _Part:
 
 
 def _check_number(part: _Part, where: str) -> None:
-    """An operand of an ordering operator: no literal but a number, and no truth value."""
+    """Check an operand of an ordering operator: a literal must be a number, and a truth value is an error."""
     refused = is_boolean(part.node) or (isinstance(part.node, Literal) and part.node.type is LiteralType.STRING)
     if refused:
         raise _RefusedError(part.start, part.end, f"a number or a property {where}")
@@ -381,7 +383,7 @@ def _between_part(operand: _Part, low: _Part, high: _Part, *, negated: bool) -> 
 
 
 def _check_bounds(low: _Part, high: _Part) -> None:
-    """Two literals must not be the wrong way round; an integer and a float are compared as floats."""
+    """Check that the lower of two literal bounds does not exceed the upper one; mixed types are compared as floats."""
     if isinstance(low.node, Literal) and isinstance(high.node, Literal):
         least, most = low.node.value, high.node.value
         if isinstance(least, float) or isinstance(most, float):

@@ -1,4 +1,4 @@
-"""Digests go into commit metadata, where another version of the program reads them: they are pinned."""
+"""Digests are pinned, because another version of the program reads them from commit metadata."""
 
 from rocketshim.filters import SqlFilter, TagFilter
 from rocketshim.filters.digest import subscription_digest
@@ -12,7 +12,7 @@ def test_digests_are_pinned() -> None:
     assert subscription_digest("SQL92", "a > 5") == "bce69e6d81147d4a"
 
 
-def test_type_and_text_both_count() -> None:
+def test_the_digest_depends_on_type_and_text() -> None:
     assert subscription_digest("TAG", "a") != subscription_digest("SQL92", "a")
     assert subscription_digest("TAG", "") != subscription_digest("TAG", None)
     assert subscription_digest("TAG", "*") != subscription_digest("TAG", None)

@@ -1,4 +1,4 @@
-"""Selectors of one's own, message selectors, and the choice among a subscription's arguments."""
+"""Callable selectors, message selectors, and the filter for the arguments of a subscription."""
 
 import functools
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_a_function_selects_by_the_whole_message() -> None:
 
 
 @pytest.mark.parametrize("kind", [ByRegion, Both])
-def test_an_object_with_matches_selects_and_matches_goes_before_call(kind: type[ByRegion]) -> None:
+def test_an_object_with_matches_selects_and_matches_is_preferred_to_call(kind: type[ByRegion]) -> None:
     selected = CallableFilter(kind("EU"))
     assert selected.matches(large)
     assert not selected.matches(small)
@@ -66,8 +66,8 @@ def test_an_error_in_the_selector_is_an_evaluation_error_with_its_cause() -> Non
 
 
 @pytest.mark.parametrize("answer", [None, 0, 1, "yes", []])
-def test_an_answer_that_is_neither_true_nor_false_is_an_evaluation_error(answer: object) -> None:
-    with pytest.raises(FilterEvaluationError, match="has to be True or False"):
+def test_a_result_that_is_neither_true_nor_false_is_an_evaluation_error(answer: object) -> None:
+    with pytest.raises(FilterEvaluationError, match="must return True or False"):
         CallableFilter(lambda _message: answer).matches(large)
 
 
@@ -88,21 +88,21 @@ class AsyncMatches:
 @pytest.mark.parametrize(
     ("selector", "reason"),
     [
-        ("builtins:eval", "nothing is imported by name"),
-        (b"x", "nothing is imported by name"),
-        (7, "nothing is imported by name"),
+        ("builtins:eval", "pass the object itself"),
+        (b"x", "pass the object itself"),
+        (7, "pass the object itself"),
         (ByRegion, "give an instance"),
         (coroutine, "coroutine function"),
         (AsyncCall(), "coroutine function"),
         (AsyncMatches(), "coroutine function"),
     ],
 )
-def test_what_cannot_answer_is_refused(selector: Any, reason: str) -> None:
+def test_an_object_that_cannot_select_is_rejected(selector: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         CallableFilter(selector)
 
 
-def test_the_digest_is_of_the_qualified_name() -> None:
+def test_the_digest_depends_only_on_the_qualified_name() -> None:
     assert CallableFilter(is_large).digest() == CallableFilter(is_large).digest()
     assert CallableFilter(is_large).digest() != CallableFilter(ByRegion("EU")).digest()
     assert CallableFilter(ByRegion("EU")).digest() == CallableFilter(ByRegion("US")).digest()
@@ -112,7 +112,7 @@ def test_the_digest_is_of_the_qualified_name() -> None:
     assert CallableFilter(is_large).expression_type == "CALLABLE"
 
 
-def test_equal_if_the_selectors_are() -> None:
+def test_filters_are_equal_if_their_selectors_are() -> None:
     assert CallableFilter(is_large) == CallableFilter(is_large)
     assert hash(CallableFilter(is_large)) == hash(CallableFilter(is_large))
     assert CallableFilter(ByRegion("EU")) != CallableFilter(ByRegion("EU"))
@@ -120,7 +120,7 @@ def test_equal_if_the_selectors_are() -> None:
     assert str(CallableFilter(is_large)) in repr(CallableFilter(is_large))
 
 
-def test_message_selectors_hold_a_compiled_filter() -> None:
+def test_a_message_selector_has_a_compiled_filter() -> None:
     by_tag, by_sql = MessageSelector.by_tag("A || B"), MessageSelector.by_sql("a > 5")
     assert by_tag.filter == TagFilter("A || B")
     assert by_sql.filter == SqlFilter("a > 5")
@@ -134,23 +134,23 @@ def test_message_selectors_hold_a_compiled_filter() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: MessageSelector.by_sql("a >"), lambda: MessageSelector.by_sql("")])
-def test_a_selector_that_does_not_compile_is_refused_at_once(make: Callable[[], object]) -> None:
+def test_the_constructor_of_a_message_selector_rejects_an_invalid_expression(make: Callable[[], object]) -> None:
     with pytest.raises(FilterSyntaxError):
         make()
 
 
-def test_no_argument_selects_everything() -> None:
+def test_a_subscription_without_arguments_selects_everything() -> None:
     assert compile_filter() == TagFilter("*")
 
 
-def test_one_argument_makes_its_filter() -> None:
+def test_each_argument_creates_its_kind_of_filter() -> None:
     assert compile_filter(tags="A") == TagFilter("A")
     assert compile_filter(sql="a > 5") == SqlFilter("a > 5")
     assert compile_filter(selector=is_large) == CallableFilter(is_large)
     assert compile_filter(selector=MessageSelector.by_sql("a > 5")) == SqlFilter("a > 5")
 
 
-def test_empty_tags_select_everything_but_an_empty_condition_is_refused() -> None:
+def test_empty_tags_select_everything_but_an_empty_condition_is_rejected() -> None:
     assert compile_filter(tags="") == TagFilter("*")
     with pytest.raises(FilterSyntaxError):
         compile_filter(sql="")
@@ -165,7 +165,7 @@ def test_empty_tags_select_everything_but_an_empty_condition_is_refused() -> Non
         {"tags": "", "sql": ""},
     ],
 )
-def test_two_filters_for_one_subscription_are_refused(given: dict[str, Any]) -> None:
+def test_two_filters_for_one_subscription_are_rejected(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="one filter") as caught:
         compile_filter(**given)
     assert all(name in str(caught.value) for name in given)

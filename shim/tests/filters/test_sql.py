@@ -1,4 +1,4 @@
-"""The filter as consumers use it: headers, the cache, equality, digests; and that it loads no Kafka client."""
+"""The SQL filter as consumers use it: headers, cache, equality and digests; it loads no Kafka client."""
 
 import pickle
 import subprocess
@@ -30,7 +30,7 @@ def test_a_record_without_headers_has_no_properties() -> None:
 
 
 @pytest.mark.parametrize("name", ["TAGS", "KEYS", "UNIQ_KEY", "RETRY_TOPIC", "CONSUMER_GROUP"])
-def test_the_wires_own_headers_are_visible_as_properties(name: str) -> None:
+def test_the_headers_of_the_wire_format_are_visible_as_properties(name: str) -> None:
     assert SqlFilter(f"{name} = 'x'").matches_headers([(name, b"x")])
 
 
@@ -41,7 +41,7 @@ def test_the_first_header_of_a_name_counts() -> None:
 
 
 @pytest.mark.parametrize("value", [None, b""])
-def test_a_header_without_a_value_is_a_missing_property_and_counts_as_the_first(value: str) -> None:
+def test_a_first_header_without_a_value_is_a_missing_property(value: str) -> None:
     assert SqlFilter("a IS NULL").matches_headers([("a", value)])
     assert SqlFilter("a IS NULL").matches_headers([("a", value), ("a", b"1")])
 
@@ -50,7 +50,7 @@ def test_names_are_case_sensitive() -> None:
     assert SqlFilter("a = 1 AND A = 2").matches_headers([("A", b"2"), ("a", b"1")])
 
 
-def test_a_users_reserved_name_is_visible_under_its_own_name() -> None:
+def test_a_user_property_with_a_reserved_name_is_visible_under_its_name() -> None:
     assert SqlFilter("DELAY = 'mine'").matches_headers([("USER.DELAY", b"mine")])
     both = [("RECONSUME_TIMES", b"2"), ("USER.RECONSUME_TIMES", b"mine")]
     assert SqlFilter("RECONSUME_TIMES = 'mine'").matches_headers(both)
@@ -72,11 +72,11 @@ def test_a_message_is_selected_by_the_same_values_on_its_retry(name: str, values
             assert each.matches_headers(first) == each.matches_headers(retried)
 
 
-def test_other_names_with_the_prefix_are_names_of_their_own() -> None:
+def test_other_names_with_the_prefix_are_ordinary_names() -> None:
     assert SqlFilter("a IS NULL").matches_headers([("USER.a", b"1")])
 
 
-def test_bytes_that_are_not_utf8_are_replaced_not_an_error() -> None:
+def test_bytes_that_are_not_utf8_are_replaced_and_raise_no_error() -> None:
     assert SqlFilter("a CONTAINS 'x'").matches_headers([("a", b"\xffx")])
     assert SqlFilter("b = 1").matches_headers([("a", b"\xff"), ("b", b"1")])
 
@@ -96,12 +96,12 @@ def test_an_evaluation_error_is_not_a_match() -> None:
     assert SqlFilter("a > 5").matches({"a": "x"}) is False
 
 
-def test_the_properties_that_are_used() -> None:
+def test_a_filter_has_the_names_of_its_properties() -> None:
     assert SqlFilter("a > 5 AND (b = c OR NOT d)").properties == {"a", "b", "c", "d"}
     assert SqlFilter("TRUE").properties == frozenset()
 
 
-def test_equal_if_the_texts_are() -> None:
+def test_filters_are_equal_if_their_texts_are() -> None:
     assert SqlFilter("a = 1") == SqlFilter("a = 1")
     assert hash(SqlFilter("a = 1")) == hash(SqlFilter("a = 1"))
     assert SqlFilter("a = 1") != SqlFilter("a  = 1")
@@ -109,7 +109,7 @@ def test_equal_if_the_texts_are() -> None:
     assert SqlFilter("a = 1").digest() != SqlFilter("a  = 1").digest()
 
 
-def test_its_text_and_form() -> None:
+def test_str_and_repr_of_a_filter() -> None:
     selected = SqlFilter("a = 1")
     assert str(selected) == "a = 1"
     assert repr(selected) == "SqlFilter('a = 1')"
@@ -117,14 +117,14 @@ def test_its_text_and_form() -> None:
     assert selected.tree is SqlFilter("a = 1").tree
 
 
-def test_a_refused_expression_is_a_value_error_of_the_one_tree() -> None:
+def test_the_error_for_an_invalid_expression_is_a_value_error_and_a_rocketshim_error() -> None:
     with pytest.raises(ValueError, match="position 4") as caught:
         SqlFilter("a > 'x'")
     assert isinstance(caught.value, FilterSyntaxError)
     assert isinstance(caught.value, FilterError)
 
 
-def test_compiled_and_refused_expressions_are_kept_within_bounds() -> None:
+def test_the_cache_of_compiled_and_invalid_expressions_is_limited() -> None:
     for number in range(2 * CACHED_EXPRESSIONS):
         SqlFilter(f"a = {number}")
     assert sql_module._compile.cache_info().currsize == CACHED_EXPRESSIONS
@@ -133,7 +133,7 @@ def test_compiled_and_refused_expressions_are_kept_within_bounds() -> None:
     assert sql_module._compile.cache_info().hits == hits + 1
 
 
-def test_an_expression_refused_again_is_a_new_error_that_says_the_same() -> None:
+def test_a_cached_invalid_expression_raises_a_new_equal_error() -> None:
     caught = []
     for _ in range(3):
         hits = sql_module._compile.cache_info().hits
@@ -146,13 +146,13 @@ def test_an_expression_refused_again_is_a_new_error_that_says_the_same() -> None
     assert caught[2].__context__ is None
 
 
-def test_very_long_expressions_are_not_kept() -> None:
+def test_very_long_expressions_are_not_cached() -> None:
     size = sql_module._compile.cache_info().currsize
     SqlFilter("a = '" + "x" * 5_000 + "'")
     assert sql_module._compile.cache_info().currsize == size
 
 
-def test_threads_may_compile_and_match_at_once() -> None:
+def test_threads_may_compile_and_match_at_the_same_time() -> None:
     failures = []
     start = threading.Barrier(8)
 
@@ -171,7 +171,7 @@ def test_threads_may_compile_and_match_at_once() -> None:
     assert failures == []
 
 
-def test_filters_travel_to_other_processes() -> None:
+def test_filters_can_be_pickled() -> None:
     for each in (SqlFilter("a > 5"), TagFilter("a || b")):
         assert pickle.loads(pickle.dumps(each)) == each  # noqa: S301  # what was written one line before
 

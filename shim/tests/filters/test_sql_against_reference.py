@@ -1,7 +1,7 @@
-"""The closures against a plain recursive evaluator, over random expressions and properties.
+"""The compiled closures, compared with a simple recursive evaluator on random expressions and properties.
 
-The reference works on its own trees (tuples) and types its values as Java does; what it shares with the product is the
-reading of numbers from text, which has its own second opinion in `test_java_text.py`.
+The reference has its own trees (tuples) and types its values as Java does. It shares only the conversion of text to
+numbers with the product; `test_java_text.py` compares that with a second implementation.
 """
 
 import math
@@ -23,7 +23,7 @@ Properties = Mapping[str, str]
 
 
 class EvaluationFailure(Exception):  # noqa: N818  # the word of the rules
-    """The reference's own."""
+    """The evaluation error of the reference."""
 
 
 class Int32(int):
@@ -35,7 +35,7 @@ class Int64(int):
 
 
 def reference(node: Node, properties: Properties) -> Any:
-    """Java's value of a tree: None, str, bool, Int32, Int64 or float. Slow, and close to the rules' wording."""
+    """Return Java's value of a tree: None, str, bool, Int32, Int64 or float. Slow, but close to the rules' wording."""
     kind, *parts = node
     return FORMS[kind](*parts, properties)
 
@@ -151,7 +151,7 @@ def convert(text: str, parse: Callable[[str], Any]) -> Any:
 
 
 def java_compare(lhs: Any, rhs: Any) -> int:
-    """`compareTo` after conversion; −1 where the classes have nothing in common."""
+    """Return the result of `compareTo` after conversion; −1 if the classes have nothing in common."""
     parsers = {Int32: parse_int32, Int64: parse_int64, float: parse_double, bool: lambda text: text.lower() == "true"}
     if type(lhs) is not type(rhs):
         if isinstance(lhs, bool):
@@ -198,7 +198,7 @@ FORMS: dict[str, Callable[..., Any]] = {
 
 
 def render(node: Node) -> str:
-    """The tree as text, every operand in parentheses: what the grammar makes of it cannot differ."""
+    """Return the tree as text with every operand in parentheses, so that the grammar gives the same tree."""
     kind, *parts = node
     if kind == "literal":
         return render_literal(parts[0])
@@ -262,7 +262,7 @@ FLOATS = st.sampled_from([0.5, 5.0, 6.5, 2.0**53, 5e-324]) | st.floats(1e-300, 1
 
 @st.composite
 def conditions(draw: st.DrawFn, depth: int = 3) -> Node:
-    """A condition of at most this height, legal by construction."""
+    """Return a valid condition of at most this height."""
     form = draw(st.sampled_from(SIMPLE if depth <= 1 else SIMPLE + NESTED))
     return form(draw, depth)
 
@@ -276,7 +276,7 @@ def number(draw: st.DrawFn) -> Node:
 
 
 def orderable(draw: st.DrawFn, depth: int) -> Node:
-    """What may stand beside `<`: a property, a number, or a minus before anything."""
+    """Return a valid operand of `<`: a property, a number, or a minus before anything."""
     kind = draw(st.integers(0, 7))
     if kind < 3:
         return property_(draw)
@@ -286,7 +286,7 @@ def orderable(draw: st.DrawFn, depth: int) -> Node:
 
 
 def value(draw: st.DrawFn, depth: int) -> Node:
-    """What may stand beside `=`: anything but NULL."""
+    """Return a valid operand of `=`: anything but NULL."""
     kind = draw(st.integers(0, 9))
     if kind < 6:
         return orderable(draw, depth)
@@ -296,7 +296,7 @@ def value(draw: st.DrawFn, depth: int) -> Node:
 
 
 def logical(draw: st.DrawFn, depth: int) -> Node:
-    """What may stand beside AND: a condition, a property, or a truth value."""
+    """Return a valid operand of AND: a condition, a property, or a truth value."""
     kind = draw(st.integers(0, 9))
     if kind == 0:
         return ("literal", draw(st.sampled_from([True, False, None])))
@@ -311,12 +311,12 @@ def ordering_form(draw: st.DrawFn, depth: int) -> Node:
 def equality_form(draw: st.DrawFn, depth: int) -> Node:
     left, right = value(draw, depth), value(draw, depth)
     if is_literal(left, bool) and is_literal(right) and not is_literal(right, bool):
-        left, right = right, left  # a boolean literal on the left takes no other literal
+        left, right = right, left  # a boolean literal on the left allows no other literal on the right
     return ("compare", draw(st.sampled_from(["=", "<>"])), left, right)
 
 
 def plain_form(draw: st.DrawFn, _depth: int) -> Node:
-    """A property against a number: what people write."""
+    """Return a comparison of a property with a number, the most common condition."""
     operator = draw(st.sampled_from(["=", "<>", "<", "<=", ">", ">="]))
     return ("compare", operator, property_(draw), number(draw))
 
@@ -325,7 +325,7 @@ def between_form(draw: st.DrawFn, depth: int) -> Node:
     kind = draw(st.sampled_from(["between", "not between"]))
     low, high = orderable(draw, depth), orderable(draw, depth)
     if is_literal(low) and is_literal(high) and float(low[1]) > float(high[1]):
-        low, high = high, low  # two literals must not be the wrong way round
+        low, high = high, low  # the lower of two literals must come first
     return (kind, orderable(draw, depth), low, high)
 
 

@@ -1,4 +1,4 @@
-"""The tree as other modules walk it."""
+"""The tree, as other modules use it."""
 
 from rocketshim.filters import sql_ast
 from rocketshim.filters.sql_ast import And, Compare, Literal, LiteralType, Negate, Not, Operator, Property, Truth
@@ -17,7 +17,7 @@ def test_property_names_are_collected_from_every_form() -> None:
     assert sql_ast.property_names(tree) == set("abcdefghijk")
 
 
-def test_a_literal_null_and_truth_values_are_boolean_values_are_not() -> None:
+def test_null_and_truth_values_are_boolean_and_other_values_are_not() -> None:
     assert sql_ast.is_boolean(Literal(None, LiteralType.NULL))
     assert sql_ast.is_boolean(Literal(value=True, type=LiteralType.BOOLEAN))
     assert sql_ast.is_boolean(Truth(Property("a")))
@@ -26,13 +26,13 @@ def test_a_literal_null_and_truth_values_are_boolean_values_are_not() -> None:
     assert not sql_ast.is_boolean(Literal("TRUE", LiteralType.STRING))
 
 
-def test_nodes_are_equal_wherever_they_stand() -> None:
+def test_nodes_at_different_positions_are_equal() -> None:
     assert parse("a = 1") == parse("  (a) =  1 ")
     assert parse("a = 1") == Compare(Operator.EQUAL, Property("a"), Literal(1, LiteralType.INTEGER))
     assert hash(parse("NOT a")) == hash(Not(Truth(Property("a"))))
 
 
-def test_nodes_know_their_text() -> None:
+def test_nodes_have_the_position_of_their_text() -> None:
     text = "a = 1 AND (b > - 2 OR NOT c)"
     tree = parse(text)
     assert isinstance(tree, And)
@@ -41,6 +41,6 @@ def test_nodes_know_their_text() -> None:
     assert text[compared.start : compared.end] == "- 2"
 
 
-def test_only_four_operators_order() -> None:
+def test_only_four_operators_compare_by_order() -> None:
     ordering = {operator.value for operator in Operator if operator.is_ordering}
     assert ordering == {">", ">=", "<", "<="}

@@ -1,4 +1,4 @@
-"""Evaluation, rule by rule."""
+"""The evaluator, rule by rule."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def fails(expression: str, **properties: str) -> str:
 
 
 @pytest.mark.parametrize("text", ["6", "+6", "-6", "007", "-0", "٣", "2147483647", "-2147483648"])
-def test_beside_a_32_bit_literal_a_property_must_be_a_32_bit_integer(text: str) -> None:
+def test_a_property_compared_with_a_32_bit_literal_must_be_a_32_bit_integer(text: str) -> None:
     for operator in (">", ">=", "<", "<=", "=", "<>"):
         assert evaluate(f"a {operator} 5", a=text) is not None
 
@@ -31,7 +31,7 @@ def test_beside_a_32_bit_literal_a_property_must_be_a_32_bit_integer(text: str) 
 @pytest.mark.parametrize(
     "text", ["6.5", "3000000000", " 6", "6 ", "6L", "0x6", "1e3", "x", "six", "1_000", "𝟓", "+", "-"]
 )
-def test_anything_else_beside_a_32_bit_literal_is_an_evaluation_error(text: str) -> None:
+def test_any_other_text_compared_with_a_32_bit_literal_is_an_evaluation_error(text: str) -> None:
     for operator in (">", ">=", "<", "<=", "=", "<>"):
         message = fails(f"a {operator} 5", a=text)
         assert "property a" in message
@@ -41,12 +41,12 @@ def test_anything_else_beside_a_32_bit_literal_is_an_evaluation_error(text: str)
         fails("a BETWEEN 1 AND 5", a=text)
 
 
-def test_a_literal_is_of_32_bit_if_it_fits_whatever_the_suffix() -> None:
+def test_a_literal_has_32_bits_if_it_fits_with_any_suffix() -> None:
     fails("a > 5L", a="3000000000")
     assert evaluate("a > 2147483648", a="3000000000") is True
 
 
-def test_beside_a_64_bit_literal_a_property_must_be_a_64_bit_integer() -> None:
+def test_a_property_compared_with_a_64_bit_literal_must_be_a_64_bit_integer() -> None:
     assert evaluate("a > 3000000000", a="9223372036854775807") is True
     assert evaluate("a > 3000000000", a="-9223372036854775808") is False
     assert "64-bit" in fails("a > 3000000000", a="9223372036854775808")
@@ -54,7 +54,7 @@ def test_beside_a_64_bit_literal_a_property_must_be_a_64_bit_integer() -> None:
 
 
 @pytest.mark.parametrize("text", ["6", "6.", ".6e1", " 6 ", "\t6\n", "6d", "6F", "0x1.8p2", "6e0", "+6"])
-def test_beside_a_float_literal_any_java_double_text_will_do(text: str) -> None:
+def test_a_property_compared_with_a_float_literal_may_be_any_java_double_text(text: str) -> None:
     assert evaluate("a = 6.0", a=text) is True
     assert evaluate("a > 5.5", a=text) is True
     assert evaluate("5.5 < a", a=text) is True
@@ -62,7 +62,7 @@ def test_beside_a_float_literal_any_java_double_text_will_do(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "6L", "6dd", "nan", "inf", "1_0", "٣", "\u00a06", "0x6", "."])
-def test_other_texts_beside_a_float_literal_are_evaluation_errors(text: str) -> None:
+def test_other_texts_compared_with_a_float_literal_are_evaluation_errors(text: str) -> None:
     assert "not a double" in fails("a > 5.5", a=text)
 
 
@@ -82,7 +82,7 @@ def test_nan_and_infinity_are_greater_than_every_float_literal(text: str) -> Non
 @pytest.mark.parametrize(
     ("text", "value"), [("true", True), ("TRUE", True), ("yes", False), ("1", False), (" true", False)]
 )
-def test_beside_a_boolean_literal_no_text_is_an_error(text: str, value: str) -> None:
+def test_no_text_compared_with_a_boolean_literal_is_an_error(text: str, value: str) -> None:
     assert evaluate("a = TRUE", a=text) is value
     assert evaluate("a = FALSE", a=text) is not value
     assert evaluate("a <> TRUE", a=text) is not value
@@ -95,26 +95,26 @@ def test_a_boolean_literal_on_the_left_is_an_evaluation_error_for_every_text() -
         fails("FALSE <> a", a=text)
 
 
-def test_but_not_for_a_missing_property() -> None:
+def test_a_boolean_literal_on_the_left_is_not_an_error_for_a_missing_property() -> None:
     assert evaluate("TRUE = a") is False
     assert evaluate("TRUE <> a") is True
 
 
-def test_two_properties_are_equal_as_texts() -> None:
+def test_equality_of_two_properties_compares_texts() -> None:
     assert evaluate("a = b", a="5", b="5") is True
     assert evaluate("a = b", a="5", b="5.0") is False
     assert evaluate("a <> b", a="5", b="05") is True
 
 
-def test_two_properties_are_ordered_as_doubles() -> None:
+def test_the_order_of_two_properties_compares_doubles() -> None:
     assert evaluate("a > b", a="10", b="9") is True
     assert evaluate("a >= b", a="5", b="5.0") is True
-    assert evaluate("a < b", a="-0.0", b="0.0") is True  # as Double.compareTo has it
+    assert evaluate("a < b", a="-0.0", b="0.0") is True  # as in Double.compareTo
     assert evaluate("a >= b", a="NaN", b="NaN") is True
     assert evaluate("a > b", a="NaN", b="Infinity") is True
 
 
-def test_or_else_that_is_an_evaluation_error() -> None:
+def test_ordering_two_properties_that_are_not_doubles_is_an_evaluation_error() -> None:
     assert "'x'" in fails("a > b", a="x", b="5")
     assert "'x'" in fails("a > b", a="5", b="x")
 
@@ -127,7 +127,7 @@ def test_strings_are_compared_exactly() -> None:
     assert evaluate("'5' = a", a="5") is True
 
 
-def test_values_may_be_of_any_script() -> None:
+def test_values_may_have_characters_of_any_script() -> None:
     assert evaluate("a = 'é😀'", a="é😀") is True
     assert evaluate("a CONTAINS '😀'", a="é😀") is True
 
@@ -139,7 +139,7 @@ OPERANDS = {"TRUE": True, "FALSE": False, "NULL": None}
 
 @pytest.mark.parametrize("left", OPERANDS)
 @pytest.mark.parametrize("right", OPERANDS)
-def test_and_false_wins_then_unknown(left: str, right: str) -> None:
+def test_and_is_false_if_any_side_is_false_else_unknown_if_any_is_unknown(left: str, right: str) -> None:
     values = {OPERANDS[left], OPERANDS[right]}
     expected = False if False in values else None if None in values else True
     assert evaluate(f"{left} AND {right}") is expected
@@ -148,7 +148,7 @@ def test_and_false_wins_then_unknown(left: str, right: str) -> None:
 
 @pytest.mark.parametrize("left", OPERANDS)
 @pytest.mark.parametrize("right", OPERANDS)
-def test_or_true_wins_then_unknown(left: str, right: str) -> None:
+def test_or_is_true_if_any_side_is_true_else_unknown_if_any_is_unknown(left: str, right: str) -> None:
     values = {OPERANDS[left], OPERANDS[right]}
     expected = True if True in values else None if None in values else False
     assert evaluate(f"{left} OR {right}") is expected
@@ -193,7 +193,7 @@ def test_an_unknown_left_side_of_an_ordering_hides_an_error_on_the_right() -> No
     fails("c > -(b > 5)", b="x", c="1")
 
 
-def test_equality_both_missing_is_true() -> None:
+def test_equality_with_both_sides_missing_is_true() -> None:
     assert evaluate("a = b") is True
     assert evaluate("a <> b") is False
 
@@ -210,7 +210,7 @@ def test_equality_with_only_the_right_missing_is_false(left: str) -> None:
     assert evaluate(f"{left} <> b", a="x") is True
 
 
-def test_equality_looks_at_both_sides_even_if_the_left_is_unknown() -> None:
+def test_equality_evaluates_both_sides_even_if_the_left_is_unknown() -> None:
     fails("-(a = 1) = (b > 5)", a="1", b="x")
 
 
@@ -242,13 +242,13 @@ def test_text_tests_and_their_not_forms_are_false_on_a_missing_property(operatio
 
 @pytest.mark.parametrize("operation", ["CONTAINS", "STARTSWITH", "ENDSWITH"])
 @pytest.mark.parametrize("value", ["5", "5.5", "TRUE", "NULL", "-5", "-a", "(b = 'x')"])
-def test_text_tests_are_false_on_what_is_no_text(operation: str, value: str) -> None:
+def test_text_tests_are_false_on_values_that_are_not_text(operation: str, value: str) -> None:
     assert evaluate(f"{value} {operation} '5'", a="5") is False
     assert evaluate(f"{value} NOT {operation} '5'", a="5") is False
 
 
 @pytest.mark.parametrize("operation", ["CONTAINS", "STARTSWITH", "ENDSWITH"])
-def test_text_tests_are_false_on_an_empty_search_text_without_looking(operation: str) -> None:
+def test_text_tests_with_an_empty_search_text_are_false_without_evaluation(operation: str) -> None:
     assert evaluate(f"a {operation} ''", a="x") is False
     assert evaluate(f"a NOT {operation} ''", a="x") is False
     assert evaluate(f"(a > 5) {operation} ''", a="x") is False
@@ -256,7 +256,7 @@ def test_text_tests_are_false_on_an_empty_search_text_without_looking(operation:
 
 def test_text_tests_of_literals_and_of_tests() -> None:
     assert evaluate("'xyz' CONTAINS 'y'") is True
-    assert evaluate("a CONTAINS 'x' CONTAINS 'x'", a="x") is False  # a truth value is no text
+    assert evaluate("a CONTAINS 'x' CONTAINS 'x'", a="x") is False  # a truth value is not a text
 
 
 # --- between ------------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_between_with_a_missing_property_is_unknown() -> None:
     assert evaluate("a NOT BETWEEN 1 AND 5") is None
 
 
-def test_between_is_two_comparisons_with_their_short_circuit() -> None:
+def test_between_is_two_comparisons_with_short_circuiting() -> None:
     assert evaluate("a BETWEEN low AND high", a="5", low="6", high="x") is False
     assert evaluate("a BETWEEN low AND high", a="5", high="4") is False
     assert evaluate("a BETWEEN low AND high", a="5", high="6") is None
@@ -288,7 +288,7 @@ def test_each_bound_converts_the_property_to_its_own_type() -> None:
     fails("a BETWEEN 1 AND 3000000000", a="2999999999")
 
 
-def test_between_bounds_that_could_not_be_checked_may_be_the_wrong_way_round() -> None:
+def test_between_bounds_that_are_not_checked_may_be_in_the_wrong_order() -> None:
     assert evaluate("a BETWEEN -5 AND -10", a="-7") is False
     assert evaluate("a NOT BETWEEN 5 AND 1", a="3") is True
 
@@ -296,7 +296,7 @@ def test_between_bounds_that_could_not_be_checked_may_be_the_wrong_way_round() -
 # --- short circuit and errors -------------------------------------------------------------------------------------
 
 
-def test_evaluation_goes_from_left_to_right_and_stops_when_decided() -> None:
+def test_evaluation_goes_from_left_to_right_and_stops_when_the_result_is_known() -> None:
     assert evaluate("b = 'x' OR a > 5", a="bad", b="x") is True
     fails("a > 5 OR b = 'x'", a="bad", b="x")
     assert evaluate("b = 'y' AND a > 5", a="bad", b="x") is False
@@ -304,7 +304,7 @@ def test_evaluation_goes_from_left_to_right_and_stops_when_decided() -> None:
     assert evaluate("b = 'y' OR b = 'x' OR a > 5", a="bad", b="x") is True
 
 
-def test_unknown_does_not_stop_it() -> None:
+def test_unknown_does_not_stop_the_evaluation() -> None:
     fails("c = 'x' OR a > 5", a="bad")
     fails("c = 'x' AND a > 5", a="bad")
 
@@ -314,7 +314,7 @@ def test_an_error_ends_the_whole_expression(wrapper: str) -> None:
     fails(wrapper.format("a > 5"), a="bad")
 
 
-def test_messages_name_the_comparison_and_cut_long_texts() -> None:
+def test_error_messages_name_the_comparison_and_shorten_long_texts() -> None:
     message = fails("b = 'x' AND a > 5", a="z" * 100_000, b="x")
     assert "in a > 5" in message
     assert len(message) < 200
@@ -363,7 +363,7 @@ def test_two_minus_signs_without_a_line_end_are_two_minus_signs() -> None:
     assert evaluate("a > --5", a="6") is True
 
 
-# --- what nobody writes -------------------------------------------------------------------------------------------
+# --- unusual expressions ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -424,6 +424,6 @@ def test_truth_values_are_compared_with_each_other_and_with_texts_on_the_left() 
     assert evaluate("(a > 5) IS NULL") is True
 
 
-def test_a_value_is_no_condition() -> None:
+def test_a_value_is_not_a_condition() -> None:
     with pytest.raises(TypeError, match="not a condition"):
         compile_test(Property("a"), "a")

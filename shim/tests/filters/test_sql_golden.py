@@ -1,8 +1,8 @@
-"""What RocketMQ 5.3.3's own filter module answers, measured: `[expression, properties, answer, left-over position?]`.
+"""Measured results of RocketMQ 5.3.3's filter module: `[expression, properties, answer, left-over position?]`.
 
-Answers are TRUE, FALSE, NULL (unknown), ERROR (evaluation fails) and SYNTAX (does not compile). A fourth column marks
-the one difference on purpose: RocketMQ ignores the text from that position on, and gives its answer for what comes
-before; here it is a syntax error at that position.
+An answer is TRUE, FALSE, NULL (unknown), ERROR (evaluation fails) or SYNTAX (does not compile). A fourth column marks
+the one intended difference: RocketMQ ignores the text from that position on and gives the answer for the text before
+it; here it is a syntax error at that position.
 """
 
 import json
@@ -33,14 +33,14 @@ def answer(expression: str, properties: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("outcome", ["TRUE", "FALSE", "NULL", "ERROR", "SYNTAX"])
-def test_answers_are_rocketmqs(outcome: str) -> None:
+def test_answers_are_those_of_rocketmq(outcome: str) -> None:
     cases = [case for case in SAME if case[2] == outcome]
     assert len(cases) > 200
     differing = [(case, got) for case in cases if (got := answer(case[0], case[1])) != outcome]
     assert differing == []
 
 
-def test_only_true_selects_and_headers_say_the_same() -> None:
+def test_only_true_selects_and_headers_give_the_same_result() -> None:
     for expression, properties, outcome in SAME:
         if outcome == "SYNTAX":
             continue
@@ -51,7 +51,7 @@ def test_only_true_selects_and_headers_say_the_same() -> None:
 
 
 @pytest.mark.parametrize(("expression", "properties", "outcome", "position"), LEFT_OVER)
-def test_text_that_rocketmq_ignores_is_refused(
+def test_text_that_rocketmq_ignores_is_a_syntax_error(
     expression: str, properties: dict[str, str], outcome: str, position: int
 ) -> None:
     with pytest.raises(FilterSyntaxError) as caught:

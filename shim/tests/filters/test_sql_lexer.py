@@ -1,4 +1,4 @@
-"""The words of an expression, as RocketMQ's token manager cuts them."""
+"""The tokens of an expression are those of RocketMQ's token manager."""
 
 import pytest
 from hypothesis import given
@@ -26,11 +26,11 @@ def test_integers_with_an_optional_suffix(text: str) -> None:
     assert cut(text) == [("INTEGER", text)]
 
 
-def test_zero_takes_no_suffix() -> None:
+def test_zero_has_no_suffix() -> None:
     assert cut("0L") == [("INTEGER", "0"), ("NAME", "L")]
 
 
-def test_a_number_ends_where_no_longer_one_fits() -> None:
+def test_the_longest_possible_number_is_taken() -> None:
     assert cut("5E") == [("INTEGER", "5"), ("NAME", "E")]
     assert cut("5.E") == [("FLOAT", "5."), ("NAME", "E")]
     assert cut("5..5") == [("FLOAT", "5."), ("FLOAT", ".5")]
@@ -39,17 +39,17 @@ def test_a_number_ends_where_no_longer_one_fits() -> None:
     assert cut("5AND") == [("INTEGER", "5"), ("AND", "AND")]
 
 
-def test_leading_zeros_make_no_integer() -> None:
+def test_digits_with_leading_zeros_are_not_an_integer() -> None:
     assert cut("007") == [("INTEGER", "0"), (ILLEGAL, "07")]
 
 
-def test_a_minus_never_belongs_to_a_number() -> None:
+def test_a_minus_is_never_part_of_a_number() -> None:
     assert cut("-5") == [("MINUS", "-"), ("INTEGER", "5")]
     assert cut("a-5") == [("NAME", "a"), ("MINUS", "-"), ("INTEGER", "5")]
 
 
 @pytest.mark.parametrize("keyword", sorted(KEYWORDS))
-def test_keywords_in_any_case(keyword: str) -> None:
+def test_keywords_are_case_insensitive(keyword: str) -> None:
     for text in (keyword, keyword.lower(), keyword.title()):
         assert cut(text) == [(keyword, text)]
 
@@ -70,7 +70,7 @@ def test_symbols(symbol: str) -> None:
     assert cut(symbol) == [(SYMBOLS[symbol], symbol)]
 
 
-def test_the_longest_symbol_wins() -> None:
+def test_the_longest_symbol_is_taken() -> None:
     assert kinds("<=>") == ["LESS_OR_EQUAL", "GREATER"]
     assert kinds("<>=") == ["NOT_EQUAL", "EQUAL"]
     assert kinds("><") == ["GREATER", "LESS"]
@@ -119,12 +119,12 @@ def test_a_block_comment_that_is_not_closed_is_illegal(text: str) -> None:
     assert cut(f"a {text}") == [("NAME", "a"), (ILLEGAL, "/")]
 
 
-def test_tokens_know_where_they_stand() -> None:
+def test_tokens_have_their_positions() -> None:
     tokens = list(SqlLexer().lex(" a /* */ >= 'x' "))
     assert [(token.start_pos, token.end_pos) for token in tokens] == [(1, 2), (9, 11), (12, 15)]
 
 
-def test_open_parentheses_are_counted_at_one_place_not_over_the_text() -> None:
+def test_the_limit_counts_open_parentheses_at_one_position_not_in_the_whole_text() -> None:
     deepest = "(" * MAX_NESTING + ")" * MAX_NESTING
     assert len(cut(deepest * 3)) == 6 * MAX_NESTING
     with pytest.raises(FilterSyntaxError, match="at most 100 nested levels") as caught:
@@ -134,7 +134,7 @@ def test_open_parentheses_are_counted_at_one_place_not_over_the_text() -> None:
 
 
 @given(st.text(st.sampled_from("ab05lLeE.'-/*\n\r \t()<>=,+_$é\x00")) | st.text())
-def test_what_lies_between_tokens_is_blanks_and_comments(text: str) -> None:
+def test_the_text_between_tokens_is_blanks_and_comments(text: str) -> None:
     position = 0
     for token in SqlLexer().lex(text):
         assert text[token.start_pos : token.end_pos] == str(token)

@@ -1,4 +1,4 @@
-"""Grammar, compile-time rules, positions of errors, limits, and what happens to garbage."""
+"""The parser: grammar, compile-time rules, positions of errors, limits, and invalid input."""
 
 import random
 import sys
@@ -51,7 +51,7 @@ def refused(text: str) -> FilterSyntaxError:
 # --- precedence ---------------------------------------------------------------------------------------------------
 
 
-def test_or_is_weaker_than_and() -> None:
+def test_or_has_lower_precedence_than_and() -> None:
     assert parse("a = 1 OR b = 2 AND c = 3") == Or((equal("a", 1), And((equal("b", 2), equal("c", 3)))))
 
 
@@ -63,7 +63,7 @@ def test_chains_are_flat() -> None:
     assert parse("a = 1 OR b = 2 OR c = 3") == Or((equal("a", 1), equal("b", 2), equal("c", 3)))
 
 
-def test_equality_is_weaker_than_comparison() -> None:
+def test_equality_has_lower_precedence_than_comparison() -> None:
     assert parse("a = b > 5") == Compare(
         Operator.EQUAL, Property("a"), Compare(Operator.GREATER, Property("b"), integer(5))
     )
@@ -76,13 +76,13 @@ def test_equality_chains_to_the_left() -> None:
     assert parse("a = b IS NULL") == IsNull(Compare(Operator.EQUAL, Property("a"), Property("b")), negated=False)
 
 
-def test_not_binds_to_its_operand_alone() -> None:
+def test_not_applies_only_to_its_operand() -> None:
     assert parse("NOT a = 1") == Compare(Operator.EQUAL, Not(Truth(Property("a"))), integer(1))
     assert parse("NOT a IS NULL") == IsNull(Not(Truth(Property("a"))), negated=False)
     assert parse("NOT (a = 1)") == Not(equal("a", 1))
 
 
-def test_and_of_between_is_not_the_logical_one() -> None:
+def test_the_and_of_between_is_not_the_logical_operator() -> None:
     assert parse("a BETWEEN 1 AND 2 AND b = 3") == And(
         (Between(Property("a"), integer(1), integer(2), negated=False), equal("b", 3))
     )
@@ -117,7 +117,7 @@ def test_between_and_not_between() -> None:
     assert parse("a NOT BETWEEN 1 AND b") == Between(Property("a"), integer(1), Property("b"), negated=True)
 
 
-def test_a_plus_sign_leaves_no_trace() -> None:
+def test_a_plus_sign_has_no_node() -> None:
     assert parse("+ +a = + 5") == equal("a", 5)
 
 
@@ -166,7 +166,7 @@ def test_now_is_a_property_name_like_any_other() -> None:
         ("true", True, LiteralType.BOOLEAN),
     ],
 )
-def test_literals_and_their_types_whatever_the_suffix(text: str, value: Any, kind: LiteralType) -> None:
+def test_literals_and_their_types_with_any_suffix(text: str, value: Any, kind: LiteralType) -> None:
     tree = parse(f"a = {text}")
     assert isinstance(tree, Compare)
     assert tree.right == Literal(value, kind)
@@ -174,18 +174,18 @@ def test_literals_and_their_types_whatever_the_suffix(text: str, value: Any, kin
 
 
 @pytest.mark.parametrize("text", ["9223372036854775808", "9223372036854775808L", "9" * 5000])
-def test_integers_beyond_64_bit_are_refused(text: str) -> None:
+def test_integers_of_more_than_64_bits_are_rejected(text: str) -> None:
     error = refused(f"a = {text}")
     assert (error.position, error.token) == (4, text)
     assert "64 bit" in error.expected
 
 
-def test_so_the_lowest_64_bit_integer_cannot_be_written() -> None:
+def test_the_lowest_64_bit_integer_cannot_be_written() -> None:
     assert refused("a = -9223372036854775808").position == 5
 
 
 @pytest.mark.parametrize("text", ["1e400", "1.8e308", "0.0", "0.", ".0", "0E5", "2e-324", "1e-400"])
-def test_floats_that_are_infinite_or_below_the_smallest_positive_double_are_refused(text: str) -> None:
+def test_floats_that_are_infinite_or_below_the_smallest_positive_double_are_rejected(text: str) -> None:
     error = refused(f"a = {text}")
     assert (error.position, error.token) == (4, text)
 
@@ -195,23 +195,23 @@ def test_floats_that_are_infinite_or_below_the_smallest_positive_double_are_refu
 
 @pytest.mark.parametrize("operator", [">", ">=", "<", "<="])
 @pytest.mark.parametrize("operand", ["'x'", "TRUE", "NULL", "('x')", "(b = 1)", "(b CONTAINS 'x')", "NOT b"])
-def test_ordering_takes_no_string_boolean_null_or_condition(operator: Operator, operand: str) -> None:
+def test_ordering_rejects_a_string_boolean_null_or_condition(operator: Operator, operand: str) -> None:
     assert "number or a property" in refused(f"a {operator} {operand}").expected
     assert "number or a property" in refused(f"{operand} {operator} a").expected
 
 
-def test_orderings_do_not_chain() -> None:
+def test_ordering_operators_cannot_be_chained() -> None:
     assert refused("1 < a < 5").position == 0
 
 
 @pytest.mark.parametrize("operand", ["'x'", "TRUE", "NULL", "(b = 1)"])
-def test_between_takes_no_string_boolean_null_or_condition(operand: str) -> None:
+def test_between_rejects_a_string_boolean_null_or_condition(operand: str) -> None:
     for text in (f"a BETWEEN {operand} AND 5", f"a BETWEEN 1 AND {operand}", f"{operand} BETWEEN 1 AND 5"):
         refused(text)
         refused(text.replace("BETWEEN", "NOT BETWEEN"))
 
 
-def test_between_refuses_two_literals_the_wrong_way_round() -> None:
+def test_between_rejects_two_literals_in_the_wrong_order() -> None:
     error = refused("a BETWEEN 5 AND 1")
     assert (error.position, error.token) == (16, "1")
     refused("a BETWEEN (5.5) AND 5")
@@ -220,19 +220,19 @@ def test_between_refuses_two_literals_the_wrong_way_round() -> None:
     parse("a BETWEEN 9007199254740993 AND 9007199254740992.0")  # equal as doubles
 
 
-def test_bounds_that_are_no_two_literals_are_not_compared() -> None:
+def test_bounds_are_not_compared_unless_both_are_literals() -> None:
     parse("a BETWEEN -5 AND -10")
     parse("a BETWEEN b AND 1")
     parse("a NOT BETWEEN 5 AND 1")
 
 
 @pytest.mark.parametrize("text", ["a = NULL", "NULL = a", "a <> NULL", "(a = 1) = NULL", "NULL = NULL", "a = (NULL)"])
-def test_null_is_not_compared(text: str) -> None:
+def test_null_cannot_be_compared(text: str) -> None:
     assert "NULL" in refused(text).token
 
 
 @pytest.mark.parametrize("text", ["TRUE = 5", "FALSE = 'x'", "TRUE <> 5.5", "(TRUE) = 3000000000"])
-def test_a_boolean_literal_on_the_left_takes_no_other_literal(text: str) -> None:
+def test_a_boolean_literal_on_the_left_rejects_another_literal(text: str) -> None:
     assert "beside a boolean literal" in refused(text).expected
 
 
@@ -242,32 +242,32 @@ def test_other_comparisons_with_booleans_compile(text: str) -> None:
 
 
 @pytest.mark.parametrize("operand", ["5", "'x'", "-a", "(a = 1)", "NOT a", "a CONTAINS 'x'"])
-def test_in_takes_a_property_only(operand: str) -> None:
+def test_in_needs_a_property(operand: str) -> None:
     assert refused(f"{operand} IN ('x')").expected == "a property before IN"
     assert refused(f"{operand} NOT IN ('x')").expected == "a property before IN"
 
 
 @pytest.mark.parametrize("items", ["()", "(5)", "(a)", "('x',)", "('x' 'y')", "('x', NULL)", "'x'", "('x'"])
-def test_in_takes_a_list_of_strings_that_is_not_empty(items: str) -> None:
+def test_in_needs_a_list_of_strings_that_is_not_empty(items: str) -> None:
     refused(f"a IN {items}")
     refused(f"a NOT IN {items}")
 
 
 @pytest.mark.parametrize("operation", ["CONTAINS", "STARTSWITH", "ENDSWITH"])
 @pytest.mark.parametrize("search", ["5", "b", "TRUE", "NULL", "('x')", ""])
-def test_text_tests_take_a_string_literal_only(operation: TextOperation, search: str) -> None:
+def test_text_tests_need_a_string_literal(operation: TextOperation, search: str) -> None:
     assert refused(f"a {operation} {search}").expected == "a string in single quotes"
 
 
 @pytest.mark.parametrize("text", ["5", "'x'", "5.5", "-a", "- 5", "(5)", "+5"])
-def test_the_whole_is_a_condition_or_a_bare_property(text: str) -> None:
+def test_the_whole_expression_must_be_a_condition_or_a_bare_property(text: str) -> None:
     error = refused(text)
     assert error.expected == "a condition as the whole expression"
     assert error.position == 0
 
 
 @pytest.mark.parametrize("text", ["5 AND a", "a OR 'x'", "a = 1 AND -a", "NOT 5", "NOT 'x'", "NOT -a"])
-def test_logic_takes_conditions_and_bare_properties(text: str) -> None:
+def test_logical_operators_need_conditions_or_bare_properties(text: str) -> None:
     assert refused(text).expected.startswith("a condition")
 
 
@@ -333,13 +333,13 @@ def test_text_left_over_after_a_complete_expression_is_an_error(
         ("a = /* x", 4, "/", "a string"),
     ],
 )
-def test_errors_say_where_what_and_what_was_expected(text: str, position: int, token: str, expected: object) -> None:
+def test_errors_have_position_token_and_expectation(text: str, position: int, token: str, expected: object) -> None:
     error = refused(text)
     assert (error.position, error.token) == (position, token)
     assert expected in error.expected
 
 
-def test_messages_show_no_more_than_the_start_of_a_long_token() -> None:
+def test_error_messages_contain_only_the_start_of_a_long_token() -> None:
     error = refused("a = '" + "x" * 20_000)
     assert len(error.token) == 20_001
     assert len(str(error)) < 400
@@ -348,7 +348,7 @@ def test_messages_show_no_more_than_the_start_of_a_long_token() -> None:
 # --- limits -------------------------------------------------------------------------------------------------------
 
 
-def test_the_longest_expression_and_one_more() -> None:
+def test_the_longest_expression_is_accepted_and_one_more_character_is_not() -> None:
     head = "a = 'x' OR b = '"
     longest = head + "x" * (MAX_EXPRESSION_CHARACTERS - len(head) - 1) + "'"
     assert len(longest) == MAX_EXPRESSION_CHARACTERS
@@ -377,13 +377,13 @@ def test_nesting_is_limited(nested: Callable[[int], str]) -> None:
     assert error.expected == "at most 100 nested levels"
 
 
-def test_a_thousand_alternatives_are_no_nesting() -> None:
+def test_a_thousand_alternatives_are_not_nested() -> None:
     tree = parse(" OR ".join(f"a = {number}" for number in range(1000)))
     assert isinstance(tree, Or)
     assert len(tree.terms) == 1000
 
 
-# --- garbage ------------------------------------------------------------------------------------------------------
+# --- invalid input ------------------------------------------------------------------------------------------------
 
 PIECES = [
     *("a", "b", "$x", "5", "5.", "0", "007", "1e", "l", ".", "E5", "'x'", "'", "''", "(", ")", "-", "--", "/*", "*/"),
@@ -398,7 +398,7 @@ SEEDS = [
 
 
 def garbage(source: random.Random, count: int) -> Iterator[str]:
-    """Random bytes, random words, and expressions that someone has scratched at."""
+    """Return random characters, random words, or an expression with random changes."""
     for number in range(count):
         kind = number % 3
         if kind == 0:
@@ -423,7 +423,7 @@ def syntax_error_of(text: str) -> FilterSyntaxError | None:
 
 def check_garbage(seed: int, count: int) -> None:
     compiled = 0
-    for text in garbage(random.Random(seed), count):  # noqa: S311  # a test's, not a secret's
+    for text in garbage(random.Random(seed), count):  # noqa: S311  # for a test, not for security
         error = syntax_error_of(text)
         if error is None:
             compiled += 1
@@ -431,15 +431,15 @@ def check_garbage(seed: int, count: int) -> None:
             assert 0 <= error.position <= len(text)
             assert text[error.position : error.position + len(error.token)] == error.token
             assert error.expected
-    assert compiled > count / 500  # not everything is refused, or this would prove little
+    assert compiled > count / 500  # if every text were invalid, this would prove little
 
 
-def test_garbage_gives_a_syntax_error_or_a_tree() -> None:
+def test_invalid_input_gives_a_syntax_error_or_a_tree() -> None:
     check_garbage(seed=20_251_121, count=20_000)
 
 
 @pytest.mark.long
-def test_a_million_pieces_of_garbage_give_a_syntax_error_or_a_tree() -> None:
+def test_a_million_random_inputs_give_a_syntax_error_or_a_tree() -> None:
     check_garbage(seed=1, count=1_000_000)
 
 
@@ -451,7 +451,7 @@ SHAPES = [
 
 
 def count_calls(text: str) -> int:
-    """How many functions, Python's and C's, run while a text is parsed: work without a clock."""
+    """Return the number of Python and C function calls while a text is parsed: a measure of work without a clock."""
     calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -470,14 +470,14 @@ def count_calls(text: str) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_work_grows_no_faster_than_the_text(shape: str) -> None:
-    parse("a")  # the parser's tables are built
+def test_work_is_linear_in_the_length_of_the_text(shape: str) -> None:
+    parse("a")  # builds the parser's tables
     repeats = 4_000 // len(shape)
     once, twice, four_times = (count_calls(shape * (repeats * factor)) for factor in (1, 2, 4))
     assert twice <= 2 * once + 500
     assert four_times <= 2 * twice + 500
 
 
-def test_a_list_of_thousands_of_strings_is_read_in_one_go() -> None:
+def test_a_list_of_thousands_of_strings_is_parsed() -> None:
     once, twice = (count_calls("a IN (" + "'x'," * repeats + "'y')") for repeats in (2_000, 4_000))
     assert twice <= 2 * once + 500

@@ -28,7 +28,7 @@ def test_none_empty_and_star_select_everything(expression: str) -> None:
     assert everything.matches_headers([("TAGS", b"A")])
 
 
-def test_a_list_selects_each_of_its_tags_and_no_other() -> None:
+def test_a_list_selects_only_its_tags() -> None:
     selected = TagFilter("A || B")
     assert selected.tags == {"A", "B"}
     assert selected.matches("A")
@@ -38,7 +38,7 @@ def test_a_list_selects_each_of_its_tags_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("expression", ["A||", "||A", "A|| ||A", "  A  ", "A||||A", "\x00A\x1f", "\tA\n"])
-def test_blanks_and_empty_pieces_are_dropped(expression: str) -> None:
+def test_blanks_and_empty_parts_are_dropped(expression: str) -> None:
     assert TagFilter(expression).tags == {"A"}
 
 
@@ -58,7 +58,7 @@ def test_separators_alone_are_an_error(expression: str) -> None:
 
 
 @pytest.mark.parametrize("expression", [" ", "\t\n ", "|| ||", "||  ", "  ||"])
-def test_blanks_alone_are_legal_and_select_nothing(expression: str) -> None:
+def test_blanks_alone_are_valid_and_select_nothing(expression: str) -> None:
     nothing = TagFilter(expression)
     assert not nothing.matches_all
     assert nothing.tags == frozenset()
@@ -76,13 +76,13 @@ def test_a_star_with_blanks_or_in_a_list_is_a_literal_tag(expression: str) -> No
     assert not literal.matches("B")
 
 
-def test_a_single_bar_belongs_to_the_tag() -> None:
+def test_a_single_bar_is_part_of_the_tag() -> None:
     assert TagFilter("A|B").tags == {"A|B"}
     assert TagFilter("A|||B").tags == {"A", "|B"}
     assert TagFilter("|||").tags == {"|"}
 
 
-def test_case_counts() -> None:
+def test_tags_are_case_sensitive() -> None:
     assert not TagFilter("created").matches("Created")
 
 
@@ -96,18 +96,18 @@ def test_headers_without_a_tag_never_match_a_list(headers: list[tuple[str, bytes
     assert not TagFilter("A").matches_headers(headers)
 
 
-def test_a_message_has_one_tag_whatever_it_looks_like() -> None:
+def test_a_message_has_one_tag_even_if_it_contains_separators() -> None:
     assert not TagFilter("A || B").matches("A || B")
     assert not TagFilter("A").matches_headers([("TAGS", b"A || B")])
 
 
-def test_a_tag_with_a_blank_at_an_end_cannot_be_subscribed_to() -> None:
+def test_a_tag_with_a_blank_at_an_end_cannot_be_selected() -> None:
     assert not TagFilter("A ").matches("A ")
     assert not TagFilter("A ").matches_headers([("TAGS", b"A ")])
 
 
-def test_hash_twins_are_told_apart() -> None:
-    # "Aa" and "BB" have one Java hash code: RocketMQ's broker lets both pass, its client does not
+def test_tags_with_equal_hash_codes_are_different() -> None:
+    # "Aa" and "BB" have the same Java hash code: RocketMQ's broker accepts both, its client does not
     assert not TagFilter("Aa").matches("BB")
 
 
@@ -122,19 +122,19 @@ def test_header_names_are_case_sensitive() -> None:
     assert not TagFilter("A").matches_headers([("tags", b"A"), ("Tags", b"A")])
 
 
-def test_bytes_that_are_not_utf8_are_no_tag_of_a_list() -> None:
+def test_bytes_that_are_not_utf8_match_no_tag_of_a_list() -> None:
     assert not TagFilter("A").matches_headers([("TAGS", b"\xff\xfe")])
 
 
 @given(expression=st.lists(tags, min_size=1).map(" || ".join), tag=st.none() | st.just("") | tags)
-def test_headers_and_text_agree(expression: str, tag: str | None) -> None:
+def test_matches_and_matches_headers_give_the_same_result(expression: str, tag: str | None) -> None:
     selected = TagFilter(expression)
     headers = [("UNIQ_KEY", b"1")] if tag is None else [("UNIQ_KEY", b"1"), ("TAGS", tag.encode())]
     assert selected.matches_headers(headers) == selected.matches(tag)
 
 
 class Fetched:
-    """A record whose headers these are."""
+    """A record with these headers."""
 
     def __init__(self, headers: Any) -> None:
         self._headers = headers
@@ -159,7 +159,7 @@ class Fetched:
     expression=st.just("*") | st.lists(tags, min_size=1).map(" || ".join),
     found=st.lists(st.none() | st.lists(st.tuples(st.sampled_from(["TAGS", "X"]), st.none() | tags.map(str.encode)))),
 )
-def test_a_sieve_lets_pass_what_matches(expression: str, found: list[Any]) -> None:
+def test_a_sieve_yields_the_matching_records(expression: str, found: list[Any]) -> None:
     selected, records = TagFilter(expression), [Fetched(headers) for headers in found]
     expected = [record for record in records if selected.matches_headers(record.headers())]
     before = [record.headers() for record in expected]
@@ -168,7 +168,7 @@ def test_a_sieve_lets_pass_what_matches(expression: str, found: list[Any]) -> No
     assert [record.headers() for record in records if record not in expected] == [None] * (len(records) - len(before))
 
 
-def test_a_record_whose_headers_cannot_be_read_is_named_at_every_look_and_the_next_ones_pass(
+def test_a_record_with_unreadable_headers_is_reported_every_time_and_the_next_records_follow(
     unreadable: Callable[[Any], Any],
 ) -> None:
     records = [Fetched([("TAGS", b"A")]), unreadable(Fetched(None)), Fetched([("TAGS", b"A")])]
@@ -185,7 +185,7 @@ def test_every_listed_tag_is_selected(wanted: list[str]) -> None:
     assert all(selected.matches(tag) for tag in wanted)
 
 
-def test_equal_if_the_same_tags_are_selected() -> None:
+def test_filters_are_equal_if_they_select_the_same_tags() -> None:
     assert TagFilter("A || B") == TagFilter("B||A||A")
     assert hash(TagFilter("A || B")) == hash(TagFilter("B||A||A"))
     assert TagFilter("A").digest() == TagFilter(" A ").digest()
@@ -194,12 +194,12 @@ def test_equal_if_the_same_tags_are_selected() -> None:
     assert TagFilter("A") != "A"
 
 
-def test_digests_tell_everything_nothing_and_the_literal_star_apart() -> None:
+def test_the_digests_of_everything_nothing_and_the_literal_star_differ() -> None:
     digests = {TagFilter(expression).digest() for expression in ("*", " ", " * ", "A", "A||B")}
     assert len(digests) == 5
 
 
-def test_its_text_and_form() -> None:
+def test_str_and_repr_of_a_filter() -> None:
     selected = TagFilter("A || B")
     assert str(selected) == "A || B"
     assert repr(selected) == "TagFilter('A || B')"
