@@ -1,7 +1,7 @@
-"""A Kafka in memory and a clock that stands still: what tests and simulations of the shim run on.
+"""An in-memory Kafka and a virtual clock, for tests and simulations.
 
-`InMemoryKafka` makes clients that behave as `confluent_kafka.Consumer` and `Producer` were measured to behave, and lets
-a test order what goes wrong. `VirtualClock` is the time of all of it.
+`InMemoryKafka` creates clients that behave as `confluent_kafka.Consumer` and `Producer` were measured to behave. A test
+can inject faults. `VirtualClock` is the clock of the cluster and its clients.
 """
 
 from rocketshim.testing.broker import CommitRecord

@@ -1,13 +1,13 @@
-"""Virtual time: it stands still until the test moves it.
+"""A virtual clock that only moves when the test moves it.
 
-`monotonic_ns` and `wall_ms` answer from one counter, so both move together; `step_wall` moves the wall alone, as an
-administrator or NTP does. Two ways to wait in virtual time:
+`monotonic_ns` and `wall_ms` use one counter, so both move together. `step_wall` moves only the wall clock, as an
+administrator or NTP does. There are two ways to wait in virtual time:
 
-* by default `sleep` blocks the calling thread until *another* thread has advanced the clock far enough. The test knows
-  when a thread sleeps (`wait_for_sleepers`) and for how long (`next_wake_ns`), so it never has to guess;
-* with `auto_advance=True` `sleep` moves the clock itself and returns. That is for programs driven from one thread.
+* By default `sleep` blocks the calling thread until *another* thread has advanced the clock far enough. The test can
+  ask whether a thread sleeps (`wait_for_sleepers`) and until when (`next_wake_ns`).
+* With `auto_advance=True`, `sleep` advances the clock itself and returns. Use this for programs that run in one thread.
 
-Not handled: fairness between sleepers that wake at the same instant (the operating system decides).
+Not handled: the order of sleepers that wake at the same instant (the operating system decides).
 """
 
 import threading
@@ -20,14 +20,14 @@ NS_PER_S = 1_000_000_000
 
 
 class VirtualClock:
-    """A `Clock` that a test drives.
+    """A `Clock` that a test moves.
 
     Args:
-        start_wall_ms: epoch milliseconds at the beginning; default 2023-11-14T22:13:20Z.
-        auto_advance: whether `sleep` advances the clock itself instead of blocking; default no.
+        start_wall_ms: initial wall time in epoch milliseconds; default 2023-11-14T22:13:20Z.
+        auto_advance: whether `sleep` advances the clock itself instead of blocking; default False.
 
-    Thread-safety: every method may be called from any thread; listeners run in the thread that advances, without a
-    lock held.
+    Thread-safety: every method may be called from any thread. Listeners run in the thread that moves the clock, without
+    a lock held.
     """
 
     def __init__(self, *, start_wall_ms: int = 1_700_000_000_000, auto_advance: bool = False) -> None:
@@ -39,39 +39,39 @@ class VirtualClock:
         self._listeners: list[Callable[[], None]] = []
 
     def monotonic_ns(self) -> int:
-        """Virtual nanoseconds since the clock was made."""
+        """Return the virtual nanoseconds since the clock was created."""
         with self._changed:
             return self._now_ns
 
     def wall_ms(self) -> int:
-        """Virtual epoch milliseconds: start + elapsed + the steps of `step_wall`."""
+        """Return the virtual epoch milliseconds: start + elapsed time + all steps of `step_wall`."""
         with self._changed:
             return self._wall_offset_ms + self._now_ns // NS_PER_MS
 
     def advance(self, ms: float) -> None:
-        """Move both clocks forward by `ms` milliseconds (0 or more; fractions down to a nanosecond count).
+        """Move both clocks forward by `ms` milliseconds (0 or more, rounded to nanoseconds).
 
         Raises:
-            ValueError: `ms` is negative; time has not moved.
+            ValueError: `ms` is negative; the clocks have not moved.
         """
         if ms < 0:
-            raise ValueError(f"virtual time cannot go back: advance({ms!r}); step_wall moves the wall clock alone")
+            raise ValueError(f"virtual time cannot go back: advance({ms!r}); use step_wall to move only the wall clock")
         self._move(round(ms * NS_PER_MS))
 
     def advance_to(self, monotonic_ns: int) -> None:
-        """Move forward to an instant of `monotonic_ns`; an instant already passed changes nothing."""
+        """Move both clocks forward to a value of `monotonic_ns`; do nothing if it has passed."""
         self._move(max(0, monotonic_ns - self.monotonic_ns()))
 
     def step_wall(self, ms: int) -> None:
-        """Move the wall clock alone, forward or back (negative), as a clock correction does."""
+        """Move only the wall clock, forward or back (negative), as a clock correction does."""
         with self._changed:
             self._wall_offset_ms += ms
         self._tell()
 
     def sleep(self, seconds: float) -> None:
-        """Wait `seconds` of virtual time: a stand-in for `time.sleep`.
+        """Wait `seconds` of virtual time, in place of `time.sleep`.
 
-        Blocks until another thread has advanced the clock, or advances it itself with `auto_advance`.
+        It blocks until another thread has advanced the clock; with `auto_advance` it advances the clock itself.
         """
         if seconds <= 0:
             return
@@ -89,21 +89,21 @@ class VirtualClock:
                 del self._wake_ns[sleeper]
 
     def wait_for_sleepers(self, count: int = 1, *, guard_s: float = 30.0) -> None:
-        """Return when `count` threads or more are in `sleep`.
+        """Wait until at least `count` threads are in `sleep`.
 
         Args:
-            count: how many sleepers to wait for.
-            guard_s: real seconds after which the test is taken for broken.
+            count: number of sleeping threads to wait for.
+            guard_s: timeout in real seconds.
 
         Raises:
-            TimeoutError: `guard_s` real seconds have passed first.
+            TimeoutError: fewer threads sleep after `guard_s` real seconds.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._wake_ns) >= count, timeout=guard_s):
                 raise TimeoutError(f"{len(self._wake_ns)} of {count} threads sleep on the virtual clock")
 
     def next_wake_ns(self) -> int | None:
-        """The earliest instant a sleeper waits for, in `monotonic_ns`; None when nobody sleeps."""
+        """Return the earliest wake-up time of a sleeper, in `monotonic_ns`; None if no thread sleeps."""
         with self._changed:
             return min(self._wake_ns.values(), default=None)
 

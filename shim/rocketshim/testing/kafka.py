@@ -1,11 +1,11 @@
 """`InMemoryKafka`: one Kafka cluster in this process, for tests and simulations.
 
-Its clients are made by `consumer` and `producer`, which have the shape of the factories that every shell takes. The
-rest of its methods are for the test: what lies on the cluster, what goes wrong, what time it is for a leader.
+`consumer` and `producer` create its clients; every producer, consumer and worker accepts them as factories. The other
+methods are for the test: they read and change the records, inject faults, and set the clocks of partition leaders.
 
-How its clients wait when there is nothing to give is a policy (`rocketshim.testing.waiting`). By default the thread
-that made the cluster never waits, since it drives the test, and every other thread does; a simulation in one thread
-gives `on_wait`, where it advances the clock to its next event.
+A policy (`rocketshim.testing.waiting`) determines how clients wait if there is nothing to return. By default the thread
+that created the cluster never waits, because it runs the test; every other thread waits. A simulation in one thread
+passes `on_wait` and advances the clock to its next event there.
 """
 
 import time
@@ -43,16 +43,16 @@ class InMemoryKafka:
     """One Kafka cluster in memory.
 
     Args:
-        clock: time for the broker and its clients; default a new `VirtualClock`.
-        on_wait: called when a client has to wait, with the seconds it is ready to wait (−1: for ever); None: no hook.
-        blocking: whether clients really wait where there is no hook; None: on a real clock, and on a virtual one in
-            every thread but the one that makes this object.
-        enforce_max_poll_interval: whether a member that has not polled for `max.poll.interval.ms` is put out; default
-            no, because a test that moves the clock by an hour does not mean that everybody stood still.
-        fetch_run_count: how many records of one partition a consumer reads before it turns to the next.
+        clock: clock of the broker and its clients; default a new `VirtualClock`.
+        on_wait: called when a client has to wait, with its timeout in seconds (−1: no timeout); None: no hook.
+        blocking: whether clients block if there is no hook; None: yes on a real clock, and on a virtual clock in every
+            thread except the one that creates this object.
+        enforce_max_poll_interval: whether a member that has not polled for `max.poll.interval.ms` is removed from its
+            group; default False, because a test that advances the clock by an hour rarely wants to remove all members.
+        fetch_run_count: number of records that a consumer reads from one partition before it turns to the next.
 
-    Thread-safety: every method and every client call may come from any thread; one lock guards all of it. Driven from
-    one thread everything is deterministic: same calls, same results.
+    Thread-safety: every method and every client call may come from any thread; one lock guards the state. Calls from
+    one thread are deterministic: the same calls give the same results.
     """
 
     def __init__(
@@ -72,28 +72,28 @@ class InMemoryKafka:
     # --- clients -------------------------------------------------------------------------------------------------
 
     def consumer(self, config: Mapping[str, Any]) -> InMemoryConsumer:
-        """A consumer client with librdkafka settings; `group.id` is needed. Matches `ConsumerFactory`.
+        """Create a consumer with librdkafka settings; `group.id` is required. Matches `ConsumerFactory`.
 
         Raises:
-            ValueError: no `group.id`.
-            KafkaException: `_INVALID_ARG`, a value that librdkafka refuses.
+            ValueError: `group.id` is missing.
+            KafkaException: `_INVALID_ARG`, a value that librdkafka rejects.
         """
         return self._consumer(config, self._waiting)
 
     def producer(self, config: Mapping[str, Any]) -> InMemoryProducer:
-        """A producer client with librdkafka settings. Matches `ProducerFactory`.
+        """Create a producer with librdkafka settings. Matches `ProducerFactory`.
 
         Raises:
-            KafkaException: `_INVALID_ARG`, a value that librdkafka refuses.
+            KafkaException: `_INVALID_ARG`, a value that librdkafka rejects.
         """
         return self._producer(config, self._waiting)
 
     def clients(self, *, on_wait: Callable[[float], None] | None = None, blocking: bool | None = None) -> Clients:
-        """Both factories, as producers, consumers and workers take them (`clients=`).
+        """Return both factories for the argument `clients=` of producers, consumers and workers.
 
         Args:
-            on_wait: the hook of these clients; None, with `blocking` None: as the cluster was made.
-            blocking: whether these clients really wait.
+            on_wait: the hook of these clients. If it and `blocking` are None, the cluster's policy is used.
+            blocking: whether these clients block.
         """
         waiting = self._waiting
         if on_wait is not None or blocking is not None:
@@ -106,18 +106,19 @@ class InMemoryKafka:
     def wait_until(
         self, condition: Callable[[], bool], *, driving: Callable[[], object] | None = None, guard_s: float = 30.0
     ) -> None:
-        """Wait, in real time, until something is so: for tests of programs with threads of their own.
+        """Wait in real time until a condition holds, for tests of programs with their own threads.
 
-        The condition is looked at after each change in the cluster, and a hundred times a second in case it is about
-        something else.
+        The condition is checked after each change in the cluster and also a hundred times a second, because it may not
+        depend on the cluster.
 
         Args:
-            condition: what to wait for; called without a lock in this thread.
-            driving: called before each look, to drive what has no thread (`lambda: worker.step(0)`); None: nothing.
-            guard_s: real seconds after which the test is taken for broken.
+            condition: the condition; called in this thread without a lock.
+            driving: called before each check, to run a part that has no thread (`lambda: worker.step(0)`); None:
+                nothing.
+            guard_s: timeout in real seconds.
 
         Raises:
-            TimeoutError: `guard_s` real seconds have passed first.
+            TimeoutError: the condition does not hold after `guard_s` real seconds.
         """
         deadline_s = time.monotonic() + guard_s
         while True:
@@ -128,46 +129,46 @@ class InMemoryKafka:
             if condition():
                 return
             if time.monotonic() >= deadline_s:
-                raise TimeoutError(f"not so within {guard_s} seconds")
+                raise TimeoutError(f"the condition does not hold after {guard_s} seconds")
             self._broker.changes.await_change(version, is_over=lambda: False, real_timeout_s=LOOK_INTERVAL_S)
 
     # --- topics --------------------------------------------------------------------------------------------------
 
     def create_topic(self, name: str, partitions: int = 1, *, config: Mapping[str, str] | None = None) -> None:
-        """Make a topic.
+        """Create a topic.
 
         Args:
             name: physical topic name.
-            partitions: how many, at least 1.
+            partitions: number of partitions, at least 1.
             config: Kafka topic settings; `message.timestamp.type` (default CreateTime), `max.message.bytes` (default
                 1 048 588) and `cleanup.policy` (default delete) have an effect.
 
         Raises:
-            ConfigError: it is there already, or `partitions` is below 1; nothing has changed.
+            ConfigError: the topic exists, or `partitions` is below 1; nothing has changed.
         """
         with self._broker.lock:
             if name in self._broker.topics:
                 raise ConfigError(f"topic {name!r} exists already; delete_topic it first or choose another name")
             if partitions < 1:
-                raise ConfigError(f"topic {name!r} with {partitions} partitions; a topic has at least 1")
+                raise ConfigError(f"topic {name!r} with {partitions} partitions; a topic needs at least 1")
             self._broker.create_topic(name, partitions, dict(config or {}))
 
     def create_topics(self, specs: Iterable[TopicSpec]) -> None:
-        """Make those topics of a layout that are not there yet; `Layout(...).for_group(group, with_log=False)`, say."""
+        """Create the missing topics of a layout, for example `Layout(...).for_group(group, with_log=False)`."""
         with self._broker.lock:
             for spec in specs:
                 if spec.name not in self._broker.topics:
                     self.create_topic(spec.name, spec.partitions, config=spec.config)
 
     def add_partitions(self, name: str, partitions: int) -> None:
-        """Let a topic grow to `partitions` partitions; fewer than it has changes nothing."""
+        """Increase the number of partitions of a topic to `partitions`; a smaller number changes nothing."""
         with self._broker.lock:
             topic = self._topic(name)
             topic.partitions.extend(PartitionLog() for _ in range(partitions - len(topic.partitions)))
             self._broker.topics_changed()
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic, its records, and what groups have committed for it."""
+        """Delete a topic, its records, and the committed offsets of all groups for it."""
         with self._broker.lock:
             self._topic(name)
             del self._broker.topics[name]
@@ -176,7 +177,7 @@ class InMemoryKafka:
             self._broker.topics_changed()
 
     def topics(self) -> list[str]:
-        """Names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         with self._broker.lock:
             return sorted(self._broker.topics)
 
@@ -190,18 +191,18 @@ class InMemoryKafka:
         headers: Iterable[tuple[str, bytes | None]] = (),
         timestamp_ms: int | None = None,
     ) -> Message:
-        """Put a record into the log directly, past every fault, and return it as a reader will see it.
+        """Append a record to the log directly, without any fault, and return it as a reader will see it.
 
         Args:
             topic: an existing topic.
             value: body; None is a tombstone.
             key: Kafka key.
-            partition: where to.
-            headers: in order, repeats allowed.
-            timestamp_ms: epoch ms; None: now. A LogAppendTime topic stamps by its leader's clock in any case.
+            partition: partition number.
+            headers: headers in order; names may repeat.
+            timestamp_ms: epoch ms; None: now. A LogAppendTime topic always uses the clock of its leader.
 
         Raises:
-            ConfigError: no such topic or partition.
+            ConfigError: the topic or partition does not exist.
         """
         with self._broker.lock:
             self._log(topic, partition)
@@ -217,12 +218,12 @@ class InMemoryKafka:
             return as_message(topic, partition, record)
 
     def records(self, topic: str, partition: int | None = None, *, read_committed: bool = True) -> list[Message]:
-        """What lies in a topic, by partition and offset.
+        """Return the records of a topic, by partition and offset.
 
         Args:
             topic: an existing topic.
-            partition: None: all of them.
-            read_committed: leave out what an open or aborted transaction wrote.
+            partition: partition number; None: all partitions.
+            read_committed: whether to leave out records of open and aborted transactions.
         """
         with self._broker.lock:
             logs = self._topic(topic).partitions
@@ -253,9 +254,9 @@ class InMemoryKafka:
             self._broker.touch()
 
     def set_leader_clock(self, skew_ms: int, *, topic: str | None = None, partition: int | None = None) -> None:
-        """Let the leader of these partitions show the wall clock plus `skew_ms` from now on.
+        """Set the clock of the leader of these partitions to the wall clock plus `skew_ms`.
 
-        A later order wins over an earlier one where both fit; None means any.
+        If several calls match a partition, the latest one counts; None matches any topic or partition.
         """
         with self._broker.lock:
             self._broker.skews_ms.append((Scope(topic, partition), skew_ms))
@@ -263,18 +264,18 @@ class InMemoryKafka:
     # --- groups --------------------------------------------------------------------------------------------------
 
     def committed(self, group: str) -> dict[tuple[str, int], int]:
-        """The next offset that a group has committed for each (topic, partition)."""
+        """Return (topic, partition) to the committed offset of a group."""
         with self._broker.lock:
             offsets = self._broker.group(group).offsets
             return {partition: committed.offset for partition, committed in sorted(offsets.items())}
 
     def commits(self, group: str) -> list[CommitRecord]:
-        """Every commit of a group that the broker accepted, in order."""
+        """Return every commit of a group that the broker accepted, in order."""
         with self._broker.lock:
             return [commit for commit in self._broker.commits if commit.group_id == group]
 
     def members(self, group: str) -> list[str]:
-        """Member ids of a group, sorted."""
+        """Return the member ids of a group, sorted."""
         with self._broker.lock:
             return sorted(self._broker.group(group).members)
 
@@ -301,16 +302,18 @@ class InMemoryKafka:
         synchronous: bool = False,
         stored: bool = False,
     ) -> None:
-        """Let the next `count` sends fail.
+        """Make the next `count` sends fail.
 
         Args:
-            error: what the report carries, or `produce` raises. None: the broker calls these sends a duplicate batch,
-                which librdkafka reports as stored: the first of a partition without an offset, the next with 0, 1, 2.
-            topic: None: any.
-            partition: None: any.
-            count: how many sends.
-            synchronous: `produce` raises; default: the delivery report says so.
-            stored: the record is in the log all the same (a lost acknowledgement); not with `synchronous`.
+            error: the error of the delivery report, or the error that `produce` raises. None: the broker calls these
+                sends duplicates, which librdkafka reports as stored: the first of a partition without an offset, the
+                next ones with 0, 1, 2.
+            topic: topic name; None: any.
+            partition: partition number; None: any.
+            count: number of sends that fail.
+            synchronous: whether `produce` raises; by default the delivery report has the error.
+            stored: whether the record is stored although the send fails (a lost acknowledgement); not with
+                `synchronous`.
         """
         with self._broker.lock:
             self._broker.faults.produce.append(
@@ -318,17 +321,17 @@ class InMemoryKafka:
             )
 
     def hold_sends(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Keep sends to these partitions out of the log, in their producers' queues, until `release`."""
+        """Keep messages for these partitions in the queues of their producers until `release`."""
         with self._broker.lock:
             self._broker.faults.held_sends.append(Scope(topic, partition))
 
     def hold_reports(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Let sends into the log but keep their delivery reports back until `release`."""
+        """Store messages for these partitions, but delay their delivery reports until `release`."""
         with self._broker.lock:
             self._broker.faults.held_reports.append(Scope(topic, partition))
 
     def release(self) -> None:
-        """Lift every `hold_sends` and `hold_reports`."""
+        """End every `hold_sends` and `hold_reports`."""
         with self._broker.lock:
             self._broker.faults.held_sends.clear()
             self._broker.faults.held_reports.clear()
@@ -337,7 +340,7 @@ class InMemoryKafka:
     def fail_commits(
         self, error: KafkaError, *, group: str | None = None, count: int = 1, stored: bool = False
     ) -> None:
-        """Let the next `count` commits of a group (None: any) fail; `stored`: the offsets are kept all the same."""
+        """Make the next `count` commits of a group (None: any) fail; with `stored` the offsets are stored anyway."""
         with self._broker.lock:
             self._broker.faults.commits.append(CommitFault(group, error, count, is_stored=stored))
 
@@ -350,14 +353,14 @@ class InMemoryKafka:
         count: int = 1,
         applied: bool = False,
     ) -> None:
-        """Let the next `count` transaction calls fail.
+        """Make the next `count` transaction calls fail.
 
         Args:
-            error: what is raised; a fatal one ends the producer.
+            error: the error that is raised; after a fatal one the producer cannot be used.
             call: `send_offsets_to_transaction`, `commit_transaction` or `abort_transaction`.
-            transactional_id: None: any.
-            count: how many calls.
-            applied: the call has taken effect all the same (an indefinite result); for commit and abort only.
+            transactional_id: transactional id; None: any.
+            count: number of calls that fail.
+            applied: whether the call takes effect although it fails (an uncertain outcome); for commit and abort only.
         """
         with self._broker.lock:
             self._broker.faults.transactions.append(
@@ -365,7 +368,7 @@ class InMemoryKafka:
             )
 
     def deny(self, topic: str, *, write: bool = True, read: bool = True) -> None:
-        """Take away the right to write or read a topic, until `allow`."""
+        """Deny writes to a topic, reads of it, or both, until `allow`."""
         with self._broker.lock:
             if write:
                 self._broker.faults.denied_writes.add(topic)
@@ -374,44 +377,44 @@ class InMemoryKafka:
             self._broker.touch()
 
     def allow(self, topic: str) -> None:
-        """Give back every right to a topic."""
+        """Allow reads and writes of a topic again."""
         with self._broker.lock:
             self._broker.faults.denied_writes.discard(topic)
             self._broker.faults.denied_reads.discard(topic)
             self._broker.touch()
 
     def stop_broker(self) -> None:
-        """Nobody answers any more: sends wait, reads give nothing, commits and look-ups fail."""
+        """Stop the broker: sends wait, reads return nothing, commits and look-ups fail."""
         with self._broker.lock:
             self._broker.faults.is_broker_down = True
 
     def start_broker(self) -> None:
-        """Answer again; what waited is sent on."""
+        """Start the broker again; waiting messages are sent."""
         with self._broker.lock:
             self._broker.faults.is_broker_down = False
             self._broker.settle()
             self._broker.touch()
 
     def kill(self, client: InMemoryConsumer | InMemoryProducer) -> None:
-        """The process of this client dies: nothing is flushed, committed or called back.
+        """Simulate that the process of this client dies: nothing is flushed or committed, and no callback runs.
 
-        A consumer stays a member of its group until its session has run out on the clock.
+        A consumer stays a member of its group until its session expires by the clock.
         """
         client.abandon()
 
     def freeze(self, consumer: InMemoryConsumer) -> None:
-        """The process of this consumer stands still until its next call; its session may run out meanwhile."""
+        """Simulate that the process of this consumer stops until its next call; its session may expire meanwhile."""
         consumer.silence()
 
     def evict(self, consumer: InMemoryConsumer) -> None:
-        """The group puts this consumer out now; it learns of it (`on_lost`) at its next poll."""
+        """Remove this consumer from its group; its next poll calls `on_lost`."""
         with self._broker.lock:
             if consumer.member is not None:
                 self._broker.group(consumer.group_id).evict(consumer.member)
                 self._broker.touch()
 
     def raise_in_poll(self, consumer: InMemoryConsumer, error: KafkaError) -> None:
-        """Let the next poll of this consumer give an event with this error."""
+        """Make the next poll of this consumer return an event with this error."""
         consumer.inject(error)
 
     # --- inside --------------------------------------------------------------------------------------------------
@@ -426,7 +429,7 @@ class InMemoryKafka:
     def _topic(self, name: str) -> Topic:
         topic = self._broker.topics.get(name)
         if topic is None:
-            raise ConfigError(f"topic {name!r} is not there; create_topic it first")
+            raise ConfigError(f"topic {name!r} does not exist; create it with create_topic first")
         return topic
 
     def _log(self, topic: str, partition: int) -> PartitionLog:

@@ -109,7 +109,7 @@ def test_records_are_told_by_partition_and_isolation(kafka: InMemoryKafka) -> No
 
 
 def test_what_is_not_there_is_a_config_error_that_says_so(kafka: InMemoryKafka) -> None:
-    with pytest.raises(ConfigError, match="'missing' is not there"):
+    with pytest.raises(ConfigError, match="'missing' does not exist"):
         kafka.append("missing", b"x")
     with pytest.raises(ConfigError, match="partitions 0 to 1, not 7"):
         kafka.truncate("orders", 7, before_offset=1)
@@ -215,5 +215,5 @@ def test_a_test_can_wait_for_what_other_threads_do(kafka: InMemoryKafka) -> None
     thread.join()
     kafka.wait_until(lambda: len(steps) == 3, driving=lambda: steps.append(1))
     assert steps == [0, 1, 1]
-    with pytest.raises(TimeoutError, match="not so"):
+    with pytest.raises(TimeoutError, match="the condition does not hold"):
         kafka.wait_until(lambda: False, guard_s=0)
