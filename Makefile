@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 # What is written in plain English (CONTRIBUTING.md); `make check` finds the words that we do not use there.
-PLAIN := topics/rocketshim_topics spark examples tools
+PLAIN := topics/rocketshim_topics spark examples tools \
+	shim/rocketshim_local shim/rocketshim/filters shim/rocketshim/producer shim/rocketshim/compat shim/tests/local shim/tests/filters shim/tests/producer shim/tests/compat
 # Most tests wait for a broker: two processes, each with a broker of its own. `make test PROCESSES=0` for one process.
 PROCESSES ?= 2
 SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder

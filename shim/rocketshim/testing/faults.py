@@ -1,8 +1,8 @@
-"""What a test has ordered to go wrong. Pure: the broker asks before each act, and an order is used up by being asked.
+"""The faults that a test has injected. Pure.
 
-Two kinds: *counted* orders (the next n sends or commits that match fail) and *standing* ones (the broker is down, a
-topic is denied, sends or reports are held back) that last until they are lifted. In all of them None for a topic,
-partition, group or id means any.
+There are two kinds. *Counted* faults make the next n matching sends, commits or transaction calls fail; each check of
+the broker that matches uses one up. *Lasting* faults (the broker is down, a topic is denied, sends or reports are
+delayed) remain until the test removes them. None for a topic, partition, group or id means any.
 """
 
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ __all__ = ["CommitFault", "Faults", "ProduceFault", "Scope", "TransactionFault"]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which partitions an order is about."""
+    """The partitions that a fault applies to."""
 
     topic: str | None = None
     partition: int | None = None
 
     def covers(self, topic: str, partition: int) -> bool:
-        """Whether a partition belongs to it."""
+        """Return whether a partition is in the scope."""
         return self.topic in {None, topic} and self.partition in {None, partition}
 
 
@@ -67,7 +67,7 @@ class TransactionFault:
 
 @dataclass(slots=True)
 class Faults:
-    """All orders in force."""
+    """All active faults."""
 
     produce: list[ProduceFault] = field(default_factory=list)
     commits: list[CommitFault] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Faults:
     is_broker_down: bool = False
 
     def take_produce(self, topic: str, partition: int, *, is_synchronous: bool) -> ProduceFault | None:
-        """The order that this send uses up, if there is one."""
+        """Return the fault for this send and count it down; None if there is none."""
         for fault in self.produce:
             if fault.is_synchronous == is_synchronous and fault.scope.covers(topic, partition):
                 fault.remaining_count -= 1
@@ -89,7 +89,7 @@ class Faults:
         return None
 
     def take_commit(self, group_id: str) -> CommitFault | None:
-        """The order that this commit uses up, if there is one."""
+        """Return the fault for this commit and count it down; None if there is none."""
         for fault in self.commits:
             if fault.group_id in {None, group_id}:
                 fault.remaining_count -= 1
@@ -99,7 +99,7 @@ class Faults:
         return None
 
     def take_transaction(self, transactional_id: str, call: str) -> TransactionFault | None:
-        """The order that this transaction call uses up, if there is one."""
+        """Return the fault for this transaction call and count it down; None if there is none."""
         for fault in self.transactions:
             if fault.call == call and fault.transactional_id in {None, transactional_id}:
                 fault.remaining_count -= 1
@@ -109,9 +109,9 @@ class Faults:
         return None
 
     def send_is_held(self, topic: str, partition: int) -> bool:
-        """Whether sends to this partition wait before the log."""
+        """Return whether sends to this partition are delayed."""
         return any(scope.covers(topic, partition) for scope in self.held_sends)
 
     def report_is_held(self, topic: str, partition: int) -> bool:
-        """Whether delivery reports of this partition wait after the log."""
+        """Return whether delivery reports of this partition are delayed."""
         return any(scope.covers(topic, partition) for scope in self.held_reports)

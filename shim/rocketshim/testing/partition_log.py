@@ -1,12 +1,12 @@
-"""One partition as its leader keeps it: records with offsets, marks of transactions, holes.
+"""The log of one partition: records with offsets, transaction markers, and unused offsets.
 
-Rules of the file:
+Rules:
 
-* An entry once appended never changes; offsets only grow; a hole (`skip`, a transaction marker, compaction) is an
-  offset that nobody ever reads.
-* A record of a transaction is there at once for `read_uncommitted`. For `read_committed` nothing at or above the first
-  record of the oldest open transaction exists (the last stable offset), and records of aborted ones never do.
-* `log_start_offset` moves up by truncation (retention, DeleteRecords) and compaction does not move it.
+* A stored record never changes. Offsets only grow. An unused offset (`skip`, a transaction marker, compaction) is never
+  read.
+* A `read_uncommitted` reader sees a record of a transaction immediately. A `read_committed` reader sees nothing at or
+  above the first record of the oldest open transaction (the last stable offset), and never a record of an aborted one.
+* Truncation (retention, DeleteRecords) raises `log_start_offset`; compaction does not.
 
 Pure: no clock, no lock, no client. Not handled: replication, leader epochs that truncate, batches (each record is one).
 """
@@ -22,7 +22,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class TransactionState(enum.Enum):
-    """What became of a transaction."""
+    """The state of a transaction."""
 
     OPEN = "open"
     COMMITTED = "committed"
@@ -56,8 +56,8 @@ class PartitionLog:
     """The log of one partition.
 
     Attributes:
-        log_start_offset: lowest offset a reader may ask for (the low watermark).
-        next_offset: offset of the next record (the high watermark: there is one replica).
+        log_start_offset: lowest offset that a reader may request (the low watermark).
+        next_offset: offset of the next record (also the high watermark, because there is one replica).
 
     Thread-safety: none; the broker's lock guards it.
     """
@@ -92,22 +92,22 @@ class PartitionLog:
         self.next_offset += count
 
     def end_transaction(self, transaction: Transaction) -> bool:
-        """Write the marker of a transaction that has ended; False where it has no record here."""
+        """Write the marker of a transaction that has ended; return False if it has no record here."""
         if self._first_open.pop(transaction, None) is None:
             return False
         self.skip(1)
         return True
 
     def last_stable_offset(self) -> int:
-        """First offset that a `read_committed` reader must not pass."""
+        """Return the first offset that a `read_committed` reader must not pass."""
         return min(self._first_open.values(), default=self.next_offset)
 
     def end_offset(self, *, read_committed: bool) -> int:
-        """Where a reader of this isolation level finds the end."""
+        """Return the end of the log for a reader of this isolation level."""
         return self.last_stable_offset() if read_committed else self.next_offset
 
     def read(self, offset: int, *, read_committed: bool) -> StoredRecord | None:
-        """The first visible record at or after `offset`; None at the end."""
+        """Return the first visible record at or after `offset`; None at the end."""
         end = self.end_offset(read_committed=read_committed)
         for index in range(bisect.bisect_left(self._offsets, offset), len(self._records)):
             record = self._records[index]
@@ -118,14 +118,14 @@ class PartitionLog:
         return None
 
     def records(self, *, read_committed: bool) -> Iterator[StoredRecord]:
-        """Every record a reader of this isolation level sees, by offset."""
+        """Yield every record that a reader of this isolation level sees, by offset."""
         end = self.end_offset(read_committed=read_committed)
         for record in self._records:
             if record.offset < end and (not read_committed or _is_visible(record)):
                 yield record
 
     def offset_for_time(self, timestamp_ms: int) -> int | None:
-        """Offset of the first record with this timestamp or a later one; None if there is none."""
+        """Return the offset of the first record with this timestamp or a later one; None if there is none."""
         return next((record.offset for record in self._records if record.timestamp_ms >= timestamp_ms), None)
 
     def truncate(self, before_offset: int) -> None:
@@ -136,7 +136,7 @@ class PartitionLog:
         del self._offsets[:cut]
 
     def compact(self) -> None:
-        """Keep of each key the last record only, and no tombstones; what a log cleaner would leave in the end."""
+        """Keep only the last record of each key, and no tombstones, as a log cleaner does eventually."""
         last = {record.key: record.offset for record in self._records if record.transaction not in self._first_open}
         self._records = [
             record

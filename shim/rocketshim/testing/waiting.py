@@ -1,12 +1,12 @@
-"""How a client in memory waits.
+"""How the in-memory clients wait.
 
 ======================  ==============================================================================================
-policy                  a call with nothing to give
+policy                  a call that has nothing to return
 ======================  ==============================================================================================
-hook                    calls the hook once, without a lock, with the seconds it may wait (−1: for ever); looks again
+hook                    calls the hook once, without a lock, with its timeout in seconds (−1: none); then checks again
 blocking                blocks its thread until something changes, the clock reaches the timeout, or the timeout has
-                        passed in real time: so a virtual clock that nobody moves holds nobody up
-not blocking            returns at once; time stands still
+                        passed in real time (so a virtual clock that is never moved does not block a client forever)
+not blocking            returns immediately; time does not move
 by thread (default)     on a real clock: blocking. On a virtual one: not blocking in the thread that made the cluster,
                         which drives the test, and blocking in every other, which belongs to a program under test
 ======================  ==============================================================================================
@@ -28,11 +28,11 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A policy.
+    """A waiting policy.
 
     Attributes:
         on_wait: the hook; None: none.
-        blocking: True, False, or None: by thread. Has no effect beside a hook.
+        blocking: True, False, or None: by thread. It has no effect if there is a hook.
         driver: the thread that made the cluster.
     """
 
@@ -41,14 +41,14 @@ class Waiting:
     driver: int = field(default_factory=threading.get_ident)
 
     def blocks(self, clock: Clock) -> bool:
-        """Whether this thread really waits by this clock."""
+        """Return whether this thread blocks on this clock."""
         if self.blocking is not None:
             return self.blocking
         return not isinstance(clock, VirtualClock) or threading.get_ident() != self.driver
 
 
 class Changes:
-    """A counter of changes under the cluster's lock, and those who wait for the next one.
+    """A counter of changes, guarded by the cluster's lock; threads can wait for the next change.
 
     Thread-safety: `lock` guards it; `version` and `tell` are used with it held, `await_change` without.
     """
@@ -59,12 +59,12 @@ class Changes:
         self._condition = threading.Condition(self.lock)
 
     def tell(self) -> None:
-        """Something has changed (locked)."""
+        """Count a change and wake waiting threads (locked)."""
         self.version += 1
         self._condition.notify_all()
 
     def await_change(self, version: int, *, is_over: Callable[[], bool], real_timeout_s: float | None) -> bool:
-        """Block until there was a change after `version`; False when `is_over` or the real timeout came first."""
+        """Block until a change after `version`; return False if `is_over` or the real timeout came first."""
         deadline_s = None if real_timeout_s is None else time.monotonic() + real_timeout_s
         with self.lock:
             while self.version == version:
@@ -76,13 +76,13 @@ class Changes:
 
 
 class Waiter:
-    """One call's waiting: made when the call begins, asked each time it has found nothing.
+    """The waiting of one call of a client. It is created when the call begins and used whenever nothing was found.
 
     Args:
-        changes: of the cluster.
-        clock: of the cluster.
-        waiting: the client's policy.
-        timeout_s: the call's timeout in seconds; negative: for ever.
+        changes: changes of the cluster.
+        clock: clock of the cluster.
+        waiting: policy of the client.
+        timeout_s: timeout of the call in seconds; negative: none.
     """
 
     def __init__(self, changes: Changes, clock: Clock, waiting: Waiting, timeout_s: float) -> None:
@@ -94,7 +94,7 @@ class Waiter:
         self._deadline_ns = None if timeout_s < 0 else clock.monotonic_ns() + round(timeout_s * NS_PER_S)
 
     def wait(self, version: int) -> bool:
-        """Wait for a change after `version`; False when the call must end. Called without the lock."""
+        """Wait for a change after `version`; return False if the call must end. Called without the lock."""
         if self._waiting.on_wait is not None:
             is_due, self._hook_is_due = self._hook_is_due, False
             if is_due:
