@@ -1,22 +1,22 @@
-"""Which queues of a topic belong to which client: RocketMQ's allocation strategies, to the bit.
+"""RocketMQ's allocation strategies, reproduced exactly: which queues of a topic belong to which client.
 
-Every client of a group computes its own share alone, from the same sorted queues and the same sorted client ids; a
-strategy is a pure function of them, so shares fit together without a word between clients. Clients that see different
-lists for a while compute shares that overlap or leave gaps. That costs fairness, never safety: a queue is consumed
-only under its lease (group log).
+Every client of a group computes only its own share, from the same sorted queues and the same sorted client ids. A
+strategy is a pure function of them, so the shares fit together without communication between the clients. Clients that
+see different lists for a while compute shares that overlap or leave gaps. That costs fairness, never safety: a client
+consumes a queue only under its lease (group log).
 
-Rules of this file (`AbstractAllocateMessageQueueStrategy#check`, unless said otherwise at the class):
+Rules of this file (`AbstractAllocateMessageQueueStrategy#check`, unless the class says otherwise):
 
-* an empty own id, no queues or no clients: `ConfigError` (RocketMQ: IllegalArgumentException);
-* an own id that is not among the clients: an empty share;
-* n queues over k clients, i = own index. With n < k the surplus clients idle. Ids that occur twice count twice, and
-  both get the share of the first.
+* An empty own id, no queues or no clients: `ConfigError` (RocketMQ: IllegalArgumentException).
+* An own id that is not among the clients: an empty share.
+* n queues over k clients, i = own index. With n < k the surplus clients get no queue. An id that occurs twice counts
+  twice, and both clients get the share of the first.
 
-`share_of` sorts the way `RebalanceImpl#rebalanceByTopic` does and calls the strategy. Java compares strings by UTF-16
-units, which differs from Python's order above U+FFFF; ids and rooms are sorted Java's way.
+`share_of` sorts as `RebalanceImpl#rebalanceByTopic` does and calls the strategy. Java compares strings by UTF-16 units,
+which differs from Python's order above U+FFFF; ids and rooms are sorted in Java's order.
 
-A strategy of one's own is any object with `name` and `allocate`. All clients of a group must use the same one; RocketMQ
-checks nothing here, the group log carries `name`, so that a mix can be found and said.
+A custom strategy is any object with `name` and `allocate`. All clients of a group must use the same strategy. RocketMQ
+does not check this. The group log carries `name`, so that a mix can be detected and reported.
 """
 
 from bisect import bisect_left
@@ -42,23 +42,23 @@ __all__ = [
 
 @runtime_checkable
 class AllocateMessageQueueStrategy(Protocol):
-    """Share of one client among the queues of one topic.
+    """The share of one client in the queues of one topic.
 
     Thread-safety: called from one thread at a time per consumer; must not block and must not keep state.
     """
 
     @property
     def name(self) -> str:
-        """Name by which members of a group compare their strategies (RocketMQ's `getName()`)."""
+        """The name by which members of a group compare their strategies (RocketMQ's `getName()`)."""
         ...
 
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        """The queues of `client_id`.
+        """Return the queues of `client_id`.
 
         Args:
-            group: logical name of the group; for messages only.
+            group: logical name of the group; used only in error messages.
             client_id: own id.
             queues: all queues of one topic, sorted.
             client_ids: ids of all members of the group, sorted.
@@ -70,14 +70,14 @@ class AllocateMessageQueueStrategy(Protocol):
 
 
 class MachineRoomResolver(Protocol):
-    """Where brokers and clients stand. Source: `AllocateMachineRoomNearby.MachineRoomResolver`."""
+    """The machine rooms of brokers and clients. Source: `AllocateMachineRoomNearby.MachineRoomResolver`."""
 
     def broker_deploy_in(self, queue: MessageQueue) -> str:
-        """Room of the broker of a queue; never empty."""
+        """Return the room of a queue's broker; never empty."""
         ...
 
     def consumer_deploy_in(self, client_id: str) -> str:
-        """Room of a client; never empty."""
+        """Return the room of a client; never empty."""
         ...
 
 
@@ -88,20 +88,20 @@ def share_of(
     queues: Iterable[MessageQueue],
     client_ids: Iterable[str],
 ) -> list[MessageQueue]:
-    """Sort as RocketMQ's rebalance does, then ask the strategy.
+    """Sort as RocketMQ's rebalance does, then call the strategy.
 
     Args:
-        strategy: whom to ask.
+        strategy: the allocation strategy.
         group: logical name of the group.
         client_id: own id.
-        queues: the queues of one topic in any order; one that is named twice counts once.
-        client_ids: ids of all members in any order; one that is named twice counts twice.
+        queues: the queues of one topic in any order; a duplicate counts once.
+        client_ids: ids of all members in any order; a duplicate counts twice.
 
     Returns:
         The queues of `client_id`.
 
     Raises:
-        ConfigError: an argument is empty, as the strategy says.
+        ConfigError: an argument is empty and the strategy refuses it.
 
     Source: `RebalanceImpl#rebalanceByTopic`.
     """
@@ -109,7 +109,7 @@ def share_of(
 
 
 class AllocateMessageQueueAveragely:
-    """Contiguous blocks, sizes differing by at most one; the default of RocketMQ. 10 over 4: 3, 3, 2, 2.
+    """Contiguous blocks whose sizes differ by at most one; RocketMQ's default. 10 over 4: 3, 3, 2, 2.
 
     Source: `AllocateMessageQueueAveragely`.
     """
@@ -124,7 +124,7 @@ class AllocateMessageQueueAveragely:
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        """The block of `client_id`; arguments and errors as in `AllocateMessageQueueStrategy`."""
+        """Return the block of `client_id`; arguments and errors as in `AllocateMessageQueueStrategy`."""
         if not _is_member(group, client_id, queues, client_ids):
             return []
         index = client_ids.index(client_id)
@@ -134,7 +134,7 @@ class AllocateMessageQueueAveragely:
 
 
 class AllocateMessageQueueAveragelyByCircle:
-    """Dealt out like cards: client i gets the queues i, i + k, i + 2k and so on.
+    """Round-robin: client i gets the queues i, i + k, i + 2k and so on.
 
     Source: `AllocateMessageQueueAveragelyByCircle`.
     """
@@ -149,26 +149,26 @@ class AllocateMessageQueueAveragelyByCircle:
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        """Every k-th queue; arguments and errors as in `AllocateMessageQueueStrategy`."""
+        """Return every k-th queue; arguments and errors as in `AllocateMessageQueueStrategy`."""
         if not _is_member(group, client_id, queues, client_ids):
             return []
         return list(queues[client_ids.index(client_id) :: len(client_ids)])
 
 
 class AllocateMessageQueueConsistentHash:
-    """A ring of hashes: when a client comes or goes, only its own queues move.
+    """A hash ring: when a client joins or leaves, only its own queues move.
 
-    Each client stands on the ring `virtual_node_count` times, at the hashes of `<client id>-0`, `<client id>-1`, …; a
-    queue belongs to the first node whose hash is not below the hash of the queue's text, past the end to the first of
-    the ring. Of two nodes on one hash the later one counts.
+    Each client has `virtual_node_count` nodes on the ring, at the hashes of `<client id>-0`, `<client id>-1`, … A queue
+    belongs to the first node whose hash is not below the hash of the queue's text; after the last node it belongs to
+    the first node of the ring. If two nodes have the same hash, the later one counts.
 
     Args:
-        virtual_node_count: nodes a client, 0 or more (0: nobody gets anything). Default 10.
-        hash_function: text to a number; None (default) is RocketMQ's: the first four bytes of the MD5 of the UTF-8
-            text, big-endian.
+        virtual_node_count: nodes per client, 0 or more (0: no client gets a queue). Default 10.
+        hash_function: maps a text to a number; None (default) is RocketMQ's: the first four bytes of the MD5 of the
+            UTF-8 text, big-endian.
 
     Raises:
-        ConfigError: a negative number of nodes.
+        ConfigError: the number of nodes is negative.
 
     Source: `AllocateMessageQueueConsistentHash`, `ConsistentHashRouter`.
     """
@@ -177,7 +177,7 @@ class AllocateMessageQueueConsistentHash:
 
     def __init__(self, virtual_node_count: int = 10, hash_function: Callable[[str], int] | None = None) -> None:
         if virtual_node_count < 0:
-            raise ConfigError(f"virtual_node_count={virtual_node_count}: a client has 0 or more places on the ring")
+            raise ConfigError(f"virtual_node_count={virtual_node_count}: a client needs 0 or more nodes on the ring")
         self._virtual_node_count = virtual_node_count
         self._hash = hash_function or _md5_hash
 
@@ -189,24 +189,24 @@ class AllocateMessageQueueConsistentHash:
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        """The queues on the arcs of `client_id`; arguments and errors as in `AllocateMessageQueueStrategy`."""
+        """Return the queues on the arcs of `client_id`; arguments and errors as in `AllocateMessageQueueStrategy`."""
         if not _is_member(group, client_id, queues, client_ids):
             return []
         ring = self._ring(client_ids)
-        places = sorted(ring)
-        if not places:
+        hashes = sorted(ring)
+        if not hashes:
             return []
         return [
             queue
             for queue in queues
-            if ring[places[bisect_left(places, self._hash(str(queue))) % len(places)]] == client_id
+            if ring[hashes[bisect_left(hashes, self._hash(str(queue))) % len(hashes)]] == client_id
         ]
 
     def _ring(self, client_ids: Sequence[str]) -> dict[int, str]:
         ring: dict[int, str] = {}
         seen: set[str] = set()
         for client_id in client_ids:
-            # An id that occurs again goes on counting its nodes where it stopped (getExistingReplicas).
+            # The nodes of a repeated id are numbered after its existing ones (getExistingReplicas).
             first = sum(1 for owner in ring.values() if owner == client_id) if client_id in seen else 0
             seen.add(client_id)
             for number in range(first, first + self._virtual_node_count):
@@ -215,10 +215,10 @@ class AllocateMessageQueueConsistentHash:
 
 
 class AllocateMessageQueueByConfig:
-    """The queues named at construction, whatever there is and whoever asks; nothing is checked.
+    """The queues named at construction, for every client and every topic; nothing is checked.
 
     Args:
-        queues: what every client that carries this object consumes.
+        queues: what every client that has this object consumes.
 
     Source: `AllocateMessageQueueByConfig`.
     """
@@ -236,16 +236,16 @@ class AllocateMessageQueueByConfig:
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        """The configured queues; the arguments are not looked at."""
+        """Return the configured queues; the arguments are ignored."""
         del group, client_id, queues, client_ids
         return list(self._queues)
 
 
 class AllocateMessageQueueByMachineRoom:
-    """Queues of chosen rooms only, the room standing in the broker name before an `@`.
+    """Only the queues of chosen rooms; the broker name contains the room, before an `@`.
 
-    Of p such queues client i gets the block of p ÷ k from i · (p ÷ k) on, and one of the remainder at the end of the
-    list if i < p % k: the remainder is *not* next to the block (5 over 2: 0, 1, 4 and 2, 3).
+    Of p such queues client i gets the block of p ÷ k from i · (p ÷ k) on. It also gets one of the remainder at the end
+    of the list if i < p % k. The remainder is *not* next to the block (5 over 2: 0, 1, 4 and 2, 3).
 
     Args:
         rooms: rooms whose queues are consumed.
@@ -266,7 +266,7 @@ class AllocateMessageQueueByMachineRoom:
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        """Share of the chosen rooms' queues; arguments and errors as in `AllocateMessageQueueStrategy`."""
+        """Return the share of the chosen rooms' queues; arguments and errors as in `AllocateMessageQueueStrategy`."""
         if not _is_member(group, client_id, queues, client_ids):
             return []
         chosen = [queue for queue in queues if _room_before_at(queue.broker_name) in self._rooms]
@@ -279,11 +279,11 @@ class AllocateMessageQueueByMachineRoom:
 
 
 class AllocateMachineRoomNearby:
-    """The queues of a room to the clients of that room; those of rooms without clients to everybody.
+    """Queues of a room go to the clients of that room; queues of rooms without clients go to all clients.
 
     Args:
-        strategy: how the clients of one room, and all of them, share.
-        resolver: where brokers and clients stand.
+        strategy: how the clients of one room share its queues, and all clients the queues of rooms without clients.
+        resolver: returns the rooms of brokers and clients.
 
     Source: `AllocateMachineRoomNearby`.
     """
@@ -296,18 +296,18 @@ class AllocateMachineRoomNearby:
 
     @property
     def name(self) -> str:
-        """`MACHINE_ROOM_NEARBY-` and the name of the strategy inside."""
+        """`MACHINE_ROOM_NEARBY-` and the name of the inner strategy."""
         return f"MACHINE_ROOM_NEARBY-{self._strategy.name}"
 
     def allocate(
         self, group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]
     ) -> list[MessageQueue]:
-        """Share of the own room's queues, then of those nobody is near to.
+        """Return the share of the own room's queues, then of the queues of rooms without clients.
 
         Arguments as in `AllocateMessageQueueStrategy`.
 
         Raises:
-            ConfigError: an argument is empty, or the resolver knows no room for a queue or a client.
+            ConfigError: an argument is empty, or the resolver returned no room for a queue or a client.
         """
         if not _is_member(group, client_id, queues, client_ids):
             return []
@@ -315,14 +315,14 @@ class AllocateMachineRoomNearby:
         for queue in queues:
             room = self._resolver.broker_deploy_in(queue)
             if not room:
-                raise ConfigError(f"the machine-room resolver names no room for the broker of {queue}")
+                raise ConfigError(f"the machine-room resolver returned no room for the broker of {queue}")
             queues_of.setdefault(room, []).append(queue)
         clients_of: dict[str, list[str]] = {}
         own_room = ""
         for client in client_ids:
             room = self._resolver.consumer_deploy_in(client)
             if not room:
-                raise ConfigError(f"the machine-room resolver names no room for the client {client!r}")
+                raise ConfigError(f"the machine-room resolver returned no room for the client {client!r}")
             clients_of.setdefault(room, []).append(client)
             if client == client_id:
                 own_room = room
@@ -335,9 +335,9 @@ class AllocateMachineRoomNearby:
 
 
 def _is_member(group: str, client_id: str, queues: Sequence[MessageQueue], client_ids: Sequence[str]) -> bool:
-    """Whether `client_id` takes part; empty arguments are errors."""
+    """Return whether `client_id` takes part; raise an error for an empty argument."""
     if not client_id:
-        raise ConfigError(f"group {group!r}: the own client id is empty; queues cannot be allocated to nobody")
+        raise ConfigError(f"group {group!r}: its own client id is empty; queues cannot be allocated without one")
     if not queues:
         raise ConfigError(f"group {group!r}: there are no queues to allocate")
     if not client_ids:
@@ -346,7 +346,7 @@ def _is_member(group: str, client_id: str, queues: Sequence[MessageQueue], clien
 
 
 def _room_before_at(broker_name: str) -> str | None:
-    """The room of `room@broker`, None for any other form. As Java's split: empty pieces at the end do not count."""
+    """Return the room of `room@broker`, None for other forms. As in Java's split, trailing empty pieces are ignored."""
     pieces = broker_name.split("@")
     while pieces and not pieces[-1]:
         pieces.pop()
@@ -354,10 +354,10 @@ def _room_before_at(broker_name: str) -> str | None:
 
 
 def _md5_hash(text: str) -> int:
-    """RocketMQ's hash: the first four bytes of the MD5 of the UTF-8 text, big-endian, 0 to 2³² - 1."""
+    """Return RocketMQ's hash: the first four bytes of the MD5 of the UTF-8 text, big-endian, 0 to 2³² - 1."""
     return int.from_bytes(md5(text.encode(errors="replace"), usedforsecurity=False).digest()[:4], "big")
 
 
 def _java_order(text: str) -> bytes:
-    """Sort key that orders texts as Java's `String#compareTo` does: by UTF-16 units."""
+    """Return a sort key that orders texts as Java's `String#compareTo` does: by UTF-16 units."""
     return text.encode("utf-16-be", "surrogatepass")

@@ -1,15 +1,14 @@
-"""What a sender knows of the brokers' clock, so that a message with an absolute time is put into the right queue.
+"""A sender's estimate of the brokers' clock, to choose the right queue for a message with an absolute time.
 
-The time in `DELIVER_AT_MS` is meant on the brokers' clock, and the sender's own may be wrong by days. A queue that is
-chosen too long makes the message late; one that is too short only costs a hop. So the estimate may be ahead of the
-brokers' clock, and never behind it:
+The time in `DELIVER_AT_MS` refers to the brokers' clock, and the sender's own clock may be wrong by days. A queue with
+too long a delay makes the message late; one with too short a delay only costs a hop. So the estimate may be ahead of
+the brokers' clock, but never behind it:
 
 * Its evidence is a delivery report of the schedule topic: the append time in it, and the instants, on the sender's two
-  clocks, at which that record was handed to the client. The append came later than these.
-* It goes on with whichever of the two clocks has gone further: the wall clock may be set back, the monotonic one may
-  stand still while the machine sleeps.
-* After five minutes it is forgotten: clocks drift apart by up to 30 ms in that time, as much as the slack of the queue
-  rule.
+  clocks, at which the record was handed to the client. The append came later than these.
+* It advances with whichever of the two clocks has advanced further: the wall clock may be set back, and the monotonic
+  one may stand still while the machine sleeps.
+* It expires after five minutes: clocks drift apart by up to 30 ms in that time, as much as the slack of the queue rule.
 
 Not covered: brokers whose clocks differ, or are set while the evidence is fresh.
 """
@@ -24,7 +23,7 @@ _DIFFERS_MS: Final = 1_000
 
 
 class BrokerClock:
-    """The brokers' clock as delivery reports show it.
+    """An estimate of the brokers' clock from delivery reports.
 
     Thread-safety: one thread reports, any thread asks.
     """
@@ -35,7 +34,7 @@ class BrokerClock:
         self._evidence: tuple[int, int, int] | None = None  # append time, and the sender's clocks before it
 
     def reported(self, append_ms: int, sent_ns: int, sent_ms: int) -> None:
-        """Take the delivery report of a record.
+        """Record the delivery report of a record.
 
         Args:
             append_ms: its append time, epoch ms on its leader's clock.
@@ -45,7 +44,7 @@ class BrokerClock:
         self._evidence = (append_ms, sent_ns, sent_ms)
 
     def now_ms(self, monotonic_ns: int, wall_ms: int) -> int | None:
-        """Return what the brokers' clock shows at most, epoch ms; None: not known.
+        """Return an upper bound of the brokers' clock, epoch ms; None: not known.
 
         Args:
             monotonic_ns: the sender's monotonic clock, in ns.
@@ -55,8 +54,8 @@ class BrokerClock:
         if evidence is None:
             return None
         append_ms, sent_ns, sent_ms = evidence
-        gone_ns = max(monotonic_ns - sent_ns, (wall_ms - sent_ms) * _MS)
-        return None if gone_ns > _FRESH_NS else append_ms - (-gone_ns // _MS)
+        elapsed_ns = max(monotonic_ns - sent_ns, (wall_ms - sent_ms) * _MS)
+        return None if elapsed_ns > _FRESH_NS else append_ms - (-elapsed_ns // _MS)
 
     @staticmethod
     def ahead_ms(append_ms: int, sent_ms: int, heard_ms: int) -> int:
@@ -65,10 +64,10 @@ class BrokerClock:
         Args:
             append_ms: the append time in a delivery report, epoch ms.
             sent_ms: the sender's wall clock when the record was handed to the client, epoch ms.
-            heard_ms: the sender's wall clock when the report came, epoch ms.
+            heard_ms: the sender's wall clock when the report arrived, epoch ms.
 
         Returns:
-            0 unless it is more than a second.
+            The difference, or 0 if it is at most one second.
         """
         ahead_ms = max(0, sent_ms - append_ms) + min(0, heard_ms - append_ms)
         return ahead_ms if abs(ahead_ms) > _DIFFERS_MS else 0

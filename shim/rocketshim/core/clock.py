@@ -1,4 +1,4 @@
-"""Time as the shells see it; the core takes numbers. Two clocks, never mixed."""
+"""The clocks that the shells use; the core takes numbers. There are two clocks, and they are never mixed."""
 
 from typing import Protocol
 
@@ -6,12 +6,12 @@ __all__ = ["Clock"]
 
 
 class Clock(Protocol):
-    """A monotonic clock for waiting and a wall clock for what people read."""
+    """A monotonic clock for waiting and a wall clock for times that people read."""
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds of a clock that only goes forward; differences alone have a meaning."""
+        """Return nanoseconds of a clock that never goes back; only differences have a meaning."""
         ...
 
     def wall_ms(self) -> int:
-        """Epoch milliseconds of this machine; may step. Nothing is ever due by it."""
+        """Return epoch milliseconds of this machine; they may jump. No deadline is measured with this clock."""
         ...

@@ -1,12 +1,13 @@
-"""What a concurrent listener's answer means, message by message. Pure functions.
+"""The meaning of a concurrent listener's answer, for each message. Pure functions.
 
 RocketMQ's rules (`ConsumeMessageConcurrentlyService#processConsumeResult`):
 
-* `CONSUME_SUCCESS` with an `ack_index`: messages up to that index are done, the ones behind it failed; an index of -1
-  means that all failed, one past the end that none did.
-* `RECONSUME_LATER`, an exception, and any value that is no status: all failed; an `ack_index` that the listener set
+* `CONSUME_SUCCESS` with an `ack_index`: messages up to that index are done, the later ones failed. An index of -1 means
+  that all failed; an index past the last message means that none failed.
+* `RECONSUME_LATER`, an exception, and any value that is not a status: all failed. An `ack_index` that the listener set
   is ignored.
-* None is success: Python functions return it when they say nothing (RocketMQ: failure; differs on purpose).
+* None is success, because Python functions without a return statement return it (RocketMQ: failure; differs on
+  purpose).
 """
 
 from enum import Enum, IntEnum
@@ -26,11 +27,11 @@ __all__ = [
 ]
 
 ALL: Final = 2**31 - 1
-"""The `ack_index` of a fresh context: everything. Source: `ConsumeConcurrentlyContext` (`Integer.MAX_VALUE`)."""
+"""The `ack_index` of a new context: all messages. Source: `ConsumeConcurrentlyContext` (`Integer.MAX_VALUE`)."""
 
 
 class ConsumeStatus(IntEnum):
-    """Answer of a concurrent listener. Source: `ConsumeConcurrentlyStatus` of RocketMQ."""
+    """The answer of a concurrent listener. Source: `ConsumeConcurrentlyStatus` of RocketMQ."""
 
     CONSUME_SUCCESS = 0
     RECONSUME_LATER = 1
@@ -47,7 +48,7 @@ class ConsumeReturnType(Enum):
 
 
 def succeeded_count(status: object, ack_index: int, batch_count: int) -> int:
-    """How many messages of a batch, from its beginning, are done; the rest failed.
+    """Return how many messages of a batch, from its beginning, are done; the others failed.
 
     Args:
         status: what the listener returned.
@@ -60,21 +61,21 @@ def succeeded_count(status: object, ack_index: int, batch_count: int) -> int:
 
 
 def item_answers(answer: object, batch_count: int) -> list[object] | None:
-    """The answers to the single messages of a batch, in its order; None: one answer to all of them.
+    """Return the answers for the single messages of a batch, in its order; None: one answer for all of them.
 
-    Ours: a list with an answer for each message (None, a status, or an exception that is not raised). RocketMQ knows
-    `ack_index` only.
+    Our extension: a list with one answer per message (None, a status, or an exception object that is returned, not
+    raised). RocketMQ has only `ack_index`.
     """
     return answer if type(answer) is list and len(answer) == batch_count else None
 
 
 def is_success(answer: object) -> bool:
-    """Whether an answer to a message says that it is done."""
+    """Return whether an answer means that its message is done."""
     return answer is None or answer is ConsumeStatus.CONSUME_SUCCESS
 
 
 def as_one(answer: object, batch_count: int) -> object:
-    """An answer as one status, for labels: a list of answers is a success if all of them are."""
+    """Return an answer as one status, for labels: a list of answers is a success if all of them are."""
     items = item_answers(answer, batch_count)
     if items is None:
         return answer
@@ -82,16 +83,16 @@ def as_one(answer: object, batch_count: int) -> object:
 
 
 def return_type(status: object, *, raised: bool, elapsed_ms: float, timeout_ms: float) -> ConsumeReturnType:
-    """How a listener call ended, in one word.
+    """Classify how a listener call ended.
 
     Args:
-        status: what the listener returned; an orderly listener's `ConsumeOrderlyStatus` too.
-        raised: it raised instead.
-        elapsed_ms: how long it took, in ms.
-        timeout_ms: the consume timeout, in ms: a call that took as long and returned a status is `TIME_OUT`.
+        status: what the listener returned; also an orderly listener's `ConsumeOrderlyStatus`.
+        raised: whether it raised an exception instead.
+        elapsed_ms: how long the call took, in ms.
+        timeout_ms: the consume timeout, in ms: a call that took at least this long and returned a status is `TIME_OUT`.
 
     Returns:
-        `RETURNNULL` for a value that is no status (RocketMQ: null; None is success here).
+        `RETURNNULL` for a value that is not a status (RocketMQ: null; here None is success).
 
     Source: `ConsumeMessageConcurrentlyService.ConsumeRequest#run`.
     """

@@ -1,34 +1,35 @@
-"""What an orderly listener's answer means: the vocabulary of `orderly_queue`.
+"""The meaning of an orderly listener's answer: the types that `orderly_queue` uses.
 
-Rules (`ConsumeMessageOrderlyService#processConsumeResult`, `#checkReconsumeTimes`). "Open" is what was answered with
-success but not committed:
+Rules (`ConsumeMessageOrderlyService#processConsumeResult`, `#checkReconsumeTimes`). A message is "open" when the
+listener answered it with success and it is not committed:
 
 ===========  ================================  ============================================  ==================
 auto-commit  answer                            what happens                                  committed
 ===========  ================================  ============================================  ==================
-yes          SUCCESS (COMMIT, ROLLBACK: said)  go on                                         batch and all open
-yes          SUSPEND, a message goes again     batch back, stop, wait                        –
-yes          SUSPEND, all dead-lettered        go on                                         batch and all open
-no           SUCCESS                           batch is open, go on                          –
-no           COMMIT                            go on                                         batch and all open
-no           ROLLBACK                          batch and all open back, counts as they were,  –
+yes          SUCCESS (or COMMIT, ROLLBACK:     continue                                      batch and all open
+             taken for SUCCESS and logged)
+yes          SUSPEND, a message is retried     batch back, stop, wait                        –
+yes          SUSPEND, all dead-lettered        continue                                      batch and all open
+no           SUCCESS                           batch is open, continue                       –
+no           COMMIT                            continue                                      batch and all open
+no           ROLLBACK                          batch and all open back, counts unchanged,    –
                                                stop, wait
-no           SUSPEND, a message goes again     batch back (what was open stays so), stop,    –
+no           SUSPEND, a message is retried     batch back (open messages stay open), stop,   –
                                                wait
-no           SUSPEND, all dead-lettered        batch is open, go on                          –
+no           SUSPEND, all dead-lettered        batch is open, continue                       –
 ===========  ================================  ============================================  ==================
 
-SUSPEND judges each message of the batch: at its limit, or when the listener asked for it, it is to be dead-lettered
-and the queue waits until that is stored; otherwise its count rises by one and it goes again. A dead letter that could
-not be stored counts as a failure too, and its message goes again.
+SUSPEND evaluates each message of the batch. A message at its limit, or one for which the listener asked for it, becomes
+a dead letter, and the queue waits until that is stored. Otherwise its count rises by one and it is retried. A dead
+letter that could not be stored also counts as a failure, and its message is retried.
 
-*Differs on purpose*: a message of a mixed batch whose dead letter is stored is through. It is not handed out again and
-not dead-lettered again, also after a ROLLBACK (RocketMQ does both at every round). Under auto-commit it is finished at
-once, otherwise it is open, and the next commit takes it.
+*Differs on purpose*: when the dead letter of a message in a mixed batch is stored, that message is never handed out or
+dead-lettered again, even after a ROLLBACK (RocketMQ does both in every round). With auto-commit it is finished
+immediately. Otherwise it is open, and the next commit includes it.
 
-The wait after a stop is the listener's or the consumer's time, clamped to 10 … 30,000 ms. Deliveries of a message are
-its limit + 1; a limit of -1 means for ever, and `Suspended` says which message stands and how often it failed, for an
-alarm.
+The wait after a stop is the listener's or the consumer's time, clamped to 10 … 30,000 ms. A message is delivered at
+most its limit + 1 times. A limit of -1 means indefinitely; `Suspended` then names the blocked message and its failed
+attempts, so that one can alert on it.
 """
 
 from collections.abc import Mapping
@@ -54,11 +55,11 @@ SUSPEND_MIN_MS: Final = 10
 """Shortest wait after a stop, in ms. Source: `ConsumeMessageOrderlyService#submitConsumeRequestLater`."""
 
 SUSPEND_MAX_MS: Final = 30_000
-"""Longest wait after a stop, in ms. Source: likewise."""
+"""Longest wait after a stop, in ms. Source: the same."""
 
 
 class ConsumeOrderlyStatus(IntEnum):
-    """Answer of an orderly listener. Source: `ConsumeOrderlyStatus` of RocketMQ."""
+    """The answer of an orderly listener. Source: `ConsumeOrderlyStatus` of RocketMQ."""
 
     SUCCESS = 0
     ROLLBACK = 1
@@ -67,10 +68,10 @@ class ConsumeOrderlyStatus(IntEnum):
 
 
 def orderly_status(answer: object) -> ConsumeOrderlyStatus:
-    """What a listener's return value means: None is success, a value that is no status is a failure.
+    """Convert a listener's return value: None is success, a value that is not a status is a failure.
 
-    An exception is SUSPEND_CURRENT_QUEUE_A_MOMENT, by the caller. (RocketMQ takes null for a failure: differs on
-    purpose, Python functions return None when they say nothing.)
+    The caller converts an exception to SUSPEND_CURRENT_QUEUE_A_MOMENT. (RocketMQ treats null as a failure. This differs
+    on purpose: Python functions without a return statement return None.)
     """
     if answer is None:
         return ConsumeOrderlyStatus.SUCCESS
@@ -78,13 +79,13 @@ def orderly_status(answer: object) -> ConsumeOrderlyStatus:
 
 
 class OrderlyMessage(Protocol):
-    """What the queue asks of a message (`confluent_kafka.Message` has it)."""
+    """The methods that the queue needs of a message (`confluent_kafka.Message` has them)."""
 
     def offset(self) -> int | None:
-        """Offset in the partition."""
+        """Return the offset in the partition."""
 
     def __len__(self) -> int:
-        """Size of the value in bytes."""
+        """Return the size of the value in bytes."""
 
 
 MessageT = TypeVar("MessageT", bound=OrderlyMessage)
@@ -92,16 +93,16 @@ MessageT = TypeVar("MessageT", bound=OrderlyMessage)
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """Answer of one listener call, or of several in a row that are the same success.
+    """The answer of one listener call, or of several consecutive calls with the same successful answer.
 
     Attributes:
-        msg_count: how many messages of the run, from where the last answer ended, 1 or more.
-        status: the answer; `orderly_status` of what was returned, SUSPEND for an exception.
+        msg_count: number of messages of the run, starting where the previous answer ended, 1 or more.
+        status: the answer; `orderly_status` of the return value, SUSPEND for an exception.
         auto_commit: `context.auto_commit` after the call.
         suspend_ms: `context.suspend_current_queue_time_ms` after the call; below 0: the consumer's setting.
         dead_letter: the listener asked for the dead-letter topic (`DeadLetter`); status is SUSPEND then.
-        skipped: nobody was called, and what is open stays open: the filter matched none of them, and they are finished;
-            or, with SUSPEND, they failed before they came to a listener.
+        skipped: no listener was called, and open messages stay open. The filter matched none of these messages, and
+            they are finished; or, with SUSPEND, they failed before they reached a listener.
     """
 
     msg_count: int
@@ -113,7 +114,7 @@ class BatchAnswer:
 
     @property
     def stops(self) -> bool:
-        """Whether the listener thread ends the run here (by key: for these keys). What follows was not called."""
+        """Whether the listener thread ends the run here (by key: for these keys). Later messages were not called."""
         if self.status is ConsumeOrderlyStatus.ROLLBACK:
             return not self.auto_commit
         return self.status is ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -124,10 +125,11 @@ class OrderlyRun(Generic[MessageT]):
     """Messages for one listener thread, in order.
 
     Attributes:
-        messages: at least one. The listener thread may bring those that its filter skips to the front, and answers them
-            first. By key it may go on behind one that failed; then it puts what stands behind that one, of the same
-            key, behind what it answers.
-        reconsume_counts: failed attempts by offset; a message that is not in it has not failed here: its stored count.
+        messages: at least one. The listener thread may move the messages that its filter skips to the front, and
+            answers them first. By key it may continue after a failed message; then it moves later messages of the same
+            key behind the messages that it answers.
+        reconsume_counts: failed attempts by offset. A message that is not in it has not failed here; its stored count
+            applies.
     """
 
     messages: list[MessageT]
@@ -136,7 +138,7 @@ class OrderlyRun(Generic[MessageT]):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterOrderly(Generic[MessageT]):
-    """Write a message to the dead-letter topic and say `dead_lettered`; the queue waits for it.
+    """Write a message to the dead-letter topic and then call `dead_lettered`; the queue waits for it.
 
     Attributes:
         message: as fetched.
@@ -151,13 +153,13 @@ class DeadLetterOrderly(Generic[MessageT]):
 
 @dataclass(frozen=True, slots=True)
 class Suspended(Generic[MessageT]):
-    """The queue (or the keys of the failed batch) waits. For metrics, logs and alarms; nothing has to be done.
+    """The queue (or the keys of the failed batch) waits. For metrics, logs and alerts; no action is needed.
 
     Attributes:
         until_ms: monotonic time of the next attempt.
-        message: first message that goes again.
+        message: first message that is retried.
         reconsume_times: its failed attempts so far.
-        forever: it has no limit, so it can stand here for ever.
+        forever: it has no limit, so it can block the queue forever.
     """
 
     until_ms: int
@@ -168,7 +170,7 @@ class Suspended(Generic[MessageT]):
 
 @dataclass(frozen=True, slots=True)
 class StatusMisplaced:
-    """COMMIT or ROLLBACK under auto-commit was taken for SUCCESS: say so."""
+    """COMMIT or ROLLBACK under auto-commit was taken for SUCCESS: log it."""
 
     status: ConsumeOrderlyStatus
 

@@ -1,4 +1,4 @@
-"""The record of a failed message's next hop, and the lane it takes. Pure but for whose turn it is."""
+"""The record of a failed message's next hop, and its lane. Pure except for the round-robin counter of lanes."""
 
 import itertools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ __all__ = ["LaneSelector", "failed_hop"]
 
 
 class LaneSelector:
-    """Which lane of the schedule topic a record goes to: by key, keyless ones in turn.
+    """Selects the lane of the schedule topic for a record: by key, or round-robin without a key.
 
     Thread-safety: any thread.
     """
@@ -24,11 +24,11 @@ class LaneSelector:
         self._turn = itertools.count()
 
     def choose(self, key: bytes | None, lanes: int) -> int:
-        """The lane of a record.
+        """Return the lane of a record.
 
         Args:
-            key: of the record; None: no key.
-            lanes: of the schedule topic, 1 or more.
+            key: key of the record; None: no key.
+            lanes: number of lanes of the schedule topic, 1 or more.
         """
         return next(self._turn) % lanes if key is None else lane_for(key, lanes)
 
@@ -46,22 +46,22 @@ def failed_hop(
     lane: Callable[[], int],
     envelope: Envelope | None = None,
 ) -> OutgoingRecord:
-    """What `decide` says of a failed message, as a record.
+    """Return the record that carries out the decision about a failed message.
 
     Args:
-        decided: its answer.
+        decided: the answer of `decide`.
         record: as fetched.
-        names: of the consumer's namespace.
+        names: topic names of the consumer's namespace.
         levels: the consumer's level table.
-        group: the group it failed in.
-        trusted: it lay on the retry topic.
+        group: the group in which it failed.
+        trusted: it was read from the retry topic.
         failure: why it failed.
-        reconsume_times: failed attempts, this one included.
-        lane: says the lane of a retry; not asked for a dead letter.
-        envelope: the record's headers, if its caller has decoded them; None: they are decoded.
+        reconsume_times: failed attempts, including this one.
+        lane: returns the lane of a retry; not called for a dead letter.
+        envelope: the record's headers, if the caller has decoded them; None: this function decodes them.
 
     Raises:
-        MalformedRecordError: no hop can be told from the record; it is to be parked.
+        MalformedRecordError: the next hop cannot be determined from the record; park it.
     """
     level: int | None = None
     delay_ms: int | None = None

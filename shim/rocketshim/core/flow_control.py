@@ -1,9 +1,9 @@
-"""When a partition is paused and when it goes on. Pure functions over what a process queue counts.
+"""When to pause and resume a partition. Pure functions of what a process queue counts.
 
-RocketMQ looks before each pull whether a queue holds too many messages, too many bytes or spans too many offsets, and
-pulls again 50 ms later (`DefaultMQPushConsumerImpl#pullMessage`). A Kafka consumer fetches ahead by itself; it is
-paused instead, and a pause throws away what was fetched. Hence hysteresis: a partition is paused above a threshold and
-goes on only at half of it, and the shell first waits a little for the listeners before it pauses at all.
+RocketMQ checks before each pull whether a queue has too many messages, too many bytes or spans too many offsets, and
+pulls again 50 ms later (`DefaultMQPushConsumerImpl#pullMessage`). A Kafka consumer prefetches by itself, so it is
+paused instead, and a pause discards what was fetched. So there is hysteresis: a partition is paused above a threshold
+and resumes only at half of it, and the shell first waits a little for the listeners before it pauses.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ _MIB = 1_048_576
 
 
 class FlowCounts(Protocol):
-    """What is counted of one queue (`ProcessQueue` has it)."""
+    """The counts of one queue (`ProcessQueue` has them)."""
 
     @property
     def msg_count(self) -> int:
-        """Messages that are not done."""
+        """Number of messages that are not done."""
         ...
 
     @property
@@ -42,12 +42,13 @@ class FlowLimits:
         size_bytes: bytes of bodies, 1 or more. Default 100 MiB (`pullThresholdSizeForQueue`; RocketMQ compares whole
             MiB).
         span: offsets from the oldest message that is not done to the newest, 1 or more. Default 2000
-            (`consumeConcurrentlyMaxSpan`); None for none (orderly mode).
-        resume_span: a paused queue may go on when its span is down to this; None (default): half of `span`. With
-            `order="key"` it is `span`: while one message fails the span only grows, and must not stop what it may not.
+            (`consumeConcurrentlyMaxSpan`); None for no limit (orderly mode).
+        resume_span: a paused queue may resume when its span is at most this; None (default): half of `span`. With
+            `order="key"` it equals `span`: while one message keeps failing the span only grows, and that must not stop
+            the other keys.
 
     Raises:
-        ValueError: a threshold below 1: a queue under it would never be read, or never resumed.
+        ValueError: a threshold is below 1. Such a queue would never be read, or never resumed.
     """
 
     count: int = 1_000
@@ -57,11 +58,11 @@ class FlowLimits:
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.size_bytes < 1 or (self.span is not None and self.span < 1):
-            raise ValueError(f"thresholds are 1 or more: {self}")
+            raise ValueError(f"every threshold must be 1 or more: {self}")
 
 
 def must_pause(queue: FlowCounts, limits: FlowLimits) -> bool:
-    """Whether the queue is above a threshold."""
+    """Return whether the queue is above a threshold."""
     return (
         queue.msg_count > limits.count
         or queue.msg_bytes > limits.size_bytes
@@ -70,7 +71,7 @@ def must_pause(queue: FlowCounts, limits: FlowLimits) -> bool:
 
 
 def should_resume(queue: FlowCounts, limits: FlowLimits) -> bool:
-    """Whether a paused queue is down to half of every threshold, or to `resume_span`."""
+    """Return whether a paused queue is down to half of every threshold, or to `resume_span`."""
     if queue.msg_count * 2 > limits.count or queue.msg_bytes * 2 > limits.size_bytes:
         return False
     if limits.span is None:
@@ -79,15 +80,15 @@ def should_resume(queue: FlowCounts, limits: FlowLimits) -> bool:
 
 
 def per_queue_limits(limits: FlowLimits, topic_count: int, topic_size_bytes: int, queues_held: int) -> FlowLimits:
-    """Limits of one queue when the topic has limits too.
+    """Return the limits of one queue when the topic has limits too.
 
     Args:
         limits: per queue.
         topic_count: messages over all queues; -1: no such limit.
         topic_size_bytes: bytes over all queues; -1: no such limit.
-        queues_held: all queues held now, of any topic; with 0 the limits are those per queue.
+        queues_held: number of queues assigned now, of any topic; with 0 the limits per queue apply.
 
-    Source: `RebalancePushImpl#messageQueueChanged`: max(1, topic value / queues), in place of the per-queue value.
+    Source: `RebalancePushImpl#messageQueueChanged`: max(1, topic value / queues), instead of the per-queue value.
     """
     if queues_held < 1:
         return limits

@@ -1,43 +1,45 @@
-"""Who is a member and who holds which queue: the fold over a group's log.
+"""Who is a member and who owns which queue: the fold over a group's log.
 
-Every member reads the same log (one partition) and folds it record by record, so that all know the same members,
-owners, leases and tokens at the same offset. Nothing else decides: no clock of a member, no acknowledgement.
+Every member reads the same log (one partition) and folds it record by record. So at the same offset all members know
+the same members, owners, leases and tokens. Nothing else decides: no member's clock, and no acknowledgement.
 
-**Log time** is a sum. Each record adds its append time minus the append time before it, clamped to 0 … 5 s, and is
-judged after that. Only differences count, so folds that begin at different offsets agree; a leader's clock that steps
-back adds nothing, one that steps forward at most 5 s per step.
+**Log time** is a sum. Each record adds its append time minus the append time of the previous record, clamped to 0 … 5
+s, and is evaluated after that. Only differences count, so folds that begin at different offsets agree. A leader's clock
+that steps back adds nothing; one that steps forward adds at most 5 s per step.
 
 **Locks.** An owner is a client id and an incarnation.
 
-* A claim is granted if the queue is free, its lease has run out, or it is the owner's own. Each grant makes a new
-  token, `base` + offset of the claim, and a lease of the length that the record says.
-* A renewal or a release counts only with the current token and before the lease has run out. Both carry the next
-  offset and the reconsume counts; these stay with the queue for its next owner.
-* A lease that has run out has no owner, whoever asks.
+* A claim is granted if the queue is free, if its lease has expired, or if the claimant already owns it. Each grant
+  makes a new token, `base` + offset of the claim, and a lease of the length given in the record.
+* A renewal or a release counts only with the current token and before the lease has expired. Both carry the next offset
+  and the reconsume counts; the queue keeps these for its next owner.
+* A queue whose lease has expired has no owner, not even for the former owner itself.
 
-**Base.** A log that begins at offset 0 has as its base the append time of that record, or what the record carries if
-that is higher. Every later record repeats it. One that carries a lower base was written for a former log: what it
-claims, renews or releases is void. One that carries a higher base says that tokens above ours have been given out: all
-locks end, the base is raised, and nothing is granted until one lease has passed. So tokens of a queue only grow, also
-when the topic is created again and a leader's clock has stepped back meanwhile.
+**Base.** If the log begins at offset 0, its base is the append time of that record, or the base in the record if that
+is higher. Every later record repeats it. A record with a lower base was written for a former log: its claims, renewals
+and releases are void. A record with a higher base means that tokens above ours have been given out: all locks end, the
+base is raised, and nothing is granted until one lease has passed. So the tokens of a queue only grow, even when the
+topic is created again and a leader's clock has stepped back meanwhile.
 
-**A fold that does not begin at offset 0** cannot know who held a queue before. It keeps what it reads of a queue
-without judging it, until it *knows*, by one of two ways:
+**A fold that does not begin at offset 0** cannot know who owned a queue before. It keeps the records of a queue without
+evaluating them until it *knows* the state. There are two ways:
 
-* a renewal or release names as `confirmed_offset` a record this fold has read. Its writer, who knew more, had seen that
-  record granted or renewed; from there on the ordinary rules give the state exactly;
-* every lease that may have been given, before the beginning or by a record read since, has run out: the queue is free.
+* A renewal or release names as `confirmed_offset` a record that this fold has read. Its writer, who knew more, had seen
+  that record granted or renewed; from there on the ordinary rules give the exact state.
+* Every lease that may have been granted, before the start of the fold or by a record read since, has expired: the queue
+  is free.
 
-An owner renews at least twice in a lease, so after one lease a fold knows the queues that are held, and later than
-that only those for which a claim has not been confirmed yet. What a fold does not know it never grants, so folds
-differ only in *not yet knowing*. (The simpler rule, to adopt any renewal with a higher token, lets a renewal that
-arrives after its lease, read by a fold whose beginning lies behind that lease's end, hide the true owner.)
+An owner renews at least twice per lease. So after one lease a fold knows all queues that are owned; after that it does
+not know only queues whose claim has not been confirmed yet. A fold never grants a queue whose state it does not know,
+so folds differ only in *not yet knowing*. (A simpler rule would adopt any renewal with a higher token. But a renewal
+may arrive after its lease has ended. A fold that begins after that end would adopt it and hide the true owner.)
 
-A gap in the offsets (retention was faster than the reader) and a record of an unknown version end what a fold knows;
-it then begins anew, like one that starts there, and says so in `Folded.began_anew`: whoever holds a queue stops.
+A gap in the offsets (retention was faster than the reader) or a record of an unknown version ends what a fold knows. It
+then starts again from scratch, like a fold that begins there, and reports this in `Folded.began_anew`: every owner of a
+queue must stop.
 
-Members: alive from a `member` record to one lease after the last one, or until `leave`. Membership decides how queues
-are shared out, never who may consume.
+A member is alive from a `member` record to one lease after the last one, or until `leave`. Membership decides how
+queues are shared out, never who may consume.
 
 Not handled here: reading and writing the log, local clocks, and what an owner may believe (`queue_lock`).
 """
@@ -72,7 +74,7 @@ __all__ = [
 ]
 
 LOG_TIME_STEP_MAX_MS: Final = 5_000
-"""The most that one record adds to log time, in ms."""
+"""Maximum that one record adds to log time, in ms."""
 
 _NEVER_MS: Final = 2**62
 
@@ -82,9 +84,9 @@ class Member:
     """A member that is alive in log time.
 
     Attributes:
-        owner: who.
-        strategy: name of its allocation strategy; None: Kafka's group protocol shares its queues out.
-        since_offset: offset of the first heartbeat since it was last absent, as far as this fold goes back.
+        owner: client id and incarnation.
+        strategy: name of its allocation strategy; None: Kafka's group protocol assigns its queues.
+        since_offset: offset of its first heartbeat since it was last absent, as far back as this fold reaches.
         lease_left_ms: log time until it counts as gone, above 0.
     """
 
@@ -96,15 +98,15 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class QueueLock:
-    """State of one queue after the last record.
+    """The state of one queue after the last record.
 
     Attributes:
-        queue: which.
-        known: whether the fold knows; if not, `owner` is the likely one and nothing is granted.
-        owner: who holds it; None: free, or its lease has run out.
+        queue: the queue.
+        known: whether the fold knows the state; if not, `owner` is the likely one and nothing is granted.
+        owner: current owner; None: free, or its lease has expired.
         token: token of the owner, or of the last one; None: none seen.
-        lease_left_ms: log time until the lease runs out; 0 without an owner.
-        next_offset: position from which a new owner goes on; None: nobody has said one.
+        lease_left_ms: log time until the lease expires; 0 without an owner.
+        next_offset: position from which a new owner continues; None: no owner has reported one.
         reconsume_counts: (offset, failed attempts) of messages that are not finished, ascending.
     """
 
@@ -119,14 +121,14 @@ class QueueLock:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a record did to one queue.
+    """The effect of a record on one queue.
 
     Attributes:
-        queue: which.
-        outcome: what.
+        queue: the queue.
+        outcome: the effect.
         token: token that the claim made, or that the renewal or release names; None for a claim that made none.
-        next_offset: as the queue has it now.
-        reconsume_counts: likewise.
+        next_offset: the queue's value now.
+        reconsume_counts: the queue's value now.
     """
 
     queue: MessageQueue
@@ -138,16 +140,16 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a record did.
+    """The effect of a record.
 
     Attributes:
         offset: its offset.
-        owner: who wrote it; None: it was void or not readable.
-        seq: the writer's number of it; None likewise.
+        owner: its writer; None: the record was void or not readable.
+        seq: the writer's number of the record; None in the same cases.
         judgements: one per queue that it names, in its order.
-        began_anew: the fold lost what it knew (gap, unknown version) or all locks ended (higher base): whoever holds a
-            queue by this log stops.
-        members_changed: somebody joined, left or ran out, or shares queues out another way than before.
+        began_anew: the fold lost what it knew (gap, unknown version) or all locks ended (higher base). Every owner of a
+            queue by this log must stop.
+        members_changed: a member joined, left or expired, or changed how it shares out queues.
     """
 
     offset: int
@@ -159,14 +161,14 @@ class Folded:
 
 
 class Continuity(Enum):
-    """How the log that lies there fits to what was folded."""
+    """How the current log relates to what was folded."""
 
     CONTINUES = auto()
     """The next record to fold is still there, or still to come."""
     TRUNCATED = auto()
-    """Records that were not folded are gone: stop holding, fold anew from the log's beginning."""
+    """Records that were not folded are gone: give up all leases and fold again from the log's beginning."""
     RECREATED = auto()
-    """It is shorter than what was folded: another log. Stop holding, fold anew, carry `token_floor` over."""
+    """It is shorter than what was folded, so it is another log: give up all leases, fold again, keep `token_floor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ class GroupLog:
         self._granting_from_ms = 0
         self._queues: dict[MessageQueue, QueueLease] = {}
         self._members: dict[Owner, _Membership] = {}
-        self._members_until_ms = _NEVER_MS  # log time before which none of them runs out
+        self._members_until_ms = _NEVER_MS  # log time before which no member expires
 
     # --- records in ---------------------------------------------------------------------------------------------
 
@@ -215,19 +217,19 @@ class GroupLog:
         """Fold the next record.
 
         Args:
-            offset: its offset; one above `next_offset` means that records are missing.
+            offset: its offset; an offset above `next_offset` means that records are missing.
             append_ms: its append time (LogAppendTime), epoch ms of the leader's clock.
             record: as decoded.
 
         Raises:
             ValueError: the offset was folded before, or the append time is negative; nothing changed.
         """
-        anew = self._advance(offset, append_ms, record.base)
+        restarted = self._advance(offset, append_ms, record.base)
         if record.base is not None and self._base is not None and record.base > self._base:
             self._raise_base(record.base, record.lease_ms)
-            anew = True
+            restarted = True
         self._longest_lease_ms = max(self._longest_lease_ms, record.lease_ms)
-        self._settle_base()
+        self._infer_base()
         owner = Owner(record.client_id, record.incarnation)
         members_changed = self._forget_members()
         judgements: tuple[Judgement, ...] = ()
@@ -245,27 +247,29 @@ class GroupLog:
                 members_changed |= self._members.pop(owner, None) is not None
             case _:
                 assert_never(record)
-        return Folded(offset, owner, record.seq, judgements, anew, members_changed)
+        return Folded(offset, owner, record.seq, judgements, restarted, members_changed)
 
     def skip(self, offset: int, append_ms: int) -> Folded:
-        """Pass over a malformed record: it is void, but it moves log time. Arguments and errors as in `fold`."""
-        anew = self._advance(offset, append_ms, None)
-        self._settle_base()
-        return Folded(offset, None, None, (), anew, self._forget_members())
+        """Skip a malformed record: it is void, but it moves log time. Arguments and errors as in `fold`."""
+        restarted = self._advance(offset, append_ms, None)
+        self._infer_base()
+        return Folded(offset, None, None, (), restarted, self._forget_members())
 
     def unreadable(self, offset: int, append_ms: int) -> Folded:
-        """Pass a record of an unknown version: who holds what is not known any more.
+        """Skip a record of an unknown version: the owners are no longer known.
 
-        The fold begins anew behind it and grants nothing before one lease has passed. Arguments and errors as in
+        The fold starts again after it and grants nothing before one lease has passed. Arguments and errors as in
         `fold`.
         """
         self._advance(offset, append_ms, None)
-        self._settle_base()
+        self._infer_base()
         self._begin()
         return Folded(offset, None, None, (), began_anew=True, members_changed=self._forget_members())
 
     def continuity(self, low_offset: int, high_offset: int) -> Continuity:
-        """How the log's bounds fit to what was folded. A log re-created *and* grown past us shows in its base instead.
+        """Compare the log's bounds with what was folded.
+
+        A log that was created again *and* has grown past our position is detected by its base instead.
 
         Args:
             low_offset: first offset of the log now.
@@ -279,24 +283,24 @@ class GroupLog:
 
     @property
     def next_offset(self) -> int:
-        """Position of the next record to fold."""
+        """Offset of the next record to fold."""
         return self._next_offset
 
     @property
     def log_ms(self) -> int:
-        """Log time in ms since this fold began; only differences mean something."""
+        """Log time in ms since this fold began; only differences have a meaning."""
         return self._log_ms
 
     @property
     def base(self) -> int | None:
-        """What claims are to carry; None while it is not known. A member may write without it, nobody else."""
+        """The base that claims must carry; None while it is not known. Then only `member` records may be written."""
         return self._base
 
     @property
     def token_floor(self) -> int | None:
         """A number above every token given out so far; None while the base is not known.
 
-        The first record of a member that has seen the log disappear carries it as its base.
+        When a member has seen the log disappear, its first record carries this number as its base.
         """
         return None if self._base is None else self._base + self._next_offset
 
@@ -314,17 +318,17 @@ class GroupLog:
         return tuple(sorted({member.owner.client_id for member in self.members}))
 
     def conflicting_member(self, owner: Owner, strategy: str | None) -> Member | None:
-        """A member alive that shares queues out another way and was there first.
+        """Return a live member that shares out queues another way and joined earlier.
 
-        One group uses one way; the one that comes later gives way.
+        All members of a group must share out queues the same way; the later member must yield.
 
         Args:
-            owner: who asks.
-            strategy: its own way; None: Kafka's group protocol.
+            owner: the member that asks.
+            strategy: its own strategy; None: Kafka's group protocol.
 
         Returns:
-            The one that has been there longest; None: nobody. If one of the two ways is None they cannot work
-            together at all; two strategies that differ only share out unfairly.
+            The member that joined first; None: there is no conflict. If one of the two strategies is None, the members
+            cannot work together at all; two different strategies only give an unfair distribution.
         """
         own = self._members.get(owner)
         before = own.since_offset if own else self._next_offset
@@ -333,11 +337,11 @@ class GroupLog:
 
     @property
     def locks(self) -> tuple[QueueLock, ...]:
-        """State of every queue the log has named since the fold began, sorted by queue."""
+        """State of every queue that the log has named since the fold began, sorted by queue."""
         return tuple(self.lock(queue) for queue in sorted(self._queues))
 
     def lock(self, queue: MessageQueue) -> QueueLock:
-        """State of one queue after the last record, also of one that was never named."""
+        """Return the state of one queue after the last record, also of a queue that was never named."""
         state = self._queues.get(queue) or QueueLease(known=self._complete)
         if state.unjudged is None:
             owner = state.owner_at(self._log_ms)
@@ -366,7 +370,7 @@ class GroupLog:
         )
 
     def claimable_in_ms(self, queue: MessageQueue, owner: Owner) -> int:
-        """Log time that has to pass before a claim of `owner` is granted, as far as is known now; 0: now."""
+        """Return the log time that must pass before a claim of `owner` is granted, as far as is known now; 0: now."""
         state = self._queues.get(queue) or QueueLease(known=self._complete)
         free_from_ms = self._granting_from_ms
         if state.unjudged is not None:
@@ -376,14 +380,14 @@ class GroupLog:
         return max(0, free_from_ms - self._log_ms)
 
     def may_claim(self, read_to: int, lease_ms: int) -> bool:
-        """Whether a member that began with this fold may claim at all.
+        """Return whether a member that started with this fold may claim at all.
 
         Args:
             read_to: the log's end when the member began to read.
             lease_ms: the member's own lease.
 
         Returns:
-            True once the fold has read that far, knows the base, and the log either begins at offset 0 or spans one
+            True when the fold has read that far and knows the base, and the log either begins at offset 0 or spans one
             lease (the longest seen) of log time since its first record.
         """
         if self._next_offset < read_to or self._base is None:
@@ -393,7 +397,7 @@ class GroupLog:
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _advance(self, offset: int, append_ms: int, carried_base: int | None) -> bool:
-        """Move position, log time and a base that was not known. Returns whether records were missing."""
+        """Move the position, log time and an unknown base. Return whether records were missing."""
         if offset < self._next_offset:
             raise ValueError(f"offset {offset} was folded before; the next one is {self._next_offset}")
         if append_ms < 0:
@@ -411,13 +415,16 @@ class GroupLog:
             self._base = max(append_ms, carried_base or 0) if offset == 0 else carried_base
         return gap
 
-    def _settle_base(self) -> None:
-        """A log without its beginning in which nobody names a base for a lease: its first append time is the base."""
+    def _infer_base(self) -> None:
+        """Use the first append time as the base if the fold has seen a lease's length of log time without one.
+
+        This happens in a log whose beginning is missing and in which no record names a base.
+        """
         if self._base is None and 0 < self._longest_lease_ms <= self._log_ms - self._start_log_ms:
             self._base = self._first_append_ms
 
     def _raise_base(self, base: int, lease_ms: int) -> None:
-        """A higher base: no token given out so far counts any more."""
+        """Adopt a higher base: all tokens given out so far become invalid."""
         if self._complete:
             self._queues.clear()
             self._granting_from_ms = self._log_ms + lease_ms
@@ -426,14 +433,14 @@ class GroupLog:
         self._base = base
 
     def _begin(self) -> None:
-        """From here on the fold knows what a fold that starts here would know."""
+        """Forget everything that a fold starting here would not know."""
         self._complete = False
         self._start_log_ms = self._log_ms
         self._granting_from_ms = 0
         self._queues.clear()
 
     def _forget_members(self) -> bool:
-        """Forget who has run out; whether somebody has. A look at all only when the first of them may have."""
+        """Remove expired members; return whether any were removed. Scan only when one of them may have expired."""
         if self._log_ms < self._members_until_ms:
             return False
         before = len(self._members)
@@ -442,7 +449,7 @@ class GroupLog:
         return len(self._members) < before
 
     def _free_from_ms(self, state: QueueLease) -> int:
-        """Log time from which a queue whose state is not known is free for certain."""
+        """Return the log time from which a queue whose state is not known is certainly free."""
         before_ms = self._start_log_ms + (self._longest_lease_ms or LEASE_MAX_MS)
         return max([before_ms, *(event.may_hold_until_ms for event in state.unjudged or ())])
 
@@ -455,7 +462,7 @@ class GroupLog:
         if state is None:
             state = self._queues[queue] = QueueLease(known=self._complete)
         if state.unjudged is not None and self._free_from_ms(state) <= event.log_ms:
-            state.settle()
+            state.mark_expired()
         if state.unjudged is not None and not state.anchor(event):
             state.unjudged.append(event)
             outcome = LeaseOutcome.UNKNOWN
@@ -476,18 +483,18 @@ class GroupLog:
             for claimed in record.queues:
                 yield claimed.queue, claim
             return
-        for held in record.queues:
+        for entry in record.queues:
             yield (
-                held.queue,
+                entry.queue,
                 LeaseEvent(
                     kind=record.kind,
                     offset=offset,
                     log_ms=self._log_ms,
                     owner=owner,
                     lease_ms=record.lease_ms,
-                    token=held.token,
-                    confirmed_offset=held.confirmed_offset,
-                    next_offset=held.next_offset,
-                    reconsume_counts=held.reconsume_counts,
+                    token=entry.token,
+                    confirmed_offset=entry.confirmed_offset,
+                    next_offset=entry.next_offset,
+                    reconsume_counts=entry.reconsume_counts,
                 ),
             )

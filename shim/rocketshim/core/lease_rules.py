@@ -1,12 +1,13 @@
-"""What one record of the group log does to one queue: the rules of leases.
+"""The rules of leases: what one record of the group log does to one queue.
 
-The rules themselves stand in `group_log`, whose fold calls this file for each queue that a record names. A queue is in
-one of two states:
+`group_log` describes the rules; its fold calls this module for each queue that a record names. A queue is in one of two
+states:
 
-* *known* (`unjudged` is None): owner, token and end of the lease are right, `judge` applies the ordinary rules;
-* *not known*: the fold began after the log did. `unjudged` keeps what was read of the queue since. `anchor` makes it
-  known if a record confirms an earlier one of the same owner and token, by putting the state there and judging what
-  followed; `settle` makes it known when every lease that may have been given has run out.
+* *known* (`unjudged` is None): owner, token and end of the lease are right, and `judge` applies the ordinary rules.
+* *not known*: the fold began after the log did. `unjudged` keeps the records of the queue read since then. `anchor`
+  makes the state known if a record confirms an earlier one of the same owner and token: it sets the state to that
+  record and evaluates the later ones. `mark_expired` makes the state known when every lease that may have been granted
+  has expired.
 
 Times are log time in ms. Objects belong to the fold that made them.
 """
@@ -28,25 +29,25 @@ class Owner:
 
 
 class LeaseOutcome(Enum):
-    """What a record did to one of its queues."""
+    """The effect of a record on one of its queues."""
 
     GRANTED = auto()
     """The claim made its writer the owner, with a new token."""
     RENEWED = auto()
-    """The lease begins anew at this record."""
+    """The lease starts again at this record."""
     RELEASED = auto()
     """The queue is free."""
     REFUSED = auto()
-    """The claim did nothing: another owner's lease runs, or nothing is granted yet."""
+    """The claim had no effect: another owner's lease is still valid, or nothing is granted yet."""
     VOID = auto()
-    """Nothing: not the current token, the lease had run out, or the record was written for another base."""
+    """No effect: not the current token, the lease had expired, or the record was written for another base."""
     UNKNOWN = auto()
-    """This fold cannot tell yet. For its reader that is a refusal."""
+    """This fold does not know yet. Its reader must treat this as a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseEvent:
-    """A record as one queue sees it. For a claim `token` is the one it would make and `confirmed_offset` is None."""
+    """A record as it affects one queue. For a claim, `token` is the one it would make, `confirmed_offset` is None."""
 
     kind: Literal["claim", "renew", "release"]
     offset: int
@@ -60,12 +61,12 @@ class LeaseEvent:
 
     @property
     def may_hold_until_ms(self) -> int:
-        """Log time until which this record may have given a lease, as far as it alone tells."""
+        """Log time until which this record may have given a lease, judged by this record alone."""
         return self.log_ms if self.kind == "release" else self.log_ms + self.lease_ms
 
 
 class QueueLease:
-    """One queue. `unjudged` is None while the fold knows its state, else what was read of it since the beginning."""
+    """The state of one queue. `unjudged` is None while the fold knows the state, else the records read so far."""
 
     __slots__ = ("lease_end_ms", "next_offset", "owner", "reconsume_counts", "token", "unjudged")
 
@@ -78,11 +79,11 @@ class QueueLease:
         self.unjudged: list[LeaseEvent] | None = None if known else []
 
     def owner_at(self, log_ms: int) -> Owner | None:
-        """The owner, unless its lease has run out by then."""
+        """Return the owner, or None if its lease has expired by then."""
         return self.owner if log_ms < self.lease_end_ms else None
 
     def judge(self, event: LeaseEvent) -> LeaseOutcome:
-        """The ordinary rules, for a queue whose state is known."""
+        """Apply the ordinary rules to a queue whose state is known."""
         owner = self.owner_at(event.log_ms)
         if event.kind == "claim":
             if owner is not None and owner != event.owner:
@@ -100,29 +101,29 @@ class QueueLease:
         return LeaseOutcome.RELEASED
 
     def note_progress(self, event: LeaseEvent) -> None:
-        """Keep what a renewal or release says for the next owner; a position of None says nothing new."""
+        """Keep what a renewal or release reports for the next owner; a position of None reports nothing new."""
         if event.next_offset is not None:
             self.next_offset = event.next_offset
         self.reconsume_counts = event.reconsume_counts
 
     def anchor(self, event: LeaseEvent) -> bool:
-        """Whether `event` confirms a record read since the beginning; if so the state is known from there on."""
+        """Return whether `event` confirms a record read before; if so, the state is known from that record on."""
         unjudged = self.unjudged or []
-        place = next((i for i, e in enumerate(unjudged) if e.offset == event.confirmed_offset), None)
-        if place is None:
+        index = next((i for i, e in enumerate(unjudged) if e.offset == event.confirmed_offset), None)
+        if index is None:
             return False
-        confirmed = unjudged[place]
+        confirmed = unjudged[index]
         if confirmed.kind == "release" or (confirmed.owner, confirmed.token) != (event.owner, event.token):
             return False
-        self.guess_progress(unjudged[: place + 1])
+        self.guess_progress(unjudged[: index + 1])
         self.owner, self.token, self.lease_end_ms = confirmed.owner, confirmed.token, confirmed.may_hold_until_ms
         self.unjudged = None
-        for later in unjudged[place + 1 :]:
+        for later in unjudged[index + 1 :]:
             self.judge(later)
         return True
 
-    def settle(self) -> None:
-        """Every lease that may have been given has run out: the queue is free."""
+    def mark_expired(self) -> None:
+        """Free the queue: every lease that may have been granted has expired."""
         unjudged = self.unjudged or []
         self.guess_progress(unjudged)
         self.token = max((e.token for e in unjudged), default=self.token)
@@ -131,7 +132,7 @@ class QueueLease:
     def guess_progress(self, events: Iterable[LeaseEvent]) -> None:
         """Take position and counts from the renewal or release with the highest token.
 
-        Whether it counted is not known; that its writer had finished what lies before its position is.
+        That record may not have taken effect, but its writer had certainly finished everything before that position.
         """
         best: LeaseEvent | None = None
         for event in events:

@@ -1,27 +1,27 @@
-"""One partition of the schedule topic: what waits, what is due, how far it is done.
+"""One partition of the schedule topic: which records wait, which are due, and which offset may be committed.
 
 Rules of this file (design: "one queue rule"):
 
 * The queue is strictly first-in-first-out by **its own delay**: a record leaves when that delay has passed since its
-  append, whatever its headers say; only the head is looked at. What becomes of it then (delivered, or hopped to
-  another queue) is decided by whoever takes it.
+  append, whatever its headers contain. Only the head is checked. The caller that takes the record decides what follows
+  (deliver it, or hop it to another queue).
 * Two clocks decide that the delay has passed. The first is a lower bound of the leader's clock (`queue_clock`): the
-  record leaves when it shows `append + delay`. The second is the monotonic clock since the record was first seen:
-  when the whole delay (and a thousandth more, for two clocks that run at different rates) has passed on it, the delay
-  has passed since the append too, since nothing is seen before it is appended. So a record stamped in the future, by a
-  leader whose clock was ahead for a while, waits its delay from first sight and not for hours (RocketMQ fires such a
-  record at once: differs on purpose). Both are safe; the earlier one counts.
-* What leaves together is a *run*, in flight until the last of its hops is confirmed. The position to commit is the one
-  after the longest confirmed prefix of runs and moves by confirmations only. Hops that failed are offered again by
-  `failed`: they are due at once, lowest offset first, and their run stays open.
-* Memory is bounded: `offer` takes what it is given, and `full` / `hungry` say when to pause and when to resume
-  fetching; between the two lies a gap, so that fetching does not flap. Records that were fetched together count with
-  their mean size.
+  record leaves when it reaches `append + delay`. The second is the monotonic clock since the record was first seen.
+  When the whole delay (and a thousandth more, for two clocks that run at different rates) has passed on it, the delay
+  has also passed since the append, because a record is appended before it is seen. So if a leader's clock was ahead for
+  a while and stamped a record in the future, that record waits its delay from first sight and not for hours (RocketMQ
+  delivers such a record immediately: differs on purpose). Both clocks are safe; the earlier one counts.
+* Records that leave together form a *run*, which is in flight until the last of its hops is confirmed. The position to
+  commit is the one after the longest confirmed prefix of runs; only confirmations move it. `failed` puts back records
+  whose hops failed: they are due immediately, lowest offset first, and their run stays open.
+* Memory is bounded: `offer` accepts everything it is given, and `full` / `hungry` report when to pause and when to
+  resume fetching. There is a gap between the two, so that fetching does not flap. Records that were fetched together
+  are counted with their mean size.
 
 States of a record: waiting → in flight → confirmed, or in flight → failed (waiting again, and due).
 
 The loop around it: offer what was fetched (not the probes), take what is due, send a probe into this partition when
-`asks_for_probe`, name its delivery report to `probed`, and sleep until `next_ns`.
+`asks_for_probe`, pass its delivery report to `probed`, and sleep until `next_ns`.
 """
 
 from bisect import insort
@@ -37,20 +37,20 @@ from rocketshim.core.queue_clock import QueueClock
 __all__ = ["Due", "LevelQueue", "QueueLimits", "ScheduleRecord"]
 
 _NS: Final = 1_000_000
-_RATE_MARGIN: Final = 1_000  # the second clock waits a thousandth longer: clocks are slewed by at most 500 ppm
+_RATE_MARGIN: Final = 1_000  # the second clock waits a thousandth longer, because clocks are slewed by at most 500 ppm
 
 
 class ScheduleRecord(Protocol):
-    """What the queue asks of a record (`confluent_kafka.Message` has it)."""
+    """The methods that the queue needs of a record (`confluent_kafka.Message` has them)."""
 
     def offset(self) -> int | None:
-        """Offset in the partition."""
+        """Return the offset in the partition."""
 
     def timestamp(self) -> tuple[int, int]:
-        """Timestamp type and the append time in epoch ms."""
+        """Return the timestamp type and the append time in epoch ms."""
 
     def __len__(self) -> int:
-        """Size of the value in bytes."""
+        """Return the size of the value in bytes."""
 
 
 RecordT = TypeVar("RecordT", bound=ScheduleRecord)
@@ -58,12 +58,12 @@ RecordT = TypeVar("RecordT", bound=ScheduleRecord)
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much of one partition may be held.
+    """How much of one partition may be buffered.
 
     Attributes:
-        full_count: records waiting at which fetching pauses, at least 1.
-        full_bytes: bytes waiting at which fetching pauses, at least 1.
-        hungry_share: share of both limits below which fetching goes on, 0 to 1.
+        full_count: number of waiting records at which fetching pauses, at least 1.
+        full_bytes: number of waiting bytes at which fetching pauses, at least 1.
+        hungry_share: share of both limits at or below which fetching resumes, 0 to 1.
     """
 
     full_count: int = 1_000
@@ -83,10 +83,10 @@ class Due(Generic[RecordT]):
         records: at least one.
         appends_ms: for each record its append time, epoch ms, aligned with `records`.
         seen_ns: for each record the monotonic instant of first sight, aligned with `records`.
-        run: names them when they are confirmed.
-        clock_ms: what the leader's clock showed at least when they left, epoch ms, on evidence younger than they are:
-            absolute due times are compared with it.
-        size_bytes: of all of them together, as far as it is known.
+        run: identifies them when they are confirmed.
+        clock_ms: lower bound of the leader's clock when they left, epoch ms, on evidence younger than they are.
+            Absolute due times are compared with it.
+        size_bytes: total size of the records, as far as it is known.
     """
 
     records: list[RecordT]
@@ -99,23 +99,23 @@ class Due(Generic[RecordT]):
 
 @dataclass(slots=True)
 class _FetchedRun(Generic[RecordT]):
-    """Records that were fetched together, those that have left taken out; never empty."""
+    """Records that were fetched together, without those that have left; never empty."""
 
     seen_ns: int
     last_offset: int
-    latest_ms: int  # no record of it was appended after
+    latest_ms: int  # latest append time of its records
     records: list[RecordT]
     appends_ms: list[int]
     mean_bytes: int
 
 
 class LevelQueue(Generic[RecordT]):
-    """What waits in one partition of the schedule topic.
+    """The waiting records of one partition of the schedule topic.
 
     Args:
         delay_ms: the queue's own delay, 0 or more.
         limits: when to pause and resume fetching.
-        epoch: number of the assignment; only carried.
+        epoch: number of the assignment; only stored.
 
     Thread-safety: none; one owner thread.
 
@@ -140,27 +140,27 @@ class LevelQueue(Generic[RecordT]):
         self._count = 0
         self._bytes = 0
         self._last_offset = -1
-        self._next_ns: int | None = None  # what `next_ns` says, unless it is stale
+        self._next_ns: int | None = None  # cached result of `next_ns`, unless it is stale
         self._stale = False
 
     def offer(self, records: Sequence[RecordT], seen_ns: int, extra_bytes: int = 0) -> None:
-        """Take fetched records, in order.
+        """Accept fetched records, in order.
 
         Args:
-            records: offsets strictly rising, above all that was offered before; none is fine.
+            records: offsets strictly rising, above all that was offered before; may be empty.
             seen_ns: monotonic instant at which they were fetched, in ns.
-            extra_bytes: what one of them has beyond its value (key, headers), on average, in bytes.
+            extra_bytes: mean size of a record beyond its value (key, headers), in bytes.
 
         Raises:
-            ValueError: offsets do not rise; nothing was taken.
+            ValueError: the offsets do not rise; nothing was accepted.
         """
         if not records:
             return
-        # passes over one thing at a time: each costs a few ns a record, and there are a hundred thousand a second
+        # One pass per field: each costs a few ns per record, and there are a hundred thousand records a second.
         offsets = [self._last_offset, *[record.offset() or 0 for record in records]]
         if not all(map(lt, offsets, offsets[1:])):
             raise ValueError(
-                f"an offset of {offsets[1]} to {offsets[-1]} does not rise above {self._last_offset}, or the one before"
+                f"offsets {offsets[1]} to {offsets[-1]} do not rise above {self._last_offset} and one another"
             )
         appends_ms = [record.timestamp()[1] for record in records]
         last = self._last_offset = offsets[-1]
@@ -173,7 +173,7 @@ class LevelQueue(Generic[RecordT]):
         self._stale = True
 
     def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
-        """The delivery report of a record that we wrote into this partition (a probe, a hop) is in.
+        """Record the delivery report of a record that we wrote into this partition (a probe, a hop).
 
         Args:
             offset: its offset.
@@ -184,18 +184,18 @@ class LevelQueue(Generic[RecordT]):
         self._stale = True
 
     def take(self, now_ns: int, limit: int = 5_000, limit_bytes: int = 1 << 40) -> Due[RecordT] | None:
-        """Take what has waited long enough; it is in flight from here on.
+        """Take records that have waited long enough; they are in flight from here on.
 
         Args:
             now_ns: the monotonic clock, in ns.
-            limit: at most so many records, 1 or more; what failed comes again as it left.
-            limit_bytes: no more records once so many bytes are taken, 1 or more.
+            limit: maximum number of records, 1 or more; failed records come back in their original groups.
+            limit_bytes: size at which no more records are added, in bytes, 1 or more.
 
         Returns:
             At least one record, or None.
 
         Raises:
-            ValueError: a limit below 1; nothing changed.
+            ValueError: a limit is below 1; nothing changed.
         """
         if limit < 1 or limit_bytes < 1:
             raise ValueError(f"limit={limit}, limit_bytes={limit_bytes}: at least one record can leave")
@@ -207,9 +207,10 @@ class LevelQueue(Generic[RecordT]):
         return self._leave(now_ns, limit, limit_bytes)
 
     def next_ns(self) -> int | None:
-        """The monotonic instant from which on there is something to do, in ns; None while nothing waits.
+        """Return the monotonic instant of the next work, in ns; None while nothing waits.
 
-        From then on, and not before, `take` gives something or `asks_for_probe`. It may lie in the past.
+        From then on, and not before, `take` returns records or `asks_for_probe` is true. The instant may lie in the
+        past.
         """
         if self._stale:
             self._stale = False
@@ -217,11 +218,11 @@ class LevelQueue(Generic[RecordT]):
         return self._next_ns
 
     def has_due(self, now_ns: int) -> bool:
-        """Whether something would leave now, as far as is known without a probe."""
+        """Return whether a record would leave now, as far as is known without a probe."""
         return bool(self._retry) or (bool(self._batches) and self._head_due_ns() <= now_ns)
 
     def asks_for_probe(self, now_ns: int) -> bool:
-        """Whether a probe, sent into this partition now, is worth its while; says so once a second until `probed`."""
+        """Return whether to send a probe into this partition now; true at most once a second until `probed`."""
         if self._nothing_to_do(now_ns) or self._retry or self._head_due_ns() <= now_ns:
             return False
         probe_ns = self._clock.probe_instant_ns(self._head_due_clock_ns())
@@ -232,21 +233,21 @@ class LevelQueue(Generic[RecordT]):
         return True
 
     def confirmed(self, run: Run) -> None:
-        """Every hop of a run is stored.
+        """Mark every hop of a run as stored.
 
         Raises:
-            ValueError: it was confirmed before, or is another queue's; nothing changed.
+            ValueError: the run was confirmed before, or belongs to another queue; nothing changed.
         """
         self._tracker.finish_all(run)
 
     def failed(self, due: Due[RecordT]) -> None:
-        """Hops that did not work: these records are due again, before everything else of this queue.
+        """Put back records whose hops failed: they are due again, before everything else of this queue.
 
         Args:
-            due: what `take` gave, or a part of it (the same run, fewer records), none of it confirmed.
+            due: what `take` returned, or a part of it (the same run, fewer records), none of it confirmed.
 
         Raises:
-            ValueError: no record, or the run was confirmed; nothing changed.
+            ValueError: there is no record, or the run was confirmed; nothing changed.
         """
         if not due.records or due.run.unfinished == 0:
             raise ValueError("only records that left and were not confirmed can fail")
@@ -267,12 +268,12 @@ class LevelQueue(Generic[RecordT]):
 
     @property
     def waiting_count(self) -> int:
-        """Records held and not in flight."""
+        """Number of records that are buffered and not in flight."""
         return self._count + sum(len(due.records) for due in self._retry)
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes held and not in flight (failed ones not counted)."""
+        """Bytes that are buffered and not in flight (without failed records)."""
         return self._bytes
 
     @property
@@ -287,20 +288,20 @@ class LevelQueue(Generic[RecordT]):
 
     @property
     def hungry(self) -> bool:
-        """Whether fetching should go on after a pause."""
+        """Whether fetching should resume after a pause."""
         share = self.limits.hungry_share
         return self._count <= self.limits.full_count * share and self._bytes <= self.limits.full_bytes * share
 
     def _leave(self, now_ns: int, limit: int, limit_bytes: int) -> Due[RecordT] | None:
-        latest_seen_ns = now_ns - self._patience_ns
+        latest_seen_ns = now_ns - self._max_wait_ns
         records: list[RecordT] = []
         appends_ms: list[int] = []
         seen: list[int] = []
-        shown_ns = size_bytes = 0
+        leader_ns = size_bytes = 0
         while self._batches and len(records) < limit and size_bytes < limit_bytes:
             batch = self._batches[0]
             clock_ns = self._clock.now_ns(batch.last_offset, now_ns)
-            if clock_ns is None:  # never: what was offered is evidence itself
+            if clock_ns is None:  # never happens: offered records are evidence themselves
                 break
             latest_append_ms = clock_ns // _NS - self.delay_ms
             count = min(len(batch.records), limit - len(records))
@@ -309,7 +310,7 @@ class LevelQueue(Generic[RecordT]):
             if batch.latest_ms > latest_append_ms and batch.seen_ns > latest_seen_ns:
                 count = _due_count(batch.appends_ms[:count], latest_append_ms)
             if count:
-                shown_ns = clock_ns
+                leader_ns = clock_ns
                 size_bytes += count * batch.mean_bytes
                 records += batch.records[:count]
                 appends_ms += batch.appends_ms[:count]
@@ -322,7 +323,7 @@ class LevelQueue(Generic[RecordT]):
             return None
         self._count -= len(records)
         self._bytes -= size_bytes
-        return Due(records, appends_ms, seen, self._tracker.deliver(records), shown_ns // _NS, size_bytes)
+        return Due(records, appends_ms, seen, self._tracker.deliver(records), leader_ns // _NS, size_bytes)
 
     def _nothing_to_do(self, now_ns: int) -> bool:
         next_ns = self.next_ns()
@@ -337,23 +338,23 @@ class LevelQueue(Generic[RecordT]):
         return min(self._head_due_ns(), self._batches[0].seen_ns if probe_ns is None else probe_ns)
 
     def _head_due_clock_ns(self) -> int:
-        """When the head is due on the leader's clock."""
+        """Return when the head is due on the leader's clock."""
         return (self._batches[0].appends_ms[0] + self.delay_ms) * _NS
 
     def _head_due_ns(self) -> int:
-        """When the head leaves, on ours."""
+        """Return when the head leaves, on our clock."""
         batch = self._batches[0]
-        by_sight = batch.seen_ns + self._patience_ns
+        by_sight = batch.seen_ns + self._max_wait_ns
         by_clock = self._clock.instant_ns(batch.last_offset, self._head_due_clock_ns())
         return by_sight if by_clock is None else min(by_clock, by_sight)
 
     @property
-    def _patience_ns(self) -> int:
+    def _max_wait_ns(self) -> int:
         return self.delay_ms * (_NS + _NS // _RATE_MARGIN)
 
 
 def _due_count(appends_ms: list[int], latest_ms: int) -> int:
-    """How many records from the first on were appended by then; append times need not rise."""
+    """Return how many records, from the first on, were appended by then; append times need not rise."""
     for count, append_ms in enumerate(appends_ms):
         if append_ms > latest_ms:
             return count

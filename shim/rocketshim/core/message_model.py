@@ -1,4 +1,4 @@
-"""CLUSTERING or BROADCASTING. Source: `MessageModel` of RocketMQ."""
+"""How the members of a group share messages: CLUSTERING or BROADCASTING. Source: `MessageModel` of RocketMQ."""
 
 from enum import Enum
 
@@ -9,6 +9,6 @@ class MessageModel(Enum):
     """How the members of a group share messages."""
 
     CLUSTERING = "clustering"
-    """Each message goes to one member; failed ones come back."""
+    """Each message goes to one member; failed messages are delivered again."""
     BROADCASTING = "broadcasting"
-    """Each message goes to every member; failed ones are dropped, positions are kept in a local file."""
+    """Each message goes to every member; failed messages are dropped, and a local file stores the positions."""

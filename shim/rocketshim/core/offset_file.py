@@ -1,8 +1,8 @@
-"""The content of a local offset file, as bytes and back. Pure.
+"""Encodes and decodes the content of a local offset file. Pure.
 
-One JSON document and a line with its SHA-256: a file that was cut short, or changed, is refused as a whole. Positions
-belong to a cluster, and to a topic as it was created (Kafka's topic id): the same names on another cluster, or a topic
-that was deleted and made anew, are other logs, in which these positions mean nothing.
+The file is one JSON document and a line with its SHA-256. A file that was truncated or changed is refused as a whole.
+Positions belong to a cluster, and to one creation of a topic (Kafka's topic id). The same names on another cluster, or
+a topic that was deleted and created again, are other logs, in which these positions have no meaning.
 """
 
 import json
@@ -22,8 +22,8 @@ class Stored:
     """A position.
 
     Attributes:
-        offset: of the next message, 0 or more.
-        metadata: text kept with it.
+        offset: offset of the next message, 0 or more.
+        metadata: text stored with it.
     """
 
     offset: int
@@ -32,12 +32,12 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class OffsetFile:
-    """What a file says.
+    """The content of an offset file.
 
     Attributes:
         cluster: id of the cluster; `""`: not known.
-        topic_ids: topic to its id; a topic that is missing here has none known.
-        positions: of each topic and partition.
+        topic_ids: topic to its id; a missing topic has no known id.
+        positions: the position of each topic and partition.
     """
 
     cluster: str
@@ -45,27 +45,27 @@ class OffsetFile:
     positions: Mapping[tuple[str, int], Stored] = field(default_factory=dict)
 
     def moved(self, positions: Mapping[tuple[str, int], Stored]) -> "OffsetFile":
-        """The same with these positions in place of those of the same partitions; no other is lost."""
+        """Return a copy with these positions in place of those of the same partitions; all others stay."""
         return OffsetFile(self.cluster, self.topic_ids, {**self.positions, **positions})
 
     def identified(self, topic: str, topic_id: str) -> "OffsetFile":
-        """The same, the topic having this id now; if it had another, its positions begin at 0.
+        """Return a copy in which the topic has this id; if it had another id, its positions restart at 0.
 
-        What lies in a topic that was made anew was written since: whoever had consumed the former one has missed
-        nothing of it by reading all.
+        Everything in a topic that was created again was written after that. So a consumer of the former topic misses
+        nothing if it reads all of the new one.
         """
         before = self.topic_ids.get(topic, "")
         if not topic_id or topic_id == before:
             return self
         positions = dict(self.positions)
         if before:
-            for place in [place for place in positions if place[0] == topic]:
-                positions[place] = Stored(0, positions[place].metadata)
+            for key in [key for key in positions if key[0] == topic]:
+                positions[key] = Stored(0, positions[key].metadata)
         return OffsetFile(self.cluster, {**self.topic_ids, topic: topic_id}, positions)
 
 
 def encode(content: OffsetFile) -> bytes:
-    """The file's bytes."""
+    """Return the file's bytes."""
     topics: dict[str, Any] = {}
     for (topic, partition), stored in sorted(content.positions.items()):
         entry = topics.setdefault(topic, {"id": content.topic_ids.get(topic, ""), "queues": {}})
@@ -75,14 +75,14 @@ def encode(content: OffsetFile) -> bytes:
 
 
 def decode(data: bytes) -> OffsetFile:
-    """What a file says.
+    """Return the content of a file.
 
     Raises:
-        ValueError: it is not whole, or not of this version.
+        ValueError: the file is incomplete or has another version.
     """
-    text, separator, rest = data.decode("ascii", "replace").removesuffix("\n").rpartition("\n")
-    if not separator or rest != f"{_SUM}{sha256(text.encode()).hexdigest()}" or not data.endswith(b"\n"):
-        raise ValueError("its checksum does not fit: the file was cut short or changed")
+    text, separator, checksum = data.decode("ascii", "replace").removesuffix("\n").rpartition("\n")
+    if not separator or checksum != f"{_SUM}{sha256(text.encode()).hexdigest()}" or not data.endswith(b"\n"):
+        raise ValueError("its checksum does not match: the file was truncated or changed")
     try:
         content = json.loads(text)
         if content["v"] != _VERSION:
@@ -94,7 +94,7 @@ def decode(data: bytes) -> OffsetFile:
             dict(_positions(topics)),
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it is no offset file: {error!r}") from error
+        raise ValueError(f"it is not an offset file: {error!r}") from error
 
 
 def _positions(topics: Mapping[str, Any]) -> Iterable[tuple[tuple[str, int], Stored]]:

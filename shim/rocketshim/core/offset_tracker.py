@@ -1,18 +1,18 @@
-"""Which offset may be committed: the position after the longest finished prefix, in delivery order.
+"""Decides which offset may be committed: the position after the longest finished prefix, in delivery order.
 
 Rules of this file:
 
-* What is delivered comes in *runs*: lists of messages of one partition in the order in which Kafka delivered them.
-  Offsets rise strictly but not by one: transaction markers, aborted records and compaction leave holes, so the
-  position to commit is never found by counting from an offset, only by looking at what was delivered.
-* Messages finish in any order. The position to commit is the one after the last message of the longest finished
-  prefix. It never passes an unfinished message and never goes back.
-* A tracker belongs to one assignment of one partition (its *epoch*). A new assignment takes a new tracker; a run of
-  another tracker is refused.
-* A run lets go of its messages as soon as one of them finishes: from then on it keeps offsets only, and none when it is
-  finished. One stuck message holds the commit, but not the memory of what surrounds and follows it.
+* Messages are delivered in *runs*: lists of messages of one partition in the order in which Kafka delivered them.
+  Offsets rise strictly but not by one: transaction markers, aborted records and compaction leave holes. So the position
+  to commit is never computed by counting from an offset, only from what was delivered.
+* Messages finish in any order. The position to commit is the one after the last message of the longest finished prefix.
+  It never passes an unfinished message and never goes back.
+* A tracker belongs to one assignment of one partition (its *epoch*). A new assignment needs a new tracker; a tracker
+  refuses the runs of another one.
+* A run releases its messages as soon as one of them finishes. From then on it keeps only offsets, and none when it is
+  finished. One stuck message blocks the commit, but does not keep the messages around and after it in memory.
 
-Cost: O(1) for a run that finishes as a whole; O(1) a message, after one pass, for a run that finishes piecemeal.
+Cost: O(1) for a run that finishes as a whole; O(1) per message, after one pass, for a run that finishes piecemeal.
 """
 
 from bisect import bisect_left
@@ -24,17 +24,17 @@ __all__ = ["HasOffset", "OffsetTracker", "Run"]
 
 
 class HasOffset(Protocol):
-    """The one thing the tracker asks of a message (`confluent_kafka.Message` has it)."""
+    """The only method that the tracker needs of a message (`confluent_kafka.Message` has it)."""
 
     def offset(self) -> int | None:
-        """Offset of the message in its partition; never None for a message that was read."""
+        """Return the offset of the message in its partition; never None for a message that was read."""
 
 
 class Run:
-    """Messages delivered one after another. Made by `OffsetTracker.deliver`; opaque to its holder.
+    """Messages delivered one after another. Made by `OffsetTracker.deliver`; opaque to the caller.
 
     Attributes:
-        unfinished: how many of its messages are not finished.
+        unfinished: number of its messages that are not finished.
         next_offset: the position after its last message.
     """
 
@@ -50,15 +50,15 @@ class Run:
         self.unfinished = len(messages)
         self.offsets: Sequence[int] = ()  # of all messages, in order; only while it finishes piecemeal
         self.open_offsets: set[int] = set()  # those of them that are not finished
-        self.ahead: Iterator[int] = iter(())  # goes over them once, in order, and stops at those that are not finished
-        self.lowest = first_offset  # the first of its messages that is not finished
+        self.ahead: Iterator[int] = iter(())  # iterates over them once, in order, and skips finished ones
+        self.lowest = first_offset  # its first message that is not finished
 
 
 class OffsetTracker:
-    """Longest finished prefix of what was delivered in one assignment of one partition.
+    """The longest finished prefix of what was delivered in one assignment of one partition.
 
     Args:
-        epoch: number of the assignment this tracker belongs to; only carried.
+        epoch: number of the assignment this tracker belongs to; only stored.
 
     Thread-safety: none; one owner thread.
 
@@ -76,17 +76,18 @@ class OffsetTracker:
         self._last_offset = -1
 
     def deliver(self, messages: Sequence[HasOffset]) -> Run:
-        """Take note of messages in the order in which they were delivered.
+        """Register messages in the order in which they were delivered.
 
         Args:
             messages: at least one message, offsets strictly rising and above every offset delivered before. For speed
-                only the first and the last are looked at: Kafka keeps the order within. Not to be changed afterwards.
+                only the first and the last are checked: Kafka keeps the order in between. Do not change the sequence
+                afterwards.
 
         Returns:
-            The run to name when they finish.
+            The run; pass it when its messages finish.
 
         Raises:
-            ValueError: no message, or offsets that do not rise; the tracker is unchanged.
+            ValueError: there is no message, or the offsets do not rise; the tracker is unchanged.
         """
         if not messages:
             raise ValueError("a run needs at least one message")
@@ -100,15 +101,15 @@ class OffsetTracker:
         return run
 
     def finish_all(self, run: Run, but: Collection[int] = ()) -> None:
-        """Every message of the run that is open is finished.
+        """Mark every open message of the run as finished.
 
         Args:
-            run: as `deliver` gave it.
-            but: offsets of messages that are open and stay so, in any order.
+            run: as `deliver` returned it.
+            but: offsets of open messages that stay open, in any order.
 
         Raises:
-            ValueError: the run had finished before, or is another tracker's, or one of `but` is not open in it; nothing
-                changed.
+            ValueError: the run had finished before, or belongs to another tracker, or one of `but` is not open in it;
+                nothing changed.
         """
         self._check(run)
         if not but:
@@ -119,20 +120,20 @@ class OffsetTracker:
         if not still_open.issubset(offsets if run.messages else run.open_offsets):
             raise ValueError(f"offsets {list(but)} are not all open in the run that begins at {run.first_offset}")
         if not run.messages:
-            run.open_offsets &= still_open  # in place: `ahead` asks it
+            run.open_offsets &= still_open  # in place, because `ahead` reads it
             still_open = run.open_offsets
         self._leave_open(run, offsets, still_open)
 
     def finish_many(self, run: Run, finished: Collection[int]) -> None:
-        """Messages of the run are finished.
+        """Mark messages of the run as finished.
 
         Args:
-            run: as `deliver` gave it.
-            finished: their offsets, each once, in any order; none of them changes nothing.
+            run: as `deliver` returned it.
+            finished: their offsets, each once, in any order; an empty collection changes nothing.
 
         Raises:
-            ValueError: one is not part of the run, or had finished before, or is named twice, or the run is another
-                tracker's; nothing changed.
+            ValueError: an offset is not part of the run, had finished before or is named twice, or the run belongs to
+                another tracker; nothing changed.
         """
         self._check(run)
         offsets = _offsets(run)
@@ -146,17 +147,17 @@ class OffsetTracker:
 
     @property
     def next_offset(self) -> int | None:
-        """The position to commit, or None while not even the first message is finished."""
+        """The position to commit, or None until the first message is finished."""
         if self._runs:
             head = self._runs[0]
-            begun = bisect_left(head.offsets, head.lowest)
-            if begun:
-                return head.offsets[begun - 1] + 1
+            finished_count = bisect_left(head.offsets, head.lowest)
+            if finished_count:
+                return head.offsets[finished_count - 1] + 1
         return self._safe
 
     @property
     def lowest_unfinished(self) -> int | None:
-        """Offset of the oldest unfinished message, or None when all that was delivered is finished."""
+        """Offset of the oldest unfinished message, or None when all delivered messages are finished."""
         return self._runs[0].lowest if self._runs else None
 
     @property
@@ -175,12 +176,12 @@ class OffsetTracker:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was delivered is finished."""
+        """Whether all delivered messages are finished."""
         return not self._runs
 
     def _check(self, run: Run) -> None:
         if run.owner is not self._owner:
-            raise ValueError(f"the run that begins at offset {run.first_offset} is another tracker's")
+            raise ValueError(f"the run that begins at offset {run.first_offset} belongs to another tracker")
         if run.unfinished == 0:
             raise ValueError(f"the run that begins at offset {run.first_offset} had finished before")
 
@@ -208,7 +209,7 @@ class OffsetTracker:
 
 
 def _offsets(run: Run) -> Sequence[int]:
-    """Of all its messages, in order."""
+    """Return the offsets of all its messages, in order."""
     return [message.offset() or 0 for message in run.messages] if run.messages else run.offsets
 
 

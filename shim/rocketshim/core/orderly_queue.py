@@ -1,22 +1,23 @@
-"""One queue consumed in order: what is handed out next, what may be committed.
+"""One queue consumed in order: which messages are handed out next, and which offset may be committed.
 
-One listener call at a time per queue. The owner thread takes a *run* of messages and hands it to one listener thread,
-which calls the listener batch by batch and ends at the first answer that stops (`BatchAnswer.stops`); the answers come
-back together and are applied in order, by the rules of `consume_orderly`. What was not reached goes back.
+There is one listener call at a time per queue. The owner thread takes a *run* of messages and hands it to one listener
+thread. That thread calls the listener batch by batch and ends at the first answer that stops (`BatchAnswer.stops`). The
+answers are reported together and applied in order, by the rules of `consume_orderly`. Messages that were not reached
+are put back.
 
-* A message is pending, in the run, being judged (its batch was suspended and dead letters are being stored), open, or
-  finished. The position to commit is the one after the longest finished prefix, never counted from an offset.
+* A message is pending, in the run, being evaluated (its batch was suspended and dead letters are being stored), open,
+  or finished. The position to commit is the one after the longest finished prefix; it is never counted from an offset.
 * After 60 s of runs without a pause the queue yields for 10 ms.
 * Counts are kept per offset until the message is finished. They are given at construction (from the release or renewal
-  of the last owner) and read for the next, so that they survive restarts and rebalances.
-* **By key** (`key_of`): a stop holds only the messages with the keys of the failed batch, in *lanes*; others go on.
-  Within a key the order is kept. What lies behind the finished prefix is bounded by the shell's flow control, which
-  asks `msg_count`, `msg_bytes` and `span`. Without `key_of` the whole queue stops.
-* By key a run may have several answers that stop, each of keys of its own: the listener thread brings messages of a
-  stopped key behind those that it answers. Lanes whose wait is over and messages without a lane take turns in a run,
-  so that neither waits for all of the other. Lanes that wait cost nothing (a heap); nothing here looks at all of them.
+  of the last owner) and read for the next owner, so that they survive restarts and rebalances.
+* **By key** (`key_of`): a stop blocks only the messages with the keys of the failed batch, in *lanes*; other messages
+  continue. Within a key the order is kept. The shell's flow control, which reads `msg_count`, `msg_bytes` and `span`,
+  bounds the number of messages behind the finished prefix. Without `key_of` the whole queue stops.
+* By key a run may have several answers that stop, each for its own keys: the listener thread moves messages of a
+  stopped key behind those that it answers. Lanes whose wait is over and messages without a lane take turns in a run, so
+  that neither waits for all of the other. Waiting lanes cost nothing (a heap); no operation iterates over all of them.
 
-A queue belongs to one assignment (its *epoch*). After `drop` it says nothing any more.
+A queue belongs to one assignment (its *epoch*). After `drop` it returns nothing any more.
 """
 
 import heapq
@@ -43,7 +44,7 @@ from rocketshim.core.consume_orderly import (
 __all__ = ["CONTINUOUS_RUN_MAX_MS", "OrderlyQueue"]
 
 CONTINUOUS_RUN_MAX_MS: Final = 60_000
-"""A queue that has run for longer yields, in ms. Source: `MAX_TIME_CONSUME_CONTINUOUSLY`."""
+"""Time of continuous runs after which a queue yields, in ms. Source: `MAX_TIME_CONSUME_CONTINUOUSLY`."""
 
 _YIELD_MS: Final = 10
 _FOREVER: Final = 2**31 - 1
@@ -62,11 +63,11 @@ class _Decision(Generic[MessageT]):
 
 
 _Stop = tuple[int, int, Hashable]
-"""Until when a lane waits, the number of that stop, its key."""
+"""End of a lane's wait, the number of that stop, the lane's key."""
 
 
 class _Lane(Generic[MessageT]):
-    """Messages that wait because one with their key failed, or that stand behind such a one."""
+    """Messages that wait because one with their key failed, or because they are behind such a message."""
 
     __slots__ = ("messages", "stop")
 
@@ -79,15 +80,17 @@ class OrderlyQueue(Generic[MessageT]):
     """Messages of one assignment of one partition, consumed in order.
 
     Args:
-        epoch: number of the assignment; only carried.
-        max_reconsume_times: failed attempts after which a message is dead-lettered; -1 (default): never; other negative
-            numbers are taken literally, the first failure is the last. Source: `#getMaxReconsumeTimes`.
-        suspend_ms: wait after a stop when the listener names none, in ms. Default 1,000.
+        epoch: number of the assignment; only stored.
+        max_reconsume_times: failed attempts after which a message is dead-lettered; -1 (default): never. Other negative
+            numbers are taken literally: the first failure is the last. Source: `#getMaxReconsumeTimes`.
+        suspend_ms: wait after a stop when the listener sets none, in ms. Default 1,000.
         reconsume_counts: (offset, failed attempts) from the last owner.
-        stored_count: failed attempts that a message itself carries (retry topic); None: none does. Asked at a failure
-            only.
-        message_limit: limit of one message set by its sender, or None; the lower one counts. None: none has one.
-        key_of: what is kept in order among itself; messages with equal keys are. None (default): the whole queue.
+        stored_count: returns the failed attempts that a message itself carries (retry topic); None: no message carries
+            any. Called only at a failure.
+        message_limit: returns the limit of one message set by its sender, or None; the lower limit counts. None: no
+            message has one.
+        key_of: returns the key of a message; messages with equal keys stay in order. None (default): the whole queue
+            stays in order.
 
     Thread-safety: none; one owner thread. Listener threads get lists.
 
@@ -97,7 +100,7 @@ class OrderlyQueue(Generic[MessageT]):
     __slots__ = (
         "_counts", "_decisions", "_due", "_failing_since_ms", "_finished", "_in_run", "_key_of", "_lanes",
         "_last_offset", "_message_limit", "_next_offset", "_not_before_ms", "_open", "_open_dead", "_pending",
-        "_run_since_ms", "_stops", "_stored_count", "_suspend_ms", "_undone", "_waiting", "dropped", "epoch",
+        "_run_since_ms", "_stops", "_stored_count", "_suspend_ms", "_unfinished", "_waiting", "dropped", "epoch",
         "max_reconsume_times", "msg_bytes", "msg_count",
     )  # fmt: skip
 
@@ -126,14 +129,14 @@ class OrderlyQueue(Generic[MessageT]):
         self._pending: deque[MessageT] = deque()
         self._lanes: dict[Hashable, _Lane[MessageT]] = {}
         self._waiting: list[_Stop] = []  # a heap
-        self._due: deque[_Stop] = deque()  # whose wait was over at the last `take`, the next one first
+        self._due: deque[_Stop] = deque()  # lanes whose wait was over at the last `take`, the next one first
         self._stops = 0
         self._in_run: list[MessageT] | None = None
         self._decisions: dict[int, _Decision[MessageT]] = {}  # by offset of each dead letter that is being stored
         self._open: list[MessageT] = []
-        self._open_dead: set[int] = set()  # offsets among the open ones that are dead-lettered
-        self._undone: deque[int] = deque()  # offsets put and not in the finished prefix, in order
-        self._finished: set[int] = set()  # offsets finished behind the prefix
+        self._open_dead: set[int] = set()  # offsets of open messages that are dead-lettered
+        self._unfinished: deque[int] = deque()  # offsets that were put and are not in the finished prefix, in order
+        self._finished: set[int] = set()  # finished offsets behind the prefix
         self._last_offset = -1
         self._next_offset: int | None = None
         self._not_before_ms: int | None = None
@@ -142,10 +145,10 @@ class OrderlyQueue(Generic[MessageT]):
     # --- messages in and out ------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[MessageT]) -> None:
-        """Take fetched messages, in order.
+        """Accept fetched messages, in order.
 
         Raises:
-            ValueError: the queue was dropped, or the offsets do not rise; nothing was taken.
+            ValueError: the queue was dropped, or the offsets do not rise; nothing was accepted.
         """
         if self.dropped:
             raise ValueError(f"the queue of epoch {self.epoch} was dropped")
@@ -157,27 +160,27 @@ class OrderlyQueue(Generic[MessageT]):
         if self._last_offset < 0:
             self._counts = {offset: count for offset, count in self._counts.items() if offset >= offsets[0]}
         self._last_offset = offsets[-1]
-        self._undone.extend(offsets)
+        self._unfinished.extend(offsets)
         self._pending.extend(messages)
         self.msg_count += len(messages)
         self.msg_bytes += sum(map(len, messages))
 
     def take(self, limit: int, now_ms: int) -> OrderlyRun[MessageT] | None:
-        """Messages for one listener thread, in order.
+        """Return messages for one listener thread, in order.
 
         Args:
-            limit: how many at most, 1 or more.
+            limit: maximum number of messages, 1 or more.
             now_ms: monotonic time in ms.
 
         Returns:
-            The run; it is to be reported. None: a run is out, dead letters are being stored, the queue waits, yields or
-            was dropped, or there is nothing.
+            The run; report it afterwards. None: another run is in progress, dead letters are being stored, the queue
+            waits, yields or was dropped, or there is no message.
 
         Raises:
-            ValueError: limit below 1; nothing changed.
+            ValueError: the limit is below 1; nothing changed.
         """
         if limit < 1:
-            raise ValueError(f"limit={limit}: a run holds at least one message")
+            raise ValueError(f"limit={limit}: a run has at least one message")
         if self.dropped or self.busy or (self._not_before_ms is not None and now_ms < self._not_before_ms):
             return None
         self._not_before_ms = None
@@ -195,21 +198,22 @@ class OrderlyQueue(Generic[MessageT]):
         return OrderlyRun(messages, self._counts)
 
     def report(self, answers: Sequence[BatchAnswer], now_ms: int) -> list[OrderlyAction[MessageT]]:
-        """A listener thread is through with the run.
+        """Apply the answers of a listener thread that has ended its run.
 
         Args:
-            answers: in order; together they cover the run's beginning. What they do not cover was not begun.
+            answers: in order; together they cover the beginning of the run. Messages that they do not cover were not
+                begun.
             now_ms: monotonic time in ms.
 
         Raises:
-            ValueError: no run is out, the answers cover more than the run, an answer covers nothing, or others follow
-                one that stops (by key: one that stops without auto-commit); nothing changed.
+            ValueError: no run is in progress, the answers cover more than the run, an answer covers no message, or
+                other answers follow one that stops (by key: one that stops without auto-commit); nothing changed.
         """
         if self.dropped:
             return []
         run = self._in_run
         if run is None:
-            raise ValueError("no run is out")
+            raise ValueError("no run is in progress")
         if any(a.msg_count < 1 for a in answers) or sum(a.msg_count for a in answers) > len(run):
             raise ValueError(f"answers for {[a.msg_count for a in answers]} messages of a run of {len(run)}")
         if any(answer.stops and (self._key_of is None or not answer.auto_commit) for answer in answers[:-1]):
@@ -225,27 +229,27 @@ class OrderlyQueue(Generic[MessageT]):
                 stopped.append((answer, batch))
             else:
                 actions += self._apply(answer, batch, now_ms)
-        self._give_back(run[begin:])  # before what failed, which goes in front of it
+        self._give_back(run[begin:])  # before the failed messages, which are put in front of these
         for answer, batch in stopped:
             actions += self._apply(answer, batch, now_ms)
         return actions
 
     def dead_lettered(self, offset: int, *, stored: bool, now_ms: int) -> list[OrderlyAction[MessageT]]:
-        """A dead letter of the last batch is stored, or could not be. Ignored for a dropped queue.
+        """Report that a dead letter of the last batch is stored, or could not be stored. Ignored for a dropped queue.
 
         Args:
-            offset: of the message.
-            stored: False counts as one more failure, and the message goes again.
+            offset: offset of the message.
+            stored: False counts as one more failure, and the message is retried.
             now_ms: monotonic time in ms.
 
         Raises:
-            ValueError: no dead letter of that message is under way; nothing changed.
+            ValueError: no dead letter of that message is being stored; nothing changed.
         """
         if self.dropped:
             return []
         decision = self._decisions.pop(offset, None)
         if decision is None:
-            raise ValueError(f"no dead letter of offset {offset} is under way")
+            raise ValueError(f"no dead letter of offset {offset} is being stored")
         message = decision.waiting.pop(offset)
         if stored:
             decision.dead.append(message)
@@ -255,7 +259,7 @@ class OrderlyQueue(Generic[MessageT]):
         return [] if decision.waiting else self._conclude(decision, now_ms)
 
     def drop(self) -> None:
-        """The partition is no longer ours: forget everything, ignore what comes. Safe twice."""
+        """Forget everything and ignore later results: the partition is no longer ours. Safe to call twice."""
         self.dropped = True
         self._pending.clear()
         self._lanes.clear()
@@ -265,7 +269,7 @@ class OrderlyQueue(Generic[MessageT]):
         self._counts = {}
         self._failing_since_ms = {}
         self._open.clear()
-        self._undone.clear()
+        self._unfinished.clear()
         self._in_run = self._next_offset = None
         self.msg_count = self.msg_bytes = 0
 
@@ -273,13 +277,13 @@ class OrderlyQueue(Generic[MessageT]):
 
     @property
     def busy(self) -> bool:
-        """Whether a run is out or dead letters are being stored. A stopped queue that is not busy is drained."""
+        """Whether a run is in progress or a dead letter is being stored; a stopped queue is drained when not busy."""
         return self._in_run is not None or bool(self._decisions)
 
     @property
     def idle(self) -> bool:
         """Whether everything that was put is committed."""
-        return not self._undone
+        return not self._unfinished
 
     @property
     def next_offset(self) -> int | None:
@@ -288,16 +292,17 @@ class OrderlyQueue(Generic[MessageT]):
 
     @property
     def reconsume_counts(self) -> tuple[tuple[int, int], ...]:
-        """(offset, failed attempts) of what is not committed, ascending: for renewals and the release."""
+        """(offset, failed attempts) of messages that are not committed, ascending: for renewals and the release."""
         first = self._next_offset or 0
         return tuple(sorted(item for item in self._counts.items() if item[0] >= first))
 
     def failing(self, now_ms: int) -> tuple[int, int]:
-        """The oldest message that has failed and is not finished: its failed attempts, and since when it fails, in ms.
+        """Return the failed attempts of the oldest failing message, and how long it has been failing, in ms.
 
-        The time is counted from its first failure in this queue, not with the last owner. (0, 0): there is none.
+        It is the oldest message that has failed and is not finished. The time is counted from its first failure in this
+        queue, not under the last owner. (0, 0): there is no such message.
         """
-        first = self._next_offset or 0  # not of messages that the last owner knew and that are not there any more
+        first = self._next_offset or 0  # skip counts of the last owner for messages that no longer exist
         offset = min((offset for offset in self._counts if offset >= first), default=None)
         if offset is None:
             return 0, 0
@@ -306,11 +311,11 @@ class OrderlyQueue(Generic[MessageT]):
     @property
     def span(self) -> int:
         """Distance in offsets from the oldest message that is not finished to the newest one put; 0 for none."""
-        return self._last_offset - self._undone[0] if self._undone else 0
+        return self._last_offset - self._unfinished[0] if self._unfinished else 0
 
     @property
     def next_wakeup_ms(self) -> int | None:
-        """When `take` may give something: 0 for now, None for not before a put or a report."""
+        """When `take` may return messages: 0 for now, None for not before a put or a report."""
         if self.busy or self.dropped or not (self._pending or self._lanes):
             return None
         if self._not_before_ms is not None:
@@ -319,19 +324,19 @@ class OrderlyQueue(Generic[MessageT]):
             self._due.popleft()
         if self._pending or self._due:
             return 0
-        while not self._is_current(self._waiting[0]):  # each lane that is not due has an entry here
+        while not self._is_current(self._waiting[0]):  # every lane that is not due has an entry here
             heapq.heappop(self._waiting)
         return self._waiting[0][0]
 
     def reconsume_times(self, message: MessageT) -> int:
-        """Failed attempts of a message so far: counted here or by the last owner, else what it carries itself."""
+        """Return the failed attempts of a message so far: counted here or by the last owner, else its own count."""
         count = self._counts.get(message.offset() or 0)
         if count is None:
             count = 0 if self._stored_count is None else self._stored_count(message)
         return count
 
     def limit_of(self, message: MessageT) -> int:
-        """Failed attempts after which a message is dead-lettered: the queue's limit or its own, the lower one."""
+        """Return the failed attempts after which a message is dead-lettered: the queue's limit or its own, if lower."""
         limit = _FOREVER if self.max_reconsume_times == -1 else self.max_reconsume_times
         own = None if self._message_limit is None else self._message_limit(message)
         return limit if own is None else min(limit, own)
@@ -376,7 +381,7 @@ class OrderlyQueue(Generic[MessageT]):
         self._failing_since_ms.setdefault(offset, now_ms)
 
     def _conclude(self, decision: _Decision[MessageT], now_ms: int) -> list[OrderlyAction[MessageT]]:
-        """Every dead letter of the batch is stored or not: go on, or stop."""
+        """Continue or stop: every dead letter of the batch is stored or has failed."""
         if decision.answer.skipped:
             self._finish(decision.dead)
         elif not decision.answer.auto_commit:
@@ -421,21 +426,21 @@ class OrderlyQueue(Generic[MessageT]):
         return [self._pending.popleft() for _ in range(limit)]
 
     def _from_lanes(self, limit: int, now_ms: int) -> list[MessageT]:
-        """In turn: of a lane whose wait is over, or only its head if that has failed; and one that has no lane."""
+        """Take in turn from due lanes (only the head of a lane if it has failed) and from messages without a lane."""
         while self._waiting and self._waiting[0][0] <= now_ms:
             self._due.append(heapq.heappop(self._waiting))
         messages: list[MessageT] = []
-        rest: list[_Stop] = []  # lanes with more to come once this run is reported
+        remaining: list[_Stop] = []  # lanes that still have messages after this run
         while len(messages) < limit and (self._due or self._pending):
             stop = self._due.popleft() if self._due else None
             if stop is not None and self._is_current(stop) and self._take_of(stop[2], messages, limit):
-                rest.append(stop)
+                remaining.append(stop)
             self._take_pending(messages, limit)
-        self._due.extend(rest)
+        self._due.extend(remaining)
         return messages
 
     def _take_of(self, key: Hashable, messages: list[MessageT], limit: int) -> bool:
-        """Take of a lane; whether something is left in it."""
+        """Take messages of a lane; return whether some are left in it."""
         lane = self._lanes[key]
         count = 1 if lane.messages[0].offset() in self._counts else limit - len(messages)
         while lane.messages and count > 0:
@@ -447,7 +452,10 @@ class OrderlyQueue(Generic[MessageT]):
         return False
 
     def _take_pending(self, messages: list[MessageT], limit: int) -> None:
-        """Take the next that has no lane, or all of them where no lane is due; others go behind what they wait for."""
+        """Take the next message without a lane, or all of them if no lane is due.
+
+        Messages whose lane waits are appended to that lane.
+        """
         key_of = self._key_of
         while key_of is not None and self._pending and len(messages) < limit:
             message = self._pending.popleft()
@@ -460,12 +468,12 @@ class OrderlyQueue(Generic[MessageT]):
                 return
 
     def _is_current(self, stop: _Stop) -> bool:
-        """Whether this is the last stop of a lane; one that was emptied, or that stopped again, has left it behind."""
+        """Return whether this is the last stop of a lane; it is not if the lane was emptied or stopped again."""
         lane = self._lanes.get(stop[2])
         return lane is not None and lane.stop == stop[1]
 
     def _give_back(self, messages: list[MessageT]) -> None:
-        """What was taken and not begun goes where it came from, in front of what follows it."""
+        """Put back messages that were taken and not begun, in front of the messages that follow them."""
         if self._key_of is None or not self._lanes:
             self._pending.extendleft(reversed(messages))
             return
@@ -474,7 +482,7 @@ class OrderlyQueue(Generic[MessageT]):
             (self._pending if lane is None else lane.messages).appendleft(message)
 
     def _commit(self, batch: list[MessageT]) -> None:
-        """The batch is finished, and all that is open."""
+        """Finish the batch and all open messages."""
         if self._open:
             batch = self._open + batch
             self._open = []
@@ -484,17 +492,17 @@ class OrderlyQueue(Generic[MessageT]):
     def _finish(self, messages: list[MessageT]) -> None:
         self.msg_count -= len(messages)
         self.msg_bytes -= sum(map(len, messages))
-        undone, finished, counts = self._undone, self._finished, self._counts
+        unfinished, finished, counts = self._unfinished, self._finished, self._counts
         usual = messages and self._key_of is None and not counts and not finished
-        if usual and messages[-1].offset() == undone[len(messages) - 1]:
-            # Without lanes, failures and skipped ones behind, nothing before the last of n waits: they are the n first.
-            self._next_offset = undone[len(messages) - 1] + 1
+        if usual and messages[-1].offset() == unfinished[len(messages) - 1]:
+            # Without lanes, failures and skipped messages, the n messages are the first n unfinished ones.
+            self._next_offset = unfinished[len(messages) - 1] + 1
             for _ in messages:
-                undone.popleft()
+                unfinished.popleft()
             return
         if self._key_of is not None and finished and messages:
             offsets = [message.offset() or 0 for message in messages]
-            if undone[0] not in offsets and counts.keys().isdisjoint(offsets):  # the usual thing while a key waits
+            if unfinished[0] not in offsets and counts.keys().isdisjoint(offsets):  # the usual case while a key waits
                 finished.update(offsets)
                 return
         for message in messages:
@@ -502,16 +510,16 @@ class OrderlyQueue(Generic[MessageT]):
             if counts:
                 counts.pop(offset, None)
                 self._failing_since_ms.pop(offset, None)
-            if offset != undone[0]:
+            if offset != unfinished[0]:
                 finished.add(offset)
                 continue
-            undone.popleft()
-            while finished and undone and undone[0] in finished:
-                offset = undone.popleft()
+            unfinished.popleft()
+            while finished and unfinished and unfinished[0] in finished:
+                offset = unfinished.popleft()
                 finished.discard(offset)
             self._next_offset = offset + 1
 
 
 def _offset(message: OrderlyMessage) -> int:
-    """Offset of a message that was read."""
+    """Return the offset of a message that was read."""
     return message.offset() or 0

@@ -1,21 +1,22 @@
-"""The client's image of one partition in concurrent mode: what waits, what is in work, what is done.
+"""The client's view of one partition in concurrent mode: which messages wait, are in progress, or are done.
 
-Rules of this file (RocketMQ's `ProcessQueue`, done for a log with holes and for hand-over in chunks):
+Rules of this file (RocketMQ's `ProcessQueue`, for a log with holes and for hand-over in chunks):
 
-* A message is *pending* (put, not taken), *in flight* (taken: in a chunk that a listener thread works on, or on its
-  way to a retry or dead-letter topic), or *done*. Every offset that was put is in exactly one of the three.
+* A message is *pending* (put, not taken), *in flight* (taken: in a chunk of a listener thread, or on its way to a retry
+  or dead-letter topic), or *done*. Every offset that was put is in exactly one of the three.
 * `take` hands out a `Chunk`: messages in delivery order. A listener thread takes them from `chunk.todo` one by one and
-  reports the chunk once. `split` takes back what the thread has not begun, so that one slow message does not hold its
-  neighbours. Both take from one list iterator, each time in one step of the interpreter: a message goes to one of them.
-* What failed comes with the report of the chunk, the rest has succeeded; a failed message is *owed*: in flight until
-  `stored` says that its next hop is. So the position to commit never passes a message that is neither handled nor
-  stored elsewhere.
-* `expire` names messages that one listener call has held for longer than the consume timeout. From then on they count
-  as failed and are owed; what the listener says about them later changes nothing.
-* After `drop` the queue says nothing any more: its partition belongs to somebody else. Results that come in late are
-  ignored; the new owner gets the messages again.
+  reports the chunk once. `split` takes back what the thread has not begun, so that one slow message does not block its
+  neighbours. Both take from one list iterator, each time in one step of the interpreter: a message goes to only one of
+  them.
+* The report of the chunk names the failed messages; the others have succeeded. A failed message *awaits its next hop*:
+  it stays in flight until `stored` confirms that its next hop is stored. So the position to commit never passes a
+  message that is neither processed nor stored elsewhere.
+* `expire` returns messages whose listener call takes longer than the consume timeout. From then on they count as failed
+  and await their next hop; the listener's later answer for them changes nothing.
+* After `drop` the queue returns nothing any more: its partition belongs to another consumer. Late results are ignored;
+  the new owner gets the messages again.
 
-Flow control by count, size and span is asked of this object and decided in `flow_control`.
+Flow control by count, size and span reads this object; `flow_control` decides.
 """
 
 from collections import deque
@@ -30,13 +31,13 @@ __all__ = ["Chunk", "ProcessQueue", "QueuedMessage"]
 
 
 class QueuedMessage(Protocol):
-    """What the queue asks of a message (`confluent_kafka.Message` has it)."""
+    """The methods that the queue needs of a message (`confluent_kafka.Message` has them)."""
 
     def offset(self) -> int | None:
-        """Offset in the partition."""
+        """Return the offset in the partition."""
 
     def __len__(self) -> int:
-        """Size of the value in bytes."""
+        """Return the size of the value in bytes."""
 
 
 MessageT = TypeVar("MessageT", bound=QueuedMessage)
@@ -46,21 +47,34 @@ class Chunk(Generic[MessageT]):
     """Messages of one queue handed to one listener thread.
 
     Attributes:
-        queue: where they come from.
-        messages: all that belong to the chunk, in delivery order. Owner thread only.
-        todo: gives what the listener thread has not begun; taking from a `deque` cost a fast listener twice as much.
-        in_work: what a listener call holds now: a message, a tuple or list of them, or None. Written by the listener
-            thread, read by the owner; another object for each call (the sweep tells calls apart by it).
-        calls: in place of `in_work` where several calls hold messages of one chunk at once (coroutines): what each of
-            them holds, under a number of its own. Written by the event loop's thread, read by the owner.
-        outcomes: what listeners have left of messages that failed, written before another message is in work.
-        outcomes_taken: how many of them the owner has dealt with.
-        reported: whether the listener thread is through with it.
+        queue: the queue they belong to.
+        messages: all messages of the chunk, in delivery order. Owner thread only.
+        todo: iterator over what the listener thread has not begun; a `deque` cost a fast listener twice as much.
+        in_work: what the current listener call processes: a message, a tuple or list of them, or None. Written by the
+            listener thread, read by the owner. Each call uses a new object, by which the sweep tells calls apart.
+        calls: replaces `in_work` where several calls process messages of one chunk at the same time (coroutines): the
+            messages of each call, by the number of the call. Written by the event loop's thread, read by the owner.
+        outcomes: the listeners' results for failed messages, written before the next message is begun.
+        outcomes_taken: how many of them the owner has processed.
+        reported: whether the listener thread has reported it.
     """
 
     __slots__ = (
-        "calls", "expired", "in_work", "messages", "outcomes", "outcomes_taken", "owed", "queue", "reported", "run",
-        "seen_calls", "seen_in_work", "seen_ms", "size_bytes", "todo",
+        "awaiting_hop",
+        "calls",
+        "expired",
+        "in_work",
+        "messages",
+        "outcomes",
+        "outcomes_taken",
+        "queue",
+        "reported",
+        "run",
+        "seen_calls",
+        "seen_in_work",
+        "seen_ms",
+        "size_bytes",
+        "todo",
     )  # fmt: skip
 
     def __init__(
@@ -75,29 +89,29 @@ class Chunk(Generic[MessageT]):
         self.outcomes_taken = 0
         self.reported = False
         self.run = run
-        self.expired: set[int] | None = None  # offsets that `expire` named
-        self.owed: set[int] | None = None  # offsets that wait for `stored`
+        self.expired: set[int] | None = None  # offsets that `expire` returned
+        self.awaiting_hop: set[int] | None = None  # offsets that wait for `stored`
         self.calls: dict[int, Sequence[MessageT]] = {}
-        self.seen_calls: dict[int, int] = {}  # number of a call to the time of the first sweep that saw it
+        self.seen_calls: dict[int, int] = {}  # by number of a call: time of the first sweep that saw it
         self.seen_in_work: object = None
         self.seen_ms = 0
 
     @property
     def todo_count(self) -> int:
-        """How many messages the listener thread has not begun."""
+        """Number of messages that the listener thread has not begun."""
         return length_hint(self.todo)
 
     @property
     def dropped(self) -> bool:
-        """Whether its queue is given up."""
+        """Whether its queue was dropped."""
         return self.queue.dropped
 
     def stored(self, messages: Collection[MessageT]) -> None:
-        """As `ProcessQueue.stored`, of this chunk."""
+        """Call `ProcessQueue.stored` for this chunk."""
         self.queue.stored(self, messages)
 
     def take_back(self) -> list[MessageT]:
-        """Take all that the listener thread has not begun, in delivery order."""
+        """Take everything that the listener thread has not begun, in delivery order."""
         return list(self.todo)
 
 
@@ -107,7 +121,7 @@ class ProcessQueue(Generic[MessageT]):
     Args:
         topic: physical name of the topic.
         partition: number of the partition.
-        epoch: number of the assignment; a result that names another epoch is dropped by the shell.
+        epoch: number of the assignment; the shell drops a result that names another epoch.
 
     Thread-safety: none, one owner thread; listener threads touch `Chunk.todo` and `Chunk.in_work` only.
 
@@ -115,8 +129,21 @@ class ProcessQueue(Generic[MessageT]):
     """
 
     __slots__ = (
-        "_begun", "_chunks", "_newest", "_owed_count", "_pending", "_pending_count", "_taken_bytes", "_tracker",
-        "_withheld", "dropped", "epoch", "msg_count", "partition", "paused", "topic",
+        "_awaiting_hop_count",
+        "_chunks",
+        "_head_taken",
+        "_newest",
+        "_pending",
+        "_pending_count",
+        "_taken_bytes",
+        "_tracker",
+        "_withheld",
+        "dropped",
+        "epoch",
+        "msg_count",
+        "partition",
+        "paused",
+        "topic",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, epoch: int = 0) -> None:
@@ -126,27 +153,26 @@ class ProcessQueue(Generic[MessageT]):
         self.dropped = False
         self.paused = False
         self.msg_count = 0
-        self._taken_bytes = 0  # of messages in flight; those that wait are counted when somebody asks
+        self._taken_bytes = 0  # of messages in flight; bytes of pending messages are computed on demand
         self._pending: deque[Sequence[MessageT]] = deque()  # runs as they were put
-        self._begun = 0  # how many messages of the first of them are taken
+        self._head_taken = 0  # number of messages of the first run that are taken
         self._pending_count = 0
         self._newest = -1
         self._chunks: dict[Chunk[MessageT], None] = {}
-        self._owed_count = 0
+        self._awaiting_hop_count = 0
         self._withheld = False
         self._tracker = OffsetTracker(epoch)
 
     def put(self, messages: Sequence[MessageT]) -> None:
-        """Take fetched messages, in order; they are pending.
+        """Accept fetched messages, in order; they are pending. After `withhold` they are ignored.
 
         Args:
             messages: offsets strictly rising, above all that was put before. For speed only the first and the last are
-                looked at: Kafka keeps the order within. Kept as it is: not to be changed afterwards.
-
-        After `withhold` nothing is taken and nothing said.
+                checked: Kafka keeps the order in between. The sequence is kept, not copied: do not change it
+                afterwards.
 
         Raises:
-            ValueError: the queue was dropped, or offsets do not rise; nothing was taken.
+            ValueError: the queue was dropped, or the offsets do not rise; nothing was accepted.
         """
         self._alive()
         if not messages or self._withheld:
@@ -163,10 +189,10 @@ class ProcessQueue(Generic[MessageT]):
         self.msg_count += len(messages)
 
     def take(self, limit: int) -> Chunk[MessageT] | None:
-        """Move up to `limit` pending messages into flight, in order; None when none is pending or may be begun.
+        """Move up to `limit` pending messages into flight, in order; None when none is pending or may begin.
 
         Raises:
-            ValueError: limit below 1; nothing changed.
+            ValueError: the limit is below 1; nothing changed.
         """
         if limit < 1:
             raise ValueError(f"limit={limit}: a chunk holds at least one message")
@@ -181,35 +207,35 @@ class ProcessQueue(Generic[MessageT]):
         return chunk
 
     def _next_pending(self, limit: int) -> Sequence[MessageT]:
-        """Take up to `limit` messages from the runs that wait; slices, since most runs are longer than a chunk."""
+        """Take at most `limit` messages from the waiting runs; as slices, because most runs are longer than a chunk."""
         run = self._pending[0]
-        end = self._begun + limit
-        if not self._begun and end >= len(run) and len(self._pending) == 1:  # of a fast listener: all of it, uncopied
+        end = self._head_taken + limit
+        if not self._head_taken and end >= len(run) and len(self._pending) == 1:  # the whole run, not copied
             return self._pending.popleft()
         if end < len(run):
-            self._begun, begun = end, self._begun
-            return run[begun:end]
+            self._head_taken, begin = end, self._head_taken
+            return run[begin:end]
         messages: list[MessageT] = []
         while self._pending and len(messages) < limit:
             run = self._pending[0]
-            end = self._begun + limit - len(messages)
-            messages += run[self._begun : end]
+            end = self._head_taken + limit - len(messages)
+            messages += run[self._head_taken : end]
             if end >= len(run):
                 self._pending.popleft()
-                self._begun = 0
+                self._head_taken = 0
             else:
-                self._begun = end
+                self._head_taken = end
         return messages
 
     def split(self, chunk: Chunk[MessageT], limit: int = 1) -> list[Chunk[MessageT]]:
         """Take back what the listener thread has not begun, as new chunks of up to `limit` messages.
 
         Returns:
-            New chunks in delivery order, to be handed to other threads; none when nothing was left or the chunk is of
-            a dropped queue.
+            New chunks in delivery order, to be handed to other threads; an empty list when nothing was left or the
+            chunk belongs to a dropped queue.
 
         Raises:
-            ValueError: limit below 1; nothing changed.
+            ValueError: the limit is below 1; nothing changed.
         """
         if limit < 1:
             raise ValueError(f"limit={limit}: a chunk holds at least one message")
@@ -226,19 +252,19 @@ class ProcessQueue(Generic[MessageT]):
         return chunks
 
     def report(self, chunk: Chunk[MessageT], failed: Iterable[MessageT] = ()) -> list[MessageT]:
-        """A listener thread is through with a chunk.
+        """Finish a chunk that a listener thread has completed.
 
         Args:
             chunk: as taken; reported once.
-            failed: messages of the chunk that are to be sent back or to the dead-letter topic. The others are done.
+            failed: messages of the chunk that must be sent back or to the dead-letter topic. The others are done.
 
         Returns:
-            Those of `failed` that are still to be sent, in delivery order: what expired before has been sent already.
-            They are owed. Nothing for a dropped queue.
+            The messages of `failed` that must still be sent, in delivery order; expired messages have been sent
+            already. They await their next hop. An empty list for a dropped queue.
 
         Raises:
-            ValueError: reported before, or of another queue, or not begun to the end, or a failed message is not in
-                it; nothing changed.
+            ValueError: the chunk was reported before, belongs to another queue, or has messages that were not begun, or
+                a failed message is not in it; nothing changed.
         """
         if chunk.queue is not self:
             raise ValueError(f"the chunk is not one of {self.topic}/{self.partition} in epoch {self.epoch}")
@@ -266,29 +292,30 @@ class ProcessQueue(Generic[MessageT]):
         else:
             sent_before = chunk.expired or set()
             kept = sent_before | refused.keys()
-            held = list(compress(messages, map(kept.__contains__, offsets)))  # in C, as what follows
+            unfinished = list(compress(messages, map(kept.__contains__, offsets)))  # in C, like the next line
             done = list(filterfalse(kept.__contains__, offsets))
-            self._finish(chunk, done, chunk.size_bytes - sum(map(len, held)))
-            to_send = [message for message in held if message.offset() not in sent_before]
-        self._owe(chunk, to_send)
-        chunk.messages = ()  # a hop that cannot be stored holds its own message, and not what surrounds it
+            self._finish(chunk, done, chunk.size_bytes - sum(map(len, unfinished)))
+            to_send = [message for message in unfinished if message.offset() not in sent_before]
+        self._await_hop(chunk, to_send)
+        chunk.messages = ()  # a hop that cannot be stored keeps only its own message in memory, not its neighbours
         chunk.todo = iter(())
         return to_send
 
     def report_part(
         self, chunk: Chunk[MessageT], still_open: Collection[int], failed: Iterable[MessageT]
     ) -> list[MessageT]:
-        """All messages of a chunk are through but these, which a call may hold for ever; the rest is reported later.
+        """Finish all messages of a chunk except these, which a call may keep forever; they are reported later.
 
-        Else a call that never ends would hold, by its chunk, the commit of what others have done, and its failures.
+        Otherwise a call that never ends would block, through its chunk, the commit of messages that others have
+        finished, and their failures.
 
         Args:
-            chunk: as taken, begun to the end (`split`).
-            still_open: offsets of its messages that are not through.
-            failed: those that are through and are to be sent back.
+            chunk: as taken, with no message left to begin (`split`).
+            still_open: offsets of its messages that are not completed.
+            failed: completed messages that must be sent back.
 
         Returns:
-            As `report`. Nothing for a chunk that is reported, or of a dropped queue.
+            As `report`. An empty list for a chunk that is reported, or of a dropped queue.
 
         Raises:
             ValueError: messages of the chunk are not begun; nothing changed.
@@ -297,47 +324,54 @@ class ProcessQueue(Generic[MessageT]):
             return []
         if chunk.todo_count:
             raise ValueError(f"{chunk.todo_count} messages of the chunk were not begun: they cannot be done")
-        through = [message for message in chunk.messages if message.offset() not in still_open]
+        completed = [message for message in chunk.messages if message.offset() not in still_open]
         sent_before = chunk.expired or set()
         kept = sent_before | {message.offset() or 0 for message in failed}
-        held = [message for message in through if message.offset() in kept]
-        done = [message for message in through if message.offset() not in kept]
+        unfinished = [message for message in completed if message.offset() in kept]
+        done = [message for message in completed if message.offset() not in kept]
         chunk.messages = [message for message in chunk.messages if message.offset() in still_open]
-        chunk.size_bytes -= sum(map(len, through))
+        chunk.size_bytes -= sum(map(len, completed))
         self._finish(chunk, [message.offset() or 0 for message in done], sum(map(len, done)))
-        to_send = [message for message in held if message.offset() not in sent_before]
-        self._owe(chunk, to_send)
+        to_send = [message for message in unfinished if message.offset() not in sent_before]
+        self._await_hop(chunk, to_send)
         return to_send
 
     def stored(self, chunk: Chunk[MessageT], messages: Collection[MessageT]) -> None:
-        """The next hops of failed or expired messages of a chunk are stored: they are done. Not for a dropped queue.
+        """Mark failed or expired messages of a chunk as done: their next hops are stored. Ignored for a dropped queue.
 
         Raises:
-            ValueError: one is not owed: neither failed nor expired, or stored before; nothing changed.
+            ValueError: a message does not await a next hop: it neither failed nor expired, or was stored before;
+                nothing changed.
         """
         if self.dropped:
             return
         offsets = {message.offset() or 0 for message in messages}
-        if chunk.queue is not self or chunk.owed is None or not offsets <= chunk.owed or len(offsets) != len(messages):
-            raise ValueError(f"offsets {list(offsets)} of {self.topic}/{self.partition} do not all wait for a next hop")
-        chunk.owed -= offsets
-        self._owed_count -= len(offsets)
+        if (
+            chunk.queue is not self
+            or chunk.awaiting_hop is None
+            or not offsets <= chunk.awaiting_hop
+            or len(offsets) != len(messages)
+        ):
+            raise ValueError(f"offsets {list(offsets)} of {self.topic}/{self.partition} do not all await a next hop")
+        chunk.awaiting_hop -= offsets
+        self._awaiting_hop_count -= len(offsets)
         self._finish(chunk, offsets, sum(map(len, messages)))
 
     def expire(self, now_ms: int, timeout_ms: int) -> list[tuple[Chunk[MessageT], MessageT]]:
-        """Messages whose listener call has lasted longer than the consume timeout; each is named once and is owed.
+        """Return messages whose listener call takes longer than the consume timeout; they then await a next hop.
 
-        The age of a call counts from the first sweep that saw it, so a sweep every s ms names a call at least
-        `timeout_ms` and less than `timeout_ms + 2 s` after it began, and the listener threads never look at a clock.
+        Each message is returned once. The age of a call counts from the first sweep that saw it. So a sweep every s ms
+        returns a call's messages at least `timeout_ms` and less than `timeout_ms + 2 s` after it began, and the
+        listener threads never read a clock.
 
         Args:
             now_ms: monotonic time in ms.
             timeout_ms: consume timeout in ms.
 
         Returns:
-            Each with its chunk, to be sent back and then to be named to `stored`. Nothing for a dropped queue.
+            Each with its chunk; send it back and then pass it to `stored`. An empty list for a dropped queue.
 
-        Source: `ProcessQueue#cleanExpiredMsg`, which looks at the lowest offset only and every timeout only.
+        Source: `ProcessQueue#cleanExpiredMsg`, which checks only the lowest offset and only once per timeout.
         """
         expired: list[tuple[Chunk[MessageT], MessageT]] = []
         if self.dropped:
@@ -345,11 +379,11 @@ class ProcessQueue(Generic[MessageT]):
         for chunk in self._chunks:
             in_work = chunk.in_work
             if chunk.calls or chunk.seen_calls:
-                calls = list(chunk.calls.copy().items())  # in one step, for another thread changes it
+                calls = list(chunk.calls.copy().items())  # copied in one step, because another thread changes it
                 chunk.seen_calls = {number: chunk.seen_calls.get(number, now_ms) for number, _ in calls}
-                for number, held in calls:
+                for number, messages in calls:
                     if now_ms - chunk.seen_calls[number] >= timeout_ms:
-                        expired.extend(self._expire(chunk, held))
+                        expired.extend(self._expire(chunk, messages))
             elif in_work is None:
                 chunk.seen_in_work = None
             elif chunk.seen_in_work is not in_work:
@@ -359,21 +393,23 @@ class ProcessQueue(Generic[MessageT]):
                 expired.extend(self._expire(chunk, in_work if isinstance(in_work, tuple | list) else (in_work,)))
         return expired
 
-    def _expire(self, chunk: Chunk[MessageT], held: Sequence[MessageT]) -> Iterable[tuple[Chunk[MessageT], MessageT]]:
+    def _expire(
+        self, chunk: Chunk[MessageT], messages: Sequence[MessageT]
+    ) -> Iterable[tuple[Chunk[MessageT], MessageT]]:
         if chunk.expired is None:
             chunk.expired = set()
-        late = [message for message in held if message.offset() not in chunk.expired]
-        self._owe(chunk, late)
+        late = [message for message in messages if message.offset() not in chunk.expired]
+        self._await_hop(chunk, late)
         chunk.expired.update(message.offset() or 0 for message in late)
         return [(chunk, message) for message in late]
 
     def withhold(self) -> int:
-        """Let nothing more begin: what is pending, handed out and not begun, or put later, stays undone. Safe twice.
+        """Begin no more messages: pending, handed-out but not begun, and later ones stay undone. Safe to call twice.
 
-        For a queue that is about to be given up: `settled` says when what had begun is through.
+        For a queue that will be given up soon: `settled` is true when the messages that had begun are completed.
 
         Returns:
-            How many messages that had been handed out were taken back.
+            Number of handed-out messages that were taken back.
         """
         self._withheld = True
         taken_back = 0
@@ -386,30 +422,32 @@ class ProcessQueue(Generic[MessageT]):
 
     @property
     def settled(self) -> bool:
-        """Whether no listener holds a message of this queue and no hop is owed; true of a dropped queue."""
-        return self._owed_count == 0 and not any(chunk.messages for chunk in self._chunks)
+        """Whether no listener has a message of this queue and no message awaits a next hop; true after `drop`."""
+        return self._awaiting_hop_count == 0 and not any(chunk.messages for chunk in self._chunks)
 
     def oldest_in_work_ms(self, now_ms: int) -> int:
-        """Age of the oldest listener call as the sweeps saw it, in ms; 0 when none is known."""
+        """Return the age of the oldest listener call as the sweeps saw it, in ms; 0 when none is known."""
         ages = [now_ms - c.seen_ms for c in self._chunks if c.seen_in_work is not None and c.in_work is not None]
         ages.extend(now_ms - min(c.seen_calls.values()) for c in self._chunks if c.seen_calls)
         return max(ages, default=0)
 
     def drop(self) -> None:
-        """The partition is no longer ours: forget everything, ignore what comes. Safe twice.
+        """Forget everything and ignore later results: the partition is no longer ours. Safe to call twice.
 
-        Listener threads find nothing more in their chunks; the call that one of them is in is not interrupted.
+        Listener threads find no more messages in their chunks; a running listener call is not interrupted.
 
-        Source: `ConsumeMessageConcurrentlyService.ConsumeRequest#run`, which begins nothing of a dropped queue.
+        Source: `ConsumeMessageConcurrentlyService.ConsumeRequest#run`, which begins no message of a dropped queue.
         """
         self.dropped = True
         for chunk in self._chunks:
             chunk.take_back()
         self._pending.clear()
         self._chunks.clear()
-        self._owed_count = 0
-        self._tracker = OffsetTracker(self.epoch)  # the old one would keep messages as long as a thread keeps a chunk
-        self._pending_count = self._begun = 0
+        self._awaiting_hop_count = 0
+        self._tracker = OffsetTracker(
+            self.epoch
+        )  # the old one would keep its messages in memory as long as a thread keeps a chunk
+        self._pending_count = self._head_taken = 0
         self.msg_count = 0
         self._taken_bytes = 0
 
@@ -419,21 +457,21 @@ class ProcessQueue(Generic[MessageT]):
         if not self._pending_count:
             return self._taken_bytes
         waiting = sum(sum(map(len, run)) for run in self._pending)
-        return self._taken_bytes + waiting - sum(map(len, self._pending[0][: self._begun]))
+        return self._taken_bytes + waiting - sum(map(len, self._pending[0][: self._head_taken]))
 
     @property
     def pending_count(self) -> int:
-        """Messages put and not taken."""
+        """Number of messages that were put and not taken."""
         return self._pending_count
 
     @property
     def in_flight(self) -> Sequence[Chunk[MessageT]]:
-        """Chunks that are not reported, oldest first; a copy, so that they can be split while one goes through it."""
+        """Chunks that are not reported, oldest first; a copy, so that they can be split during iteration."""
         return tuple(self._chunks)
 
     @property
     def late(self) -> Sequence[Chunk[MessageT]]:
-        """Chunks with a call that has timed out, and other messages that may be through."""
+        """Chunks with a call that has timed out and with other messages that may be completed."""
         return [chunk for chunk in self._chunks if chunk.expired and len(chunk.messages) > len(chunk.expired)]
 
     @property
@@ -446,18 +484,18 @@ class ProcessQueue(Generic[MessageT]):
         """Distance in offsets from the oldest message that is not done to the newest one put; 0 when none is open."""
         lowest = self._tracker.lowest_unfinished
         if self._pending_count:
-            return self._newest - (lowest if lowest is not None else self._pending[0][self._begun].offset() or 0)
+            return self._newest - (lowest if lowest is not None else self._pending[0][self._head_taken].offset() or 0)
         return self._tracker.span
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is pending or in flight."""
+        """Whether no message is pending or in flight."""
         return not self._pending_count and self._tracker.idle
 
-    def _owe(self, chunk: Chunk[MessageT], messages: Sequence[MessageT]) -> None:
+    def _await_hop(self, chunk: Chunk[MessageT], messages: Sequence[MessageT]) -> None:
         if messages:
-            chunk.owed = (chunk.owed or set()) | {message.offset() or 0 for message in messages}
-            self._owed_count += len(messages)
+            chunk.awaiting_hop = (chunk.awaiting_hop or set()) | {message.offset() or 0 for message in messages}
+            self._awaiting_hop_count += len(messages)
 
     def _finish(self, chunk: Chunk[MessageT], offsets: Collection[int], size_bytes: int) -> None:
         if not offsets:

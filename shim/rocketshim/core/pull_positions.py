@@ -1,12 +1,12 @@
-"""What a pull consumer has handed out, and what of it is done and committed, partition by partition. Pure.
+"""What a pull consumer has handed out, and what of it is done and committed, for each partition. Pure.
 
-The caller of a pull consumer says nothing about single messages: what a poll returned is *done* when the next poll
-begins, not before, or when its caller commits it. So a partition has
+The caller of a pull consumer does not acknowledge single messages. What a poll returned is *done* when the next poll
+begins, not before, or when the caller commits it. So a partition has
 
-* a *position*, after the last message handed out or passed over by a filter;
-* a *done* position, where the last poll found it: equal to the position, unless that poll has moved it;
-* a *sent* position, the one last sent to the group's offsets. A position is due while it differs from that one. It may
-  have gone back, because its owner has sought back: then that is what is to be committed.
+* a *position*: after the last message that was handed out or skipped by a filter;
+* a *done* position: where the last poll started; it equals the position unless that poll has moved it;
+* a *sent* position: the one last sent to the group's offsets. A position is due while it differs from the sent one. It
+  may have gone back because the caller has sought back; then the lower position is committed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,79 +28,79 @@ class PullPositions:
 
     def __init__(self) -> None:
         self._position: dict[TopicPartitionKey, int] = {}
-        self._before: dict[TopicPartitionKey, int] = {}  # done positions of what the current poll has moved
+        self._before: dict[TopicPartitionKey, int] = {}  # done positions of partitions that this poll has moved
         self._sent: dict[TopicPartitionKey, int] = {}
 
-    def __contains__(self, place: object) -> bool:
-        return place in self._position
+    def __contains__(self, key: object) -> bool:
+        return key in self._position
 
     def places(self) -> list[TopicPartitionKey]:
-        """The partitions held, sorted."""
+        """Return the assigned partitions, sorted."""
         return sorted(self._position)
 
-    def adopt(self, place: TopicPartitionKey, start: int) -> None:
-        """A partition is held from now on; `start` counts as committed."""
-        self._position[place] = self._sent[place] = start
-        self._before.pop(place, None)
+    def adopt(self, key: TopicPartitionKey, start: int) -> None:
+        """Start with a newly assigned partition; `start` counts as committed."""
+        self._position[key] = self._sent[key] = start
+        self._before.pop(key, None)
 
-    def forget(self, places: Iterable[TopicPartitionKey]) -> None:
-        """Partitions are held no longer; those that never were are passed over."""
-        for place in places:
-            self._position.pop(place, None)
-            self._before.pop(place, None)
-            self._sent.pop(place, None)
+    def forget(self, keys: Iterable[TopicPartitionKey]) -> None:
+        """Remove partitions that are no longer assigned; unknown partitions are ignored."""
+        for key in keys:
+            self._position.pop(key, None)
+            self._before.pop(key, None)
+            self._sent.pop(key, None)
 
-    def position(self, place: TopicPartitionKey) -> int:
-        """Where the next message of a partition that is held comes from.
+    def position(self, key: TopicPartitionKey) -> int:
+        """Return the position of the next message of an assigned partition.
 
         Raises:
-            KeyError: it is not held.
+            KeyError: the partition is not assigned.
         """
-        return self._position[place]
+        return self._position[key]
 
     def begin_poll(self) -> None:
-        """The next poll begins: all that was handed out is done."""
+        """Begin the next poll: everything that was handed out is done."""
         self._before.clear()
 
-    def hand_out(self, place: TopicPartitionKey, position: int) -> None:
-        """This poll hands out (or passes over) what lies before `position`.
+    def hand_out(self, key: TopicPartitionKey, position: int) -> None:
+        """Record that this poll hands out (or skips) everything before `position`.
 
         Raises:
-            KeyError: the partition is not held; nothing changed.
+            KeyError: the partition is not assigned; nothing changed.
         """
-        self._before.setdefault(place, self._position[place])
-        self._position[place] = position
+        self._before.setdefault(key, self._position[key])
+        self._position[key] = position
 
-    def seek(self, place: TopicPartitionKey, position: int) -> None:
-        """The owner goes on elsewhere; what lies before is done.
+    def seek(self, key: TopicPartitionKey, position: int) -> None:
+        """Move the position of a partition; everything handed out before is done.
 
         Raises:
-            KeyError: the partition is not held; nothing changed.
+            KeyError: the partition is not assigned; nothing changed.
         """
-        if place not in self._position:
-            raise KeyError(place)
-        self._position[place] = position
-        self._before.pop(place, None)
+        if key not in self._position:
+            raise KeyError(key)
+        self._position[key] = position
+        self._before.pop(key, None)
 
     def due(
-        self, places: Iterable[TopicPartitionKey] | None = None, *, everything: bool = False
+        self, keys: Iterable[TopicPartitionKey] | None = None, *, everything: bool = False
     ) -> dict[TopicPartitionKey, int]:
-        """Positions to commit: those that differ from what was sent last.
+        """Return the positions to commit: those that differ from what was sent last.
 
         Args:
-            places: only of these; those not held are passed over. None: of all.
-            everything: also what the last poll has handed out; else only what is done.
+            keys: only of these partitions; unassigned ones are ignored. None: of all.
+            everything: include what the last poll has handed out; otherwise only what is done.
         """
-        wanted = self._position if places is None else [place for place in places if place in self._position]
+        wanted = self._position if keys is None else [key for key in keys if key in self._position]
         before: Mapping[TopicPartitionKey, int] = {} if everything else self._before
-        positions = {place: before.get(place, self._position[place]) for place in wanted}
-        return {place: position for place, position in positions.items() if position != self._sent[place]}
+        positions = {key: before.get(key, self._position[key]) for key in wanted}
+        return {key: position for key, position in positions.items() if position != self._sent[key]}
 
     def sent(self, positions: Mapping[TopicPartitionKey, int]) -> None:
-        """These were sent; of partitions not held any more nothing is kept."""
-        self._sent.update({place: position for place, position in positions.items() if place in self._position})
+        """Record that these positions were sent; partitions that are no longer assigned are ignored."""
+        self._sent.update({key: position for key, position in positions.items() if key in self._position})
 
-    def refused(self, place: TopicPartitionKey, position: int) -> None:
-        """What was sent was refused, so that it is due again, unless something else was sent since."""
-        if self._sent.get(place) == position:
-            self._sent[place] = -1
+    def refused(self, key: TopicPartitionKey, position: int) -> None:
+        """Mark a refused position as due again, unless another position was sent since."""
+        if self._sent.get(key) == position:
+            self._sent[key] = -1

@@ -1,24 +1,26 @@
-"""What the clock of a partition's leader shows at least, as far as the records of this partition can tell.
+"""A lower bound of the clock of a partition's leader, from the records of this partition.
 
 "Never early" is measured on the clock of the leader of the schedule partition, never on the worker's wall clock. That
-clock cannot be read, but each append time that the leader wrote says: *before I was seen, the clock showed this*. From
-then on at least the time has passed that passed here. Rules:
+clock cannot be read. But each append time that the leader wrote proves: *before we saw this record, the clock had
+reached this time*. Since then at least as much time has passed there as here. Rules:
 
 * A record is dated only by **evidence that was appended after it**: an append time of the same partition at its own
-  offset or above. Between the two appends the leader's own clock has measured the time, since the second was seen our
-  monotonic clock has. Older evidence says nothing about a clock that was set back since, and what was seen in other
-  partitions says nothing about this one's leader; both made records early (2 s for a step of 2 s, until the next
-  probe; our simulation). So there is no step to be detected, no leader to be known, and no window after which evidence
+  offset or above. Between the two appends the leader's own clock has measured the time; since we saw the second, our
+  monotonic clock has. Older evidence proves nothing about a clock that was set back since. Evidence from other
+  partitions proves nothing about this partition's leader. Both made records early (2 s for a step of 2 s, until the
+  next probe; our simulation). So there is no step to detect, no leader to identify, and no window after which evidence
   is stale.
-* Our clock is taken to run 100 ppm slower than it does: two free-running clocks differ by no more.
-* A record's own append time is evidence too: it leaves a whole delay after it was first seen at the latest. That is
-  soon enough for one that was fetched at once, and not for one that had waited before. A *probe*, a record of our own
-  (header `CLOCK` only; readers skip it), closes that: its delivery report dates all that lay in the partition before.
-* A probe is asked for when it would let the head leave: when the head would be due by the best that was ever seen, and
-  by evidence is not. So an idle queue costs nothing, a backlog one probe each time its reader comes to where the end
-  of the log was, and a lost probe is asked for again after a second.
+* Our clock is assumed to run 100 ppm slower than it does: two free-running clocks differ by no more.
+* A record's own append time is evidence too: the record leaves at the latest a whole delay after it was first seen.
+  That is soon enough for a record that was fetched immediately, but not for one that had waited before. A *probe*, a
+  record of our own (header `CLOCK` only; readers skip it), closes that gap: its delivery report dates everything that
+  was in the partition before it.
+* A probe is requested when it would let the head leave: when the head would be due by the best reading ever seen, but
+  is not due by evidence. So an idle queue costs nothing. A backlog costs one probe each time its reader reaches the
+  former end of the log. A lost probe is requested again after a second.
 
-The evidence kept is a staircase: offsets rise, readings fall. What is neither newer nor better than another is dropped.
+The evidence kept is a staircase: offsets rise, readings fall. Evidence that is neither newer nor better than another is
+dropped.
 """
 
 from collections import deque
@@ -27,8 +29,8 @@ from typing import Final
 __all__ = ["QueueClock"]
 
 _NS: Final = 1_000_000
-_RATE: Final = 10_000  # one part in so many: 100 ppm
-_WORTH_NS: Final = 10 * _NS  # a probe's way to the broker and back takes some milliseconds itself
+_RATE: Final = 10_000  # one part in 10,000: 100 ppm
+_WORTH_NS: Final = 10 * _NS  # the round trip of a probe itself takes some milliseconds
 _AGAIN_NS: Final = 1_000 * _NS
 
 
@@ -42,12 +44,12 @@ class QueueClock:
     __slots__ = ("_asked_ns", "_evidence", "_guess_ns")
 
     def __init__(self) -> None:
-        self._evidence: deque[tuple[int, int]] = deque()  # (offset, append time - slowed instant of sight), ns
+        self._evidence: deque[tuple[int, int]] = deque()  # (offset, append time - slowed instant of first sight), ns
         self._guess_ns: int | None = None  # best reading since the newest probe; right unless the clock was set back
         self._asked_ns: int | None = None
 
     def saw(self, offset: int, append_ms: int, seen_ns: int) -> None:
-        """A record of the partition was fetched.
+        """Record that a record of the partition was fetched.
 
         Args:
             offset: its offset.
@@ -60,7 +62,7 @@ class QueueClock:
         self._add(offset, append_ms * _NS - _slowed(seen_ns))
 
     def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
-        """The delivery report of a record that we wrote into the partition is in.
+        """Record the delivery report of a record that we wrote into the partition.
 
         Args:
             offset: its offset.
@@ -72,7 +74,7 @@ class QueueClock:
         self._add(offset, append_ms * _NS - _slowed(seen_ns))
 
     def now_ns(self, offset: int, monotonic_ns: int) -> int | None:
-        """What the clock shows at least, in epoch ns, for records up to `offset`; None without evidence.
+        """Return a lower bound of the clock, in epoch ns, for records up to `offset`; None without evidence.
 
         Args:
             offset: not below that of any earlier call: records leave in order.
@@ -84,7 +86,7 @@ class QueueClock:
         return _slowed(monotonic_ns) + evidence[0][1] if evidence else None
 
     def instant_ns(self, offset: int, clock_ns: int) -> int | None:
-        """The first monotonic instant at which `now_ns` of the offset has reached `clock_ns`; None without evidence."""
+        """Return the first monotonic instant at which `now_ns` of the offset reaches `clock_ns`; None: no evidence."""
         evidence = self._evidence
         while evidence and evidence[0][0] < offset:
             evidence.popleft()
@@ -94,10 +96,10 @@ class QueueClock:
         return slowed + (slowed - 1) // (_RATE - 1)
 
     def probe_instant_ns(self, clock_ns: int) -> int | None:
-        """From which monotonic instant on a probe is worth its while for a head that is due at `clock_ns`.
+        """Return the monotonic instant from which a probe helps a head that is due at `clock_ns`.
 
         Returns:
-            The instant; None: at once, since it is not known how old anything is.
+            The instant; None: immediately, because the age of the records is not known.
         """
         wanted = None if self._guess_ns is None else clock_ns - self._guess_ns + _WORTH_NS
         again = None if self._asked_ns is None else self._asked_ns + _AGAIN_NS
@@ -106,7 +108,7 @@ class QueueClock:
         return max(wanted, again)
 
     def asked(self, monotonic_ns: int) -> None:
-        """A probe was asked for."""
+        """Record that a probe was requested."""
         self._asked_ns = monotonic_ns
 
     def _add(self, offset: int, reading: int) -> None:

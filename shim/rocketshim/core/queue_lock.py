@@ -1,20 +1,21 @@
-"""The holder's side of queue locks: what one member may believe, and what it writes to the group log.
+"""The holder's side of queue locks: what one member may believe it owns, and what it writes to the group log.
 
-The log alone decides who owns a queue (`group_log`). This machine turns what its process has read back into what the
-process may *do*, on its own monotonic clock. Its rules:
+The log alone decides who owns a queue (`group_log`). This state machine derives from what its process has read back
+what the process may *do*, on its own monotonic clock. Its rules:
 
-* Act on reading one's own record back, never on its acknowledgement.
-* A belief lasts `lock_hold_ms` from the instant *before* the claim or renewal was sent that confirmed it last. The log
-  keeps the lease for `lock_lease_ms` from when that record was appended, which is later. The difference is the margin:
-  nobody is granted the queue before it is over, whatever the delays, unless clocks run at different rates or the
-  leader's clock steps forward (each step shortens it by 5 s at most) by more than the margin together.
-* A belief that has ended here is never renewed, only claimed anew: a confirmation that is read too late is not one.
-* A queue is given back in this order: stop, drain, commit, release record. While it drains it is still renewed.
-* What was stopped must be drained before the queue is claimed again: never two runs of one queue in one process.
+* The holder acts when it reads its own record back, never on the record's acknowledgement.
+* A belief lasts `lock_hold_ms` from the instant *before* the claim or renewal that last confirmed it was sent. The log
+  keeps the lease for `lock_lease_ms` from the append of that record, which is later. The difference is the margin: no
+  other member is granted the queue before the belief is over, whatever the delays. The exception: different clock rates
+  and forward steps of the leader's clock (each step shortens the margin by at most 5 s) together exceed the margin.
+* A belief that has ended is never renewed; the queue must be claimed again. A confirmation that is read too late does
+  not count.
+* A queue is released in this order: stop, drain, commit, release record. It is still renewed while it drains.
+* A stopped queue must be drained before it is claimed again: there are never two runs of one queue in one process.
 * When the log is lost (created again, truncated before it was read, of an unknown version, base raised), every belief
-  ends at once. After a re-creation nothing is claimed for one lease: a frozen neighbour may still believe in the old
-  log. If the new log's tokens would be lower than what is known of the old one, heartbeats carry that as a higher base.
-  A process that was not there knows of a former log by the token that commits carry (`begin`).
+  ends immediately. After a re-creation the holder claims nothing for one lease, because a frozen neighbour may still
+  believe in the old log. If the new log's tokens would be lower than known tokens of the old one, heartbeats carry the
+  old number as a higher base. A process that has not read the former log knows of it by the token in commits (`begin`).
 
 States of a queue, by `_NEXT` below::
 
@@ -25,12 +26,12 @@ States of a queue, by `_NEXT` below::
       │ <─────────────────────────────────── lapse ──────────────────────────────────────────┘ │
       └ <─────────────────────────────────── committed: release record ────────────────────────┘
 
-Each `Start` is followed by exactly one `Stop` with its token before the next `Start` of that queue. Facts about a
-former token (`drained`, `committed`, `progress`) are late, not wrong, and are dropped.
+Each `Start` is followed by exactly one `Stop` with its token before the next `Start` of that queue. Calls about a
+former token (`drained`, `committed`, `progress`) are late, not wrong, and are ignored.
 
-The machine also times the heartbeats (`member`), because log time moves by records only, and says goodbye (`leave`)
-when it is closed and everything is given back. Claims are sent when the queue is free, or will be by the time that has
-passed since the last record was folded: the claim itself moves log time before it is judged.
+The state machine also schedules the heartbeats (`member`), because only records move log time. It sends a `leave`
+record when it is closed and everything is released. It sends a claim when the queue is free, or when the time since
+the last folded record would make it free: the claim itself moves log time before it is evaluated.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -66,12 +67,12 @@ from rocketshim_topics.message_queue import MessageQueue
 __all__ = ["QueueLockHolder"]
 
 _COUNTS_PER_QUEUE: Final = 1_000
-"""Counts of the lowest offsets that one entry carries; what lies behind begins at its stored count again."""
+"""Maximum number of counts in one entry, lowest offsets first; later messages restart at their stored count."""
 
 _NEVER_MS: Final = 2**62
 
 _ENTRIES_PER_RECORD: Final = 5_000
-"""Queues and counts in one record, together: well below 1 MB of JSON."""
+"""Maximum number of queues and counts together in one record: well below 1 MB of JSON."""
 
 
 # --- states -------------------------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ _NEXT: Final = {
     (_State.COMMITTING, _Event.LAPSE): _State.IDLE,
     (_State.LAPSED, _Event.DRAINED): _State.IDLE,
 }
-"""What follows what; a pair that is not here cannot happen or is an error of the caller."""
+"""The state transitions; a missing pair cannot happen or is an error of the caller."""
 
 
 class _Stamp(TypedDict):
@@ -122,7 +123,7 @@ _BELIEVING: Final = frozenset({_State.HOLDING, _State.DRAINING, _State.COMMITTIN
 
 
 class _Slot:
-    """One queue, as this member stands to it."""
+    """The state of one queue for this member."""
 
     __slots__ = (
         "base", "claim_after_ms", "claim_seq", "confirmed_ms", "confirmed_offset", "next_offset", "reconsume_counts",
@@ -151,7 +152,7 @@ class _Slot:
     def believing(self) -> bool:
         return self.state in _BELIEVING
 
-    def held(self, queue: MessageQueue) -> LeaseEntry:
+    def lease_entry(self, queue: MessageQueue) -> LeaseEntry:
         return LeaseEntry(
             topic=queue.topic,
             queue_id=queue.queue_id,
@@ -163,9 +164,9 @@ class _Slot:
 
 
 class QueueLockHolder:
-    """One member's locks: facts in, actions out.
+    """One member's locks: events in, actions out.
 
-    The shell folds each record it reads (`GroupLog`) and passes what came out to `observe`; it calls `tick` after each
+    The shell folds each record it reads (`GroupLog`) and passes the result to `observe`. It calls `tick` after each
     such batch and at `next_wakeup_ms`. All instants are of one monotonic clock, in ms, and never go back.
 
     Args:
@@ -173,10 +174,11 @@ class QueueLockHolder:
         settings: times.
         strategy: name of the allocation strategy, for the heartbeats; None: Kafka's group protocol.
 
-    Thread-safety: none; one owner thread (the group-log thread). `token_of` only reads, but of the same thread.
+    Thread-safety: none; one owner thread (the group-log thread). `token_of` only reads, but must run on that thread
+    too.
 
     Source: `RebalanceImpl#lock`, `#lockAll`, `RebalancePushImpl#removeUnnecessaryMessageQueue` of RocketMQ; the order
-    of giving back and the rules of belief are ours.
+    of releasing and the rules of belief are ours.
     """
 
     __slots__ = (
@@ -200,20 +202,21 @@ class QueueLockHolder:
         self._left = False
         self._wanted: frozenset[MessageQueue] = frozenset()
         self._slots: dict[MessageQueue, _Slot] = {}
-        self._in_flight: dict[int, int] = {}  # number of a claim or renewal: when it was sent
-        self._ends_from_ms = _NEVER_MS  # before which no belief ends and no claim or renewal is too old
+        self._in_flight: dict[int, int] = {}  # by number of a claim or renewal: when it was sent
+        self._ends_from_ms = _NEVER_MS  # before this no belief ends and no claim or renewal is too old
 
     # --- facts --------------------------------------------------------------------------------------------------
 
     def begin(self, read_to: int, now_ms: int, token_floor: int | None = None) -> list[QueueLockAction]:
-        """A fold begins; nothing is claimed before it has reached the log's present end.
+        """Begin a fold; nothing is claimed before the fold has reached the log's present end.
 
         Args:
             read_to: the log's high watermark now.
             now_ms: monotonic time in ms.
             token_floor: a number above every token of this group that is known from outside the log (each commit can
-                carry its token), looked up *before* `read_to`; None: none is known. If the log turns out to be a later
-                one than that token's, one lease is waited out; if its tokens would be lower, its base is raised.
+                carry its token), looked up *before* `read_to`; None: no such token is known. If the log proves to be
+                newer than that token's log, the holder waits for one lease. If its tokens would be lower, its base is
+                raised.
 
         Raises:
             ValueError: the clock went back; nothing changed.
@@ -226,17 +229,17 @@ class QueueLockHolder:
         return actions
 
     def want(self, queues: Collection[MessageQueue], now_ms: int) -> list[QueueLockAction]:
-        """Which queues this member is to hold from now on. Those it is not to hold any more are stopped.
+        """Set which queues this member should own from now on. Owned queues that are not in the set are stopped.
 
         Args:
-            queues: all of them; the rest is given back.
+            queues: all wanted queues; all others are released.
             now_ms: monotonic time in ms.
 
         Raises:
             ValueError: the clock went back, or the holder is closed and queues are wanted; nothing changed.
         """
         if queues and self._closing:
-            raise ValueError("a closed holder wants no queue")
+            raise ValueError("a closed holder cannot want a queue")
         actions = self._pass_time(now_ms)
         self._wanted = frozenset(queues)
         for queue, slot in self._slots.items():
@@ -247,16 +250,16 @@ class QueueLockHolder:
         return actions
 
     def close(self, now_ms: int) -> list[QueueLockAction]:
-        """Give everything back; `tick` says goodbye when that is done. Safe twice. Errors as in `want`."""
+        """Release everything; then `tick` sends the `leave` record. Safe to call twice. Errors as in `want`."""
         actions = self.want((), now_ms)
         self._closing = True
         return actions
 
     def observe(self, folded: Folded, now_ms: int) -> list[QueueLockAction]:
-        """A record was read and folded.
+        """Process a record that was read and folded.
 
         Args:
-            folded: what it did.
+            folded: its effect.
             now_ms: monotonic time in ms, at which it was read or later.
 
         Raises:
@@ -279,10 +282,12 @@ class QueueLockHolder:
         return actions
 
     def log_lost(self, token_floor: int | None, now_ms: int) -> list[QueueLockAction]:
-        """The fold was given up (log created again, or truncated before it was read); a new one and `begin` follow.
+        """End all beliefs: the fold was given up. A new fold and `begin` follow.
+
+        The fold is given up when the log was created again, or truncated before it was read.
 
         Args:
-            token_floor: of the fold that was given up.
+            token_floor: the floor of the fold that was given up.
             now_ms: monotonic time in ms.
 
         Raises:
@@ -300,11 +305,11 @@ class QueueLockHolder:
     def progress(
         self, queue: MessageQueue, token: int, next_offset: int | None, reconsume_counts: ReconsumeCounts
     ) -> None:
-        """How far a queue is; the next renewal carries it. Ignored for a former token.
+        """Record the progress of a queue; the next renewal carries it. Ignored for a former token.
 
         Args:
-            queue: which.
-            token: of the run that says so.
+            queue: the queue.
+            token: token of the run that reports.
             next_offset: position after the longest finished prefix; None: nothing finished yet.
             reconsume_counts: failed attempts of messages that are not finished, ascending by offset.
         """
@@ -315,9 +320,9 @@ class QueueLockHolder:
             slot.reconsume_counts = reconsume_counts
 
     def drained(self, queue: MessageQueue, token: int, now_ms: int) -> list[QueueLockAction]:
-        """No listener holds a message of a stopped queue any more. Ignored for a former token.
+        """Report that no listener has a message of a stopped queue any more. Ignored for a former token.
 
-        If the stop was `UNWANTED` and `token_of` still gives the token: commit, then say `committed`.
+        If the stop was `UNWANTED` and `token_of` still returns the token: commit, then call `committed`.
 
         Raises:
             ValueError: the queue was not stopped, or the clock went back; nothing changed.
@@ -339,14 +344,14 @@ class QueueLockHolder:
         reconsume_counts: ReconsumeCounts,
         now_ms: int,
     ) -> list[QueueLockAction]:
-        """A drained queue's position is committed (or there was nothing to commit): the release follows.
+        """Report that a drained queue's position is committed (or there was nothing to commit): the release follows.
 
         Ignored for a former token and if the belief has ended meanwhile.
 
         Args:
-            queue: which.
-            token: of the run.
-            next_offset: what was committed; None: nothing was.
+            queue: the queue.
+            token: token of the run.
+            next_offset: the committed position; None: nothing was committed.
             reconsume_counts: failed attempts of messages that are not finished.
             now_ms: monotonic time in ms.
 
@@ -360,14 +365,14 @@ class QueueLockHolder:
         if slot is not None and slot.token == token and slot.state is _State.COMMITTING:
             self.progress(queue, token, next_offset, reconsume_counts)
             slot.advance(_Event.COMMITTED)
-            actions.append(self._release(slot.held(queue), slot.base))
+            actions.append(self._release(slot.lease_entry(queue), slot.base))
         self._forget_idle([queue])
         return actions
 
     def send_failed(self, seq: int, now_ms: int) -> list[QueueLockAction]:
-        """A record was not appended and never will be. A claim is made again after `retry_ms`.
+        """Report that a record was not appended and never will be. A claim is made again after `retry_ms`.
 
-        Not needed for renewals: one that is not read back in time is repeated anyway.
+        Not needed for renewals: a renewal that is not read back in time is repeated anyway.
 
         Args:
             seq: number of the record.
@@ -388,11 +393,11 @@ class QueueLockHolder:
     # --- time ---------------------------------------------------------------------------------------------------
 
     def tick(self, log: GroupLog, now_ms: int) -> list[QueueLockAction]:
-        """Time has passed: end beliefs, then heartbeat, renew, claim, say goodbye, whatever is due.
+        """End expired beliefs, then send whatever is due: heartbeat, renewals, claims, `leave`.
 
         Args:
             log: the fold as it is now; only read.
-            now_ms: monotonic time in ms. Records in the answer count as sent then: send them at once.
+            now_ms: monotonic time in ms. Returned records count as sent at this time: send them immediately.
 
         Raises:
             ValueError: the clock went back; nothing changed.
@@ -413,7 +418,7 @@ class QueueLockHolder:
         return actions
 
     def next_wakeup_ms(self, log: GroupLog) -> int | None:
-        """When `tick` has something to do next, if no record comes before; None: never (it has left)."""
+        """Return when `tick` has something to do next, if no record comes before; None: never (the member has left)."""
         if self._left:
             return None
         instants = [self._now_ms if self._heartbeat_ms is None else self._heartbeat_ms]
@@ -428,18 +433,21 @@ class QueueLockHolder:
     # --- state out ----------------------------------------------------------------------------------------------
 
     def token_of(self, queue: MessageQueue, now_ms: int) -> int | None:
-        """The token by which this member may work on a queue and commit it at `now_ms`; None: it may not."""
+        """Return the token with which this member may process and commit a queue at `now_ms`; None: it may not."""
         until_ms = self.believed_until_ms(queue)
         return self._slots[queue].token if until_ms is not None and now_ms < until_ms else None
 
     def believed_until_ms(self, queue: MessageQueue) -> int | None:
-        """End of the belief by the monotonic clock, to be compared before each listener call; None: no belief."""
+        """Return the end of the belief by the monotonic clock; None: no belief.
+
+        Compare it with the clock before each listener call.
+        """
         slot = self._slots.get(queue)
         return slot.confirmed_ms + self._settings.lock_hold_ms if slot is not None and slot.believing else None
 
     @property
     def left(self) -> bool:
-        """Whether everything was given back and the goodbye was handed out."""
+        """Whether everything was released and the `leave` record was handed out."""
         return self._left
 
     # --- inside: time and claims --------------------------------------------------------------------------------
@@ -456,7 +464,7 @@ class QueueLockHolder:
             if slot.believing and now_ms >= slot.confirmed_ms + hold_ms:
                 actions += self._lapse(queue, slot, StopReason.UNCONFIRMED)
             elif slot.state is _State.CLAIMING and now_ms >= slot.sent_ms + hold_ms:
-                slot.advance(_Event.REFUSE)  # read back now it would be too late to be trusted
+                slot.advance(_Event.REFUSE)  # if it is read back now, it is too late to be trusted
         self._in_flight = {seq: sent_ms for seq, sent_ms in self._in_flight.items() if now_ms < sent_ms + hold_ms}
         since_ms = [slot.confirmed_ms for slot in self._slots.values() if slot.believing]
         since_ms += [slot.sent_ms for slot in self._slots.values() if slot.state is _State.CLAIMING]
@@ -465,20 +473,20 @@ class QueueLockHolder:
         return actions
 
     def _sent(self, seq: int, now_ms: int) -> None:
-        """A claim or renewal is sent."""
+        """Record that a claim or renewal is sent."""
         self._in_flight[seq] = now_ms
         self._ends_from_ms = min(self._ends_from_ms, now_ms + self._settings.lock_hold_ms)
 
     def _claimable(self, log: GroupLog) -> Iterator[tuple[MessageQueue, int]]:
-        """Wanted queues that may be claimed without another record being read first, and when."""
+        """Yield wanted queues that may be claimed before another record is read, and when."""
         if self._read_to is None or self._folded_ms is None:
             return
         if not log.may_claim(self._read_to, self._settings.lock_lease_ms) or self._tokens_would_fall(log):
             return
         former_log = self._floor is not None and log.base is not None and self._floor <= log.base
         earliest_ms = self._began_ms + self._settings.lock_lease_ms if former_log else self._began_ms
-        held = {queue for queue, slot in self._slots.items() if slot.state is not _State.IDLE}
-        for queue in sorted(self._wanted - held):
+        active = {queue for queue, slot in self._slots.items() if slot.state is not _State.IDLE}
+        for queue in sorted(self._wanted - active):
             slot = self._slots.get(queue)
             wait_ms = log.claimable_in_ms(queue, self.owner)
             if wait_ms > LOG_TIME_STEP_MAX_MS:
@@ -495,16 +503,16 @@ class QueueLockHolder:
         return slot.sent_ms + (self._settings.retry_ms if unconfirmed else self._settings.lock_renew_ms)
 
     def _renewals(self, now_ms: int) -> Iterator[QueueLockAction]:
-        """One renewal of everything held as soon as one queue needs it."""
-        held = {queue: slot for queue, slot in self._slots.items() if slot.believing}
-        if all(now_ms < self._renewal_due_ms(slot) for slot in held.values()):
+        """Renew all owned queues as soon as one of them needs it."""
+        owned = {queue: slot for queue, slot in self._slots.items() if slot.believing}
+        if all(now_ms < self._renewal_due_ms(slot) for slot in owned.values()):
             return
         entries: list[tuple[LeaseEntry, int]] = []
-        for queue, slot in sorted(held.items()):
+        for queue, slot in sorted(owned.items()):
             slot.sent_ms = now_ms
-            entry = slot.held(queue)
+            entry = slot.lease_entry(queue)
             entries.append((entry, 1 + len(entry.reconsume_counts)))
-        base = max(slot.base for slot in held.values())  # one for all: a new base ends every belief
+        base = max(slot.base for slot in owned.values())  # the same for all, because a new base ends every belief
         for batch in _batches(entries):
             record = RenewRecord(**self._stamp(), base=base, queues=tuple(batch))
             self._sent(record.seq, now_ms)
@@ -548,7 +556,7 @@ class QueueLockHolder:
             raise ValueError(f"a granted claim of {queue} made no token")
         slot = self._slots.get(queue)
         wanted = queue in self._wanted
-        if slot is not None and slot.believing:  # an older claim, long given up, has replaced our token
+        if slot is not None and slot.believing:  # an older claim that we had given up has replaced our token
             return self._lapse(queue, slot, StopReason.LOST)
         if slot is not None and slot.state is _State.CLAIMING and slot.claim_seq == seq and sent_ms is not None:
             if wanted:
@@ -585,7 +593,7 @@ class QueueLockHolder:
         return actions
 
     def _forget_idle(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Queues that are neither wanted nor in any state are forgotten; None: all, else those of these."""
+        """Forget queues that are IDLE and not wanted, among these; None: among all."""
         for queue in list(self._slots) if queues is None else queues:
             slot = self._slots.get(queue)
             if slot is not None and slot.state is _State.IDLE and queue not in self._wanted:
@@ -594,7 +602,7 @@ class QueueLockHolder:
     # --- inside: records ----------------------------------------------------------------------------------------
 
     def _stamp(self) -> _Stamp:
-        """The fields that every record has; takes the next number."""
+        """Return the fields that every record has; use the next sequence number."""
         self._seq += 1
         return {
             "client_id": self.owner.client_id,
@@ -609,18 +617,18 @@ class QueueLockHolder:
         return MemberRecord(**self._stamp(), base=base, strategy=self._strategy)
 
     def _tokens_would_fall(self, log: GroupLog) -> bool:
-        """Whether a claim made now could get a token below one that is known. True only for a log read to its end."""
+        """Return whether a claim made now could get a token below a known one. True only for a log read to its end."""
         return self._floor is not None and (log.token_floor is None or log.token_floor < self._floor)
 
-    def _release(self, held: LeaseEntry, base: int) -> SendRelease:
-        return SendRelease(ReleaseRecord(**self._stamp(), base=base, queues=(held,)))
+    def _release(self, entry: LeaseEntry, base: int) -> SendRelease:
+        return SendRelease(ReleaseRecord(**self._stamp(), base=base, queues=(entry,)))
 
 
 EntryT = TypeVar("EntryT")
 
 
 def _batches(entries: Iterable[tuple[EntryT, int]]) -> Iterator[list[EntryT]]:
-    """Cut entries with weights into batches that one record can carry."""
+    """Split weighted entries into batches that fit into one record each."""
     batch: list[EntryT] = []
     weight = 0
     for entry, entry_weight in entries:

@@ -1,7 +1,7 @@
-"""What `queue_lock` asks its shell to do, and why.
+"""The actions that `queue_lock` asks its shell to perform, and their reasons.
 
-Records are to be appended in the order in which the actions come, at once, by one idempotent producer: an older record
-of a member never arrives after a newer one.
+Append records immediately, in the order of the actions, with one idempotent producer: an older record of a member never
+arrives after a newer one.
 """
 
 from dataclasses import dataclass
@@ -31,18 +31,18 @@ class StopReason(Enum):
     """Why a queue is stopped."""
 
     UNWANTED = auto()
-    """It is given back: drain, commit, then say `committed`. Commits are still allowed while `token_of` gives one."""
+    """It is released: drain, commit, then call `committed`. You may commit while `token_of` returns a token."""
     UNCONFIRMED = auto()
-    """No renewal was confirmed in time: the belief has ended. Drain; nothing may be committed."""
+    """No renewal was confirmed in time: the belief has ended. Drain, but commit nothing."""
     LOST = auto()
-    """The log says that it is not ours any more. Drain; nothing may be committed."""
+    """By the log it is no longer ours. Drain, but commit nothing."""
     LOG_LOST = auto()
-    """The log itself cannot be followed. Drain; nothing may be committed."""
+    """The log itself cannot be followed. Drain, but commit nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendClaim:
-    """Append a claim. Tell `send_failed` if that fails for certain."""
+    """Append a claim. Call `send_failed` if that certainly failed."""
 
     record: ClaimRecord
 
@@ -70,7 +70,7 @@ class SendMember:
 
 @dataclass(frozen=True, slots=True)
 class SendLeave:
-    """Append the goodbye; nothing follows it."""
+    """Append the `leave` record; nothing follows it."""
 
     record: LeaveRecord
 
@@ -80,7 +80,7 @@ class Start:
     """Consume a queue.
 
     Attributes:
-        queue: which.
+        queue: the queue.
         token: fencing token, for the listener's context.
         next_offset: position from the log; begin at the larger of it and the committed one. None: the committed one.
         reconsume_counts: failed attempts so far of messages that the last owner did not finish.
@@ -94,7 +94,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Hand no message of the queue to a listener any more, and say `drained` when none holds one."""
+    """Hand out no more messages of the queue, and call `drained` when no listener has one."""
 
     queue: MessageQueue
     token: int

@@ -1,17 +1,17 @@
 """Where a failed message goes next: a retry after a level or a delay, or the dead-letter topic. Pure functions.
 
-RocketMQ's rules (`AbstractSendMessageProcessor#consumerSendMsgBack`), in the order in which they are asked:
+RocketMQ's rules (`AbstractSendMessageProcessor#consumerSendMsgBack`), in the order of their evaluation:
 
-1. a limit below 0 other than -1 is taken literally: every failure exceeds it, so the first one is the last;
-2. -1 means 16 for a concurrent listener (a listener that keeps order resolves its own -1 before it asks);
-3. `reconsume_times >= limit`, or an asked level below 0: dead letter, at once, without delay;
-4. an asked level above 0 is taken exactly (the level table clamps it), an asked delay likewise;
-5. otherwise the policy decides; the default is level `3 + reconsume_times`.
+1. A limit below 0 other than -1 is taken literally: every failure exceeds it, so the first failure is the last.
+2. -1 means 16 for a concurrent listener (a listener that keeps order resolves its own -1 before it calls this).
+3. `reconsume_times >= limit`, or a requested level below 0: dead letter, immediately, without delay.
+4. A requested level above 0 is used exactly (the level table clamps it), and so is a requested delay.
+5. Otherwise the policy decides; the default is level `3 + reconsume_times`.
 
-`reconsume_times` is the count of failed attempts *before* this failure; the record of the next hop carries it + 1, and
+`reconsume_times` is the count of failed attempts *before* this failure. The record of the next hop carries it + 1, and
 so does the dead letter: 17 by default after 17 deliveries.
 
-A custom policy is any object with `next_hop`. It must not look at a clock; randomness comes in as `unit`.
+A custom policy is any object with `next_hop`. It must not read a clock; it gets randomness as `unit`.
 """
 
 import math
@@ -47,14 +47,14 @@ class AtLevel:
 
 @dataclass(frozen=True, slots=True)
 class AfterDelay:
-    """Retry after a delay in ms, by the hops of any delay."""
+    """Retry after a delay in ms, for which the worker may combine several hops."""
 
     delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """Dead letter, now. `asked`: the listener asked for it; otherwise the limit was reached."""
+    """Dead-letter immediately. `asked`: the listener asked for it; otherwise the limit was reached."""
 
     asked: bool
 
@@ -68,14 +68,15 @@ class Failed:
 
     Attributes:
         reconsume_times: failed attempts before this one, 0 or more.
-        asked_level: 0 when the listener asked for none; below 0 the dead-letter topic; above 0 exactly that level.
-        asked_delay_ms: delay the listener asked for, in ms; None for none. Wins over `asked_level` above 0.
+        asked_level: the level that the listener asked for. 0: none; below 0: the dead-letter topic; above 0: exactly
+            that level.
+        asked_delay_ms: delay the listener asked for, in ms; None for none. Takes precedence over `asked_level` above 0.
         limit: `max_reconsume_times` of the group, -1 for the default of 16.
         message_limit: the message's own `MAX_RECONSUME_TIMES`, 0 or more, or None; the lower of both counts.
         unit: a random number in [0, 1), for policies with jitter.
 
     Raises:
-        ValueError: a count below 0, or a unit out of range.
+        ValueError: a count is below 0, or the unit is out of range.
     """
 
     reconsume_times: int
@@ -92,13 +93,13 @@ class Failed:
 
 @runtime_checkable
 class RetryPolicy(Protocol):
-    """How long to wait before the next attempt, when the listener did not say.
+    """How long to wait before the next attempt, when the listener did not choose.
 
     Thread-safety: called from the consumer's poll thread; must not block and must not keep state.
     """
 
     def next_hop(self, reconsume_times: int, unit: float) -> AtLevel | AfterDelay:
-        """The wait before attempt `reconsume_times + 2`.
+        """Return the wait before attempt `reconsume_times + 2`.
 
         Args:
             reconsume_times: failed attempts before the one that failed just now, 0 or more.
@@ -109,7 +110,7 @@ class RetryPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LevelTableRetryPolicy:
-    """RocketMQ's: level `first_level + reconsume_times`, up to the highest of the table.
+    """RocketMQ's policy: level `first_level + reconsume_times`, up to the highest of the table.
 
     Args:
         first_level: level of the first retry, 1 or more. Default 3 (10 s in RocketMQ's table).
@@ -122,7 +123,7 @@ class LevelTableRetryPolicy:
             raise ValueError(f"first_level={self.first_level}: levels begin at 1")
 
     def next_hop(self, reconsume_times: int, unit: float) -> AtLevel | AfterDelay:
-        """The level that follows; `unit` is not used."""
+        """Return the level that follows; `unit` is not used."""
         del unit
         return AtLevel(self.first_level + reconsume_times)
 
@@ -135,8 +136,8 @@ class ExponentialRetryPolicy:
         initial_ms: delay of the first retry, in ms, at least 1. Default 5 s.
         factor: growth per attempt, finite, at least 1. Default 2.
         cap_ms: longest delay, jitter included, in ms, at least `initial_ms`. Default 2 h.
-        jitter: share of the delay that is random, 0 to 1: the delay lies within `± jitter / 2` of its value. Delays at
-            the cap are spread below it, so that what failed together does not come back together.
+        jitter: share of the delay that is random, 0 to 1: the delay is within `± jitter / 2` of its value. Delays at
+            the cap are spread below it, so that messages that failed together do not come back together.
 
     Source: RocketMQ's `ExponentialRetryPolicy` (5 s, 2, 2 h), with jitter added.
     """
@@ -153,14 +154,14 @@ class ExponentialRetryPolicy:
             raise ValueError(f"need a finite factor={self.factor} >= 1 and 0 <= jitter={self.jitter} <= 1")
 
     def next_hop(self, reconsume_times: int, unit: float) -> AtLevel | AfterDelay:
-        """The delay that follows."""
+        """Return the delay that follows."""
         highest = self.cap_ms / (1 + self.jitter / 2)
         delay = min(self.initial_ms * self._growth(reconsume_times), highest)
         spread = delay * (1 + self.jitter * (unit - 0.5))
         return AfterDelay(max(1, min(round(spread), self.cap_ms)))
 
     def _growth(self, attempts: int) -> float:
-        """The factor to the power of `attempts`, or infinity where a float cannot hold it."""
+        """Return the factor to the power of `attempts`, or infinity if a float cannot represent it."""
         try:
             return float(self.factor) ** attempts
         except OverflowError:
@@ -168,7 +169,7 @@ class ExponentialRetryPolicy:
 
 
 def effective_limit(limit: int, message_limit: int | None) -> int:
-    """The limit that counts: the group's (-1: 16) or the message's own, whichever is lower.
+    """Return the limit that counts: the group's (-1: 16) or the message's own, whichever is lower.
 
     Other negative limits are taken literally: with them the first failure is the last.
     """
@@ -177,7 +178,7 @@ def effective_limit(limit: int, message_limit: int | None) -> int:
 
 
 def decide(failed: Failed, policy: RetryPolicy) -> NextHop:
-    """The next hop of a failed message, by the rules at the top of this file.
+    """Return the next hop of a failed message, by the rules at the top of this file.
 
     Source: `AbstractSendMessageProcessor#consumerSendMsgBack`.
     """

@@ -1,9 +1,9 @@
-"""Which of several things to try next, so that one that cannot be done holds up no other.
+"""Which of several things to try next, so that one that fails does not delay the others.
 
-What is new is tried together: the usual case, and the cheapest. If that fails each of it is tried alone, at once. What
-fails alone is tried again after 0.1 s, 0.2 s … 1 s, or after ten times as long as the try took, whichever is more: a
-try holds up its thread, so no more than a tenth of the thread's time goes into them. Each alone gets more time to be
-answered than the time before, since a cluster that answers slowly answers all the same.
+New things are tried together, which is the usual and cheapest case. If that fails, each of them is tried alone,
+immediately. A thing that fails alone is tried again after 0.1 s, 0.2 s … 1 s, or after ten times the duration of the
+try, whichever is longer. A try blocks its thread, so tries take no more than a tenth of the thread's time. Each try
+alone waits longer for an answer than the one before, because a slow cluster still answers.
 """
 
 from collections.abc import Collection, Iterable
@@ -21,7 +21,7 @@ _AGAIN_TIMES: Final = 10
 
 
 class RetryRotation(Generic[T]):
-    """The turns of things that wait.
+    """The order of tries among waiting things.
 
     Thread-safety: none; one owner thread.
     """
@@ -31,14 +31,14 @@ class RetryRotation(Generic[T]):
         self._again_ms = 0
 
     def pick(self, waiting: Iterable[T], now_ms: int) -> tuple[list[T], float]:
-        """What to try now, and for how many seconds an answer is to be waited for.
+        """Return what to try now, and how many seconds to wait for an answer.
 
         Args:
-            waiting: all that waits; what is missing here is forgotten.
+            waiting: everything that waits; what is missing here is forgotten.
             now_ms: monotonic time in ms.
 
         Returns:
-            All that is new, or one; nothing: none is due. To be followed by `tried`.
+            All new things, or one; an empty list: none is due. Call `tried` afterwards.
         """
         self._failures = {each: self._failures.get(each, 0) for each in waiting}
         new = [each for each, count in self._failures.items() if not count]
@@ -51,16 +51,16 @@ class RetryRotation(Generic[T]):
         return [first], min(_ALONE_S * _doubled(due[first]), _TOGETHER_S)
 
     def tried(self, picked: Collection[T], *, failed: bool, began_ms: int, now_ms: int) -> None:
-        """What was picked was tried.
+        """Record the result of a try.
 
         Args:
-            picked: by the last `pick`.
-            failed: nothing of it was done, or not all.
+            picked: what the last `pick` returned.
+            failed: whether some or all of it failed.
             began_ms: when it was picked.
             now_ms: monotonic time in ms.
         """
         counts = [self._failures.get(each, 0) for each in picked]
-        if any(counts):  # alone, since all that is new is picked together
+        if any(counts):  # this was a single thing, because new things are picked together
             wait_ms = max(min(_AGAIN_MS * _doubled(counts[0]), _AGAIN_MAX_MS), _AGAIN_TIMES * (now_ms - began_ms))
             self._again_ms = now_ms + (wait_ms if failed else 0)
         if failed:

@@ -1,23 +1,24 @@
-"""Where a consumer group begins on a partition, and what its commits must carry so that this can be decided. Pure.
+"""Where a consumer group begins on a partition, and what its commits must carry to decide this later. Pure.
 
-RocketMQ asks the offset store; where nothing is stored, `consume_from_where` decides (`computePullFromWhere…`). Two
-things are different on Kafka and have cost messages elsewhere:
+RocketMQ reads the offset store; where nothing is stored, `consume_from_where` decides (`computePullFromWhere…`). Two
+things are different on Kafka and have lost messages elsewhere:
 
-* A partition that was added after the group began must be read from its start, also with LAST_OFFSET: whoever wrote to
-  it wrote to a topic this group was consuming. A partition that was there when the group began follows the policy.
-* Kafka forgets nothing of the difference but what we write down. So each commit carries, as its metadata, the number
-  of partitions the topic had when the group began on it (`born`), carried forward for ever, and a digest of the
-  group's subscription, by which two members that subscribe differently find each other.
+* A partition that was added after the group began must be read from its start, even with LAST_OFFSET: its first records
+  were written to a topic that this group was already consuming. A partition that existed when the group began follows
+  the policy.
+* Kafka records this difference only if we write it down. So the metadata of each commit carries two facts. The first is
+  the number of partitions the topic had when the group began on it (`born`); every later commit repeats it. The second
+  is a digest of the group's subscription, by which two members with different subscriptions detect each other.
 
 The rules of `resolve_start`, in order:
 
-1. a committed offset is used;
-2. the group's own retry topic begins at its earliest record;
-3. no partition of the topic has a commit: the group is new here, the policy decides;
-4. some have one with `born`: a partition below it was there at the beginning and its first holder has not committed
-   yet, so the policy decides; one at or above it came later: earliest;
-5. some have one, but none with our metadata (a plain Kafka consumer's, before it was changed to this one): earliest.
-   In doubt: repeat, never lose.
+1. A committed offset is used.
+2. The group's own retry topic begins at its earliest record.
+3. No partition of the topic has a commit: the group is new here, and the policy decides.
+4. Some have a commit with `born`. A partition below it existed at the beginning and its first owner has not committed
+   yet, so the policy decides. A partition at or above it was added later: earliest.
+5. Some have a commit, but none with our metadata (a plain Kafka consumer's, before the change to this one): earliest.
+   If uncertain: repeat, never lose.
 """
 
 from collections.abc import Mapping
@@ -47,7 +48,7 @@ _MAX_SUBSCRIPTION: Final = 300
 
 
 class ConsumeFromWhere(Enum):
-    """Where a group begins on a topic it has never consumed. Source: `ConsumeFromWhere` of RocketMQ."""
+    """Where a group begins on a topic that it has never consumed. Source: `ConsumeFromWhere` of RocketMQ."""
 
     LAST_OFFSET = "last"
     FIRST_OFFSET = "first"
@@ -56,13 +57,13 @@ class ConsumeFromWhere(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitMetadata:
-    """What a commit of ours carries.
+    """The metadata that our commits carry.
 
     Attributes:
-        digest: of the member's subscription.
+        digest: digest of the member's subscription.
         born: partitions the topic had when the group began on it, 1 or more; 0: not known.
-        subscription: the subscription as text, for a person; `""` where the commit does not say.
-        token: fencing token of the queue lock under which it was made; None: under none (concurrent mode).
+        subscription: the subscription as text, for people; `""` if the commit does not contain it.
+        token: fencing token of the queue lock under which it was made; None: without a lock (concurrent mode).
     """
 
     digest: str
@@ -77,7 +78,7 @@ class Found:
 
     Attributes:
         committed: position committed by the group; None, or one of Kafka's negative ones, for none.
-        metadata: of that commit; None for none, or text that is not ours.
+        metadata: metadata of that commit; None if there is none, or if the text is not in our format.
     """
 
     committed: int | None
@@ -86,24 +87,24 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class StartAt:
-    """At a committed position."""
+    """Start at a committed position."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Earliest:
-    """At the earliest record there is."""
+    """Start at the earliest record there is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """At the end of the log as it is now."""
+    """Start at the end of the log as it is now."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtTimestamp:
-    """At the first record that is not older than the configured time."""
+    """Start at the first record that is not older than the configured time."""
 
 
 Start = StartAt | Earliest | Latest | AtTimestamp
@@ -117,11 +118,11 @@ def resolve_start(
     is_retry_topic: bool,
     partition_count: int,
 ) -> tuple[Start, int]:
-    """Where the group begins on a partition.
+    """Return where the group begins on a partition.
 
     Args:
         partition: the partition that was assigned.
-        found: what is committed for each partition of the topic, this one included; one that is missing has no commit.
+        found: what is committed for each partition of the topic, including this one; a missing partition has no commit.
         where: the policy.
         is_retry_topic: the topic is the group's own retry topic.
         partition_count: partitions the topic has now.
@@ -149,14 +150,14 @@ def resolve_start(
 
 
 def encode_metadata(metadata: CommitMetadata) -> str:
-    """The text a commit carries; at most 1,000 ASCII characters (Kafka takes 4,096)."""
+    """Return the text that a commit carries; at most 1,000 ASCII characters (Kafka accepts 4,096)."""
     text = quote(metadata.subscription[:_MAX_SUBSCRIPTION], safe=" =|*,.-_()<>'")[: _MAX_SUBSCRIPTION * 3]
     token = "" if metadata.token is None else f";{metadata.token}"
     return f"{_MARK};{metadata.digest[:_MAX_DIGEST]};{metadata.born};{text}{token}"
 
 
 def decode_metadata(text: str | None) -> CommitMetadata | None:
-    """What a commit carries, or None where it is not ours."""
+    """Return the metadata of a commit, or None if the text is not in our format."""
     parts = (text or "").split(";")
     if (
         len(parts) not in {3, 4, 5}
@@ -174,5 +175,5 @@ def _is_number(text: str, *, digits: int) -> bool:
 
 
 def digest_conflict(mine: str, found: CommitMetadata | None) -> str | None:
-    """The digest of another subscription in this group, or None: filters that differ lose messages."""
+    """Return the digest of a different subscription in this group, or None: different filters lose messages."""
     return None if found is None or found.digest in {"", mine} else found.digest

@@ -218,7 +218,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         work = data.draw(st.sampled_from(self.works))
         offset = data.draw(st.sampled_from(sorted(self.put)))
         if (work, offset) not in self.owed:
-            with pytest.raises(ValueError, match="wait for a next hop"):
+            with pytest.raises(ValueError, match="await a next hop"):
                 self.queue.stored(work.chunk, [self.put[offset]])
 
     @rule(sweeps=st.lists(st.sampled_from([0, 40, TIMEOUT_MS - 1, TIMEOUT_MS]), min_size=1, max_size=2))
@@ -465,7 +465,7 @@ def test_stored_twice_is_refused_and_counts_once() -> None:
     message = chunk.messages[0]
     queue.report(chunk, [message])
     queue.stored(chunk, [message])
-    with pytest.raises(ValueError, match="wait for a next hop"):
+    with pytest.raises(ValueError, match="await a next hop"):
         queue.stored(chunk, [message])
     assert (queue.msg_count, queue.next_offset) == (0, 2)
 
