@@ -293,7 +293,7 @@ class GroupLog:
 
     @property
     def base(self) -> int | None:
-        """The base that claims must carry; None while it is not known. Then only `member` records may be written."""
+        """The base that claims must carry; None: not known; only `member` and `leave` records may be written."""
         return self._base
 
     @property

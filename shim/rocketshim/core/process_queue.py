@@ -195,7 +195,7 @@ class ProcessQueue(Generic[MessageT]):
             ValueError: the limit is below 1; nothing changed.
         """
         if limit < 1:
-            raise ValueError(f"limit={limit}: a chunk holds at least one message")
+            raise ValueError(f"limit={limit}: a chunk has at least one message")
         if self.dropped or self._withheld or not self._pending_count:
             return None
         messages = self._next_pending(limit)
@@ -238,7 +238,7 @@ class ProcessQueue(Generic[MessageT]):
             ValueError: the limit is below 1; nothing changed.
         """
         if limit < 1:
-            raise ValueError(f"limit={limit}: a chunk holds at least one message")
+            raise ValueError(f"limit={limit}: a chunk has at least one message")
         if self.dropped or chunk not in self._chunks:
             return []
         back = chunk.take_back()

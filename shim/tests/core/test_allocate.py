@@ -1,6 +1,6 @@
 """Facts about `rocketshim.core.allocate`.
 
-The literal tables were printed by the classes of RocketMQ 4.9.7 itself (`rocketmq-client`, Java 17) for these inputs.
+The classes of RocketMQ 4.9.7 (`rocketmq-client`, Java 17) printed the literal tables for these inputs.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ HASH = AllocateMessageQueueConsistentHash()
 
 
 class RoomBeforeDash:
-    """Resolver of the tests: `A-b` stands in room A."""
+    """Resolver of the tests: `A-b` is in room A."""
 
     def broker_deploy_in(self, queue: MessageQueue) -> str:
         return queue.broker_name.partition("-")[0]
@@ -81,7 +81,7 @@ def shares(strategy: AllocateMessageQueueStrategy, all_queues: list[MessageQueue
         (AllocateMessageQueueConsistentHash(0), 12, 4, [[], [], [], []]),
     ],
 )
-def test_shares_are_those_of_rocketmq(
+def test_shares_equal_those_of_rocketmq(
     strategy: AllocateMessageQueueStrategy, queue_count: int, client_count: int, expected: list[list[int]]
 ) -> None:
     members = clients(client_count)
@@ -108,7 +108,7 @@ def test_the_remainder_of_machine_rooms_is_not_next_to_the_block() -> None:
     assert shares(strategy, queues(5, "r1@b"), ["c0", "c1"]) == ["r1@b:0 r1@b:1 r1@b:4", "r1@b:2 r1@b:3"]
 
 
-def test_a_broker_name_has_a_room_if_javas_split_gives_two_pieces() -> None:
+def test_a_broker_name_has_a_room_if_javas_split_returns_two_pieces() -> None:
     brokers = ("r1@b", "r1@b@", "r1@", "@b", "r1@b@c", "r3@b", "kafka", "r2@x", "r1@@", "@", " r1@b")
     strategy = AllocateMessageQueueByMachineRoom({"r1", "r2", ""})
     assert shares(strategy, queues(2, *brokers), ["c0", "c1", "c2"]) == [
@@ -150,20 +150,20 @@ def test_a_broker_name_has_a_room_if_javas_split_gives_two_pieces() -> None:
         ),
     ],
 )
-def test_nearby_gives_a_room_to_its_clients_and_the_deserted_rooms_to_all(
+def test_nearby_gives_a_room_to_its_clients_and_rooms_without_clients_to_all(
     inside: AllocateMessageQueueStrategy, expected: list[str]
 ) -> None:
     strategy = AllocateMachineRoomNearby(inside, RoomBeforeDash())
     assert shares(strategy, queues(5, "A-b", "B-b", "C-b"), ["A-1", "A-2", "B-1", "D-1"]) == expected
 
 
-def test_config_gives_its_list_to_everybody_and_checks_nothing() -> None:
+def test_config_gives_its_list_to_every_client_and_checks_nothing() -> None:
     strategy = AllocateMessageQueueByConfig(queues(2))
     assert strategy.allocate("g", "", [], []) == queues(2)
     assert strategy.allocate("g", "anybody", queues(9), ["c0"]) == queues(2)
 
 
-def test_names_are_those_of_rocketmq() -> None:
+def test_strategies_have_rocketmqs_names() -> None:
     nearby = AllocateMachineRoomNearby(HASH, RoomBeforeDash())
     by_room, by_config = AllocateMessageQueueByMachineRoom(()), AllocateMessageQueueByConfig(())
     assert [s.name for s in (AVG, CIRCLE, HASH, by_config, by_room, nearby)] == [
@@ -186,7 +186,7 @@ CHECKED = [
 
 
 @pytest.mark.parametrize("strategy", CHECKED, ids=lambda s: s.name)
-def test_empty_arguments_are_config_errors_and_strangers_get_nothing(strategy: AllocateMessageQueueStrategy) -> None:
+def test_empty_arguments_are_config_errors_and_non_members_get_no_queue(strategy: AllocateMessageQueueStrategy) -> None:
     for own, all_queues, members in (("", queues(1), ["c"]), ("c", [], ["c"]), ("c", queues(1), [])):
         with pytest.raises(ConfigError):
             strategy.allocate("g", own, all_queues, members)
@@ -199,22 +199,25 @@ def test_a_negative_number_of_virtual_nodes_is_a_config_error() -> None:
 
 
 @pytest.mark.parametrize(("broker", "client"), [("", "A-1"), ("A-b", "")])
-def test_a_resolver_that_knows_no_room_is_a_config_error(broker: str, client: str) -> None:
+def test_a_resolver_that_returns_no_room_is_a_config_error(broker: str, client: str) -> None:
     strategy = AllocateMachineRoomNearby(AVG, RoomBeforeDash())
     with pytest.raises(ConfigError, match="machine-room"):
         strategy.allocate("g", "A-1", queues(1, broker), ["A-1", client or "-1"])
 
 
-def test_a_hash_function_of_ones_own_is_used() -> None:
+def test_a_custom_hash_function_is_used() -> None:
     where = {"c0-0": 100, "c1-0": 200}
     strategy = AllocateMessageQueueConsistentHash(1, lambda text: where.get(text, 60 * int(text[-2] == "0") + 150))
-    assert shares(strategy, queues(2), ["c0", "c1"]) == ["kafka:0", "kafka:1"]  # 210: round the ring; 150: before c1
+    assert shares(strategy, queues(2), ["c0", "c1"]) == [
+        "kafka:0",
+        "kafka:1",
+    ]  # 210: wraps around; 150: before c1
 
 
 def test_share_of_sorts_queues_by_number_and_ids_as_java_does() -> None:
     backwards = [*reversed(queues(12)), MessageQueue("orders", "kafka", 3)]
     assert ids(share_of(AVG, "g", "b", backwards, ["c", "b", "a"])) == [4, 5, 6, 7]
-    # Java's order, printed by Java: 1F600 (written as two units from D83D on) before FFFD
+    # Java's order, printed by Java: 1F600 (written as two units, the first D83D) before FFFD
     assert ids(share_of(AVG, "g", "\U0001f600", queues(2), ["�", "\U0001f600"])) == [0]
 
 
@@ -240,7 +243,7 @@ def test_every_queue_goes_to_exactly_one_client(
 
 
 @given(st.integers(1, 60), st.integers(1, 9))
-def test_machine_rooms_share_out_their_rooms_and_nothing_else(count: int, members: int) -> None:
+def test_machine_rooms_share_out_only_the_queues_of_chosen_rooms(count: int, members: int) -> None:
     strategy = AllocateMessageQueueByMachineRoom({"r1"})
     names = [str(i) for i in range(members)]
     given_out = Counter(q for m in names for q in share_of(strategy, "g", m, queues(count, "r1@b", "r2@b"), names))
@@ -259,7 +262,7 @@ def test_shares_do_not_depend_on_the_order_of_the_lists(
 
 
 @given(st.sampled_from([AVG, CIRCLE]), st.integers(1, 100), st.integers(1, 20))
-def test_the_average_strategies_differ_by_one_at_most(
+def test_shares_of_the_average_strategies_differ_by_at_most_one(
     strategy: AllocateMessageQueueStrategy, count: int, members: int
 ) -> None:
     sizes = [len(strategy.allocate("g", m, queues(count), clients(members))) for m in clients(members)]
@@ -268,7 +271,7 @@ def test_the_average_strategies_differ_by_one_at_most(
 
 
 @given(queue_lists, client_lists, st.text(min_size=1, max_size=8))
-def test_in_the_consistent_hash_a_newcomer_only_takes(
+def test_consistent_hash_moves_queues_only_to_a_new_client(
     all_queues: list[MessageQueue], members: list[str], newcomer: str
 ) -> None:
     after = [*members, f"new-{newcomer}"]
@@ -278,16 +281,14 @@ def test_in_the_consistent_hash_a_newcomer_only_takes(
 
 
 @given(queue_lists, client_lists)
-def test_the_consistent_hash_agrees_with_a_walk_around_the_ring(
-    all_queues: list[MessageQueue], members: list[str]
-) -> None:
-    def place(text: str) -> int:
+def test_consistent_hash_agrees_with_a_walk_around_the_ring(all_queues: list[MessageQueue], members: list[str]) -> None:
+    def position(text: str) -> int:
         digest = md5(text.encode()).digest()  # noqa: S324 - RocketMQ's hash, not a secret
         return digest[0] << 24 | digest[1] << 16 | digest[2] << 8 | digest[3]
 
-    nodes = [(place(f"{member}-{j}"), member) for member in members for j in range(10)]
+    nodes = [(position(f"{member}-{j}"), member) for member in members for j in range(10)]
     for queue in all_queues:
-        # going up from the queue's hash, round past 2^32: the nearest node
-        distance, owner = min(((hash_ - place(str(queue))) % 2**32, member) for hash_, member in nodes)
+        # the nearest node upwards from the queue's hash, wrapping at 2^32
+        distance, owner = min(((hash_ - position(str(queue))) % 2**32, member) for hash_, member in nodes)
         assert distance >= 0
         assert queue in share_of(HASH, "g", owner, all_queues, members)

@@ -1,4 +1,4 @@
-"""What a concurrent listener answered, message by message: `ConsumeMessageConcurrentlyService`'s rules."""
+"""The meaning of a concurrent listener's answer for each message: `ConsumeMessageConcurrentlyService`'s rules."""
 
 from enum import IntEnum
 
@@ -22,13 +22,13 @@ ACK_INDEXES = st.integers(-3, 40) | st.just(ALL) | st.integers(-(2**40), 2**40)
 
 
 class Impostor(IntEnum):
-    """Another enumeration whose success is equal to ours, as an orderly status is."""
+    """Another enumeration whose success compares equal to our success, as an orderly status does."""
 
     SUCCESS = 0
 
 
 @given(ack_index=ACK_INDEXES, batch_count=st.integers(1, 32))
-def test_success_up_to_the_ack_index_is_done_and_what_lies_behind_failed(ack_index: int, batch_count: int) -> None:
+def test_messages_up_to_the_ack_index_are_done_and_later_ones_failed(ack_index: int, batch_count: int) -> None:
     done = [index for index in range(batch_count) if index <= ack_index]
     assert succeeded_count(SUCCESS, ack_index, batch_count) == len(done)
     assert succeeded_count(None, ack_index, batch_count) == len(done)
@@ -39,7 +39,7 @@ def test_success_up_to_the_ack_index_is_done_and_what_lies_behind_failed(ack_ind
     ack_index=ACK_INDEXES,
     batch_count=st.integers(1, 32),
 )
-def test_reconsume_later_and_anything_that_is_no_status_fails_all_whatever_the_ack_index(
+def test_reconsume_later_or_an_invalid_status_fails_all_for_any_ack_index(
     status: object, ack_index: int, batch_count: int
 ) -> None:
     assert succeeded_count(status, ack_index, batch_count) == 0
@@ -53,14 +53,14 @@ def test_examples_of_ack_index(ack_index: int, batch_count: int, expected: int) 
     assert succeeded_count(SUCCESS, ack_index, batch_count) == expected
 
 
-def test_zero_and_false_are_no_success_although_they_are_equal_to_it() -> None:
-    """A listener that returns a count of rows, or `False`, has not said that it succeeded."""
+def test_zero_and_false_are_not_success_although_they_compare_equal() -> None:
+    """A listener that returns a number of rows, or `False`, has not reported success."""
     assert ConsumeStatus.CONSUME_SUCCESS == 0
     assert succeeded_count(0, ALL, 3) == 0
     assert succeeded_count(False, ALL, 3) == 0  # noqa: FBT003
 
 
-def test_names_are_rocketmqs() -> None:
+def test_statuses_have_rocketmqs_names() -> None:
     assert [status.name for status in ConsumeStatus] == ["CONSUME_SUCCESS", "RECONSUME_LATER"]
     assert {kind.value for kind in ConsumeReturnType} == {"SUCCESS", "TIME_OUT", "EXCEPTION", "RETURNNULL", "FAILED"}
     assert ALL == 2_147_483_647
@@ -70,7 +70,7 @@ ANSWERS = st.sampled_from([None, ConsumeStatus.CONSUME_SUCCESS, ConsumeStatus.RE
 
 
 @given(st.lists(ANSWERS, min_size=1, max_size=6), st.integers(min_value=1, max_value=6))
-def test_a_list_is_one_answer_for_each_message_only_if_there_are_as_many(answers: list[object], count: int) -> None:
+def test_a_list_has_one_answer_per_message_only_if_the_lengths_match(answers: list[object], count: int) -> None:
     assert item_answers(answers, count) == (answers if len(answers) == count else None)
     assert item_answers(tuple(answers), count) is None
     done = [answer is None or answer is ConsumeStatus.CONSUME_SUCCESS for answer in answers]
@@ -80,6 +80,6 @@ def test_a_list_is_one_answer_for_each_message_only_if_there_are_as_many(answers
 
 
 @given(ANSWERS)
-def test_any_other_answer_is_one_for_all(answer: object) -> None:
+def test_any_other_answer_applies_to_all_messages(answer: object) -> None:
     assert item_answers(answer, 1) is None
     assert as_one(answer, 1) is answer

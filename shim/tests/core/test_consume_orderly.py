@@ -1,4 +1,4 @@
-"""Facts about `rocketshim.core.consume_orderly`: what answers mean before any queue sees them."""
+"""Facts about `rocketshim.core.consume_orderly`: the meaning of answers, independent of a queue."""
 
 import pytest
 
@@ -8,12 +8,12 @@ SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
-def test_a_listener_that_says_nothing_has_succeeded() -> None:
+def test_a_listener_that_returns_none_has_succeeded() -> None:
     assert orderly_status(None) is SUCCESS
 
 
 @pytest.mark.parametrize("status", list(ConsumeOrderlyStatus))
-def test_a_status_is_itself(status: ConsumeOrderlyStatus) -> None:
+def test_a_status_is_returned_unchanged(status: ConsumeOrderlyStatus) -> None:
     assert orderly_status(status) is status
 
 
@@ -35,7 +35,7 @@ def test_any_other_value_is_a_failure(answer: object) -> None:
         (SUSPEND, False, True),
     ],
 )
-def test_a_run_ends_at_suspend_and_at_a_rollback_that_is_one(
+def test_a_run_ends_at_suspend_and_at_rollback_without_auto_commit(
     status: ConsumeOrderlyStatus, auto_commit: bool, stops: bool
 ) -> None:
     assert BatchAnswer(1, status, auto_commit=auto_commit).stops is stops

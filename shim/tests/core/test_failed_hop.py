@@ -1,4 +1,4 @@
-"""Every answer of `decide` as a record, and the lane it takes."""
+"""The record of every answer of `decide`, and its lane."""
 
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ def hop(decided: NextHop, lane: Any = lambda: 1) -> OutgoingRecord:
     ("decided", "delay_ms", "partition"),
     [(AtLevel(4), 30_000, 32 + 3), (AfterDelay(30_000), 30_000, LEVELS.queue_for(30_000, 1))],
 )
-def test_a_retry_waits_as_decided_in_the_lane_that_is_said(decided: NextHop, delay_ms: int, partition: int) -> None:
+def test_a_retry_has_the_decided_delay_and_the_given_lane(decided: NextHop, delay_ms: int, partition: int) -> None:
     out = hop(decided)
     envelope = decode(out.headers, trusted=True)
     assert (out.topic, out.partition, envelope.delay_ms) == (NAMES.schedule, partition, delay_ms)
@@ -33,7 +33,7 @@ def test_a_retry_waits_as_decided_in_the_lane_that_is_said(decided: NextHop, del
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_dead_letter_asks_for_no_lane(asked: bool) -> None:
+def test_a_dead_letter_does_not_request_a_lane(asked: bool) -> None:
     def no_lane() -> NoReturn:
         raise AssertionError("nobody has to know the lanes")
 
@@ -41,7 +41,7 @@ def test_a_dead_letter_asks_for_no_lane(asked: bool) -> None:
     assert (out.topic, decode(out.headers, trusted=True).reconsume_times) == (NAMES.dead_letter("g"), 2)
 
 
-def test_keyed_records_keep_their_lane_and_keyless_ones_take_turns() -> None:
+def test_keyed_records_keep_their_lane_and_keyless_ones_rotate() -> None:
     turns = LaneSelector()
     assert {turns.choose(b"o-7", 3) for _ in range(3)} == {lane_for(b"o-7", 3)}
     assert [turns.choose(None, 3) for _ in range(4)] == [0, 1, 2, 0]

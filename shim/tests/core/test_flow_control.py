@@ -1,4 +1,4 @@
-"""A partition is paused above a threshold and goes on at half of it, and between the two nothing flaps."""
+"""A partition is paused above a threshold and resumes at half of it, and does not flap in between."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from rocketshim.core.process_queue import ProcessQueue
 
 @dataclass
 class Counts:
-    """What is counted of a queue."""
+    """The counts of a queue."""
 
     msg_count: int = 0
     msg_bytes: int = 0
@@ -39,7 +39,7 @@ LIMITS = st.builds(
 COUNTS = st.builds(Counts, msg_count=st.integers(0, 250), msg_bytes=st.integers(0, 250), span=st.integers(0, 250))
 
 
-def test_defaults_are_rocketmqs() -> None:
+def test_default_limits_equal_rocketmqs() -> None:
     assert FlowLimits() == FlowLimits(count=1_000, size_bytes=104_857_600, span=2_000)
 
 
@@ -58,7 +58,7 @@ def test_queue_is_paused_above_a_threshold_and_not_at_it(at: Counts, above: Coun
 
 
 @pytest.mark.parametrize("open_one", ["msg_count", "msg_bytes", "span"])
-def test_queue_goes_on_when_every_count_is_down_to_half(open_one: str) -> None:
+def test_queue_resumes_when_every_count_is_down_to_half(open_one: str) -> None:
     limits = FlowLimits(count=10, size_bytes=10, span=10)
     assert should_resume(Counts(5, 5, 5), limits)
     counts = Counts(5, 5, 5)
@@ -67,13 +67,13 @@ def test_queue_goes_on_when_every_count_is_down_to_half(open_one: str) -> None:
 
 
 @given(counts=COUNTS, limits=LIMITS)
-def test_no_queue_is_to_be_paused_and_resumed_at_once(counts: Counts, limits: FlowLimits) -> None:
+def test_no_queue_must_pause_and_resume_at_the_same_time(counts: Counts, limits: FlowLimits) -> None:
     assert not (must_pause(counts, limits) and should_resume(counts, limits))
 
 
 @given(limits=LIMITS, walk=st.lists(st.sampled_from([-1, 1]), max_size=300))
-def test_between_a_pause_and_the_resume_lies_more_than_one_message(limits: FlowLimits, walk: list[int]) -> None:
-    """One message more or less never turns a pause into a resume or back, unless the limit itself is 1."""
+def test_pause_and_resume_differ_by_more_than_one_message(limits: FlowLimits, walk: list[int]) -> None:
+    """One message more or less never changes a pause to a resume or back, unless the limit itself is 1."""
     counts, paused = Counts(), False
     turned_at: int | None = None
     for step in walk:
@@ -86,7 +86,7 @@ def test_between_a_pause_and_the_resume_lies_more_than_one_message(limits: FlowL
 
 
 @given(limits=LIMITS)
-def test_queue_with_nothing_left_always_goes_on(limits: FlowLimits) -> None:
+def test_an_empty_queue_always_resumes(limits: FlowLimits) -> None:
     assert should_resume(Counts(), limits)
 
 
@@ -95,7 +95,7 @@ def test_queue_without_a_span_limit_is_not_paused_by_its_span() -> None:
     assert should_resume(Counts(span=10**9), FlowLimits(span=None))
 
 
-def test_one_stuck_message_pauses_its_queue_by_span_and_frees_it_when_it_is_done() -> None:
+def test_one_stuck_message_pauses_its_queue_by_span_until_it_is_done() -> None:
     queue: ProcessQueue[Record] = ProcessQueue("orders", 0)
     queue.put([Record(0)])
     stuck = queue.take(1)
@@ -124,7 +124,7 @@ def test_threshold_below_1_is_refused(bad: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic_count", "topic_size", "held", "expected"),
+    ("topic_count", "topic_size", "assigned", "expected"),
     [
         (-1, -1, 4, FlowLimits(10, 20, 30)),
         (100, -1, 4, FlowLimits(25, 20, 30)),
@@ -132,15 +132,15 @@ def test_threshold_below_1_is_refused(bad: dict[str, int]) -> None:
         (3, 3, 4, FlowLimits(1, 1, 30)),
         (100, 100, 0, FlowLimits(10, 20, 30)),
     ],
-    ids=["none", "count", "size", "less than one each", "no queue held"],
+    ids=["none", "count", "size", "less than one each", "no queue assigned"],
 )
-def test_limit_of_a_topic_is_divided_among_all_queues_held_in_place_of_the_queues_own(
-    topic_count: int, topic_size: int, held: int, expected: FlowLimits
+def test_topic_limit_is_divided_among_all_assigned_queues_and_replaces_their_own(
+    topic_count: int, topic_size: int, assigned: int, expected: FlowLimits
 ) -> None:
-    assert per_queue_limits(FlowLimits(10, 20, 30), topic_count, topic_size, held) == expected
+    assert per_queue_limits(FlowLimits(10, 20, 30), topic_count, topic_size, assigned) == expected
 
 
-def test_a_queue_may_be_told_to_go_on_at_a_wider_span() -> None:
+def test_a_queue_may_be_configured_to_resume_at_a_wider_span() -> None:
     limits = FlowLimits(span=10, resume_span=10)
     assert should_resume(Counts(span=10), limits)
     assert not should_resume(Counts(span=11), limits)

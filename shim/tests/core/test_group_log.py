@@ -35,7 +35,7 @@ def claim(owner: Owner, *queues: MessageQueue, base: int = T0, lease_ms: int = L
     )
 
 
-def held(
+def lease_entry(
     token: int,
     queue: MessageQueue = Q,
     confirmed: int = 0,
@@ -82,14 +82,14 @@ def leave(owner: Owner) -> LeaveRecord:
 
 
 class Log:
-    """A log under construction, and the fold over it. `at` is true time in ms since the log's birth."""
+    """A log under construction, and the fold over it. `at` is true time in ms since the log was created."""
 
     def __init__(self, start_offset: int = 0) -> None:
         self.fold = GroupLog(start_offset)
         self.now_ms = 0
 
     def wait(self, wait_ms: int) -> "Log":
-        """Time passes, with a heartbeat of a bystander every 5 s."""
+        """Let time pass, with a heartbeat of another member every 5 s."""
         while wait_ms > 0:
             step_ms = min(5_000, wait_ms)
             self.now_ms += step_ms
@@ -133,20 +133,20 @@ def lease_left(lock: QueueLock) -> int:
     return lock.lease_left_ms
 
 
-def test_a_claim_of_several_queues_is_judged_queue_by_queue(log: Log) -> None:
+def test_a_claim_of_several_queues_is_evaluated_per_queue(log: Log) -> None:
     log.append(claim(A, Q1))
     outcomes = [j.outcome for j in log.append(claim(B, Q, Q1)).judgements]
     assert outcomes == [LeaseOutcome.GRANTED, LeaseOutcome.REFUSED]
 
 
-def test_another_owners_running_lease_refuses_a_claim(log: Log) -> None:
+def test_a_claim_is_refused_while_another_owners_lease_is_valid(log: Log) -> None:
     log.append(claim(A))
     log.wait(LEASE - 1)
     assert log.outcome(claim(B)) is LeaseOutcome.REFUSED
     assert log.fold.lock(Q).owner == A
 
 
-def test_a_lease_that_has_run_out_has_no_owner_and_the_next_claim_is_granted(log: Log) -> None:
+def test_an_expired_lease_has_no_owner_and_the_next_claim_is_granted(log: Log) -> None:
     log.append(claim(A))
     log.wait(LEASE)
     assert log.fold.lock(Q).owner == A  # the last record came before the end
@@ -166,7 +166,7 @@ def test_the_owners_own_claim_is_granted_again_with_a_new_token(log: Log) -> Non
     first = log.granted(claim(A))
     second = log.granted(claim(A))
     assert second > first
-    assert log.outcome(renew(A, held(first))) is LeaseOutcome.VOID
+    assert log.outcome(renew(A, lease_entry(first))) is LeaseOutcome.VOID
 
 
 def test_another_incarnation_of_the_same_client_is_another_owner(log: Log) -> None:
@@ -174,10 +174,10 @@ def test_another_incarnation_of_the_same_client_is_another_owner(log: Log) -> No
     assert log.outcome(claim(Owner("a", "i2"))) is LeaseOutcome.REFUSED
 
 
-def test_a_renewal_begins_the_lease_anew(log: Log) -> None:
+def test_a_renewal_restarts_the_lease(log: Log) -> None:
     token = log.granted(claim(A))
     log.wait(LEASE - 1)
-    assert log.outcome(renew(A, held(token))) is LeaseOutcome.RENEWED
+    assert log.outcome(renew(A, lease_entry(token))) is LeaseOutcome.RENEWED
     log.wait(LEASE - 1)
     assert log.outcome(claim(B)) is LeaseOutcome.REFUSED
 
@@ -186,38 +186,38 @@ def test_a_renewal_begins_the_lease_anew(log: Log) -> None:
 def test_renewal_and_release_count_only_with_the_current_token(log: Log, record: Callable[..., GroupRecord]) -> None:
     token = log.granted(claim(A))
     for wrong in (token - 1, token + 1):
-        assert log.outcome(record(A, held(wrong))) is LeaseOutcome.VOID
-    assert log.outcome(record(B, held(token))) is LeaseOutcome.VOID
+        assert log.outcome(record(A, lease_entry(wrong))) is LeaseOutcome.VOID
+    assert log.outcome(record(B, lease_entry(token))) is LeaseOutcome.VOID
     assert log.fold.lock(Q).owner == A
 
 
 @pytest.mark.parametrize("record", [renew, release])
-def test_renewal_and_release_are_void_once_the_lease_has_run_out(log: Log, record: Callable[..., GroupRecord]) -> None:
+def test_renewal_and_release_are_void_after_the_lease_has_expired(log: Log, record: Callable[..., GroupRecord]) -> None:
     token = log.granted(claim(A))
     log.wait(LEASE)
-    assert log.outcome(record(A, held(token, next_offset=9))) is LeaseOutcome.VOID
+    assert log.outcome(record(A, lease_entry(token, next_offset=9))) is LeaseOutcome.VOID
     assert log.fold.lock(Q).next_offset is None
 
 
-def test_a_released_queue_is_free_at_once(log: Log) -> None:
+def test_a_released_queue_is_free_immediately(log: Log) -> None:
     token = log.granted(claim(A))
-    assert log.outcome(release(A, held(token))) is LeaseOutcome.RELEASED
+    assert log.outcome(release(A, lease_entry(token))) is LeaseOutcome.RELEASED
     assert log.fold.lock(Q).owner is None
     assert log.granted(claim(B)) > token
 
 
-def test_a_lease_is_as_long_as_its_record_says(log: Log) -> None:
+def test_a_lease_has_the_length_in_its_record(log: Log) -> None:
     token = log.granted(claim(A, lease_ms=1_000))
     log.wait(999)
-    assert log.outcome(renew(A, held(token), lease_ms=3_000)) is LeaseOutcome.RENEWED
+    assert log.outcome(renew(A, lease_entry(token), lease_ms=3_000)) is LeaseOutcome.RENEWED
     log.wait(3_000)
     assert log.outcome(claim(B)) is LeaseOutcome.GRANTED
 
 
 def test_position_and_counts_stay_with_the_queue_for_its_next_owner(log: Log) -> None:
     token = log.granted(claim(A))
-    log.append(renew(A, held(token, next_offset=118, counts=((118, 4), (120, 1)))))
-    log.append(release(A, held(token, counts=((118, 5),))))  # None: nothing new to say about the position
+    log.append(renew(A, lease_entry(token, next_offset=118, counts=((118, 4), (120, 1)))))
+    log.append(release(A, lease_entry(token, counts=((118, 5),))))  # None: no new position
     (judgement,) = log.append(claim(B)).judgements
     assert (judgement.next_offset, judgement.reconsume_counts) == (118, ((118, 5),))
 
@@ -235,7 +235,7 @@ def test_a_silent_log_does_not_move_and_one_record_moves_it_five_seconds_at_most
 def test_a_leader_clock_that_steps_an_hour_forward_expires_nothing(log: Log) -> None:
     token = log.granted(claim(A))
     log.now_ms += 3_600_000
-    assert log.outcome(renew(A, held(token))) is LeaseOutcome.RENEWED
+    assert log.outcome(renew(A, lease_entry(token))) is LeaseOutcome.RENEWED
 
 
 def test_a_leader_clock_that_steps_an_hour_back_does_not_freeze_the_log(log: Log) -> None:
@@ -255,7 +255,7 @@ def test_a_malformed_record_is_void_but_moves_time(log: Log) -> None:
     assert log.fold.lock(Q).lease_left_ms == LEASE - 4_000
 
 
-def test_how_long_a_claim_has_to_wait_is_said_in_log_time(log: Log) -> None:
+def test_the_wait_before_a_claim_is_given_in_log_time(log: Log) -> None:
     log.append(claim(A))
     log.now_ms += 1_500
     log.append(member(B))
@@ -276,17 +276,17 @@ def test_the_base_is_the_append_time_of_the_first_record() -> None:
     assert fold.may_claim(1, LEASE)
 
 
-def test_a_first_record_that_carries_more_sets_the_base() -> None:
+def test_a_first_record_with_a_higher_base_sets_the_base() -> None:
     fold = GroupLog(0)
     fold.fold(0, T0, member(A, base=T0 + 77))
     assert fold.base == T0 + 77
 
 
-def test_what_was_written_for_a_former_log_is_void(log: Log) -> None:
+def test_records_written_for_a_former_log_are_void(log: Log) -> None:
     assert log.outcome(claim(A, base=T0 - 1)) is LeaseOutcome.VOID
     token = log.granted(claim(A))
-    assert log.outcome(renew(A, held(token), base=T0 - 1)) is LeaseOutcome.VOID
-    assert log.outcome(release(A, held(token), base=T0 - 1)) is LeaseOutcome.VOID
+    assert log.outcome(renew(A, lease_entry(token), base=T0 - 1)) is LeaseOutcome.VOID
+    assert log.outcome(release(A, lease_entry(token), base=T0 - 1)) is LeaseOutcome.VOID
     assert log.fold.lock(Q).owner == A
 
 
@@ -296,7 +296,7 @@ def test_a_higher_base_ends_every_lock_and_grants_nothing_for_one_lease(log: Log
     assert folded.began_anew
     assert log.fold.base == T0 + 1_000
     assert log.fold.lock(Q).owner is None
-    assert log.outcome(renew(A, held(token), base=T0 + 1_000)) is LeaseOutcome.VOID
+    assert log.outcome(renew(A, lease_entry(token), base=T0 + 1_000)) is LeaseOutcome.VOID
     log.wait(LEASE - 1)
     assert log.outcome(claim(B, base=T0 + 1_000)) is LeaseOutcome.REFUSED
     assert log.fold.claimable_in_ms(Q, B) == 1
@@ -304,7 +304,7 @@ def test_a_higher_base_ends_every_lock_and_grants_nothing_for_one_lease(log: Log
     assert log.granted(claim(B, base=T0 + 1_000)) > token
 
 
-def test_tokens_go_on_growing_when_the_topic_is_created_again_by_an_earlier_clock(log: Log) -> None:
+def test_tokens_keep_growing_when_the_topic_is_created_again_with_an_earlier_clock(log: Log) -> None:
     token = log.granted(claim(A))
     floor = log.fold.token_floor
     again = GroupLog(0)
@@ -317,7 +317,7 @@ def test_tokens_go_on_growing_when_the_topic_is_created_again_by_an_earlier_cloc
 # --- members ------------------------------------------------------------------------------------------------------
 
 
-def test_a_member_lives_one_lease_after_its_last_heartbeat(log: Log) -> None:
+def test_a_member_is_alive_for_one_lease_after_its_last_heartbeat(log: Log) -> None:
     log.wait(LEASE - 1)
     log.append(member(B, strategy="AVG"))
     assert [m.owner for m in log.fold.members] == [A, B, Owner("bystander", "i")]
@@ -335,18 +335,18 @@ def test_a_member_that_was_absent_comes_last_again(log: Log) -> None:
     assert [(m.owner, m.since_offset) for m in log.fold.members if m.owner == B] == [(B, log.fold.next_offset - 1)]
 
 
-def test_a_member_that_leaves_is_gone_at_once_and_keeps_its_leases(log: Log) -> None:
+def test_a_member_that_leaves_is_gone_immediately_and_keeps_its_leases(log: Log) -> None:
     log.append(claim(A))
     log.append(leave(A))
     assert log.fold.members == ()
     assert log.fold.lock(Q).owner == A
 
 
-def test_each_record_says_whether_somebody_came_went_or_ran_out(log: Log) -> None:
+def test_each_record_reports_whether_a_member_joined_left_or_expired(log: Log) -> None:
     assert not log.append(member(A)).members_changed
     assert log.append(member(B)).members_changed
     assert not log.append(claim(A)).members_changed
-    assert not log.append(renew(A, held(T0 + 3))).members_changed
+    assert not log.append(renew(A, lease_entry(T0 + 3))).members_changed
     assert log.append(member(B, strategy="AVG")).members_changed
     assert not log.append(member(B, strategy="AVG")).members_changed
     assert log.append(leave(B)).members_changed
@@ -354,12 +354,12 @@ def test_each_record_says_whether_somebody_came_went_or_ran_out(log: Log) -> Non
     log.wait(LEASE - 1)
     assert not log.append(member(Owner("bystander", "i"))).members_changed
     log.wait(1)
-    assert log.fold.skip(log.fold.next_offset, T0 + log.now_ms).members_changed, "A has run out"
+    assert log.fold.skip(log.fold.next_offset, T0 + log.now_ms).members_changed, "A has expired"
     assert [each.owner.client_id for each in log.fold.members] == ["bystander"]
     assert log.append(member(A)).members_changed
 
 
-def test_whoever_ran_out_is_forgotten(log: Log) -> None:
+def test_an_expired_member_is_forgotten(log: Log) -> None:
     for number in range(50):
         log.append(member(Owner("restarted", str(number))))
         log.wait(LEASE)
@@ -373,7 +373,7 @@ def test_client_ids_are_distinct_and_sorted() -> None:
     assert fold.client_ids == ("a", "b")
 
 
-def test_of_two_ways_to_share_out_the_one_that_was_there_first_stays(log: Log) -> None:
+def test_of_two_strategies_the_one_that_joined_first_stays(log: Log) -> None:
     log.append(member(B, strategy="AVG"))
     first = log.fold.conflicting_member(B, "AVG")
     assert first is not None
@@ -383,7 +383,7 @@ def test_of_two_ways_to_share_out_the_one_that_was_there_first_stays(log: Log) -
     assert log.fold.conflicting_member(C, "AVG") == first
 
 
-# --- the log's own fate -------------------------------------------------------------------------------------------
+# --- gaps, truncation and re-creation of the log ------------------------------------------------------------------
 
 
 def test_an_offset_that_was_folded_and_a_negative_time_are_refused_and_change_nothing(log: Log) -> None:
@@ -397,7 +397,7 @@ def test_an_offset_that_was_folded_and_a_negative_time_are_refused_and_change_no
     assert state(log.fold) == before
 
 
-def test_the_bounds_of_the_log_tell_truncation_and_re_creation(log: Log) -> None:
+def test_the_bounds_of_the_log_reveal_truncation_and_re_creation(log: Log) -> None:
     log.append(member(A))
     assert log.fold.continuity(0, 2) is Continuity.CONTINUES
     assert log.fold.continuity(2, 9) is Continuity.CONTINUES
@@ -447,14 +447,15 @@ def test_a_fold_without_the_beginning_grants_nothing_before_it_spans_a_lease() -
     assert log.outcome(claim(A)) is LeaseOutcome.GRANTED
 
 
-def test_a_renewal_that_confirms_what_was_read_makes_the_owner_known() -> None:
+def test_a_renewal_that_confirms_a_read_record_makes_the_owner_known() -> None:
     log = truncated()
     token = T0 + 7
-    assert log.outcome(renew(A, held(token, confirmed=480))) is LeaseOutcome.UNKNOWN
+    assert log.outcome(renew(A, lease_entry(token, confirmed=480))) is LeaseOutcome.UNKNOWN
     likely = log.fold.lock(Q)
     assert (likely.known, likely.owner, likely.token) == (False, A, token)
     log.wait(20_000)
-    assert log.outcome(renew(A, held(token, confirmed=501, next_offset=12, counts=((12, 1),)))) is LeaseOutcome.RENEWED
+    renewal = renew(A, lease_entry(token, confirmed=501, next_offset=12, counts=((12, 1),)))
+    assert log.outcome(renewal) is LeaseOutcome.RENEWED
     assert log.fold.lock(Q) == QueueLock(
         queue=Q,
         known=True,
@@ -471,24 +472,24 @@ def test_a_confirmed_claim_makes_the_owner_known() -> None:
     assert log.outcome(claim(A)) is LeaseOutcome.UNKNOWN
     assert log.outcome(claim(B)) is LeaseOutcome.UNKNOWN
     token = T0 + 501
-    assert log.outcome(renew(A, held(token, confirmed=501))) is LeaseOutcome.RENEWED
+    assert log.outcome(renew(A, lease_entry(token, confirmed=501))) is LeaseOutcome.RENEWED
 
 
 def test_a_confirmed_release_makes_the_queue_free() -> None:
     log = truncated()
-    log.append(renew(A, held(T0 + 7, confirmed=480)))
-    assert log.outcome(release(A, held(T0 + 7, confirmed=501, next_offset=33))) is LeaseOutcome.RELEASED
+    log.append(renew(A, lease_entry(T0 + 7, confirmed=480)))
+    assert log.outcome(release(A, lease_entry(T0 + 7, confirmed=501, next_offset=33))) is LeaseOutcome.RELEASED
     lock = log.fold.lock(Q)
     assert (lock.known, lock.owner, lock.next_offset) == (True, None, 33)
 
 
 def test_a_confirmation_that_arrives_after_its_lease_lets_the_later_claim_win() -> None:
     log = truncated()
-    log.append(renew(A, held(T0 + 7, confirmed=480)))  # offset 501
+    log.append(renew(A, lease_entry(T0 + 7, confirmed=480)))  # offset 501
     log.wait(LEASE)
-    log.append(claim(B))  # granted, as whoever knows more sees at once
+    log.append(claim(B))  # granted, as a fold that knows more sees immediately
     winner = T0 + log.fold.next_offset - 1
-    assert log.outcome(renew(A, held(T0 + 7, confirmed=501))) is LeaseOutcome.VOID
+    assert log.outcome(renew(A, lease_entry(T0 + 7, confirmed=501))) is LeaseOutcome.VOID
     lock = log.fold.lock(Q)
     assert (lock.known, lock.owner, lock.token) == (True, B, winner)
 
@@ -496,43 +497,43 @@ def test_a_confirmation_that_arrives_after_its_lease_lets_the_later_claim_win() 
 @pytest.mark.parametrize(
     "confirming",
     [
-        renew(B, held(T0 + 7, confirmed=501)),  # another's record
-        renew(A, held(T0 + 8, confirmed=501)),  # another token
-        renew(A, held(T0 + 7, confirmed=502)),  # a release gives no lease
-        renew(A, held(T0 + 7, confirmed=500)),  # a record that names no queue
-        renew(A, held(T0 + 7, confirmed=503)),  # itself
+        renew(B, lease_entry(T0 + 7, confirmed=501)),  # another member's record
+        renew(A, lease_entry(T0 + 8, confirmed=501)),  # another token
+        renew(A, lease_entry(T0 + 7, confirmed=502)),  # a release gives no lease
+        renew(A, lease_entry(T0 + 7, confirmed=500)),  # a record that names no queue
+        renew(A, lease_entry(T0 + 7, confirmed=503)),  # itself
     ],
 )
-def test_only_the_own_record_with_the_same_token_is_confirmed(confirming: RenewRecord) -> None:
+def test_a_record_confirms_only_a_record_of_its_own_writer_and_token(confirming: RenewRecord) -> None:
     log = truncated()
-    log.append(renew(A, held(T0 + 7, confirmed=480)))
-    log.append(release(A, held(T0 + 7, confirmed=480)))
+    log.append(renew(A, lease_entry(T0 + 7, confirmed=480)))
+    log.append(release(A, lease_entry(T0 + 7, confirmed=480)))
     assert log.outcome(confirming) is LeaseOutcome.UNKNOWN
 
 
-def test_what_a_fold_reads_before_it_knows_gives_position_counts_and_token_by_the_highest_token() -> None:
+def test_an_unknown_queue_takes_position_counts_and_token_from_the_highest_token() -> None:
     log = truncated()
-    log.append(renew(B, held(T0 + 9, confirmed=480, next_offset=70, counts=((70, 2),))))
-    log.append(renew(B, held(T0 + 9, confirmed=480, next_offset=75, counts=((75, 1),))))
-    log.append(renew(A, held(T0 + 7, confirmed=480, next_offset=40)))
+    log.append(renew(B, lease_entry(T0 + 9, confirmed=480, next_offset=70, counts=((70, 2),))))
+    log.append(renew(B, lease_entry(T0 + 9, confirmed=480, next_offset=75, counts=((75, 1),))))
+    log.append(renew(A, lease_entry(T0 + 7, confirmed=480, next_offset=40)))
     log.append(claim(C))  # offset 504
     seen = log.fold.lock(Q)
     assert (seen.token, seen.next_offset, seen.reconsume_counts) == (T0 + 504, 75, ((75, 1),))
-    assert log.outcome(renew(C, held(T0 + 504, confirmed=504, counts=((75, 2),)))) is LeaseOutcome.RENEWED
+    assert log.outcome(renew(C, lease_entry(T0 + 504, confirmed=504, counts=((75, 2),)))) is LeaseOutcome.RENEWED
     assert log.fold.lock(Q).next_offset == 75
 
 
-def test_a_queue_that_settles_by_time_keeps_position_counts_and_token() -> None:
+def test_a_queue_freed_by_time_keeps_position_counts_and_token() -> None:
     log = truncated()
-    log.append(renew(B, held(T0 + 9, confirmed=480, next_offset=70, counts=((70, 2),))))
+    log.append(renew(B, lease_entry(T0 + 9, confirmed=480, next_offset=70, counts=((70, 2),))))
     log.wait(LEASE)
-    assert log.outcome(renew(A, held(T0 + 7))) is LeaseOutcome.VOID
+    assert log.outcome(renew(A, lease_entry(T0 + 7))) is LeaseOutcome.VOID
     lock = log.fold.lock(Q)
     assert (lock.known, lock.owner) == (True, None)
     assert (lock.token, lock.next_offset, lock.reconsume_counts) == (T0 + 9, 70, ((70, 2),))
 
 
-def test_the_longest_lease_seen_has_to_be_spanned() -> None:
+def test_the_fold_must_span_the_longest_lease_seen() -> None:
     log = truncated()
     log.append(member(B, base=T0, lease_ms=3 * LEASE))
     log.wait(2 * LEASE)
@@ -542,20 +543,20 @@ def test_the_longest_lease_seen_has_to_be_spanned() -> None:
 
 
 def test_a_stale_renewal_never_makes_an_owner() -> None:
-    """The counter-example to adopting any higher token: B holds the queue, A's late renewal arrives first."""
+    """The counter-example to adopting any higher token: B owns the queue, A's late renewal arrives first."""
     log = truncated()
-    log.append(renew(A, held(T0 + 7, confirmed=480)))
+    log.append(renew(A, lease_entry(T0 + 7, confirmed=480)))
     log.wait(LEASE - 1)
     log.append(claim(B))
     winner, confirmed = T0 + log.fold.next_offset - 1, log.fold.next_offset - 1
     log.wait(2_000)
     # A's lease would be over now; a fold that had adopted A and refused B would grant C here
     assert log.outcome(claim(C)) is LeaseOutcome.UNKNOWN
-    assert log.outcome(renew(B, held(winner, confirmed=confirmed))) is LeaseOutcome.RENEWED
+    assert log.outcome(renew(B, lease_entry(winner, confirmed=confirmed))) is LeaseOutcome.RENEWED
     assert log.fold.lock(Q).owner == B
 
 
-def test_a_log_without_its_beginning_and_without_a_base_gets_one_after_a_lease() -> None:
+def test_a_log_without_beginning_and_base_gets_a_base_after_one_lease() -> None:
     log = Log(500)
     log.append(member(A))
     assert log.fold.base is None
@@ -566,7 +567,7 @@ def test_a_log_without_its_beginning_and_without_a_base_gets_one_after_a_lease()
     assert log.fold.may_claim(0, LEASE)
 
 
-def test_a_fold_that_learned_a_former_logs_base_begins_anew_at_the_true_one() -> None:
+def test_a_fold_with_a_former_logs_base_restarts_at_the_true_base() -> None:
     log = Log(500)
     log.append(claim(A, base=T0 - 9_000))  # a late record for a former log
     folded = log.append(member(B, base=T0))
@@ -598,8 +599,8 @@ some_queues = st.lists(st.sampled_from([Q, Q1]), min_size=1, max_size=2, unique=
 leases = st.sampled_from([1_000, 10_000, LEASE])
 tokens = st.integers(0, 60).map(lambda offset: T0 + offset)
 bases = st.sampled_from([T0] * 12 + [T0 - 50, T0 + 500])
-some_held = st.builds(
-    held,
+some_entries = st.builds(
+    lease_entry,
     tokens,
     st.sampled_from([Q, Q1]),
     st.integers(0, 60),
@@ -608,8 +609,8 @@ some_held = st.builds(
 )
 any_records = st.one_of(
     st.builds(lambda o, qs, b, ms: claim(o, *qs, base=b, lease_ms=ms), owners, some_queues, bases, leases),
-    st.builds(lambda o, h, b, ms: renew(o, h, base=b, lease_ms=ms), owners, some_held, bases, leases),
-    st.builds(lambda o, h, b: release(o, h, base=b), owners, some_held, bases),
+    st.builds(lambda o, h, b, ms: renew(o, h, base=b, lease_ms=ms), owners, some_entries, bases, leases),
+    st.builds(lambda o, h, b: release(o, h, base=b), owners, some_entries, bases),
     st.builds(lambda o, b, ms: member(o, base=b, lease_ms=ms), owners, st.none() | bases, leases),
     st.builds(leave, owners),
 )
@@ -634,29 +635,29 @@ any_logs = st.lists(st.tuples(clock_steps, any_records), max_size=40).map(append
 
 @dataclass
 class Model:
-    """Naive reading of a log that begins at offset 0: nothing is kept, every question reads all of it again."""
+    """Naive model of a log that begins at offset 0: it keeps no state, and every question reads the whole log."""
 
     log: Sequence[Entry]
 
     def times(self) -> list[int]:
-        """Log time at each record."""
+        """Return the log time at each record."""
         steps = (min(5_000, max(0, after - before)) for (before, _), (after, _) in itertools.pairwise(self.log))
         return list(itertools.accumulate(steps, initial=0))
 
     def last_raise(self) -> tuple[int, int, int]:
-        """Where the base in force was set, the base, and the log time from which claims are granted."""
-        place, base, granting_from_ms = 0, T0, 0
+        """Return the index of the current base's record, the base, and the log time from which claims are granted."""
+        index, base, granting_from_ms = 0, T0, 0
         for i, (_, record) in enumerate(self.log[1:], 1):
             if record.base is not None and record.base > base:
-                place, base, granting_from_ms = i, record.base, self.times()[i] + record.lease_ms
-        return place, base, granting_from_ms
+                index, base, granting_from_ms = i, record.base, self.times()[i] + record.lease_ms
+        return index, base, granting_from_ms
 
     def counting(self, queue: MessageQueue) -> list[tuple[int, GroupRecord, int]]:
-        """Records for the base in force that name the queue: position, record, and the token named (claims: made)."""
-        place, base, granting_from_ms = self.last_raise()
+        """Return records for the current base that name the queue: index, record, and token named (claims: made)."""
+        index, base, granting_from_ms = self.last_raise()
         found: list[tuple[int, GroupRecord, int]] = []
         for i, (_, record) in enumerate(self.log):
-            if i < place or record.base != base or isinstance(record, MemberRecord | LeaveRecord):
+            if i < index or record.base != base or isinstance(record, MemberRecord | LeaveRecord):
                 continue
             if isinstance(record, ClaimRecord) and self.times()[i] < granting_from_ms:
                 continue
@@ -664,7 +665,7 @@ class Model:
         return found
 
     def lease_end(self, queue: MessageQueue, position: int, before: int) -> int:
-        """Log time at which the lease granted at `position` ends, by the records before `before`."""
+        """Return the log time at which the lease granted at `position` ends, by the records before `before`."""
         granted = self.log[position][1]
         end = self.times()[position] + granted.lease_ms
         for i, record, token in self.counting(queue):
@@ -675,7 +676,7 @@ class Model:
         return end
 
     def lock(self, queue: MessageQueue) -> tuple[Owner | None, int | None, int]:
-        """Owner, last token and lease left after the last record."""
+        """Return owner, last token and remaining lease after the last record."""
         granted: int | None = None
         for i, record, _ in self.counting(queue):
             if not isinstance(record, ClaimRecord):
@@ -703,7 +704,7 @@ def folded(log: Iterable[Entry], start_offset: int = 0) -> GroupLog:
 
 @settings(max_examples=400)
 @given(any_logs)
-def test_any_log_folds_to_what_reading_it_again_and_again_says(log: list[Entry]) -> None:
+def test_any_log_folds_to_the_state_of_the_naive_model(log: list[Entry]) -> None:
     fold = folded(log)
     for queue in (Q, Q1):
         lock = fold.lock(queue)
@@ -716,7 +717,7 @@ def test_every_fold_of_one_log_has_one_state_at_each_position(log: list[Entry]) 
     watched = GroupLog(0)
     for offset, (append_ms, record) in enumerate(log):
         watched.fold(offset, append_ms, record)
-        assert state(watched) == state(watched)  # looking changes nothing
+        assert state(watched) == state(watched)  # reading the state changes nothing
         assert state(watched) == state(folded(log[: offset + 1]))
 
 
@@ -751,7 +752,7 @@ def test_tokens_of_a_queue_only_grow(log: list[Entry]) -> None:
 
 
 @given(any_logs, any_logs, st.integers(-7_200_000, 7_200_000))
-def test_tokens_go_on_growing_over_a_re_creation(first: list[Entry], second: list[Entry], step_ms: int) -> None:
+def test_tokens_keep_growing_across_a_re_creation(first: list[Entry], second: list[Entry], step_ms: int) -> None:
     before = folded(first)
     highest = max((lock.token or 0 for lock in before.locks), default=0)
     again = GroupLog(0)
@@ -763,12 +764,12 @@ def test_tokens_go_on_growing_over_a_re_creation(first: list[Entry], second: lis
             assert judgement.outcome is not LeaseOutcome.GRANTED or (judgement.token or 0) > highest
 
 
-# Honest members: each reads the log up to some point, writes what it may write by that, and its record arrives later.
+# Honest members: each reads the log up to some offset, writes what that allows, and its record arrives later.
 
 
 @dataclass
 class Honest:
-    """A member of the model: how far it has read, and records on their way, in order."""
+    """A member of the model: how far it has read, and its records in flight, in order."""
 
     owner: Owner
     view: GroupLog
@@ -792,12 +793,12 @@ class Honest:
         elif kind == "claim":
             self.outbox.append(claim(self.owner, queue, base=base))
         elif lock.owner == self.owner and lock.token is not None:
-            entry = held(lock.token, queue, self.confirmed[queue])
+            entry = lease_entry(lock.token, queue, self.confirmed[queue])
             self.outbox.append((renew if kind == "renew" else release)(self.owner, entry, base=base))
 
 
 moves = st.tuples(
-    st.integers(0, 2),  # who
+    st.integers(0, 2),  # index of the member
     st.sampled_from(["read", "write", "send", "send"]),
     st.sampled_from(["claim", "renew"] * 4 + ["renew", "release", "release", "member", "raise"]),
     st.sampled_from([Q, Q1]),
@@ -827,14 +828,14 @@ honest_logs = st.lists(moves, min_size=20, max_size=150).map(honest_log)
 
 @settings(max_examples=300)
 @given(honest_logs, st.data())
-def test_folds_that_begin_later_never_disagree_with_the_whole_one(log: list[Entry], data: st.DataObject) -> None:
+def test_folds_that_begin_later_never_contradict_the_complete_fold(log: list[Entry], data: st.DataObject) -> None:
     start = data.draw(st.integers(1, max(1, len(log) - 1)), label="start")
     whole, later = folded(log[:start]), GroupLog(start)
     for offset, (append_ms, record) in enumerate(log[start:], start):
         truth = whole.fold(offset, append_ms, record)
         seen = later.fold(offset, append_ms, record)
-        for true, said in zip(truth.judgements, seen.judgements, strict=True):
-            assert said.outcome in (true.outcome, LeaseOutcome.UNKNOWN)
+        for true, late in zip(truth.judgements, seen.judgements, strict=True):
+            assert late.outcome in (true.outcome, LeaseOutcome.UNKNOWN)
         for queue in (Q, Q1):
             lock, true_lock = later.lock(queue), whole.lock(queue)
             if lock.known:
@@ -844,22 +845,22 @@ def test_folds_that_begin_later_never_disagree_with_the_whole_one(log: list[Entr
 
 
 @given(st.integers(1, 40), st.integers(0, 3), st.integers(1_000, 20_000))
-def test_after_one_lease_every_fold_knows_every_queue_that_is_renewed_or_left_alone(
+def test_after_one_lease_every_fold_knows_every_renewed_or_unclaimed_queue(
     start: int, owner_count: int, every_ms: int
 ) -> None:
-    """Owners renew at most every third of a lease; whoever else wants the queue waits until it is free."""
+    """Owners renew at most every third of a lease; other members that want the queue wait until it is free."""
     log: list[Entry] = [(T0, member(C))]
     view = GroupLog(0)
     view.fold(0, *log[0])
     confirmed: dict[MessageQueue, int] = {}
     now_ms = T0
-    queues = [MessageQueue("orders", "kafka", i) for i in range(owner_count + 1)]  # the last one is left alone
+    queues = [MessageQueue("orders", "kafka", i) for i in range(owner_count + 1)]  # no member claims the last one
     while now_ms < T0 + 8 * LEASE or len(log) < start + 20:
         now_ms += min(every_ms, 5_000)
         records: list[GroupRecord] = [member(C, base=T0)]
         for queue in queues[:-1]:
             lock = view.lock(queue)
-            entry = held(lock.token or 0, queue, confirmed.get(queue, 0))
+            entry = lease_entry(lock.token or 0, queue, confirmed.get(queue, 0))
             due = lock.owner is None or LEASE - lock.lease_left_ms >= every_ms
             if due:
                 records.append(claim(A, queue) if lock.owner is None else renew(A, entry))

@@ -1,7 +1,7 @@
-"""A queue of the schedule topic is first-in-first-out, never early, and moves its position by confirmations only.
+"""A queue of the schedule topic is first-in-first-out, never early, and only confirmations move its position.
 
-The second half drives queues by a simulation of brokers and a worker: leaders with clocks of their own that drift and
-step, partitions that move between leaders, fetches and probes that take their time, a worker that is restarted.
+The second half drives queues with a simulation of brokers and a worker: leaders whose clocks drift and step, partitions
+that move between leaders, slow fetches and probes, and a worker that is restarted.
 """
 
 import heapq
@@ -53,7 +53,7 @@ def offsets_of(due: Due[Record] | None) -> list[int | None]:
 
 
 def patience_ns(delay_ms: int) -> int:
-    """The delay and a thousandth more."""
+    """Return the delay and a thousandth more."""
     return delay_ms * 1_001_000
 
 
@@ -70,7 +70,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         self.now_ns = 100 * S
         self.offered: dict[int, tuple[Record, int]] = {}  # offset -> record, first sight
         self.waiting: list[int] = []
-        self.sizes: dict[int, int] = {}  # offset -> mean size of what was offered together, in bytes
+        self.sizes: dict[int, int] = {}  # offset -> mean size of the records offered together, in bytes
         self.readings: list[tuple[int, int]] = []
         self.flights: list[Due[Record]] = []
         self.failed: list[Due[Record]] = []
@@ -78,7 +78,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         self.position: int | None = None
 
     def naive_due(self, offset: int) -> bool:
-        """Seen a patience ago, or dated by a reading of its batch's end or behind it."""
+        """Return whether its maximum wait has passed, or a reading at or after the end of its batch dates it."""
         record, seen_ns = self.offered[offset]
         if self.now_ns >= seen_ns + patience_ns(self.delay_ms):
             return True
@@ -185,18 +185,18 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
     @invariant()
     def what_waits_is_counted(self) -> None:
         failed = [record for due in self.failed for record in due.records]
-        held = [self.offered[offset][0] for offset in self.waiting]
+        waiting = [self.offered[offset][0] for offset in self.waiting]
         size = sum(self.sizes[offset] for offset in self.waiting)
-        assert self.queue.waiting_count == len(held) + len(failed)
+        assert self.queue.waiting_count == len(waiting) + len(failed)
         assert self.queue.waiting_bytes == size
-        assert self.queue.full == (len(held) >= 8 or size >= 20)
-        assert self.queue.hungry == (len(held) <= 4 and size <= 10)
-        expected = failed[0] if failed else (held[0] if held else None)
+        assert self.queue.full == (len(waiting) >= 8 or size >= 20)
+        assert self.queue.hungry == (len(waiting) <= 4 and size <= 10)
+        expected = failed[0] if failed else (waiting[0] if waiting else None)
         assert self.queue.head is expected
 
     @invariant()
     def there_is_something_to_do_from_next_ns_on_and_not_before(self) -> None:
-        """Tried on the real queue at that nanosecond and the one before: what it would do then."""
+        """Check the real queue at that nanosecond and the one before."""
         next_ns = self.queue.next_ns()
         if self.failed:
             assert next_ns is not None
@@ -233,7 +233,7 @@ TestQueueAgainstNaiveModel = QueueAgainstNaiveModel.TestCase
 TestQueueAgainstNaiveModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
-def test_record_fetched_at_once_leaves_a_delay_after_first_sight() -> None:
+def test_record_fetched_immediately_leaves_one_delay_after_first_sight() -> None:
     queue: LevelQueue[Record] = LevelQueue(1_000)
     queue.offer(records(0), 50 * S)
     assert queue.take(51 * S - 1) is None
@@ -241,8 +241,8 @@ def test_record_fetched_at_once_leaves_a_delay_after_first_sight() -> None:
     assert offsets_of(due) == [0]
 
 
-def test_nothing_is_due_by_a_clock_that_is_unknown() -> None:
-    """A record found after a restart may be a second or an hour old: it waits a delay, or for a probe to say."""
+def test_no_record_is_due_by_an_unknown_clock() -> None:
+    """A record found after a restart may be a second or an hour old: it waits one delay, or for a probe to date it."""
     queue: LevelQueue[Record] = LevelQueue(1_000)
     queue.offer(records(0), 50 * S)
     assert queue.asks_for_probe(50 * S)
@@ -251,7 +251,7 @@ def test_nothing_is_due_by_a_clock_that_is_unknown() -> None:
     assert offsets_of(queue.take(50 * S + 901 * MS)) == [0]
 
 
-def test_shown_clock_is_that_by_evidence_younger_than_all_that_left() -> None:
+def test_clock_of_due_records_rests_on_evidence_younger_than_all_of_them() -> None:
     queue: LevelQueue[Record] = LevelQueue(0)
     queue.probed(0, EPOCH_MS + 5_000, S)
     queue.offer(records(0), S)
@@ -264,7 +264,7 @@ def test_shown_clock_is_that_by_evidence_younger_than_all_that_left() -> None:
 
 @pytest.mark.parametrize("ahead_ms", [1, 500, 3_600_000])
 def test_head_stamped_in_the_future_leaves_one_delay_and_a_thousandth_after_first_sight(ahead_ms: int) -> None:
-    """Its leader's clock was ahead and has been set back: all that stand behind it would wait for hours."""
+    """Its leader's clock was ahead and has been set back: all records behind it would wait for hours."""
     queue: LevelQueue[Record] = LevelQueue(1_000)
     queue.probed(5, EPOCH_MS, 50 * S)
     queue.offer([Record(0, EPOCH_MS + ahead_ms), Record(1, EPOCH_MS)], 50 * S)
@@ -274,14 +274,14 @@ def test_head_stamped_in_the_future_leaves_one_delay_and_a_thousandth_after_firs
     assert offsets_of(queue.take(expected)) == [0, 1]
 
 
-def test_head_that_is_not_due_holds_what_stands_behind_it() -> None:
+def test_head_that_is_not_due_blocks_the_records_behind_it() -> None:
     queue: LevelQueue[Record] = LevelQueue(1_000)
     queue.probed(5, EPOCH_MS, 50 * S)
     queue.offer([Record(0, EPOCH_MS), Record(1, EPOCH_MS - 900)], 50 * S)
     assert queue.take(50 * S + 200 * MS) is None
 
 
-def test_failed_records_are_due_again_lowest_offset_first_and_before_what_waits() -> None:
+def test_failed_records_are_due_again_lowest_offset_first_and_before_waiting_ones() -> None:
     queue: LevelQueue[Record] = LevelQueue(0)
     flights = []
     for offset in range(3):
@@ -300,7 +300,7 @@ def test_failed_records_are_due_again_lowest_offset_first_and_before_what_waits(
     assert queue.next_offset == 1
 
 
-def test_part_of_a_run_may_fail_and_holds_the_whole_of_it() -> None:
+def test_a_failed_part_of_a_run_keeps_the_whole_run_open() -> None:
     queue: LevelQueue[Record] = LevelQueue(0)
     queue.offer(records(0, 1, 2), S)
     due = queue.take(S)
@@ -313,7 +313,7 @@ def test_part_of_a_run_may_fail_and_holds_the_whole_of_it() -> None:
     assert queue.next_offset == 3
 
 
-def test_nothing_cannot_fail() -> None:
+def test_an_empty_or_confirmed_run_cannot_fail() -> None:
     queue: LevelQueue[Record] = LevelQueue(0)
     queue.offer(records(0), S)
     due = queue.take(S)
@@ -324,7 +324,7 @@ def test_nothing_cannot_fail() -> None:
 
 
 @pytest.mark.parametrize("offsets", [(3,), (2,), (5, 5), (5, 4), (None,), (4, None)])
-def test_offer_of_offsets_that_do_not_rise_takes_nothing(offsets: tuple[int | None, ...]) -> None:
+def test_offer_of_offsets_that_do_not_rise_accepts_nothing(offsets: tuple[int | None, ...]) -> None:
     queue: LevelQueue[Record] = LevelQueue(1_000)
     queue.offer(records(3), S)
     with pytest.raises(ValueError, match="do not rise"):
@@ -333,7 +333,7 @@ def test_offer_of_offsets_that_do_not_rise_takes_nothing(offsets: tuple[int | No
     queue.offer(records(4), S)
 
 
-def test_offer_of_nothing_is_fine() -> None:
+def test_empty_offer_is_allowed() -> None:
     queue: LevelQueue[Record] = LevelQueue(1_000)
     queue.offer([], S)
     assert queue.next_ns() is None
@@ -361,7 +361,9 @@ def test_negative_delay_and_limits_without_a_gap_are_refused() -> None:
     limits=st.builds(QueueLimits, st.integers(1, 20), st.integers(1, 20), st.floats(0, 1, exclude_max=True)),
     sizes=st.lists(st.integers(0, 8), max_size=60),
 )
-def test_fetching_pauses_and_resumes_without_flapping_and_never_for_good(limits: QueueLimits, sizes: list[int]) -> None:
+def test_fetching_pauses_and_resumes_without_flapping_and_never_gets_stuck(
+    limits: QueueLimits, sizes: list[int]
+) -> None:
     queue: LevelQueue[Record] = LevelQueue(0, limits)
     for offset, size in enumerate(sizes):
         queue.offer([Record(offset, size=size)], S)
@@ -384,7 +386,7 @@ class Leader:
 
     skew_ns: int
     drift_ppm: int
-    steps: list[tuple[int, int]]  # (true time, by how much)
+    steps: list[tuple[int, int]]  # (true time, size of the step)
 
     def clock_ns(self, t: int) -> int:
         stepped = sum(by for at, by in self.steps if at <= t)
@@ -392,24 +394,24 @@ class Leader:
 
 
 class Appended(Record):
-    """A record and the true time at which it was appended; `probe` for the worker's own."""
+    """A record and the true time of its append; `probe` marks the worker's own records."""
 
     def __init__(self, offset: int, append_ms: int, appended_ns: int, *, probe: bool) -> None:
         super().__init__(offset, append_ms)
         self.appended_ns = appended_ns
         self.probe = probe
-        self.seen_ns: int | None = None  # true time of the first sight in this life of the worker
+        self.seen_ns: int | None = None  # true time of the first sight since the worker was last started
 
 
 @dataclass
 class Scenario:
-    """What happens to the cluster and to the worker, in true time."""
+    """The events of the cluster and the worker, in true time."""
 
     seed: int
     delays_ms: list[int]
     leaders: list[Leader]
     moves: list[tuple[int, int]] = field(default_factory=list)  # (true time, leader of every partition from then on)
-    restarts: list[tuple[int, int]] = field(default_factory=list)  # (down at, for how long)
+    restarts: list[tuple[int, int]] = field(default_factory=list)  # (stopped at, duration)
     horizon_ns: int = 40 * S
     per_second: float = 2.0
     worker_drift_ppm: int = 0
@@ -437,7 +439,7 @@ class Release:
 
 
 class Simulation:
-    """A worker's loop over simulated partitions, run event by event; nothing in it looks at a real clock."""
+    """A worker's loop over simulated partitions, run event by event; it never reads a real clock."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -460,11 +462,11 @@ class Simulation:
         heapq.heappush(self._events, (t, next(self._number), what, args))
 
     def mono(self, t: int) -> int:
-        """The worker's monotonic clock."""
+        """Return the worker's monotonic clock."""
         return 7 * S + t + t * self.scenario.worker_drift_ppm // 1_000_000
 
     def true_at(self, mono_ns: int) -> int:
-        """The first true time at which the worker's clock shows an instant."""
+        """Return the first true time at which the worker's clock reaches an instant."""
         t = (mono_ns - 7 * S) * 1_000_000 // (1_000_000 + self.scenario.worker_drift_ppm) - 2
         while self.mono(t) < mono_ns:
             t += 1
@@ -507,7 +509,7 @@ class Simulation:
             self.at(t + self.latency(), self.fetch, self.life, partition)
 
     def stop(self, t: int) -> None:
-        """Killed: what was not confirmed is not committed."""
+        """Kill the worker: unconfirmed records are not committed."""
         del t
         self.up = False
         for partition, queue in enumerate(self.queues):
@@ -528,7 +530,7 @@ class Simulation:
         self.work(t, life)
 
     def work(self, t: int, life: int) -> None:
-        """A turn of the worker's loop."""
+        """Run one turn of the worker's loop."""
         if not self.up or life != self.life:
             return
         for partition, queue in enumerate(self.queues):
@@ -567,27 +569,27 @@ class Simulation:
 
 
 def check_always(simulation: Simulation) -> None:
-    """What holds whatever the clocks do: nothing early, nothing lost, in order, and nothing held for too long."""
+    """Check what is true for any clocks: no record is early, lost, out of order or delayed too long."""
     scenario = simulation.scenario
     breaks = sorted({at for leader in scenario.leaders for at, _ in leader.steps} | {at for at, _ in scenario.moves})
     last: dict[tuple[int, int], int] = {}
     for release in simulation.releases:
         record, t, delay_ns = release.record, release.at_ns, scenario.delays_ms[release.partition] * MS
-        # At some instant since the append the clock of the leader then showed a time; since then, true time passed.
+        # At some instant since the append the leader's clock showed a time; since then, true time has passed.
         moments = [t, *(at - 1 for at in breaks if record.appended_ns < at <= t)]
         shown = max(scenario.leader(moment).clock_ns(moment) + (t - moment) for moment in moments)
         passed_ns = max(shown - record.timestamp()[1] * MS, t - record.appended_ns)
         assert passed_ns >= delay_ns - MS - delay_ns // 10_000, f"{delay_ns - passed_ns} ns early: {release}"
-        place = (release.life, release.partition)
-        assert last.get(place, -1) < (record.offset() or 0), f"out of order: {release}"
-        last[place] = record.offset() or 0
+        key = (release.life, release.partition)
+        assert last.get(key, -1) < (record.offset() or 0), f"out of order: {release}"
+        last[key] = record.offset() or 0
     for partition, log in enumerate(simulation.logs):
         released = {release.record for release in simulation.releases if release.partition == partition}
         assert released == {record for record in log if not record.probe}, "lost"
 
 
 def check_held_no_longer_than_its_delay(simulation: Simulation) -> None:
-    """A delay and a thousandth after first sight everything has left, also what stands behind a future stamp."""
+    """Check that a delay and a thousandth after first sight all records have left, even behind a future timestamp."""
     drift = 1 + abs(simulation.scenario.worker_drift_ppm) / 1_000_000
     for release in simulation.releases:
         if release.life == simulation.life:
@@ -613,7 +615,7 @@ SIMULATED = settings(max_examples=150, deadline=None)
 
 @st.composite
 def scenarios(draw: st.DrawFn, steps: st.SearchStrategy[int] | None, leader_count: int = 1) -> Scenario:
-    """Any cluster and worker; `steps`: how leaders' clocks step, None: they go evenly."""
+    """Generate any cluster and worker; `steps`: how leaders' clocks step, None: they are steady."""
     stepping = st.just([]) if steps is None else st.lists(st.tuples(TIMES, steps), max_size=3)
     leader = st.builds(Leader, skew_ns=st.integers(-10 * S, 10 * S), drift_ppm=DRIFTS, steps=stepping)
     return Scenario(
@@ -629,7 +631,7 @@ def scenarios(draw: st.DrawFn, steps: st.SearchStrategy[int] | None, leader_coun
 
 @SIMULATED
 @given(scenario=scenarios(ANY_STEP, leader_count=2))
-def test_nothing_is_early_or_lost_or_held_whatever_leaders_and_their_clocks_do(scenario: Scenario) -> None:
+def test_nothing_is_early_lost_or_stuck_for_any_leaders_and_clocks(scenario: Scenario) -> None:
     simulation = Simulation(scenario).run()
     check_always(simulation)
     check_held_no_longer_than_its_delay(simulation)
@@ -640,8 +642,8 @@ def test_nothing_is_early_or_lost_or_held_whatever_leaders_and_their_clocks_do(s
 @example(Scenario(1, [1_000], [Leader(0, 0, [(21 * S, -2 * S)])]))
 @example(Scenario(2, [1_000, 5_000], [Leader(0, 0, [(21 * S, -100 * MS)])]))
 @example(Scenario(3, [5_000], [Leader(0, 0, [(20 * S, -3_600 * S)])], restarts=[(22 * S, S)]))
-def test_clock_that_only_steps_back_makes_nothing_early_by_true_time(scenario: Scenario) -> None:
-    """No step has to be noticed for that: what was seen before a record says nothing about it."""
+def test_clock_that_only_steps_back_makes_no_record_early_by_true_time(scenario: Scenario) -> None:
+    """That needs no detection of steps: evidence from before a record proves nothing about it."""
     simulation = Simulation(scenario).run()
     for release in simulation.releases:
         delay_ns = scenario.delays_ms[release.partition] * MS
@@ -652,10 +654,10 @@ def test_clock_that_only_steps_back_makes_nothing_early_by_true_time(scenario: S
 
 @SIMULATED
 @given(scenario=scenarios(None))
-def test_while_clocks_go_evenly_nothing_is_early_by_stamps_and_little_is_late_also_after_a_restart(
+def test_with_steady_clocks_no_record_is_early_and_few_are_late_even_after_a_restart(
     scenario: Scenario,
 ) -> None:
-    """A worker that was away finds records of unknown age: probes date them, and they do not wait anew."""
+    """A worker that was stopped finds records of unknown age: probes date them, and they do not wait again."""
     simulation = Simulation(scenario).run()
     (leader,) = scenario.leaders
     for release in simulation.releases:
@@ -669,8 +671,8 @@ def test_while_clocks_go_evenly_nothing_is_early_by_stamps_and_little_is_late_al
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_more_than_fits_into_memory_passes_in_time(seed: int) -> None:
-    """Records wait in the log while the queue is full, and are dated by probes when they come late."""
+def test_more_records_than_fit_into_memory_leave_in_time(seed: int) -> None:
+    """Records wait in the log while the queue is full; probes date those that arrive late."""
     scenario = Scenario(
         seed, [1_000], [Leader(0, 20, [])], per_second=400, horizon_ns=10 * S, limits=QueueLimits(100), fetch_count=40
     )
@@ -683,7 +685,7 @@ def test_more_than_fits_into_memory_passes_in_time(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_busy_queue_needs_hardly_a_probe_and_an_idle_one_none(seed: int) -> None:
+def test_busy_queue_needs_few_probes_and_an_idle_one_none(seed: int) -> None:
     busy = Simulation(Scenario(seed, [1_000], [Leader(0, 0, [])], per_second=200, horizon_ns=10 * S)).run()
     assert busy.probes <= 3
     assert lateness_ms(busy)[-1] <= 12
@@ -691,8 +693,8 @@ def test_busy_queue_needs_hardly_a_probe_and_an_idle_one_none(seed: int) -> None
     assert (idle.probes, idle.releases) == (0, [])
 
 
-def test_quiet_two_hours_are_kept_to_the_hundredth_of_a_second_across_a_restart() -> None:
-    """One record, alone in its queue: first found an hour later, by a worker whose clock is 50 ppm slow."""
+def test_a_two_hour_delay_is_exact_to_a_hundredth_of_a_second_across_a_restart() -> None:
+    """One record, alone in its queue, first found an hour later by a worker whose clock is 50 ppm slow."""
     queue: LevelQueue[Record] = LevelQueue(7_200_000)
     hour = 3_600 * S
     queue.offer(records(0), hour)
@@ -707,7 +709,7 @@ def test_quiet_two_hours_are_kept_to_the_hundredth_of_a_second_across_a_restart(
     assert offsets_of(queue.take(next_ns + 2 * MS)) == [0]
 
 
-def test_what_would_leave_is_known_by_the_clock_that_decides_it() -> None:
+def test_has_due_uses_the_clock_that_decides_departure() -> None:
     queue: LevelQueue[Record] = LevelQueue(1_000)
     assert not queue.has_due(0)
     queue.offer(records(0), 50 * S)

@@ -1,4 +1,4 @@
-"""The content of an offset file: what goes in comes out, and nothing that is not whole comes out."""
+"""The content of an offset file: decoding returns what was encoded, and an incomplete file is refused."""
 
 import pytest
 from hypothesis import given
@@ -20,19 +20,19 @@ def contents(draw: st.DrawFn) -> OffsetFile:
 
 
 @given(contents())
-def test_what_is_encoded_is_decoded(content: OffsetFile) -> None:
+def test_decode_returns_what_was_encoded(content: OffsetFile) -> None:
     assert decode(encode(content)) == content
 
 
 @given(contents(), st.data())
-def test_a_file_that_was_cut_short_is_refused(content: OffsetFile, data: st.DataObject) -> None:
+def test_a_truncated_file_is_refused(content: OffsetFile, data: st.DataObject) -> None:
     whole = encode(content)
     with pytest.raises(ValueError, match="checksum"):
         decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
 @given(contents(), st.data())
-def test_a_file_of_which_one_bit_was_changed_is_refused(content: OffsetFile, data: st.DataObject) -> None:
+def test_a_file_with_one_changed_bit_is_refused(content: OffsetFile, data: st.DataObject) -> None:
     whole = bytearray(encode(content))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(ValueError, match="checksum"):
@@ -40,35 +40,35 @@ def test_a_file_of_which_one_bit_was_changed_is_refused(content: OffsetFile, dat
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"\x00" * 100, b"\xff\xfe\n"])
-def test_what_is_no_offset_file_is_refused(data: bytes) -> None:
+def test_other_content_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="checksum"):
         decode(data)
 
 
 @pytest.mark.parametrize("text", ['{"v": 2}', "[]", '{"v": 1}', '{"v": 1, "cluster": "", "topics": {"t": {}}}', "no"])
-def test_a_document_of_another_form_is_refused_though_its_checksum_fits(text: str) -> None:
+def test_a_document_of_another_form_is_refused_although_its_checksum_matches(text: str) -> None:
     from hashlib import sha256
 
-    with pytest.raises(ValueError):  # noqa: PT011 - each says something else
+    with pytest.raises(ValueError):  # noqa: PT011 - each has its own text
         decode(f"{text}\nsha256 {sha256(text.encode()).hexdigest()}\n".encode())
 
 
-def test_moving_some_positions_loses_no_other() -> None:
+def test_moving_some_positions_keeps_all_others() -> None:
     content = OffsetFile("c", {"t": "i"}, {("t", 0): Stored(1), ("u", 0): Stored(5)})
     moved = content.moved({("t", 0): Stored(2), ("t", 1): Stored(3)})
     assert moved.positions == {("t", 0): Stored(2), ("t", 1): Stored(3), ("u", 0): Stored(5)}
     assert content.positions["t", 0] == Stored(1)
 
 
-def test_a_topic_that_was_made_anew_is_read_from_its_beginning() -> None:
+def test_a_topic_that_was_created_again_is_read_from_its_beginning() -> None:
     content = OffsetFile("c", {"t": "old"}, {("t", 0): Stored(9, "m"), ("u", 0): Stored(5)})
     assert content.identified("t", "old") is content
     assert content.identified("t", "") is content
-    anew = content.identified("t", "new")
-    assert anew.positions == {("t", 0): Stored(0, "m"), ("u", 0): Stored(5)}
-    assert anew.topic_ids == {"t": "new"}
+    identified = content.identified("t", "new")
+    assert identified.positions == {("t", 0): Stored(0, "m"), ("u", 0): Stored(5)}
+    assert identified.topic_ids == {"t": "new"}
 
 
-def test_an_id_that_was_not_known_before_changes_no_position() -> None:
+def test_a_previously_unknown_id_changes_no_position() -> None:
     content = OffsetFile("c", {}, {("t", 0): Stored(9)})
     assert content.identified("t", "new").positions == {("t", 0): Stored(9)}

@@ -28,7 +28,7 @@ def records(*offsets: int) -> list[Record]:
 
 
 def naive_next_offset(delivered: list[int], finished: set[int]) -> int | None:
-    """The position after the longest finished prefix in delivery order, by walking all that was ever delivered."""
+    """Return the position after the longest finished prefix, by walking everything delivered, in delivery order."""
     position = None
     for offset in delivered:
         if offset not in finished:
@@ -162,7 +162,7 @@ TestTrackerAgainstNaiveModel = TrackerAgainstNaiveModel.TestCase
 TestTrackerAgainstNaiveModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_nothing_is_to_be_committed_before_the_first_message_is_finished() -> None:
+def test_there_is_no_position_to_commit_before_the_first_message_is_finished() -> None:
     tracker = OffsetTracker()
     assert tracker.next_offset is None
     assert tracker.idle
@@ -171,8 +171,8 @@ def test_nothing_is_to_be_committed_before_the_first_message_is_finished() -> No
     assert tracker.next_offset is None
 
 
-def test_position_is_the_one_after_the_last_message_and_not_the_next_message_delivered() -> None:
-    """A hole of 90 offsets (transaction markers, compaction) is not jumped before something behind it is finished."""
+def test_position_follows_the_last_finished_message_not_the_next_delivered_one() -> None:
+    """The position does not skip a hole of 90 offsets (transaction markers, compaction) before a later message ends."""
     tracker = OffsetTracker()
     first, second = tracker.deliver(records(5, 9)), tracker.deliver(records(100))
     tracker.finish_all(first)
@@ -229,13 +229,13 @@ def test_whole_run_may_be_finished_after_a_part_of_it() -> None:
     assert tracker.next_offset == 3
 
 
-def test_epoch_is_carried() -> None:
+def test_tracker_stores_its_epoch() -> None:
     assert OffsetTracker(epoch=12).epoch == 12
 
 
 @given(st.permutations(range(6)))
-def test_one_stuck_message_holds_the_commit_but_not_the_memory_of_the_others(order: list[int]) -> None:
-    """A message is released when it finishes, wherever it stands; only the stuck run keeps anything, and no message."""
+def test_one_stuck_message_blocks_the_commit_but_not_the_memory_of_the_others(order: list[int]) -> None:
+    """A message is released when it finishes, at any position; only the stuck run keeps offsets, and no message."""
     tracker = OffsetTracker()
     batches = [[Record(base * 2), Record(base * 2 + 1)] for base in range(6)]
     alive = [weakref.ref(record) for batch in batches for record in batch]
@@ -252,11 +252,11 @@ def test_one_stuck_message_holds_the_commit_but_not_the_memory_of_the_others(ord
 
 
 def test_dropped_tracker_is_freed_without_the_cycle_collector() -> None:
-    """A run that is still held somewhere does not keep its tracker and all the messages of it alive."""
+    """A run that is still referenced does not keep its tracker and all of the tracker's messages in memory."""
     tracker = OffsetTracker()
-    held, other = Record(0), Record(1)
+    kept, other = Record(0), Record(1)
     alive = weakref.ref(other)
-    run = tracker.deliver([held])
+    run = tracker.deliver([kept])
     tracker.deliver([other])
     del other, tracker
     assert run.unfinished == 1

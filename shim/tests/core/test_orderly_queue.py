@@ -25,7 +25,7 @@ SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
 class Msg:
-    """A message whose value is empty: false in a boolean context, as confluent_kafka's are."""
+    """A message whose value is empty: false in a boolean context, like confluent_kafka's."""
 
     def __init__(self, offset: int, key: str = "", size_bytes: int = 0) -> None:
         self._offset = offset
@@ -60,7 +60,7 @@ def taken(made: OrderlyQueue[Msg], limit: int = 64, now_ms: int = 0) -> list[int
 def answer(
     made: OrderlyQueue[Msg], *answers: BatchAnswer, now_ms: int = 0, stored: bool | None = True
 ) -> list[OrderlyAction[Msg]]:
-    """Report, and let every dead letter be stored (or not; None: leave them under way)."""
+    """Report, and let every dead letter be stored (or not; None: leave them unfinished)."""
     actions = list(made.report(answers, now_ms))
     for action in list(actions):
         if isinstance(action, DeadLetterOrderly) and stored is not None:
@@ -79,7 +79,7 @@ def suspended(actions: Iterable[OrderlyAction[Msg]]) -> list[Suspended[Msg]]:
 # --- the table ----------------------------------------------------------------------------------------------------
 
 
-def test_success_commits_the_batch_and_goes_on() -> None:
+def test_success_commits_the_batch_and_continues() -> None:
     made = queue(3, 7, 9)
     assert taken(made, 2) == [3, 7]
     assert answer(made, BatchAnswer(2)) == []
@@ -88,7 +88,7 @@ def test_success_commits_the_batch_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize("status", [COMMIT, ROLLBACK])
-def test_commit_and_rollback_under_auto_commit_are_success_and_said(status: ConsumeOrderlyStatus) -> None:
+def test_commit_and_rollback_under_auto_commit_are_success_and_reported(status: ConsumeOrderlyStatus) -> None:
     made = queue(3, 7)
     taken(made, 1)
     assert answer(made, BatchAnswer(1, status)) == [StatusMisplaced(status)]
@@ -99,8 +99,9 @@ def test_suspend_puts_the_batch_back_and_waits() -> None:
     made = queue(3, 7, 9)
     taken(made, 2)
     actions = answer(made, BatchAnswer(2, SUSPEND), now_ms=500)
-    (said,) = suspended(actions)
-    assert (said.until_ms, said.message.offset(), said.reconsume_times, said.forever) == (1_500, 3, 1, True)
+    (suspension,) = suspended(actions)
+    assert (suspension.until_ms, suspension.message.offset()) == (1_500, 3)
+    assert (suspension.reconsume_times, suspension.forever) == (1, True)
     assert made.next_offset is None
     assert made.next_wakeup_ms == 1_500
     assert taken(made, now_ms=1_499) == []
@@ -126,8 +127,8 @@ def test_rollback_puts_everything_since_the_last_commit_back_with_its_counts() -
     taken(made, 1)
     answer(made, BatchAnswer(1, auto_commit=False))
     taken(made, 1)
-    (said,) = suspended(answer(made, BatchAnswer(1, ROLLBACK, auto_commit=False)))
-    assert said.message.offset() == 7
+    (suspension,) = suspended(answer(made, BatchAnswer(1, ROLLBACK, auto_commit=False)))
+    assert suspension.message.offset() == 7
     assert made.reconsume_counts == ((7, 2),)
     assert taken(made, now_ms=1_000) == [7, 9]
     assert made.next_offset == 4
@@ -144,7 +145,7 @@ def test_without_auto_commit_suspend_puts_only_the_current_batch_back() -> None:
     assert made.next_offset == 10
 
 
-def test_a_switch_to_auto_commit_commits_what_was_open() -> None:
+def test_a_switch_to_auto_commit_commits_open_messages() -> None:
     made = queue(3, 7)
     taken(made, 1)
     answer(made, BatchAnswer(1, auto_commit=False))
@@ -157,7 +158,7 @@ def test_a_switch_to_auto_commit_commits_what_was_open() -> None:
 
 
 @pytest.mark.parametrize(("limit", "deliveries"), [(0, 1), (1, 2), (16, 17), (-2, 1)])
-def test_deliveries_are_the_limit_plus_one_then_it_is_dead_lettered(limit: int, deliveries: int) -> None:
+def test_a_message_is_dead_lettered_after_limit_plus_one_deliveries(limit: int, deliveries: int) -> None:
     made = queue(3, 7, max_reconsume_times=limit)
     now_ms = 0
     for attempt in range(deliveries):
@@ -169,12 +170,12 @@ def test_deliveries_are_the_limit_plus_one_then_it_is_dead_lettered(limit: int, 
     assert taken(made, 1, now_ms) == [7]
 
 
-def test_without_a_limit_a_message_stands_for_ever_and_is_named() -> None:
+def test_without_a_limit_a_message_blocks_forever_and_is_reported() -> None:
     made = queue(3, max_reconsume_times=-1)
     for attempt in range(1, 40):
         taken(made, now_ms=attempt * 1_000)
-        (said,) = suspended(answer(made, BatchAnswer(1, SUSPEND), now_ms=attempt * 1_000))
-        assert (said.reconsume_times, said.forever) == (attempt, True)
+        (suspension,) = suspended(answer(made, BatchAnswer(1, SUSPEND), now_ms=attempt * 1_000))
+        assert (suspension.reconsume_times, suspension.forever) == (attempt, True)
 
 
 def test_the_lower_of_the_queues_and_the_messages_limit_counts() -> None:
@@ -185,7 +186,7 @@ def test_the_lower_of_the_queues_and_the_messages_limit_counts() -> None:
     assert [unlimited.limit_of(m) for m in messages(3, 7, 9)] == [0, 99, 2**31 - 1]
 
 
-def test_counts_go_on_from_what_a_message_carries_and_from_the_last_owner() -> None:
+def test_counts_continue_from_the_messages_own_count_and_from_the_last_owner() -> None:
     made = queue(3, 7, reconsume_counts=[(2, 9), (3, 4)], stored_count=lambda _: 2)
     assert [made.reconsume_times(m) for m in messages(3, 7)] == [4, 2]
     run = made.take(2, 0)
@@ -206,7 +207,7 @@ def test_counts_survive_a_hand_over_until_their_message_is_finished() -> None:
     assert (after.next_offset, after.reconsume_counts) == (8, ())
 
 
-def test_what_fails_is_shown_by_its_oldest_message_until_it_is_finished() -> None:
+def test_the_oldest_failing_message_is_reported_until_it_is_finished() -> None:
     made = queue(0, 1, 2)
     assert made.failing(0) == (0, 0)
     taken(made)
@@ -220,7 +221,7 @@ def test_what_fails_is_shown_by_its_oldest_message_until_it_is_finished() -> Non
     assert made.failing(5_000) == (0, 0)
 
 
-def test_what_failed_with_the_last_owner_is_shown_with_its_count_at_once() -> None:
+def test_a_failure_under_the_last_owner_is_reported_immediately_with_its_count() -> None:
     made = queue(7, reconsume_counts=[(7, 20)])
     assert made.failing(1_000) == (20, 0)
     taken(made)
@@ -228,7 +229,7 @@ def test_what_failed_with_the_last_owner_is_shown_with_its_count_at_once() -> No
     assert made.failing(4_000) == (21, 3_000)
 
 
-def test_what_failed_with_the_last_owner_and_is_not_there_any_more_is_not_shown_for_ever() -> None:
+def test_a_failure_under_the_last_owner_is_not_reported_after_its_message_is_gone() -> None:
     made = queue(3, 7, reconsume_counts=[(5, 20)])
     taken(made)
     answer(made, BatchAnswer(2))
@@ -244,7 +245,7 @@ def test_a_listener_may_ask_for_the_dead_letter_topic() -> None:
     assert taken(made) == [7]
 
 
-def test_nothing_is_handed_out_before_a_dead_letter_is_stored() -> None:
+def test_no_message_is_handed_out_before_a_dead_letter_is_stored() -> None:
     made = queue(3, 7, max_reconsume_times=0)
     taken(made, 1)
     answer(made, BatchAnswer(1, SUSPEND), stored=None)
@@ -255,13 +256,13 @@ def test_nothing_is_handed_out_before_a_dead_letter_is_stored() -> None:
     assert made.next_offset == 4
 
 
-def test_a_dead_letter_that_could_not_be_stored_is_a_failure_and_the_message_goes_again() -> None:
+def test_a_dead_letter_that_could_not_be_stored_is_a_failure_and_the_message_is_retried() -> None:
     made = queue(3, max_reconsume_times=0)
     taken(made)
-    (letter, said) = answer(made, BatchAnswer(1, SUSPEND), stored=False, now_ms=50)
+    (letter, suspension) = answer(made, BatchAnswer(1, SUSPEND), stored=False, now_ms=50)
     assert isinstance(letter, DeadLetterOrderly)
-    assert isinstance(said, Suspended)
-    assert (said.until_ms, said.reconsume_times) == (1_050, 1)
+    assert isinstance(suspension, Suspended)
+    assert (suspension.until_ms, suspension.reconsume_times) == (1_050, 1)
     assert taken(made, now_ms=1_050) == [3]
     assert dead(answer(made, BatchAnswer(1, SUSPEND))) == [(3, 1)]
 
@@ -270,7 +271,7 @@ def test_a_message_of_a_mixed_batch_is_dead_lettered_once() -> None:
     made = queue(3, 7, max_reconsume_times=2, reconsume_counts=[(3, 2)])
     taken(made)
     assert dead(answer(made, BatchAnswer(2, SUSPEND))) == [(3, 2)]
-    assert made.next_offset == 4  # it is finished, whatever becomes of its neighbour
+    assert made.next_offset == 4  # it is finished, whatever happens to its neighbour
     assert taken(made, now_ms=1_000) == [7]
 
 
@@ -286,8 +287,8 @@ def test_without_auto_commit_a_dead_letter_waits_for_the_commit_and_is_not_rolle
     assert made.next_offset == 8
 
 
-def test_counts_of_messages_that_are_gone_are_not_carried_on() -> None:
-    made = queue(4, 6, reconsume_counts=[(5, 2), (6, 1)])  # 5 was compacted away meanwhile
+def test_counts_of_messages_that_are_gone_are_dropped() -> None:
+    made = queue(4, 6, reconsume_counts=[(5, 2), (6, 1)])  # compaction has removed 5 meanwhile
     taken(made)
     answer(made, BatchAnswer(2))
     assert (made.next_offset, made.reconsume_counts) == (7, ())
@@ -299,21 +300,21 @@ def test_counts_of_messages_that_are_gone_are_not_carried_on() -> None:
 @pytest.mark.parametrize(
     ("asked_ms", "wait_ms"), [(-1, 1_000), (0, 10), (9, 10), (250, 250), (30_001, 30_000), (10**9, 30_000)]
 )
-def test_the_wait_is_the_listeners_or_the_consumers_clamped(asked_ms: int, wait_ms: int) -> None:
+def test_the_listeners_or_the_consumers_wait_is_clamped(asked_ms: int, wait_ms: int) -> None:
     made = queue(3)
     taken(made)
-    (said,) = suspended(answer(made, BatchAnswer(1, SUSPEND, suspend_ms=asked_ms)))
-    assert said.until_ms == wait_ms
+    (suspension,) = suspended(answer(made, BatchAnswer(1, SUSPEND, suspend_ms=asked_ms)))
+    assert suspension.until_ms == wait_ms
 
 
 def test_the_consumers_wait_is_clamped_too() -> None:
     made = queue(3, suspend_ms=1)
     taken(made)
-    (said,) = suspended(answer(made, BatchAnswer(1, SUSPEND)))
-    assert said.until_ms == 10
+    (suspension,) = suspended(answer(made, BatchAnswer(1, SUSPEND)))
+    assert suspension.until_ms == 10
 
 
-def test_after_a_minute_of_runs_the_queue_yields_for_a_moment() -> None:
+def test_after_a_minute_of_runs_the_queue_yields_briefly() -> None:
     made = queue(*range(10))
     assert taken(made, 1, 0) == [0]
     answer(made, BatchAnswer(1))
@@ -326,7 +327,7 @@ def test_after_a_minute_of_runs_the_queue_yields_for_a_moment() -> None:
 
 
 @pytest.mark.parametrize("pause", ["empty", "suspended"])
-def test_a_pause_begins_the_minute_anew(pause: str) -> None:
+def test_a_pause_restarts_the_minute(pause: str) -> None:
     made = queue(0, 1) if pause == "suspended" else queue(0)
     taken(made, 1, 0)
     answer(made, BatchAnswer(1, SUSPEND if pause == "suspended" else SUCCESS))
@@ -342,7 +343,7 @@ def test_a_pause_begins_the_minute_anew(pause: str) -> None:
     assert taken(made, 1, begun + CONTINUOUS_RUN_MAX_MS + 1) == []
 
 
-def test_counts_bytes_and_span_cover_what_is_not_finished() -> None:
+def test_counts_bytes_and_span_cover_unfinished_messages() -> None:
     made: OrderlyQueue[Msg] = OrderlyQueue()
     made.put([Msg(3, size_bytes=10), Msg(9, size_bytes=5)])
     assert (made.msg_count, made.msg_bytes, made.span, made.idle) == (2, 15, 6, False)
@@ -354,7 +355,7 @@ def test_counts_bytes_and_span_cover_what_is_not_finished() -> None:
     assert (made.msg_count, made.msg_bytes, made.span, made.idle) == (0, 0, 0, True)
 
 
-def test_what_was_not_begun_goes_back_in_order() -> None:
+def test_messages_that_were_not_begun_are_put_back_in_order() -> None:
     made = queue(1, 2, 3, 4)
     assert taken(made, 3) == [1, 2, 3]
     answer(made, BatchAnswer(1))
@@ -376,7 +377,7 @@ def snapshot(made: OrderlyQueue[Msg]) -> tuple[object, ...]:
         made.busy,
         list(made._pending),
         made._in_run and list(made._in_run),
-        list(made._undone),
+        list(made._unfinished),
     )
 
 
@@ -406,7 +407,7 @@ def test_a_report_without_a_run_is_an_error() -> None:
         queue(1).report([BatchAnswer(1)], 0)
 
 
-def test_a_dropped_queue_says_nothing() -> None:
+def test_a_dropped_queue_returns_nothing() -> None:
     made = queue(1, 2, max_reconsume_times=0)
     taken(made, 1)
     made.report([BatchAnswer(1, SUSPEND)], 0)
@@ -429,7 +430,7 @@ def keyed(keys: str, **settings: Any) -> OrderlyQueue[Msg]:
     return made
 
 
-def test_a_failing_key_waits_and_the_others_go_on() -> None:
+def test_a_failing_key_waits_and_the_others_continue() -> None:
     made = keyed("abaca")
     assert taken(made) == [0, 1, 2, 3, 4]
     answer(made, BatchAnswer(1, SUSPEND))
@@ -446,7 +447,7 @@ def test_a_failing_key_waits_and_the_others_go_on() -> None:
     assert made.next_offset == 5
 
 
-def test_what_was_not_begun_of_a_key_stays_behind_what_failed() -> None:
+def test_messages_of_a_key_that_were_not_begun_stay_behind_the_failed_ones() -> None:
     made = keyed("aaaab")
     taken(made)
     answer(made, BatchAnswer(1, SUSPEND))
@@ -461,7 +462,7 @@ def test_what_was_not_begun_of_a_key_stays_behind_what_failed() -> None:
     assert taken(made, now_ms=2_000) == [2, 3]
 
 
-def test_a_failing_key_is_dead_lettered_at_the_limit_and_its_lane_goes_on() -> None:
+def test_a_failing_key_is_dead_lettered_at_the_limit_and_its_lane_continues() -> None:
     made = keyed("aba", max_reconsume_times=1)
     taken(made)
     answer(made, BatchAnswer(1, SUSPEND))
@@ -473,18 +474,18 @@ def test_a_failing_key_is_dead_lettered_at_the_limit_and_its_lane_goes_on() -> N
     assert taken(made, now_ms=1_000) == [2]
 
 
-def test_several_keys_may_fail_in_one_run_each_for_itself() -> None:
+def test_several_keys_may_fail_independently_in_one_run() -> None:
     made = keyed("abcabd")
     run = made.take(64, 0)
     assert run is not None
-    run.messages[:] = [run.messages[at] for at in (0, 1, 2, 5, 3, 4)]  # as a listener thread leaves 3 and 4 behind
+    run.messages[:] = [run.messages[at] for at in (0, 1, 2, 5, 3, 4)]  # a listener thread leaves 3 and 4 unanswered
     actions = answer(made, BatchAnswer(1, SUSPEND), BatchAnswer(1, SUSPEND, suspend_ms=2_000), BatchAnswer(2))
     assert [(each.message.offset(), each.until_ms) for each in suspended(actions)] == [(0, 1_000), (1, 2_000)]
     assert (made.next_offset, made.msg_count) == (None, 4)
     assert taken(made, now_ms=999) == []
     assert taken(made, now_ms=1_000) == [0]
     answer(made, BatchAnswer(1), now_ms=1_000)
-    assert taken(made, now_ms=2_000) == [3, 1], "what waited longer first"
+    assert taken(made, now_ms=2_000) == [3, 1], "messages that waited longer come first"
     answer(made, BatchAnswer(2), now_ms=2_000)
     assert taken(made, now_ms=2_000) == [4]
     answer(made, BatchAnswer(1), now_ms=2_000)
@@ -498,8 +499,8 @@ def test_several_dead_letters_of_one_run_are_stored_in_any_order() -> None:
     assert dead(actions) == [(0, 0), (2, 0)]
     assert made.dead_lettered(2, stored=True, now_ms=0) == []
     assert (made.busy, made.next_offset) == (True, None)
-    (said,) = made.dead_lettered(0, stored=False, now_ms=0)
-    assert isinstance(said, Suspended)
+    (suspension,) = made.dead_lettered(0, stored=False, now_ms=0)
+    assert isinstance(suspension, Suspended)
     assert (made.busy, made.next_offset) == (False, None)
     assert taken(made, now_ms=1_000) == [0]
 
@@ -511,7 +512,7 @@ def test_without_auto_commit_nothing_follows_a_failure_in_its_run() -> None:
         made.report([BatchAnswer(1, SUSPEND, auto_commit=False), BatchAnswer(1)], 0)
 
 
-def test_keys_that_fail_and_keys_that_do_not_take_turns() -> None:
+def test_failing_and_other_keys_take_turns() -> None:
     made = keyed("abcd")
     taken(made)
     answer(made, *[BatchAnswer(1, SUSPEND)] * 4)
@@ -520,7 +521,7 @@ def test_keys_that_fail_and_keys_that_do_not_take_turns() -> None:
 
 
 class Instant(int):
-    """A time that counts what it is compared with."""
+    """A time that counts its comparisons."""
 
     compared = 0
 
@@ -541,7 +542,7 @@ class Instant(int):
         return int(self) >= other
 
 
-def test_keys_that_wait_are_not_looked_at() -> None:
+def test_waiting_keys_are_not_scanned() -> None:
     count = 2_000
     made: OrderlyQueue[Msg] = OrderlyQueue(key_of=lambda m: m.key)
     made.put([Msg(offset, str(offset)) for offset in range(count)])
@@ -556,14 +557,14 @@ def test_keys_that_wait_are_not_looked_at() -> None:
     assert Instant.compared <= count + 20, "each lane is compared when its wait is over"
 
 
-def test_a_batch_of_several_keys_that_fails_holds_all_of_them() -> None:
+def test_a_failed_batch_of_several_keys_blocks_all_of_them() -> None:
     made = keyed("abcab")
     taken(made, 2)
     answer(made, BatchAnswer(2, SUSPEND))
     assert taken(made) == [2]
 
 
-def test_a_rollback_holds_every_key_since_the_last_commit() -> None:
+def test_a_rollback_blocks_every_key_since_the_last_commit() -> None:
     made = keyed("abcab")
     taken(made, 1)
     answer(made, BatchAnswer(1, auto_commit=False))
@@ -588,7 +589,7 @@ class Model:
     dead: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     counts: dict[int, int] = field(default_factory=dict)
-    letters: list[tuple[int, int]] = field(default_factory=list)
+    dead_letters: list[tuple[int, int]] = field(default_factory=list)
     not_before_ms: int = 0
 
     def put(self, offsets: Iterable[int]) -> None:
@@ -605,18 +606,18 @@ class Model:
         self.done |= self.consuming
         self.consuming.clear()
 
-    def stop(self, back: set[int], said: BatchAnswer, now_ms: int) -> None:
+    def stop(self, back: set[int], given: BatchAnswer, now_ms: int) -> None:
         self.consuming -= back
         self.waiting |= back
-        self.not_before_ms = now_ms + max(10, min(30_000, 1_000 if said.suspend_ms < 0 else said.suspend_ms))
+        self.not_before_ms = now_ms + max(10, min(30_000, 1_000 if given.suspend_ms < 0 else given.suspend_ms))
 
-    def fail(self, batch: list[int], said: BatchAnswer, stored: bool) -> set[int]:
-        """What goes again."""
+    def fail(self, batch: list[int], given: BatchAnswer, stored: bool) -> set[int]:
+        """Return the messages that are retried."""
         again: set[int] = set()
         for offset in batch:
             count = self.counts.get(offset, 0)
-            if said.dead_letter or count >= self.limit:
-                self.letters.append((offset, count))
+            if given.dead_letter or count >= self.limit:
+                self.dead_letters.append((offset, count))
                 if stored:
                     self.dead.add(offset)
                     continue
@@ -624,19 +625,19 @@ class Model:
             again.add(offset)
         return again
 
-    def apply(self, batch: list[int], said: BatchAnswer, stored: bool, now_ms: int) -> None:
-        if said.status is SUSPEND:
-            again = self.fail(batch, said, stored)
+    def apply(self, batch: list[int], given: BatchAnswer, stored: bool, now_ms: int) -> None:
+        if given.status is SUSPEND:
+            again = self.fail(batch, given, stored)
             if again:
-                self.stop(again, said, now_ms)
-                if said.auto_commit:  # what is dead-lettered is done
+                self.stop(again, given, now_ms)
+                if given.auto_commit:  # dead-lettered messages are done
                     self.done |= set(batch) - again
                     self.consuming -= set(batch)
-            elif said.auto_commit:
+            elif given.auto_commit:
                 self.commit()
-        elif said.status is ROLLBACK and not said.auto_commit:
-            self.stop(self.consuming - self.dead, said, now_ms)
-        elif said.auto_commit or said.status is COMMIT:
+        elif given.status is ROLLBACK and not given.auto_commit:
+            self.stop(self.consuming - self.dead, given, now_ms)
+        elif given.auto_commit or given.status is COMMIT:
             self.commit()
 
     @property
@@ -673,7 +674,7 @@ scripts = st.lists(st.tuples(answers_drawn, st.booleans(), st.sampled_from([True
     batch_limit=st.integers(1, 4),
     by_key=st.booleans(),
 )
-def test_any_sequence_of_answers_does_what_rocketmqs_maps_do(
+def test_any_sequence_of_answers_has_the_effect_of_rocketmqs_maps(
     *,
     script: list[tuple[BatchAnswer, bool, bool]],
     gaps: list[int],
@@ -682,14 +683,14 @@ def test_any_sequence_of_answers_does_what_rocketmqs_maps_do(
     batch_limit: int,
     by_key: bool,
 ) -> None:
-    """Also by key, if all keys are equal and batches hold one message."""
+    """The same is true by key, if all keys are equal and each batch has one message."""
     batch_limit = 1 if by_key else batch_limit
     model = Model(2**31 - 1 if limit == -1 else limit)
     made: OrderlyQueue[Msg] = OrderlyQueue(max_reconsume_times=limit, key_of=(lambda _: "same") if by_key else None)
     offsets = [sum(gaps[: i + 1]) for i in range(len(gaps))]
     now_ms = 0
     put = 0
-    letters: list[tuple[int, int]] = []
+    dead_letters: list[tuple[int, int]] = []
     while script:
         fresh = offsets[put : put + 3]
         put += len(fresh)
@@ -711,27 +712,27 @@ def test_any_sequence_of_answers_does_what_rocketmqs_maps_do(
             drawn, dead_letter, stored = script.pop()
             batch = [m.offset() or 0 for m in run.messages[begin : begin + batch_limit]]
             begin += len(batch)
-            said = BatchAnswer(
+            given = BatchAnswer(
                 len(batch), drawn.status, drawn.auto_commit, drawn.suspend_ms, dead_letter and drawn.status is SUSPEND
             )
-            reported.append(said)
-            judged.append((batch, said, stored))
-            if said.stops:
+            reported.append(given)
+            judged.append((batch, given, stored))
+            if given.stops:
                 break
         actions = list(made.report(reported, now_ms))
         asked = dead(actions)
-        letters += asked
-        for offset, _ in reversed(asked):  # reports come in any order
+        dead_letters += asked
+        for offset, _ in reversed(asked):  # reports arrive in any order
             actions += made.dead_lettered(offset, stored=judged[-1][2], now_ms=now_ms)
-        for batch, said, stored in judged:
+        for batch, given, stored in judged:
             assert model.deliver(len(batch)) == batch
-            model.apply(batch, said, stored, now_ms)
-        assert letters == model.letters
+            model.apply(batch, given, stored, now_ms)
+        assert dead_letters == model.dead_letters
         assert made.next_offset == model.next_offset
         assert made.reconsume_counts == model.open_counts
         assert made.msg_count == len(model.offsets) - len(model.done)
         assert made.idle == (len(model.offsets) == len(model.done))
-        assert made._counts.keys() <= set(made._undone), "counts of what is finished are forgotten"
+        assert made._counts.keys() <= set(made._unfinished), "counts of finished messages are forgotten"
         assert made._open_dead <= {message.offset() for message in made._open}
         assert [s.until_ms for s in suspended(actions)] in ([], [model.not_before_ms])
 
@@ -745,16 +746,16 @@ def test_any_sequence_of_answers_does_what_rocketmqs_maps_do(
     waits=st.lists(st.sampled_from([0, 20, 1_000]), min_size=1, max_size=8),
     ends_after=st.integers(1, 3),
 )
-def test_by_key_every_message_is_through_once_in_the_order_of_its_key(
+def test_by_key_every_message_finishes_once_in_the_order_of_its_key(
     *, keys: str, failures: dict[int, int], limit: int, run_limit: int, waits: list[int], ends_after: int
 ) -> None:
-    """Runs end at the first failure, or go on with other keys (as the listener thread's time allows)."""
+    """Runs end at the first failure, or continue with other keys (as the listener thread's time allows)."""
     made: OrderlyQueue[Msg] = OrderlyQueue(key_of=lambda m: m.key, max_reconsume_times=limit)
-    through: list[int] = []
-    letters: list[int] = []
+    finished: list[int] = []
+    dead_letters: list[int] = []
     failed: dict[int, int] = {}
     now_ms = put = turn = 0
-    while len(through) + len(letters) < len(keys):
+    while len(finished) + len(dead_letters) < len(keys):
         made.put([Msg(o, keys[o]) for o in range(put, min(put + 4, len(keys)))])
         put = min(put + 4, len(keys))
         turn += 1
@@ -768,12 +769,12 @@ def test_by_key_every_message_is_through_once_in_the_order_of_its_key(
         left: list[Msg] = []
         for message in run.messages:
             offset = message.offset() or 0
-            if any(each.key == message.key for each, said in zip(called, answers, strict=True) if said.stops):
+            if any(each.key == message.key for each, given in zip(called, answers, strict=True) if given.stops):
                 left.append(message)
                 continue
             earlier = {o for o in range(offset) if keys[o] == keys[offset]}
-            assert earlier <= {*through, *letters}, "an earlier message of the key is not through"
-            assert offset not in {*through, *letters}, "it was through"
+            assert earlier <= {*finished, *dead_letters}, "an earlier message of the key is not finished"
+            assert offset not in {*finished, *dead_letters}, "it was finished before"
             called.append(message)
             if failed.get(offset, 0) < failures.get(offset, 0):
                 failed[offset] = failed.get(offset, 0) + 1
@@ -782,19 +783,19 @@ def test_by_key_every_message_is_through_once_in_the_order_of_its_key(
                     break
                 continue
             answers.append(BatchAnswer(1))
-            through.append(offset)
+            finished.append(offset)
         run.messages[:] = [*called, *left, *run.messages[len(called) + len(left) :]]
-        letters += [offset for offset, _ in dead(answer(made, *answers, now_ms=now_ms))]
-        prefix = next((o for o in range(put) if o not in {*through, *letters}), put)
+        dead_letters += [offset for offset, _ in dead(answer(made, *answers, now_ms=now_ms))]
+        prefix = next((o for o in range(put) if o not in {*finished, *dead_letters}), put)
         assert made.next_offset == (prefix or None)
     assert made.idle
-    assert sorted(letters) == sorted(o for o, count in failures.items() if o < len(keys) and 0 <= limit < count)
+    assert sorted(dead_letters) == sorted(o for o, count in failures.items() if o < len(keys) and 0 <= limit < count)
 
 
 @given(st.text("abcd", min_size=1, max_size=40), st.integers(1, 9))
-def test_a_key_that_never_succeeds_holds_no_other(keys: str, run_limit: int) -> None:
+def test_a_key_that_never_succeeds_blocks_no_other(keys: str, run_limit: int) -> None:
     made = keyed(keys)
-    through: list[int] = []
+    finished: list[int] = []
     now_ms = 0
     for _ in range(3 * len(keys)):
         run = made.take(run_limit, now_ms)
@@ -806,24 +807,27 @@ def test_a_key_that_never_succeeds_holds_no_other(keys: str, run_limit: int) -> 
                 answers.append(BatchAnswer(1, SUSPEND, suspend_ms=30_000))
                 break
             answers.append(BatchAnswer(1))
-            through.append(message.offset() or 0)
+            finished.append(message.offset() or 0)
         answer(made, *answers, now_ms=now_ms)
-    assert through == [o for o, key in enumerate(keys) if key != "a"]
+    assert finished == [o for o, key in enumerate(keys) if key != "a"]
     assert (made.next_offset or 0) == (keys.index("a") if "a" in keys else len(keys))
 
 
-def test_what_is_skipped_behind_a_finished_message_is_finished_with_it() -> None:
+def test_messages_skipped_behind_a_finished_message_finish_with_it() -> None:
     made = queue(0, 1)
     run = made.take(2, 0)
     assert run is not None
-    run.messages[:] = [run.messages[1], run.messages[0]]  # as a listener thread puts what its filter skips first
+    run.messages[:] = [
+        run.messages[1],
+        run.messages[0],
+    ]  # a listener thread moves skipped messages to the front
     made.report([BatchAnswer(1, skipped=True), BatchAnswer(1)], 0)
     assert made.next_offset == 2
     assert made.idle
 
 
-def test_what_failed_before_it_came_to_a_listener_leaves_open_what_is_open() -> None:
-    """A listener that commits by itself has not said so yet: were it committed here, a crash would lose its message."""
+def test_a_failure_before_the_listener_leaves_open_messages_open() -> None:
+    """The listener commits by itself and has not done so yet: a commit here and a crash would lose its message."""
     made = queue(0, 1, 2)
     assert taken(made) == [0, 1, 2]
     failed = BatchAnswer(1, SUSPEND, dead_letter=True, skipped=True)
@@ -831,13 +835,13 @@ def test_what_failed_before_it_came_to_a_listener_leaves_open_what_is_open() -> 
     assert made.next_offset is None
     assert taken(made) == [2]
     answer(made, BatchAnswer(1, ROLLBACK, auto_commit=False))
-    assert taken(made, now_ms=60_000) == [0, 2], "the dead one does not come again"
+    assert taken(made, now_ms=60_000) == [0, 2], "the dead-lettered message is not delivered again"
     answer(made, BatchAnswer(2, COMMIT, auto_commit=False), now_ms=60_000)
     assert (made.next_offset, made.idle) == (3, True)
 
 
 @given(st.randoms(use_true_random=False))
-def test_whatever_is_skipped_suspended_or_cut_short_everything_is_finished_in_the_end(source: Any) -> None:
+def test_every_message_finishes_whatever_is_skipped_suspended_or_not_begun(source: Any) -> None:
     made, end, now_ms = queue(), 0, 0
     for _ in range(20):
         now_ms += 100_000

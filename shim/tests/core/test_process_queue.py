@@ -1,4 +1,4 @@
-"""Every message put is pending, in flight or done, and in one of them only; the position never passes one not done."""
+"""Every message is in one state: pending, in flight or done; the position never passes a message that is not done."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ TIMEOUT_MS = 100
 
 
 class Record:
-    """A message of some size; one of size 0 is false in a boolean context, as Kafka's with an empty value is."""
+    """A message of some size; one of size 0 is false in a boolean context, like Kafka's with an empty value."""
 
     def __init__(self, offset: int | None, size: int = 0) -> None:
         self._offset = offset
@@ -54,21 +54,21 @@ def taken(queue: ProcessQueue[Record], limit: int = 100) -> Chunk[Record]:
 
 
 def begin(chunk: Chunk[Record], count: int = 1) -> list[Record]:
-    """What a listener thread does: take messages from the chunk and hold them in one call."""
+    """Act as a listener thread: take messages from the chunk and process them in one call."""
     batch = [next(chunk.todo) for _ in range(count)]
     chunk.in_work = batch
     return batch
 
 
 def work_off(chunk: Chunk[Record]) -> None:
-    """What a listener thread does with a whole chunk."""
+    """Act as a listener thread that processes a whole chunk."""
     while chunk.todo_count:
         begin(chunk)
 
 
 @dataclass(eq=False)
-class Work:
-    """What the model knows of one chunk."""
+class ChunkModel:
+    """The model's state of one chunk."""
 
     chunk: Chunk[Record]
     todo: list[int]
@@ -87,11 +87,11 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         self.queue: ProcessQueue[Record] = ProcessQueue("orders", 4, epoch=2)
         self.put: dict[int, Record] = {}  # everything that was ever put, in order
         self.pending: list[int] = []
-        self.withheld: list[int] | None = None  # never to be begun, once `withhold` was called
+        self.withheld: list[int] | None = None  # never begun after `withhold` was called
         self.done: set[int] = set()
-        self.owed: list[tuple[Work, int]] = []
-        self.sent: list[int] = []  # every message that was ever to be sent back
-        self.works: list[Work] = []
+        self.awaiting_hop: list[tuple[ChunkModel, int]] = []
+        self.sent: list[int] = []  # every message that had to be sent back
+        self.tasks: list[ChunkModel] = []
         self.now_ms = 0
         self.position: int | None = None
 
@@ -129,97 +129,97 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         assert chunk is not None
         expected, self.pending = self.pending[:limit], self.pending[limit:]
         assert [message.offset() for message in chunk.messages] == expected
-        self.works.append(Work(chunk, list(expected)))
+        self.tasks.append(ChunkModel(chunk, list(expected)))
 
-    @precondition(lambda self: self.works)
+    @precondition(lambda self: self.tasks)
     @rule(data=st.data(), limit=st.integers(1, 3))
     def split(self, data: st.DataObject, limit: int) -> None:
-        work = data.draw(st.sampled_from(self.works))
-        chunks = self.queue.split(work.chunk, limit)
-        if self.queue.dropped or work.reported:
+        task = data.draw(st.sampled_from(self.tasks))
+        chunks = self.queue.split(task.chunk, limit)
+        if self.queue.dropped or task.reported:
             assert chunks == []
             return
-        parts = [work.todo[at : at + limit] for at in range(0, len(work.todo), limit)]
+        parts = [task.todo[at : at + limit] for at in range(0, len(task.todo), limit)]
         assert [[message.offset() for message in chunk.messages] for chunk in chunks] == parts
-        self.works += [Work(chunk, list(part)) for chunk, part in zip(chunks, parts, strict=True)]
-        work.todo = []
+        self.tasks += [ChunkModel(chunk, list(part)) for chunk, part in zip(chunks, parts, strict=True)]
+        task.todo = []
 
-    @precondition(lambda self: self.works)
+    @precondition(lambda self: self.tasks)
     @rule(data=st.data())
     def report(self, data: st.DataObject) -> None:
-        self._report(data.draw(st.sampled_from(self.works)), data)
+        self._report(data.draw(st.sampled_from(self.tasks)), data)
 
-    @precondition(lambda self: any(not work.reported for work in self.works))
+    @precondition(lambda self: any(not task.reported for task in self.tasks))
     @rule(data=st.data(), sweeps=st.sampled_from([0, 1, 2]))
     def work_off_and_report(self, data: st.DataObject, sweeps: int) -> None:
-        """A listener thread goes through all that is left of its chunk; the last call may last very long."""
-        work = data.draw(st.sampled_from([work for work in self.works if not work.reported]))
-        while work.todo and work.chunk.todo_count:
-            self._begin(work, min(len(work.todo), 2))
+        """Let a listener thread process the rest of its chunk; the last call may take very long."""
+        task = data.draw(st.sampled_from([task for task in self.tasks if not task.reported]))
+        while task.todo and task.chunk.todo_count:
+            self._begin(task, min(len(task.todo), 2))
         for _ in range(sweeps):
             self._sweep(TIMEOUT_MS)
-        self._report(work, data)
+        self._report(task, data)
 
-    def _report(self, work: Work, data: st.DataObject) -> None:
-        refused = data.draw(st.sets(st.sampled_from(work.begun))) if work.begun else set()
+    def _report(self, task: ChunkModel, data: st.DataObject) -> None:
+        refused = data.draw(st.sets(st.sampled_from(task.begun))) if task.begun else set()
         failed = [self.put[offset] for offset in sorted(refused, reverse=True)]
-        if work.reported or (work.todo and not self.queue.dropped):
+        if task.reported or (task.todo and not self.queue.dropped):
             with pytest.raises(ValueError, match=r"reported before|not begun"):
-                self.queue.report(work.chunk, failed)
+                self.queue.report(task.chunk, failed)
             return
-        to_send = self.queue.report(work.chunk, failed)
-        work.reported = True
-        work.call = None
+        to_send = self.queue.report(task.chunk, failed)
+        task.reported = True
+        task.call = None
         if self.queue.dropped:
             assert to_send == []
             return
-        expected = [offset for offset in work.begun if offset in refused and offset not in work.expired]
+        expected = [offset for offset in task.begun if offset in refused and offset not in task.expired]
         assert to_send == [self.put[offset] for offset in expected]
         self.sent += expected
-        self.owed += [(work, offset) for offset in expected]
-        self.done |= set(work.begun) - refused - work.expired
+        self.awaiting_hop += [(task, offset) for offset in expected]
+        self.done |= set(task.begun) - refused - task.expired
 
-    @precondition(lambda self: any(work.call for work in self.works))
+    @precondition(lambda self: any(task.call for task in self.tasks))
     @rule(data=st.data())
     def report_part(self, data: st.DataObject) -> None:
-        """A call lasts; what its thread was through with before is reported."""
-        work = data.draw(st.sampled_from([work for work in self.works if work.call]))
-        call = work.call or []
-        through = [offset for offset in work.begun if offset not in call]
-        refused = data.draw(st.sets(st.sampled_from(through))) if through else set()
+        """Report the completed messages of a thread whose call still runs."""
+        task = data.draw(st.sampled_from([task for task in self.tasks if task.call]))
+        call = task.call or []
+        completed = [offset for offset in task.begun if offset not in call]
+        refused = data.draw(st.sets(st.sampled_from(completed))) if completed else set()
         failed = [self.put[offset] for offset in refused]
-        if self.queue.dropped or work.reported:
-            assert self.queue.report_part(work.chunk, set(call), failed) == []
+        if self.queue.dropped or task.reported:
+            assert self.queue.report_part(task.chunk, set(call), failed) == []
             return
-        if work.todo:
+        if task.todo:
             with pytest.raises(ValueError, match="not begun"):
-                self.queue.report_part(work.chunk, set(call), failed)
+                self.queue.report_part(task.chunk, set(call), failed)
             return
-        expected = [offset for offset in through if offset in refused and offset not in work.expired]
-        assert self.queue.report_part(work.chunk, set(call), failed) == [self.put[offset] for offset in expected]
+        expected = [offset for offset in completed if offset in refused and offset not in task.expired]
+        assert self.queue.report_part(task.chunk, set(call), failed) == [self.put[offset] for offset in expected]
         self.sent += expected
-        self.owed += [(work, offset) for offset in expected]
-        self.done |= set(through) - refused - work.expired
-        work.begun = list(call)
+        self.awaiting_hop += [(task, offset) for offset in expected]
+        self.done |= set(completed) - refused - task.expired
+        task.begun = list(call)
 
-    @precondition(lambda self: self.owed)
+    @precondition(lambda self: self.awaiting_hop)
     @rule(data=st.data())
     def stored(self, data: st.DataObject) -> None:
-        pair = data.draw(st.sampled_from(self.owed))
-        work, offset = pair
-        self.queue.stored(work.chunk, [self.put[offset]])
+        pair = data.draw(st.sampled_from(self.awaiting_hop))
+        task, offset = pair
+        self.queue.stored(task.chunk, [self.put[offset]])
         if not self.queue.dropped:
-            self.owed.remove(pair)
+            self.awaiting_hop.remove(pair)
             self.done.add(offset)
 
-    @precondition(lambda self: self.works and not self.queue.dropped)
+    @precondition(lambda self: self.tasks and not self.queue.dropped)
     @rule(data=st.data())
     def stored_but_not_owed(self, data: st.DataObject) -> None:
-        work = data.draw(st.sampled_from(self.works))
+        task = data.draw(st.sampled_from(self.tasks))
         offset = data.draw(st.sampled_from(sorted(self.put)))
-        if (work, offset) not in self.owed:
+        if (task, offset) not in self.awaiting_hop:
             with pytest.raises(ValueError, match="await a next hop"):
-                self.queue.stored(work.chunk, [self.put[offset]])
+                self.queue.stored(task.chunk, [self.put[offset]])
 
     @rule(sweeps=st.lists(st.sampled_from([0, 40, TIMEOUT_MS - 1, TIMEOUT_MS]), min_size=1, max_size=2))
     def expire(self, sweeps: list[int]) -> None:
@@ -230,42 +230,42 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         self.now_ms += passed_ms
         named = self.queue.expire(self.now_ms, TIMEOUT_MS)
         expected: list[tuple[Chunk[Record], Record]] = []
-        for work in [] if self.queue.dropped else self.works:
-            if work.call is None or work.reported:
-                work.seen_ms = None
-            elif work.seen_ms is None:
-                work.seen_ms = self.now_ms
-            elif self.now_ms - work.seen_ms >= TIMEOUT_MS:
-                late = [offset for offset in work.call if offset not in work.expired]
-                work.expired.update(late)
+        for task in [] if self.queue.dropped else self.tasks:
+            if task.call is None or task.reported:
+                task.seen_ms = None
+            elif task.seen_ms is None:
+                task.seen_ms = self.now_ms
+            elif self.now_ms - task.seen_ms >= TIMEOUT_MS:
+                late = [offset for offset in task.call if offset not in task.expired]
+                task.expired.update(late)
                 self.sent += late
-                self.owed += [(work, offset) for offset in late]
-                expected += [(work.chunk, self.put[offset]) for offset in late]
+                self.awaiting_hop += [(task, offset) for offset in late]
+                expected += [(task.chunk, self.put[offset]) for offset in late]
         assert named == expected
 
     # --- listener threads
 
-    @precondition(lambda self: self.works)
+    @precondition(lambda self: self.tasks)
     @rule(data=st.data(), count=st.integers(1, 3))
     def begin_a_call(self, data: st.DataObject, count: int) -> None:
-        work = data.draw(st.sampled_from(self.works))
-        count = min(count, len(work.todo))
-        if count and not work.reported and work.chunk.todo_count >= count:
-            self._begin(work, count)
+        task = data.draw(st.sampled_from(self.tasks))
+        count = min(count, len(task.todo))
+        if count and not task.reported and task.chunk.todo_count >= count:
+            self._begin(task, count)
 
-    def _begin(self, work: Work, count: int) -> None:
-        begin(work.chunk, count)
-        work.call, work.todo = work.todo[:count], work.todo[count:]
-        work.begun += work.call
-        work.seen_ms = None
+    def _begin(self, task: ChunkModel, count: int) -> None:
+        begin(task.chunk, count)
+        task.call, task.todo = task.todo[:count], task.todo[count:]
+        task.begun += task.call
+        task.seen_ms = None
 
-    @precondition(lambda self: self.works)
+    @precondition(lambda self: self.tasks)
     @rule(data=st.data())
     def end_a_call(self, data: st.DataObject) -> None:
-        work = data.draw(st.sampled_from(self.works))
-        work.chunk.in_work = work.call = None
+        task = data.draw(st.sampled_from(self.tasks))
+        task.chunk.in_work = task.call = None
 
-    # --- what holds at any moment
+    # --- invariants
 
     @invariant()
     def nothing_is_said_after_drop(self) -> None:
@@ -281,17 +281,17 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
             assert not self.queue.in_flight
 
     @invariant()
-    def every_message_is_in_exactly_one_place(self) -> None:
+    def every_message_is_in_exactly_one_state(self) -> None:
         if self.queue.dropped:
             return
         assert self.queue.pending_count == len(self.pending)
-        owed = [offset for _, offset in self.owed]
-        in_work = [offset for work in self.works if not work.reported for offset in (*work.begun, *work.todo)]
+        awaiting_hop = [offset for _, offset in self.awaiting_hop]
+        in_work = [offset for task in self.tasks if not task.reported for offset in (*task.begun, *task.todo)]
         in_flight = [offset for offset in in_work if offset not in self.done]
-        in_flight += [offset for offset in owed if offset not in in_work]  # reported, with its chunk or before it
+        in_flight += [offset for offset in awaiting_hop if offset not in in_work]  # reported earlier or with its chunk
         assert sorted([*self.pending, *in_flight, *self.done, *(self.withheld or ())]) == list(self.put)
-        held = [message.offset() for chunk in self.queue.in_flight for message in chunk.messages]
-        assert sorted(offset for offset in held if offset is not None) == sorted(in_work)
+        chunked = [message.offset() for chunk in self.queue.in_flight for message in chunk.messages]
+        assert sorted(offset for offset in chunked if offset is not None) == sorted(in_work)
 
     @invariant()
     def counts_and_bytes_add_up(self) -> None:
@@ -318,8 +318,8 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
 
     @invariant()
     def settled_says_that_no_listener_holds_a_message_and_no_hop_is_owed(self) -> None:
-        held = any(not work.reported and (work.begun or work.todo) for work in self.works)
-        assert self.queue.settled == (self.queue.dropped or not (held or self.owed))
+        is_busy = any(not task.reported and (task.begun or task.todo) for task in self.tasks)
+        assert self.queue.settled == (self.queue.dropped or not (is_busy or self.awaiting_hop))
 
     @invariant()
     def no_message_is_sent_back_twice(self) -> None:
@@ -327,15 +327,15 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
 
 
 class QueueThatIsGivenUp(QueueAgainstNaiveModel):
-    """The same, with the end of the assignment at any moment."""
+    """The same, but the assignment may end at any moment."""
 
     @precondition(lambda self: self.put and not self.queue.dropped)
     @rule()
     def withhold(self) -> None:
-        unbegun = [offset for work in self.works if not work.reported for offset in work.todo]
+        unbegun = [offset for task in self.tasks if not task.reported for offset in task.todo]
         self.withheld = [*(self.withheld or ()), *unbegun]
-        for work in self.works:
-            work.todo = []
+        for task in self.tasks:
+            task.todo = []
         assert self.queue.withhold() == len(unbegun)
 
     @precondition(lambda self: len(self.put) > 3)
@@ -361,27 +361,27 @@ def test_split_takes_back_what_the_thread_has_not_begun_and_nothing_else() -> No
     queue = queue_of(0, 1, 2, 3)
     chunk = taken(queue)
     begin(chunk)
-    rest = queue.split(chunk)
-    assert [offsets_of(list(part.messages)) for part in rest] == [[1], [2], [3]]
-    assert [offsets_of(list(part.todo)) for part in rest] == [[1], [2], [3]]
+    parts = queue.split(chunk)
+    assert [offsets_of(list(part.messages)) for part in parts] == [[1], [2], [3]]
+    assert [offsets_of(list(part.todo)) for part in parts] == [[1], [2], [3]]
     assert offsets_of(list(chunk.messages)) == [0]
     assert not chunk.todo_count
     assert queue.split(chunk) == []
 
 
-def test_thread_and_owner_that_reach_for_the_same_messages_never_get_the_same_one() -> None:
+def test_thread_and_owner_that_take_concurrently_never_get_the_same_message() -> None:
     for _ in range(50):
         queue = queue_of(*range(500))
         chunk = taken(queue, 500)
         begun: list[Record] = []
         ready = Barrier(2)
 
-        def work(todo: Iterator[Record] = chunk.todo, begun: list[Record] = begun, ready: Barrier = ready) -> None:
+        def task(todo: Iterator[Record] = chunk.todo, begun: list[Record] = begun, ready: Barrier = ready) -> None:
             ready.wait()
             for record in todo:
                 begun.append(record)  # noqa: PERF402 - one by one, as a listener thread does
 
-        thread = Thread(target=work)
+        thread = Thread(target=task)
         thread.start()
         ready.wait()
         parts = queue.split(chunk, 500)
@@ -393,7 +393,7 @@ def test_thread_and_owner_that_reach_for_the_same_messages_never_get_the_same_on
 
 
 def test_chunk_split_before_its_thread_began_is_reported_empty_after_the_others() -> None:
-    """The parts may all be done before the thread comes to the empty chunk."""
+    """All parts may be done before the thread reaches the empty chunk."""
     queue = queue_of(0, 1)
     chunk = taken(queue)
     for part in queue.split(chunk):
@@ -413,7 +413,7 @@ def test_all_chunks_in_flight_can_be_split_in_one_loop() -> None:
     assert sorted(len(chunk.messages) for chunk in queue.in_flight) == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
-def test_failed_message_holds_the_position_until_its_next_hop_is_stored() -> None:
+def test_failed_message_blocks_the_position_until_its_next_hop_is_stored() -> None:
     queue = queue_of(0, 1, 2)
     chunk = taken(queue)
     work_off(chunk)
@@ -434,7 +434,7 @@ def test_failed_messages_come_back_in_delivery_order_and_once() -> None:
     assert queue.report(chunk, [last, first, last]) == [first, last]
 
 
-def test_report_that_names_a_strange_message_changes_nothing() -> None:
+def test_report_that_names_an_unknown_message_changes_nothing() -> None:
     queue = queue_of(0, 1)
     chunk, other = taken(queue, 1), taken(queue, 1)
     work_off(chunk)
@@ -458,7 +458,7 @@ def test_chunk_of_another_queue_is_refused() -> None:
     assert stranger.next_offset == 1
 
 
-def test_stored_twice_is_refused_and_counts_once() -> None:
+def test_a_second_stored_is_refused_and_counts_once() -> None:
     queue = queue_of(0, 1)
     chunk = taken(queue)
     work_off(chunk)
@@ -493,14 +493,14 @@ def test_put_below_what_was_taken_is_refused() -> None:
         queue.put(records(7))
 
 
-def test_put_of_nothing_is_fine() -> None:
+def test_empty_put_is_allowed() -> None:
     queue = queue_of()
     assert queue.idle
     assert queue.take(1) is None
 
 
 @given(sweep_ms=st.integers(1, 500), timeout_ms=st.integers(1, 2_000), phase=st.integers(0, 499))
-def test_sweep_names_a_call_within_two_sweeps_after_the_timeout(sweep_ms: int, timeout_ms: int, phase: int) -> None:
+def test_sweep_reports_a_call_within_two_sweeps_after_the_timeout(sweep_ms: int, timeout_ms: int, phase: int) -> None:
     queue = queue_of(0)
     chunk = taken(queue)
     begun_ms = 10_000
@@ -513,7 +513,7 @@ def test_sweep_names_a_call_within_two_sweeps_after_the_timeout(sweep_ms: int, t
 
 
 def test_each_call_has_its_own_age() -> None:
-    """A chunk in which call follows call is not old because the chunk is."""
+    """A call is not old because its chunk is old."""
     queue = queue_of(0, 1, 2)
     chunk = taken(queue)
     for now_ms in (0, 90, 180):
@@ -523,7 +523,7 @@ def test_each_call_has_its_own_age() -> None:
     assert [message.offset() for _, message in queue.expire(280, TIMEOUT_MS)] == [2]
 
 
-def test_expired_message_is_sent_once_whatever_its_listener_says_later() -> None:
+def test_expired_message_is_sent_once_whatever_its_listener_answers_later() -> None:
     queue = queue_of(0, 1)
     chunk = taken(queue)
     batch = begin(chunk, 2)
@@ -539,7 +539,7 @@ def test_expired_message_is_sent_once_whatever_its_listener_says_later() -> None
 
 
 def test_late_success_of_an_expired_message_does_not_finish_it() -> None:
-    """Its second copy is on the way; only that copy's storage finishes it."""
+    """Its second copy is in flight; the message finishes only when that copy is stored."""
     queue = queue_of(0)
     chunk = taken(queue)
     (message,) = begin(chunk)
@@ -551,7 +551,7 @@ def test_late_success_of_an_expired_message_does_not_finish_it() -> None:
     assert queue.next_offset == 1
 
 
-def test_call_that_hangs_holds_neither_its_neighbours_nor_their_places() -> None:
+def test_call_that_hangs_blocks_neither_its_neighbours_nor_their_positions() -> None:
     queue = queue_of(0, 1, 2)
     chunk = taken(queue)
     begin(chunk)
@@ -562,7 +562,7 @@ def test_call_that_hangs_holds_neither_its_neighbours_nor_their_places() -> None
     assert (queue.msg_count, queue.span) == (1, 2)
 
 
-def test_age_of_the_oldest_call_is_that_since_it_was_first_seen() -> None:
+def test_age_of_the_oldest_call_counts_from_first_sight() -> None:
     queue = queue_of(0, 1)
     assert queue.oldest_in_work_ms(5) == 0
     slow, quick = taken(queue, 1), taken(queue, 1)
@@ -577,12 +577,12 @@ def test_age_of_the_oldest_call_is_that_since_it_was_first_seen() -> None:
 
 def test_results_after_drop_are_ignored() -> None:
     queue = queue_of(0, 1, 2)
-    chunk, owed = taken(queue, 1), taken(queue, 1)
-    work_off(owed)
-    (failed,) = queue.report(owed, owed.messages)
+    chunk, awaiting_hop = taken(queue, 1), taken(queue, 1)
+    work_off(awaiting_hop)
+    (failed,) = queue.report(awaiting_hop, awaiting_hop.messages)
     queue.drop()
     queue.drop()
-    queue.stored(owed, [failed])
+    queue.stored(awaiting_hop, [failed])
     work_off(chunk)
     assert queue.report(chunk, chunk.messages) == []
     assert queue.expire(10 * TIMEOUT_MS, TIMEOUT_MS) == []
@@ -590,8 +590,8 @@ def test_results_after_drop_are_ignored() -> None:
     assert queue.next_offset is None
 
 
-def test_queue_about_to_be_given_up_begins_nothing_more_and_commits_what_was_in_work() -> None:
-    """Neither pending messages, nor those in a chunk no thread has come to, nor ones that arrive late are begun."""
+def test_withheld_queue_begins_no_message_and_commits_those_in_progress() -> None:
+    """Pending messages, messages in a chunk that no thread has begun, and late arrivals are not begun."""
     queue = queue_of(*range(8))
     at_work, waiting = taken(queue, 3), taken(queue, 3)
     batch = begin(at_work)
@@ -608,7 +608,7 @@ def test_queue_about_to_be_given_up_begins_nothing_more_and_commits_what_was_in_
     assert queue.next_offset == 1
 
 
-def test_thread_may_give_up_a_chunk_of_a_dropped_queue() -> None:
+def test_thread_may_report_a_chunk_of_a_dropped_queue() -> None:
     queue = queue_of(0, 1)
     chunk = taken(queue)
     queue.drop()
@@ -624,19 +624,19 @@ def test_unbegun_messages_cannot_be_reported() -> None:
     assert queue.next_offset is None
 
 
-def test_dropped_queue_frees_its_messages_though_a_slow_listener_still_holds_a_chunk() -> None:
+def test_dropped_queue_frees_its_messages_although_a_slow_listener_still_has_a_chunk() -> None:
     queue = queue_of(0)
-    held = taken(queue)
+    chunk = taken(queue)
     queue.put(records(1, 2))
     taken(queue, 1)
-    waiting = queue._pending[0][queue._begun :]
+    waiting = queue._pending[0][queue._head_taken :]
     alive = [weakref.ref(message) for message in (*queue.in_flight[1].messages, *waiting)]
     del waiting
     assert len(alive) == 2
     queue.drop()
     gc.collect()
     assert [reference() for reference in alive] == [None, None]
-    assert held.queue is queue
+    assert chunk.queue is queue
 
 
 def test_stuck_message_does_not_keep_the_ones_behind_it_in_memory() -> None:
@@ -655,7 +655,7 @@ def test_stuck_message_does_not_keep_the_ones_behind_it_in_memory() -> None:
     assert (queue.msg_count, queue.span, queue.next_offset) == (1, 99, None)
 
 
-def test_a_message_on_its_way_does_not_keep_its_chunk_in_memory() -> None:
+def test_a_message_in_flight_does_not_keep_its_chunk_in_memory() -> None:
     queue = queue_of(0, 1, 2)
     chunk = taken(queue)
     work_off(chunk)
@@ -667,7 +667,7 @@ def test_a_message_on_its_way_does_not_keep_its_chunk_in_memory() -> None:
     assert queue.next_offset == 3
 
 
-def test_a_chunk_is_split_into_chunks_of_the_asked_size() -> None:
+def test_a_chunk_is_split_into_chunks_of_the_requested_size() -> None:
     queue = queue_of(*range(10))
     chunk = taken(queue)
     begin(chunk)
@@ -680,7 +680,7 @@ def test_a_chunk_is_split_into_chunks_of_the_asked_size() -> None:
     assert queue.next_offset == 10
 
 
-def test_a_split_into_chunks_of_nothing_is_refused() -> None:
+def test_a_split_into_empty_chunks_is_refused() -> None:
     queue = queue_of(0, 1)
     chunk = taken(queue)
     with pytest.raises(ValueError, match="limit=0"):
@@ -688,7 +688,7 @@ def test_a_split_into_chunks_of_nothing_is_refused() -> None:
     assert chunk.todo_count == 2
 
 
-def test_nothing_of_a_dropped_queue_is_begun_any_more() -> None:
+def test_no_message_of_a_dropped_queue_is_begun() -> None:
     queue = queue_of(0, 1, 2)
     chunk = taken(queue)
     begin(chunk)

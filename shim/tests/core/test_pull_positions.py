@@ -1,4 +1,4 @@
-"""Positions of a pull consumer: what a poll returned is done when the next one begins."""
+"""Positions of a pull consumer: the messages of a poll are done when the next poll begins."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,15 +8,15 @@ from rocketshim.core.pull_positions import PullPositions
 A, B = ("t", 0), ("t", 1)
 
 
-def held(*places: tuple[str, int], start: int = 0) -> PullPositions:
+def assigned(*keys: tuple[str, int], start: int = 0) -> PullPositions:
     positions = PullPositions()
-    for place in places:
-        positions.adopt(place, start)
+    for key in keys:
+        positions.adopt(key, start)
     return positions
 
 
-def test_what_this_poll_hands_out_is_not_due() -> None:
-    positions = held(A)
+def test_messages_of_the_current_poll_are_not_due() -> None:
+    positions = assigned(A)
     positions.begin_poll()
     positions.hand_out(A, 5)
     assert positions.due() == {}
@@ -26,7 +26,7 @@ def test_what_this_poll_hands_out_is_not_due() -> None:
 
 
 def test_the_done_part_of_a_partition_that_this_poll_moves_stays_due() -> None:
-    positions = held(A)
+    positions = assigned(A)
     positions.begin_poll()
     positions.hand_out(A, 5)
     positions.begin_poll()
@@ -36,7 +36,7 @@ def test_the_done_part_of_a_partition_that_this_poll_moves_stays_due() -> None:
 
 
 def test_a_start_counts_as_committed_and_a_position_sent_is_not_due_again() -> None:
-    positions = held(A, start=3)
+    positions = assigned(A, start=3)
     assert positions.due(everything=True) == {}
     positions.hand_out(A, 4)
     positions.begin_poll()
@@ -44,8 +44,8 @@ def test_a_start_counts_as_committed_and_a_position_sent_is_not_due_again() -> N
     assert positions.due() == {}
 
 
-def test_what_was_refused_is_due_again_unless_something_later_was_sent() -> None:
-    positions = held(A)
+def test_a_refused_position_is_due_again_unless_a_later_one_was_sent() -> None:
+    positions = assigned(A)
     positions.seek(A, 5)
     positions.sent({A: 5})
     positions.refused(A, 4)
@@ -54,16 +54,16 @@ def test_what_was_refused_is_due_again_unless_something_later_was_sent() -> None
     assert positions.due() == {A: 5}
 
 
-def test_seeking_back_is_due_at_once() -> None:
-    positions = held(A, start=10)
+def test_a_position_sought_back_is_due_immediately() -> None:
+    positions = assigned(A, start=10)
     positions.begin_poll()
     positions.hand_out(A, 20)
     positions.seek(A, 2)
     assert positions.due() == {A: 2}
 
 
-def test_nothing_is_kept_of_what_is_held_no_longer() -> None:
-    positions = held(A, B)
+def test_nothing_is_kept_of_unassigned_partitions() -> None:
+    positions = assigned(A, B)
     positions.hand_out(A, 5)
     positions.forget([A])
     positions.sent({A: 5})
@@ -87,9 +87,9 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_it_agrees_with_a_model_that_keeps_every_poll(steps: list[tuple[str, int]]) -> None:
+def test_positions_agree_with_a_model_that_keeps_every_poll(steps: list[tuple[str, int]]) -> None:
     """The model: position and done as two plain numbers, the group's offset as a third."""
-    positions = held(A)
+    positions = assigned(A)
     position = done = stored = 0
     last: dict[tuple[str, int], int] = {}
     for what, number in steps:

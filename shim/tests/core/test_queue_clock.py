@@ -1,4 +1,4 @@
-"""A record is dated only by what was appended after it, and our clock counts as slower than it is."""
+"""Only later appends date a record, and our clock is assumed to be slower than it is."""
 
 from itertools import pairwise
 
@@ -14,12 +14,12 @@ EPOCH_MS = 1_700_000_000_000
 
 
 def slowed(ns: int) -> int:
-    """A clock that runs 100 ppm slower."""
+    """Return the time on a clock that runs 100 ppm slower."""
     return ns - ns // 10_000
 
 
 class ClockAgainstNaiveModel(RuleBasedStateMachine):
-    """The bound for an offset is the largest of all readings at that offset or above, whatever the order of arrival."""
+    """The bound for an offset is the largest of all readings at that offset or above, in any order of arrival."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,27 +95,27 @@ def test_without_evidence_the_clock_is_unknown() -> None:
 
 
 def test_evidence_older_than_the_record_does_not_date_it() -> None:
-    """The leader's clock was set back by a minute between the two: the first says nothing about the second."""
+    """The leader's clock was set back by a minute between the two: the first proves nothing about the second."""
     clock = QueueClock()
     clock.probed(0, EPOCH_MS, S)
     clock.saw(1, EPOCH_MS - 60_000, S)
     assert clock.now_ns(1, S) == (EPOCH_MS - 60_000) * MS
 
 
-def test_probe_dates_everything_below_it_also_what_is_fetched_later() -> None:
+def test_probe_dates_everything_below_it_including_later_fetches() -> None:
     clock = QueueClock()
     clock.probed(1_000, EPOCH_MS, S)
     clock.saw(10, EPOCH_MS - 3_600_000, 2 * S)
     assert clock.now_ns(10, 2 * S) == EPOCH_MS * MS - slowed(S) + slowed(2 * S)
 
 
-def test_probe_is_wanted_at_once_while_nothing_says_how_old_records_are() -> None:
+def test_probe_is_requested_immediately_while_the_age_of_records_is_unknown() -> None:
     clock = QueueClock()
     clock.saw(0, EPOCH_MS, S)
     assert clock.probe_instant_ns((EPOCH_MS + 1_000) * MS) is None
 
 
-def test_probe_that_was_asked_for_is_asked_for_again_a_second_later_until_it_comes() -> None:
+def test_probe_is_requested_again_every_second_until_it_arrives() -> None:
     clock = QueueClock()
     clock.asked(7 * S)
     assert clock.probe_instant_ns(EPOCH_MS * MS) == 8 * S
@@ -126,8 +126,8 @@ def test_probe_that_was_asked_for_is_asked_for_again_a_second_later_until_it_com
     assert clock.probe_instant_ns(due_in_10_s) == 20 * S + 10 * MS
 
 
-def test_guess_at_the_clock_is_mended_by_the_next_probe_when_it_was_set_back() -> None:
-    """A record stamped ahead makes us ask once; it does not make us ask for ever."""
+def test_next_probe_corrects_the_guess_after_the_clock_was_set_back() -> None:
+    """A record with a future timestamp causes one probe, not an endless series of probes."""
     clock = QueueClock()
     clock.probed(0, EPOCH_MS, S)
     clock.saw(1, EPOCH_MS + 3_600_000, S)

@@ -1,4 +1,4 @@
-"""Facts about `rocketshim.core.queue_lock`: one holder first, then several of them with kills, freezes and delays."""
+"""Facts about `rocketshim.core.queue_lock`: one holder first, then several holders with kills, freezes and delays."""
 
 import json
 from collections import deque
@@ -41,7 +41,7 @@ LEASE, HOLD, RENEW = 60_000, 30_000, 20_000
 # --- settings -----------------------------------------------------------------------------------------------------
 
 
-def test_the_defaults_are_rocketmqs_times() -> None:
+def test_default_times_equal_rocketmqs() -> None:
     assert (DEFAULT.lock_lease_ms, DEFAULT.lock_hold_ms, DEFAULT.lock_renew_ms) == (60_000, 30_000, 20_000)
     assert (DEFAULT.margin_ms, DEFAULT.heartbeat_every_ms, DEFAULT.retry_ms) == (30_000, 5_000, 2_500)
 
@@ -49,7 +49,7 @@ def test_the_defaults_are_rocketmqs_times() -> None:
 @pytest.mark.parametrize(
     ("lease", "hold", "renew"), [(60, 60, 20), (60, 30, 30), (60, 70, 20), (60, 30, 0), (86_400_001, 30, 20)]
 )
-def test_times_that_do_not_fit_are_refused_and_the_margin_is_said(lease: int, hold: int, renew: int) -> None:
+def test_contradictory_times_are_refused_and_the_error_contains_the_margin(lease: int, hold: int, renew: int) -> None:
     with pytest.raises(ConfigError, match=f"stops {lease - hold} ms"):
         QueueLockSettings(lock_lease_ms=lease, lock_hold_ms=hold, lock_renew_ms=renew)
 
@@ -65,7 +65,7 @@ def test_heartbeats_move_log_time_and_keep_membership(heartbeat: int) -> None:
 
 
 class Bench:
-    """One holder, its fold, and a log on which every record lies at once unless the test keeps it back."""
+    """One holder, its fold, and a log that gets every record immediately unless the test keeps it back."""
 
     def __init__(self, *wanted: MessageQueue, owner: Owner = A, settings: QueueLockSettings = DEFAULT) -> None:
         self.log = GroupLog(0)
@@ -79,7 +79,7 @@ class Bench:
         self.tick()
 
     def take(self, actions: Iterable[QueueLockAction]) -> None:
-        """Perform actions: append what is to be sent and read it back, note the rest."""
+        """Perform actions: append and read back the records, and collect the other actions."""
         for action in actions:
             match action:
                 case Start() | Stop():
@@ -95,14 +95,14 @@ class Bench:
         return folded
 
     def tick(self) -> list[QueueLockAction]:
-        """Tick until nothing more comes; the actions of it."""
+        """Tick until no more actions follow; return the actions."""
         before = len(self.sent) + len(self.done)
         self.take(self.holder.tick(self.log, self.now_ms))
         self.take(self.holder.tick(self.log, self.now_ms))
         return (self.sent + self.done)[before:]
 
     def wait(self, wait_ms: int) -> None:
-        """Let time pass, ticking at each instant that the holder names."""
+        """Let time pass, and tick at each instant that the holder requests."""
         end_ms = self.now_ms + wait_ms
         while (wakeup_ms := self.holder.next_wakeup_ms(self.log)) is not None and wakeup_ms <= end_ms:
             self.now_ms = max(self.now_ms, wakeup_ms)
@@ -121,14 +121,14 @@ class Bench:
         return self.holder.token_of(queue, self.now_ms)
 
 
-def test_a_member_of_a_new_group_heartbeats_claims_and_starts_at_once() -> None:
+def test_a_member_of_a_new_group_heartbeats_claims_and_starts_immediately() -> None:
     bench = Bench(Q, Q1)
     assert [type(action) for action in bench.sent] == [SendMember, SendClaim]
     assert bench.done == [Start(Q, T0 + 1_000_001, None, ()), Start(Q1, T0 + 1_000_001, None, ())]
     assert bench.token() == T0 + 1_000_001
 
 
-def test_nothing_is_believed_before_the_own_claim_is_read_back() -> None:
+def test_there_is_no_belief_before_the_own_claim_is_read_back() -> None:
     bench = Bench()
     bench.keep_back = True
     bench.take(bench.holder.want([Q], bench.now_ms))
@@ -140,7 +140,7 @@ def test_nothing_is_believed_before_the_own_claim_is_read_back() -> None:
     assert bench.token() is not None
 
 
-def test_everything_held_is_renewed_in_one_record_every_renew_interval() -> None:
+def test_all_owned_queues_are_renewed_in_one_record_every_renew_interval() -> None:
     bench = Bench(Q, Q1)
     bench.wait(RENEW - 1)
     assert not bench.of(SendRenew)
@@ -155,7 +155,7 @@ def test_everything_held_is_renewed_in_one_record_every_renew_interval() -> None
 
 
 class Instant(int):
-    """A time that counts what it is compared with; a sum or difference of it is a plain number."""
+    """A time that counts its comparisons; a sum or difference of it is a plain number."""
 
     compared = 0
 
@@ -168,7 +168,7 @@ class Instant(int):
         return int(self) >= other
 
 
-def test_a_record_of_another_member_does_not_mean_a_look_at_every_queue_that_is_held() -> None:
+def test_a_record_of_another_member_does_not_scan_every_owned_queue() -> None:
     queues = [MessageQueue("orders", queue_id=number) for number in range(1_000)]
     bench = Bench(*queues)
     assert len(bench.of(Start)) == 1_000
@@ -181,10 +181,10 @@ def test_a_record_of_another_member_does_not_mean_a_look_at_every_queue_that_is_
     bench.keep_back = True
     bench.now_ms = int(bench.now_ms) + HOLD
     bench.tick()
-    assert len(bench.of(Stop)) == 1_000, "all the same each ends at its time"
+    assert len(bench.of(Stop)) == 1_000, "each belief still ends at its own time"
 
 
-def test_giving_back_one_of_many_queues_is_not_a_look_at_the_others() -> None:
+def test_releasing_one_of_many_queues_does_not_scan_the_others() -> None:
     queues = [MessageQueue("orders", queue_id=number) for number in range(300)]
     bench = Bench(*queues)
     tokens = {queue: bench.token(queue) for queue in queues}
@@ -208,7 +208,7 @@ def test_the_belief_lasts_from_before_the_renewal_was_sent() -> None:
     bench.wait(RENEW)
     (renewal,) = bench.of(SendRenew)
     assert isinstance(renewal, SendRenew)
-    bench.now_ms += 2_000  # the way to the log and back
+    bench.now_ms += 2_000  # the round trip to the log
     bench.append(renewal.record)
     assert bench.holder.believed_until_ms(Q) == sent_ms + RENEW + HOLD
 
@@ -224,7 +224,7 @@ def test_the_belief_after_a_claim_lasts_from_before_it_was_sent() -> None:
     assert bench.holder.believed_until_ms(Q) == sent_ms + HOLD
 
 
-def test_nothing_is_claimed_before_the_log_is_read_to_the_end_it_had() -> None:
+def test_no_queue_is_claimed_before_the_log_is_read_to_its_initial_end() -> None:
     bench = Bench()
     fresh = QueueLockHolder(B, DEFAULT)
     fresh.want([Q], 0)
@@ -236,7 +236,7 @@ def test_nothing_is_claimed_before_the_log_is_read_to_the_end_it_had() -> None:
     assert [type(action) for action in fresh.tick(bench.log, 0)] == [SendClaim]
 
 
-def test_an_own_claim_that_arrives_once_more_ends_the_belief_in_the_token_it_replaces() -> None:
+def test_a_duplicate_of_the_own_claim_ends_the_belief_in_the_token_it_replaces() -> None:
     bench = Bench(Q)
     token = bench.token()
     bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
@@ -254,7 +254,7 @@ def test_a_renewal_that_is_not_confirmed_is_repeated_until_the_belief_ends() -> 
     assert bench.of(Stop) == [Stop(Q, T0 + 1_000_001, StopReason.UNCONFIRMED)]
 
 
-def test_a_confirmation_that_is_read_too_late_is_none() -> None:
+def test_a_confirmation_that_is_read_too_late_does_not_count() -> None:
     bench = Bench(Q)
     bench.keep_back = True
     bench.wait(RENEW)
@@ -267,7 +267,7 @@ def test_a_confirmation_that_is_read_too_late_is_none() -> None:
     assert [type(action) for action in bench.done] == [Start, Stop]
 
 
-def test_after_a_belief_has_ended_the_queue_is_drained_and_then_claimed_anew() -> None:
+def test_after_a_belief_has_ended_the_queue_is_drained_and_then_claimed_again() -> None:
     bench = Bench(Q)
     first = bench.token()
     assert first is not None
@@ -283,7 +283,7 @@ def test_after_a_belief_has_ended_the_queue_is_drained_and_then_claimed_anew() -
     assert second > first
 
 
-def test_a_claim_confirmed_too_late_is_simply_made_again() -> None:
+def test_a_claim_confirmed_too_late_is_made_again() -> None:
     bench = Bench()
     bench.keep_back = True
     bench.take(bench.holder.want([Q], bench.now_ms))
@@ -296,7 +296,7 @@ def test_a_claim_confirmed_too_late_is_simply_made_again() -> None:
     assert bench.token() == T0 + 1_000_000 + 3
 
 
-def test_queues_are_given_back_in_the_order_stop_drain_commit_release() -> None:
+def test_queues_are_released_in_the_order_stop_drain_commit_release() -> None:
     bench = Bench(Q, Q1)
     token = bench.token()
     assert token is not None
@@ -305,10 +305,10 @@ def test_queues_are_given_back_in_the_order_stop_drain_commit_release() -> None:
     assert bench.of(Stop) == [Stop(Q, token, StopReason.UNWANTED)]
     with pytest.raises(ValueError, match="not drained"):
         bench.holder.committed(Q, token, 18, (), bench.now_ms)
-    bench.wait(RENEW)  # a slow listener: still renewed, still ours
+    bench.wait(RENEW)  # a slow listener: the queue is still renewed and still ours
     assert bench.token() == token
     bench.take(bench.holder.drained(Q, token, bench.now_ms))
-    assert bench.token() == token  # the commit is still to be made
+    assert bench.token() == token  # the commit has not been made yet
     assert not bench.of(SendRelease)
     bench.take(bench.holder.committed(Q, token, 18, ((18, 1),), bench.now_ms))
     assert bench.token() is None
@@ -326,7 +326,7 @@ def test_queues_are_given_back_in_the_order_stop_drain_commit_release() -> None:
     assert (lock.owner, lock.next_offset, lock.reconsume_counts) == (None, 18, ((18, 1),))
 
 
-def test_facts_out_of_order_are_errors_and_change_nothing() -> None:
+def test_calls_out_of_order_are_errors_and_change_nothing() -> None:
     bench = Bench(Q)
     token = bench.token()
     assert token is not None
@@ -345,7 +345,7 @@ def test_facts_out_of_order_are_errors_and_change_nothing() -> None:
     assert bench.token() == token
 
 
-def test_facts_about_a_former_token_are_late_and_dropped() -> None:
+def test_calls_about_a_former_token_are_late_and_ignored() -> None:
     bench = Bench(Q)
     old = bench.token()
     assert old is not None
@@ -364,7 +364,7 @@ def test_facts_about_a_former_token_are_late_and_dropped() -> None:
     assert (renewal.record.queues[0].token, renewal.record.queues[0].next_offset) == (new, None)
 
 
-def test_renewals_carry_how_far_the_queue_is() -> None:
+def test_renewals_carry_the_progress_of_the_queue() -> None:
     bench = Bench(Q)
     token = bench.token()
     assert token is not None
@@ -392,7 +392,7 @@ def test_a_new_owner_starts_with_the_position_and_the_counts_of_the_last_one() -
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.tick()
     assert bench.done == [Start(Q, T0 + 1_000_003, 118, ((118, 4),))]
-    bench.wait(RENEW)  # nothing has been consumed yet: nothing is forgotten either
+    bench.wait(RENEW)  # nothing has been consumed yet, so nothing is forgotten
     assert (bench.log.lock(Q).next_offset, bench.log.lock(Q).reconsume_counts) == (118, ((118, 4),))
 
 
@@ -400,10 +400,10 @@ def _json(fields: dict[str, object]) -> bytes:
     return json.dumps(fields).encode()
 
 
-def test_a_lock_that_the_log_gives_to_another_stops_at_once() -> None:
+def test_a_lock_that_the_log_gives_to_another_member_stops_immediately() -> None:
     bench = Bench(Q)
     token = bench.token()
-    # B's claim, granted because the log's clock says so (a margin eaten by clock steps)
+    # B's claim, granted by log time (clock steps have used up the margin)
     for _ in range(12):
         bench.log.fold(
             bench.log.next_offset,
@@ -421,7 +421,7 @@ def test_a_lock_that_the_log_gives_to_another_stops_at_once() -> None:
     assert bench.token() is None
 
 
-def test_a_void_renewal_stops_at_once() -> None:
+def test_a_void_renewal_stops_the_queue_immediately() -> None:
     bench = Bench(Q)
     bench.keep_back = True
     bench.wait(RENEW)
@@ -429,13 +429,13 @@ def test_a_void_renewal_stops_at_once() -> None:
     assert isinstance(renewal, SendRenew)
     entry = renewal.record.queues[0]
     fields = renewal.record.model_dump() | {"kind": "release", "seq": 99, "queues": [entry.model_dump()]}
-    # somebody released in our name: `rocketshim group release`
+    # an operator released it in our name: `rocketshim group release`
     bench.log.fold(bench.log.next_offset, T0 + bench.now_ms, decode_group_record(_json(fields)))
     bench.append(renewal.record)
     assert [a.reason for a in bench.of(Stop) if isinstance(a, Stop)] == [StopReason.LOST]
 
 
-def test_a_release_written_in_our_name_stops_at_once() -> None:
+def test_a_release_written_in_our_name_stops_the_queue_immediately() -> None:
     bench = Bench(Q)
     token = bench.token()
     assert token is not None
@@ -446,7 +446,7 @@ def test_a_release_written_in_our_name_stops_at_once() -> None:
     assert bench.of(Stop) == [Stop(Q, token, StopReason.LOST)]
 
 
-def test_a_refused_claim_is_made_again_when_the_lease_should_have_run_out() -> None:
+def test_a_refused_claim_is_made_again_when_the_lease_should_have_expired() -> None:
     bench = Bench(owner=B)
     fields = {"v": 1, "kind": "claim", "client_id": "a", "incarnation": "i1", "seq": 1, "lease_ms": 12_000}
     bench.append(
@@ -461,7 +461,7 @@ def test_a_refused_claim_is_made_again_when_the_lease_should_have_run_out() -> N
     assert bench.now_ms - granted_ms == 12_000
 
 
-def test_a_claim_that_could_not_be_sent_is_made_again_after_a_while() -> None:
+def test_a_claim_that_could_not_be_sent_is_made_again_after_a_wait() -> None:
     bench = Bench()
     bench.keep_back = True
     bench.take(bench.holder.want([Q], bench.now_ms))
@@ -489,7 +489,7 @@ def test_a_queue_won_but_no_longer_wanted_is_released_unused_with_its_counts() -
     assert bench.append(release.record).judgements[0].outcome is LeaseOutcome.RELEASED
 
 
-def test_close_gives_everything_back_before_it_says_goodbye() -> None:
+def test_close_releases_everything_before_it_sends_leave() -> None:
     bench = Bench(Q)
     token = bench.token()
     assert token is not None
@@ -511,7 +511,7 @@ def test_close_gives_everything_back_before_it_says_goodbye() -> None:
 
 
 @pytest.mark.parametrize("at", [(_State.DRAINING,), (_State.DRAINING, _State.COMMITTING)], ids=lambda s: s[-1].name)
-def test_a_belief_that_ends_while_a_queue_is_given_back_forbids_commit_and_release(at: tuple[_State, ...]) -> None:
+def test_a_belief_that_ends_during_a_release_forbids_commit_and_release(at: tuple[_State, ...]) -> None:
     bench = Bench(Q)
     token = bench.token()
     assert token is not None
@@ -526,7 +526,7 @@ def test_a_belief_that_ends_while_a_queue_is_given_back_forbids_commit_and_relea
     assert bench.of(Stop) == [Stop(Q, token, StopReason.UNWANTED)]
 
 
-def test_when_the_log_is_created_again_everything_stops_and_one_lease_is_waited_out() -> None:
+def test_a_re_created_log_stops_everything_and_the_holder_waits_one_lease() -> None:
     bench = Bench(Q)
     token = bench.token()
     assert token is not None
@@ -550,7 +550,7 @@ def test_when_the_log_is_created_again_everything_stops_and_one_lease_is_waited_
     assert new > token
 
 
-def test_a_survivor_waits_one_lease_also_where_the_tokens_of_both_logs_overlap() -> None:
+def test_a_survivor_waits_one_lease_even_if_the_tokens_of_both_logs_overlap() -> None:
     bench = Bench(Q)
     old = bench.token()
     assert old is not None
@@ -565,7 +565,7 @@ def test_a_survivor_waits_one_lease_also_where_the_tokens_of_both_logs_overlap()
     bench.holder.begin(1, bench.now_ms)
     while bench.token() is None:
         bench.wait(1_000)
-    assert bench.log.base == floor - 1  # its next token is above every old one: no raise
+    assert bench.log.base == floor - 1  # its next token is above every old one, so the base is not raised
     assert bench.now_ms - lost_ms == LEASE
 
 
@@ -577,7 +577,7 @@ def test_a_survivor_whose_floor_is_above_the_new_base_raises_it() -> None:
     bench.take(bench.holder.log_lost(floor, bench.now_ms))
     bench.take(bench.holder.drained(Q, old, bench.now_ms))
     bench.log = GroupLog(0)
-    bench.log.fold(  # a stranger came first, and the leader's clock has stepped back
+    bench.log.fold(  # another member was first, and the leader's clock has stepped back
         0, T0 - 9_000_000, MemberRecord(client_id="new", incarnation="n", seq=1, lease_ms=LEASE)
     )
     bench.holder.begin(1, bench.now_ms)
@@ -627,7 +627,7 @@ def test_a_token_above_those_of_this_log_raises_its_base_but_not_before_the_log_
     assert late.record.base == floor
 
 
-def test_when_the_log_is_truncated_before_it_was_read_everything_stops() -> None:
+def test_a_log_truncated_before_it_was_read_stops_everything() -> None:
     bench = Bench(Q)
     token = bench.token()
     assert token is not None
@@ -661,7 +661,7 @@ def test_a_record_of_an_unknown_version_stops_everything_until_a_lease_has_passe
     assert bench.token() is not None
 
 
-def test_what_is_too_much_for_one_record_goes_into_several() -> None:
+def test_entries_that_exceed_one_record_go_into_several() -> None:
     queues = [MessageQueue("orders", "kafka", i) for i in range(12)]
     bench = Bench(*queues)
     counts = tuple((offset, 1) for offset in range(3_000))
@@ -702,7 +702,7 @@ class Broker:
     low: int = 0
     records: list[tuple[int, bytes]] = field(default_factory=list)
     committed: dict[MessageQueue, int] = field(default_factory=dict)
-    tokens: dict[MessageQueue, int] = field(default_factory=dict)  # the metadata of the commits
+    tokens: dict[MessageQueue, int] = field(default_factory=dict)  # from the metadata of the commits
 
     def append(self, value: bytes) -> None:
         self.records.append((T0 + self.now_ms + self.leader_ahead_ms, value))
@@ -715,7 +715,7 @@ class Broker:
 
 
 class Sink:
-    """What listeners write to: it remembers the highest token of each queue and refuses lower ones."""
+    """The sink that listeners write to; it stores the highest token of each queue and refuses lower ones."""
 
     def __init__(self) -> None:
         self.highest: dict[MessageQueue, int] = {}
@@ -727,7 +727,7 @@ class Sink:
         self.refused = 0
 
     def started(self, queue: MessageQueue, token: int, position: int) -> None:
-        """A process begins a queue: with a higher token than anyone before, without a gap, and not behind a release."""
+        """Check that a process starts with a higher token than all before, without a gap, and not behind a release."""
         assert token > self.newest.get(queue, -1), "a later owner has a lower token"
         assert position <= self.frontier.get(queue, 0), "messages skipped"
         assert position >= self.handed_over.pop(queue, 0), "a clean hand-over went back"
@@ -735,7 +735,7 @@ class Sink:
         self.starts += 1
 
     def write(self, queue: MessageQueue, token: int, position: int) -> None:
-        """A message; first successes come in order and repeats re-run a suffix only."""
+        """Accept a message; first successes arrive in order, and repeats only re-run a suffix."""
         if token < self.highest.get(queue, -1):
             self.refused += 1
             return
@@ -749,7 +749,7 @@ class Sink:
 
 @dataclass
 class Run:
-    """What a process does with a queue between Start and the end of its drain."""
+    """The state of a process for a queue from Start until it is drained."""
 
     token: int
     position: int
@@ -757,7 +757,7 @@ class Run:
 
 
 class Process:
-    """One member: the shell around its machines."""
+    """One member: the shell around its state machines."""
 
     def __init__(self, number: int, broker: Broker, sink: Sink) -> None:
         self.owner = Owner(f"m{number}", f"i{number}")
@@ -778,7 +778,7 @@ class Process:
         return self.holder.token_of(queue, self.now_ms) is not None
 
     def follow(self) -> None:
-        """Begin to read the log that lies there."""
+        """Begin to read the current log."""
         self.log_id = self.broker.log_id
         self.log = GroupLog(self.broker.low)
         floor = max(self.broker.tokens.values(), default=-1) + 1 or None
@@ -803,18 +803,18 @@ class Process:
                     assert_never(action)
 
     def read(self, limit: int) -> None:
-        """Read and fold up to `limit` records, noticing when the log is another one or has lost its beginning."""
+        """Read and fold up to `limit` records, and detect a log that was replaced or has lost its beginning."""
         continuity = self.log.continuity(self.broker.low, self.broker.low + len(self.broker.records))
         if self.log_id != self.broker.log_id or continuity is not Continuity.CONTINUES:
             self.perform(self.holder.log_lost(self.log.token_floor, self.now_ms))
             self.follow()
-        place = self.log.next_offset - self.broker.low
-        for append_ms, value in self.broker.records[place : place + limit]:
+        index = self.log.next_offset - self.broker.low
+        for append_ms, value in self.broker.records[index : index + limit]:
             folded = self.log.fold(self.log.next_offset, append_ms, decode_group_record(value))
             self.perform(self.holder.observe(folded, self.now_ms))
 
     def work(self) -> None:
-        """One message of each queue that may be worked on, and what stopped queues need."""
+        """Process one message of each permitted queue, and drain or commit stopped queues."""
         for queue, run in list(self.runs.items()):
             if run.stopped:
                 self.give_back(queue, run)
@@ -834,26 +834,26 @@ class Process:
         del self.runs[queue]
 
     def step(self, limit: int) -> None:
-        """One turn of the process: read, tick, work."""
+        """Run one turn of the process: read, tick, work."""
         self.read(limit)
         self.perform(self.holder.tick(self.log, self.now_ms))
         self.work()
 
     def thaw(self) -> None:
-        """It goes on where it was: listeners end the write they were in before anything is checked."""
+        """Continue after a freeze: listeners complete their current write before anything is checked."""
         self.frozen = False
         for queue, run in self.runs.items():
             if run.token < self.sink.highest.get(queue, -1):  # the frozen write of a former owner
                 self.sink.write(queue, run.token, run.position)
 
     def deliver(self, limit: int) -> None:
-        """Records reach the log, in order."""
+        """Deliver records to the log, in order."""
         for _ in range(min(limit, len(self.outbox))):
             self.broker.append(self.outbox.popleft())
 
 
 class Cluster:
-    """Processes on one log, and a random history played on them."""
+    """Processes on one log, with a random history of events."""
 
     def __init__(self, random: Random, members: int = 3) -> None:
         self.random = random
@@ -868,7 +868,7 @@ class Cluster:
     # operations; weights in OPERATIONS
 
     def spawn(self, process: Process | None = None) -> None:
-        """A new process, also right after a re-creation of the log."""
+        """Start a new process, possibly right after a re-creation of the log."""
         del process
         if len(self.processes) < 4:
             new = Process(self.spawned, self.broker, self.sink)
@@ -877,7 +877,7 @@ class Cluster:
             new.perform(new.holder.want(QUEUES, new.now_ms))
 
     def kill(self, process: Process) -> None:
-        """A process is gone; of its records on their way some still arrive."""
+        """Kill a process; some of its records in flight still arrive."""
         process.deliver(self.random.randrange(5))
         self.processes.remove(process)
 
@@ -892,7 +892,7 @@ class Cluster:
             process.perform(process.holder.want(self.random.sample(QUEUES, self.random.randrange(4)), process.now_ms))
 
     def step_clock(self, process: Process) -> None:
-        """The leader's clock steps; at most five times in a lease, which the margin of 30 s covers."""
+        """Step the leader's clock, at most five times per lease, which the margin of 30 s covers."""
         del process
         if self.broker.now_ms - self.clock_stepped_ms >= LEASE // 5:
             self.clock_stepped_ms = self.broker.now_ms
@@ -911,7 +911,7 @@ class Cluster:
         self.broker.low += count
 
     def deliver(self, process: Process) -> None:
-        """Also of a frozen process: records on their way already."""
+        """Deliver records in flight, even those of a frozen process."""
         process.deliver(self.random.choice([1, 10]))
 
     def step(self, process: Process) -> None:
@@ -935,13 +935,13 @@ class Cluster:
             self.check()
 
     def check(self) -> None:
-        """No two members believe in one queue at one instant, frozen ones included."""
+        """Check that no two members, even frozen ones, believe in one queue at the same time."""
         for queue in QUEUES:
             believers = [process.owner for process in self.processes if process.believes(queue)]
             assert len(believers) <= 1, f"{believers} believe in {queue} at {self.broker.now_ms}"
 
     def come_to_rest(self, duration_ms: int) -> None:
-        """Everybody is awake and wants everything; records are delivered and read at once."""
+        """Wake all members and let them want all queues; deliver and read records immediately."""
         end_ms = self.broker.now_ms + duration_ms
         while self.broker.now_ms < end_ms:
             self.broker.now_ms += 400
@@ -967,7 +967,7 @@ def test_no_two_members_believe_in_one_queue_and_accepted_tokens_never_go_back(s
     views = {tuple((lock.queue, lock.owner, lock.token) for lock in process.log.locks) for process in cluster.processes}
     assert len(views) == 1
     assert all(lock.known and lock.owner for process in cluster.processes for lock in process.log.locks)
-    # a process that begins anywhere two leases back or earlier knows the same
+    # a process that begins at any offset two leases back or earlier knows the same
     broker = cluster.broker
     high = broker.low + len(broker.records)
     whole = cluster.processes[0].log
@@ -1000,7 +1000,7 @@ def test_a_killed_owner_is_replaced_one_lease_after_its_last_renewal() -> None:
     assert cluster.broker.now_ms - killed_ms <= LEASE + 1_200
 
 
-def test_a_released_queue_is_taken_over_at_once() -> None:
+def test_a_released_queue_is_taken_over_immediately() -> None:
     cluster = Cluster(Random(1), members=2)  # noqa: S311 - a test's dice
     cluster.come_to_rest(3 * LEASE)
     owner = next(process for process in cluster.processes if process.believes(QUEUES[0]))

@@ -1,4 +1,4 @@
-"""A letter of a plan is in one state at a time; a rate, a most and a failure ratio are kept."""
+"""A dead letter of a plan is in one state at a time; the rate, the maximum and the failure ratio are respected."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ from rocketshim_topics import OutgoingRecord
 from rocketshim_topics.redrive_plan import PlannedLetter
 
 
-def letters(count: int) -> list[PlannedLetter]:
+def dead_letters(count: int) -> list[PlannedLetter]:
     return [PlannedLetter(0, offset, "0" * 16, "t", "c", "i") for offset in range(count)]
 
 
@@ -22,11 +22,11 @@ def nothing(_letter: PlannedLetter) -> bool:
 
 
 class Applying(RuleBasedStateMachine):
-    """Transactions that are committed, aborted, or of which nobody knows, against a log that is the truth."""
+    """Transactions that are committed, aborted or have an uncertain outcome; the log is the source of truth."""
 
     @initialize(count=st.integers(0, 60), most=st.none() | st.integers(1, 40), before=st.sets(st.integers(0, 59)))
     def begin(self, count: int, most: int | None, before: set[int]) -> None:
-        self.all = letters(count)
+        self.all = dead_letters(count)
         self.before = {each for each in self.all if each.offset in before}
         self.log = set(self.before)
         self.ours: set[PlannedLetter] = set()
@@ -97,8 +97,8 @@ TestApplying = Applying.TestCase
     rate=st.floats(0.1, 50),
     gaps=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5_000)), max_size=30),
 )
-def test_no_more_than_the_rate_over_any_stretch_but_the_last_second(rate: float, gaps: list[tuple[int, int]]) -> None:
-    progress = RedriveProgress(letters(1_500), rate_per_s=rate)
+def test_no_interval_exceeds_the_rate_except_the_last_second(rate: float, gaps: list[tuple[int, int]]) -> None:
+    progress = RedriveProgress(dead_letters(1_500), rate_per_s=rate)
     left = progress.resume(nothing)
     now_ms, taken, begun = 0, 0, None
     for count, pause_ms in gaps:
@@ -113,8 +113,8 @@ def test_no_more_than_the_rate_over_any_stretch_but_the_last_second(rate: float,
         taken += len(batch)
 
 
-def test_failures_count_among_the_whole_plan_wherever_they_are() -> None:
-    everything = letters(200)
+def test_failures_count_against_the_whole_plan_wherever_they_are() -> None:
+    everything = dead_letters(200)
     progress = RedriveProgress(everything)
     progress.resume(nothing)
     for each in everything[:20]:
@@ -124,8 +124,8 @@ def test_failures_count_among_the_whole_plan_wherever_they_are() -> None:
     assert (progress.stopped_by, progress.room(0)) == ("failures", 0)
 
 
-def test_letters_of_an_earlier_run_that_die_now_stop_nothing() -> None:
-    everything = letters(100)
+def test_dead_letters_of_an_earlier_run_that_die_now_do_not_stop_the_run() -> None:
+    everything = dead_letters(100)
     progress = RedriveProgress(everything)
     progress.resume(lambda letter: letter.offset < 50)
     progress.take(everything[50:80], 0)
@@ -141,7 +141,7 @@ def test_letters_of_an_earlier_run_that_die_now_stop_nothing() -> None:
 
 
 def varint(number: int) -> bytes:
-    """A number as Kafka writes it: zigzag, seven bits a byte."""
+    """Encode a number as Kafka does: zigzag, seven bits per byte."""
     rest, out = (number << 1) ^ (number >> 63), b""
     while rest > 127:
         out, rest = out + bytes([rest & 127 | 128]), rest >> 7
@@ -149,7 +149,7 @@ def varint(number: int) -> bytes:
 
 
 def stored(record: OutgoingRecord) -> bytes:
-    """A record in Kafka's record format 2, alone in its batch."""
+    """Encode a record in Kafka's record format 2, alone in its batch."""
 
     def sized(content: bytes | None) -> bytes:
         return varint(-1) if content is None else varint(len(content)) + content
@@ -171,7 +171,7 @@ RECORDS = st.builds(
 
 
 @given(limit_bytes=st.integers(10, 20_000), records=st.lists(RECORDS, max_size=20))
-def test_what_is_said_to_be_too_large_would_have_been_refused(limit_bytes: int, records: list[OutgoingRecord]) -> None:
+def test_records_reported_as_too_large_would_have_been_refused(limit_bytes: int, records: list[OutgoingRecord]) -> None:
     too_large = TooLarge()
     for record in records:
         is_refused = record.topic == "one" and len(stored(record)) > limit_bytes
@@ -180,7 +180,7 @@ def test_what_is_said_to_be_too_large_would_have_been_refused(limit_bytes: int, 
             too_large.refused(record)
 
 
-def test_what_is_as_large_as_a_refused_record_is_not_asked_about() -> None:
+def test_a_record_as_large_as_a_refused_one_is_predicted_as_refused() -> None:
     too_large = TooLarge()
     too_large.refused(OutgoingRecord("one", None, b"k", b"x" * 1_000, []))
     assert too_large.has_refused(OutgoingRecord("one", None, b"j", b"y" * 1_000, []))
@@ -188,8 +188,8 @@ def test_what_is_as_large_as_a_refused_record_is_not_asked_about() -> None:
     assert not too_large.has_refused(OutgoingRecord("two", None, b"k", b"x" * 1_000, []))
 
 
-def test_an_aborted_transaction_costs_none_of_the_rate() -> None:
-    everything = letters(20)
+def test_an_aborted_transaction_does_not_count_against_the_rate() -> None:
+    everything = dead_letters(20)
     progress = RedriveProgress(everything, rate_per_s=10)
     progress.resume(nothing)
     progress.take(everything[:10], 0)
@@ -200,8 +200,8 @@ def test_an_aborted_transaction_costs_none_of_the_rate() -> None:
     assert progress.wait_ms(0) == 1_000
 
 
-def test_a_letter_that_does_not_wait_cannot_be_taken() -> None:
-    one, two, _ = everything = letters(3)
+def test_a_dead_letter_that_does_not_wait_cannot_be_taken() -> None:
+    one, two, _ = everything = dead_letters(3)
     progress = RedriveProgress(everything)
     progress.resume(lambda letter: letter is one)
     progress.take([two], 0)
@@ -212,8 +212,8 @@ def test_a_letter_that_does_not_wait_cannot_be_taken() -> None:
     assert (progress.sent, progress.settled, progress.waiting) == (1, 1, 1)
 
 
-def test_a_letter_fails_once_and_one_that_is_sent_does_not() -> None:
-    one, two = everything = letters(2)
+def test_a_dead_letter_fails_once_and_a_sent_one_does_not_fail() -> None:
+    one, two = everything = dead_letters(2)
     progress = RedriveProgress(everything)
     progress.resume(nothing)
     progress.take([one], 0)

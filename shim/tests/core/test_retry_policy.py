@@ -1,4 +1,4 @@
-"""Where a failed message goes next is RocketMQ's answer, for every limit, level, delay and count."""
+"""The next hop of a failed message equals RocketMQ's, for every limit, level, delay and count."""
 
 import math
 
@@ -27,7 +27,7 @@ UNITS = st.floats(min_value=0, max_value=1, exclude_max=True)
 
 
 class Stubborn:
-    """A policy that answers the same whatever it is asked."""
+    """A policy that always gives the same answer."""
 
     def next_hop(self, reconsume_times: int, unit: float) -> AtLevel | AfterDelay:
         del reconsume_times, unit
@@ -35,7 +35,7 @@ class Stubborn:
 
 
 def deliveries(limit: int = -1, message_limit: int | None = None) -> list[NextHop]:
-    """What follows each failure of a message that fails every time, up to its death."""
+    """Return the next hop after each failure of a message that always fails, up to its dead letter."""
     hops: list[NextHop] = []
     while not hops or not isinstance(hops[-1], Dead):
         hops.append(decide(Failed(len(hops), limit=limit, message_limit=message_limit), TABLE))
@@ -61,7 +61,7 @@ def test_deliveries_are_one_more_than_the_limit_and_one_for_negatives_other_than
     assert len(deliveries(limit)) == expected
 
 
-def test_levels_above_the_table_are_asked_for_and_clamped_by_the_table() -> None:
+def test_levels_above_the_table_are_requested_and_clamped_by_the_table() -> None:
     hop = decide(Failed(30, limit=40), TABLE)
     assert hop == AtLevel(33)
     assert DelayLevels.default().clamp(33) == 18
@@ -71,7 +71,7 @@ def test_levels_above_the_table_are_asked_for_and_clamped_by_the_table() -> None
     ("limit", "message_limit", "expected"),
     [(-1, None, 16), (-1, 5, 5), (-1, 20, 16), (3, 5, 3), (5, 3, 3), (0, 9, 0), (7, 0, 0), (-4, 9, -4)],
 )
-def test_limit_of_the_message_counts_where_it_is_lower_than_the_groups(
+def test_limit_of_the_message_counts_if_it_is_lower_than_the_groups(
     limit: int, message_limit: int | None, expected: int
 ) -> None:
     assert effective_limit(limit, message_limit) == expected
@@ -79,26 +79,28 @@ def test_limit_of_the_message_counts_where_it_is_lower_than_the_groups(
 
 
 @given(count=COUNTS, asked=st.integers(max_value=-1), delay=st.none() | st.integers(0, 10**9), limit=LIMITS)
-def test_asked_level_below_0_is_the_dead_letter_topic_at_once_whatever_else_holds(
+def test_requested_level_below_0_always_means_an_immediate_dead_letter(
     count: int, asked: int, delay: int | None, limit: int
 ) -> None:
     assert decide(Failed(count, asked_level=asked, asked_delay_ms=delay, limit=limit), TABLE) == Dead(asked=True)
 
 
 @given(count=COUNTS, level=st.integers(1, 10**6), limit=LIMITS)
-def test_asked_level_is_taken_exactly_until_the_limit(count: int, level: int, limit: int) -> None:
+def test_requested_level_is_used_exactly_until_the_limit(count: int, level: int, limit: int) -> None:
     hop = decide(Failed(count, asked_level=level, limit=limit), TABLE)
     assert hop == (Dead(asked=False) if count >= effective_limit(limit, None) else AtLevel(level))
 
 
 @given(count=st.integers(0, 15), level=st.integers(0, 20), delay_ms=st.integers(-5, 10**12))
-def test_asked_delay_wins_over_an_asked_level_and_is_never_negative(count: int, level: int, delay_ms: int) -> None:
+def test_requested_delay_overrides_a_requested_level_and_is_never_negative(
+    count: int, level: int, delay_ms: int
+) -> None:
     hop = decide(Failed(count, asked_level=level, asked_delay_ms=delay_ms), TABLE)
     assert hop == AfterDelay(max(0, delay_ms))
 
 
 @given(count=COUNTS, limit=LIMITS)
-def test_custom_policy_is_asked_only_below_the_limit_and_when_nothing_was_asked_for(count: int, limit: int) -> None:
+def test_custom_policy_decides_only_below_the_limit_and_without_a_request(count: int, limit: int) -> None:
     hop = decide(Failed(count, limit=limit), Stubborn())
     naive = DEFAULT_MAX_RECONSUME_TIMES if limit == -1 else limit
     assert hop == (AfterDelay(12_345) if count < naive else Dead(asked=False))
@@ -128,10 +130,10 @@ EXPONENTIAL = st.builds(
 @given(policy=EXPONENTIAL, count=COUNTS, unit=UNITS)
 @example(policy=ExponentialRetryPolicy(factor=1.0), count=10**12, unit=0.0)
 @example(policy=ExponentialRetryPolicy(factor=1.0000001), count=10**9, unit=0.999)
-def test_exponential_answers_at_once_within_cap_and_jitter_for_any_count(
+def test_exponential_policy_answers_fast_within_cap_and_jitter_for_any_count(
     policy: ExponentialRetryPolicy, count: int, unit: float
 ) -> None:
-    """Counts come from a header: a hostile one costs no time and overflows nothing."""
+    """Counts come from a header: a hostile value costs no time and causes no overflow."""
     hop = policy.next_hop(count, unit)
     assert isinstance(hop, AfterDelay)
     assert 1 <= hop.delay_ms <= policy.cap_ms
@@ -154,7 +156,7 @@ def test_exponential_delay_never_shrinks_from_attempt_to_attempt(
 
 
 def test_delays_at_the_cap_are_spread_below_it() -> None:
-    """What failed together during an outage must not come back in one instant."""
+    """Messages that failed together during an outage must not come back at the same instant."""
     policy = ExponentialRetryPolicy(initial_ms=1_000, cap_ms=60_000, jitter=0.5)
     delays = {policy.next_hop(50, number / 100) for number in range(100)}
     assert len(delays) == 100
@@ -174,7 +176,7 @@ def test_delays_at_the_cap_are_spread_below_it() -> None:
         {"jitter": math.nan},
     ],
 )
-def test_exponential_policy_that_makes_no_sense_is_refused(settings: dict[str, float]) -> None:
+def test_invalid_exponential_policy_is_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="need"):
         ExponentialRetryPolicy(**settings)  # type: ignore[arg-type]
 
@@ -185,6 +187,6 @@ def test_levels_begin_at_1() -> None:
 
 
 @pytest.mark.parametrize(("count", "unit"), [(-1, 0.5), (0, 1.0), (0, -0.1), (0, math.nan)])
-def test_facts_that_cannot_be_are_refused(count: int, unit: float) -> None:
+def test_impossible_facts_are_refused(count: int, unit: float) -> None:
     with pytest.raises(ValueError, match="need"):
         Failed(count, unit=unit)

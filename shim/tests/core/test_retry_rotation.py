@@ -1,4 +1,4 @@
-"""Turns of things that wait, by the rules of `core.retry_rotation`."""
+"""The order of tries among waiting things, by the rules of `core.retry_rotation`."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rocketshim.core.retry_rotation import RetryRotation
 
 
-def test_what_is_new_is_tried_together() -> None:
+def test_new_things_are_tried_together() -> None:
     turns: RetryRotation[str] = RetryRotation()
     assert turns.pick(["a", "b"], 0) == (["a", "b"], 10.0)
     turns.tried(["a", "b"], failed=False, began_ms=0, now_ms=0)
@@ -14,7 +14,7 @@ def test_what_is_new_is_tried_together() -> None:
     assert turns.pick([], 0) == ([], 0.0)
 
 
-def test_what_failed_together_is_tried_one_by_one_at_once() -> None:
+def test_things_that_failed_together_are_tried_one_by_one_immediately() -> None:
     turns: RetryRotation[str] = RetryRotation()
     turns.pick(["a", "b", "c"], 0)
     turns.tried(["a", "b", "c"], failed=True, began_ms=0, now_ms=10_000)
@@ -28,7 +28,7 @@ def test_what_failed_together_is_tried_one_by_one_at_once() -> None:
     assert turns.pick(["a", "c"], 22_000) == (["a"], 2.0), "with more time for an answer"
 
 
-def test_a_failure_that_came_at_once_is_tried_again_soon_and_less_often_later() -> None:
+def test_a_fast_failure_is_retried_soon_and_less_often_later() -> None:
     turns: RetryRotation[str] = RetryRotation()
     turns.pick(["a"], 0)
     turns.tried(["a"], failed=True, began_ms=0, now_ms=0)
@@ -41,7 +41,7 @@ def test_a_failure_that_came_at_once_is_tried_again_soon_and_less_often_later() 
     assert instants == [0, 100, 300, 700, 1_500, 2_500, 3_500]
 
 
-def test_what_does_not_wait_any_more_is_new_when_it_comes_back() -> None:
+def test_a_thing_that_stopped_waiting_is_new_when_it_returns() -> None:
     turns: RetryRotation[str] = RetryRotation()
     turns.pick(["a"], 0)
     turns.tried(["a"], failed=True, began_ms=0, now_ms=0)
@@ -50,7 +50,7 @@ def test_what_does_not_wait_any_more_is_new_when_it_comes_back() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 10_000))
-def test_all_that_can_be_done_is_done_soon_and_tries_in_vain_take_a_tenth_of_the_time(
+def test_possible_things_are_done_soon_and_failed_tries_take_a_tenth_of_the_time(
     sick: list[bool], took_ms: int
 ) -> None:
     turns: RetryRotation[int] = RetryRotation()

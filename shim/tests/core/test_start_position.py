@@ -1,4 +1,4 @@
-"""Where a group begins on a partition: nothing that was written while it consumed the topic is skipped."""
+"""Where a group begins on a partition: it skips nothing that was written while it consumed the topic."""
 
 import pytest
 from hypothesis import example, given
@@ -44,7 +44,7 @@ def start(
 
 
 def naive(partition: int, found: dict[int, Found], where: ConsumeFromWhere, *, retry: bool) -> Start:
-    """The rules as a table would have them, one after the other."""
+    """Apply the rules one after the other, as a table would list them."""
     commits = {number: each for number, each in found.items() if each.committed is not None and each.committed >= 0}
     if partition in commits:
         return StartAt(commits[partition].committed or 0)
@@ -59,17 +59,17 @@ def naive(partition: int, found: dict[int, Found], where: ConsumeFromWhere, *, r
 
 
 @given(partition=st.integers(0, 11), found=FOUND, where=WHERE, retry=st.booleans(), count=st.integers(1, 12))
-def test_start_is_that_of_the_naive_table(
+def test_start_equals_that_of_the_naive_table(
     partition: int, found: dict[int, Found], where: ConsumeFromWhere, *, retry: bool, count: int
 ) -> None:
     assert start(partition, found, where, retry=retry, count=count) == naive(partition, found, where, retry=retry)
 
 
 @given(partition=st.integers(0, 11), found=FOUND, where=WHERE, retry=st.booleans(), count=st.integers(1, 12))
-def test_what_a_resolved_start_commits_never_changes_where_the_others_begin(
+def test_the_commit_of_a_resolved_start_never_changes_where_others_begin(
     partition: int, found: dict[int, Found], where: ConsumeFromWhere, *, retry: bool, count: int
 ) -> None:
-    """The order in which members take their partitions must not matter: `born` is carried, not counted anew."""
+    """The order in which members start their partitions must not matter: `born` is repeated, not counted again."""
     kept = {number: each for number, each in found.items() if each.committed is not None and each.committed >= 0}
     _, born = resolve_start(partition, kept, where=where, is_retry_topic=retry, partition_count=count)
     after = {**kept, partition: Found(100, CommitMetadata("digest", born))}
@@ -80,10 +80,10 @@ def test_what_a_resolved_start_commits_never_changes_where_the_others_begin(
 
 
 @given(where=WHERE, grown_to=st.integers(1, 12), first_count=st.integers(1, 12), order=st.permutations(range(12)))
-def test_partition_added_after_the_group_began_is_read_from_its_start_for_ever(
+def test_partition_added_after_the_group_began_is_always_read_from_its_start(
     where: ConsumeFromWhere, grown_to: int, first_count: int, order: list[int]
 ) -> None:
-    """A group begins on a few partitions, in any order and one by one; then the topic grows; then it grows again."""
+    """A group begins on a few partitions, one by one in any order; then the topic grows twice."""
     found: dict[int, Found] = {}
     for count in (first_count, first_count + grown_to, 2 * (first_count + grown_to)):
         for partition in [number for number in order if number < count]:
@@ -104,7 +104,7 @@ def test_committed_position_is_used_whatever_the_policy(where: ConsumeFromWhere)
 
 
 @pytest.mark.parametrize("where", list(ConsumeFromWhere))
-def test_group_that_is_new_on_a_topic_follows_its_policy_and_remembers_how_many_partitions_there_were(
+def test_new_group_on_a_topic_follows_its_policy_and_records_the_partition_count(
     where: ConsumeFromWhere,
 ) -> None:
     begin, born = resolve_start(2, {}, where=where, is_retry_topic=False, partition_count=6)
@@ -112,14 +112,14 @@ def test_group_that_is_new_on_a_topic_follows_its_policy_and_remembers_how_many_
 
 
 @pytest.mark.parametrize("where", list(ConsumeFromWhere))
-def test_retry_topic_begins_at_its_earliest_record_also_with_a_timestamp(where: ConsumeFromWhere) -> None:
-    """RocketMQ begins at the end with a timestamp, and loses the retries of the first consumers."""
+def test_retry_topic_begins_at_its_earliest_record_even_with_a_timestamp(where: ConsumeFromWhere) -> None:
+    """With a timestamp RocketMQ begins at the end, and loses the retries of the first consumers."""
     assert start(0, {}, where, retry=True) == Earliest()
     assert start(1, {0: Found(9, OURS)}, where, retry=True) == Earliest()
 
 
-def test_partition_that_was_there_and_has_no_commit_yet_follows_the_policy() -> None:
-    """Its first holder died before it could commit; it is no older and no newer than the rest."""
+def test_existing_partition_without_a_commit_follows_the_policy() -> None:
+    """Its first owner died before it could commit; the partition is as old as the others."""
     assert start(2, {0: Found(9, OURS)}) == Latest()
     assert start(3, {0: Found(9, OURS)}) == Earliest()
 
@@ -135,8 +135,8 @@ def test_metadata_without_a_known_number_of_partitions_counts_as_none() -> None:
     assert start(1, {0: Found(9, CommitMetadata("digest", 0))}) == Earliest()
 
 
-def test_lowest_known_number_of_partitions_counts_where_commits_differ() -> None:
-    """In doubt a partition came later: repeat, never lose."""
+def test_lowest_known_number_of_partitions_counts_if_commits_differ() -> None:
+    """If uncertain, assume that the partition was added later: repeat, never lose."""
     found = {0: Found(9, CommitMetadata("d", 8)), 1: Found(9, CommitMetadata("d", 2))}
     assert start(3, found) == Earliest()
 
@@ -146,13 +146,13 @@ def test_lowest_known_number_of_partitions_counts_where_commits_differ() -> None
     born=st.integers(0, 999_999_999),
     token=st.none() | st.integers(0, 2**63 - 1),
 )
-def test_metadata_comes_back_as_it_went(digest: str, born: int, token: int | None) -> None:
+def test_metadata_survives_encoding(digest: str, born: int, token: int | None) -> None:
     metadata = CommitMetadata(digest, born, token=token)
     assert decode_metadata(encode_metadata(metadata)) == metadata
 
 
 @given(subscription=st.text(st.characters(codec="utf-8"), max_size=70))
-def test_subscription_comes_back_as_it_went_semicolons_and_all(subscription: str) -> None:
+def test_subscription_survives_encoding_including_semicolons(subscription: str) -> None:
     metadata = CommitMetadata("digest", 3, subscription)
     assert decode_metadata(encode_metadata(metadata)) == metadata
 
@@ -181,7 +181,7 @@ def test_metadata_stays_below_a_thousand_characters_and_loses_only_the_end_of_th
 @example("rs2;d;3")
 @example("rs1;d")
 @example("")
-def test_foreign_text_is_no_metadata_and_no_error(text: str | None) -> None:
+def test_foreign_text_is_neither_metadata_nor_an_error(text: str | None) -> None:
     found = decode_metadata(text)
     if found is not None:
         assert text is not None
