@@ -123,7 +123,8 @@ class ProcessQueue(Generic[MessageT]):
         partition: number of the partition.
         epoch: number of the assignment; the shell drops a result that names another epoch.
 
-    Thread-safety: none, one owner thread; listener threads touch `Chunk.todo` and `Chunk.in_work` only.
+    Thread-safety: none, one owner thread; listener threads touch only `todo`, `in_work`, `calls` and `outcomes` of a
+        `Chunk`.
 
     Source: `ProcessQueue`, `ConsumeMessageConcurrentlyService` of RocketMQ.
     """
