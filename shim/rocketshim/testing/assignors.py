@@ -1,8 +1,8 @@
-"""How a classic consumer group shares its partitions out: the three assignors a group of librdkafka members knows.
+"""The three partition assignors of classic consumer groups that librdkafka supports. Pure.
 
-Each is a pure function of (members in the order of their ids with the topics each wants, partition counts, present
-owners) and so gives the same answer to the same group. `cooperative_sticky` leaves a partition with its owner where
-balance allows; that the new owner gets a moved partition only one generation later is the coordinator's business.
+Each is a pure function of (members in the order of their ids, each with its topics; partition counts; present owners),
+so it gives the same result for the same group. `cooperative_sticky` leaves a partition with its owner if balance
+allows. The coordinator makes sure that the new owner of a moved partition gets it only one generation later.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Shares = dict[str, list[Partition]]
 
 
 def range_(wanted: Wanted, partition_counts: Mapping[str, int]) -> Shares:
-    """Contiguous runs per topic; the first members get one more (Kafka's `RangeAssignor`)."""
+    """Assign contiguous partitions per topic; the first members get one more (Kafka's `RangeAssignor`)."""
     shares: Shares = {member: [] for member in wanted}
     for topic in sorted({topic for topics in wanted.values() for topic in topics}):
         takers = sorted(member for member, topics in wanted.items() if topic in topics)
@@ -29,7 +29,7 @@ def range_(wanted: Wanted, partition_counts: Mapping[str, int]) -> Shares:
 
 
 def roundrobin(wanted: Wanted, partition_counts: Mapping[str, int]) -> Shares:
-    """One partition after another to one member after another (Kafka's `RoundRobinAssignor`)."""
+    """Assign one partition after another to one member after another (Kafka's `RoundRobinAssignor`)."""
     shares: Shares = {member: [] for member in wanted}
     members = sorted(wanted)
     turn = 0
@@ -44,7 +44,7 @@ def roundrobin(wanted: Wanted, partition_counts: Mapping[str, int]) -> Shares:
 def cooperative_sticky(
     wanted: Wanted, partition_counts: Mapping[str, int], owned: Mapping[str, Sequence[Partition]]
 ) -> Shares:
-    """Balanced shares that move as few partitions as balance allows (after Kafka's `CooperativeStickyAssignor`)."""
+    """Assign balanced shares and move as few partitions as possible (as Kafka's `CooperativeStickyAssignor`)."""
     everything = _all_partitions(wanted, partition_counts)
     shares: Shares = {member: [] for member in sorted(wanted)}
     free = set(everything)
@@ -62,7 +62,7 @@ def cooperative_sticky(
 
 
 def _move_one(wanted: Wanted, shares: Shares) -> bool:
-    """Move one partition from a fuller member to one with at least two fewer; False when balanced."""
+    """Move one partition to a member with at least two fewer; return False if the shares are balanced."""
     for giver in sorted(shares, key=lambda member: (-len(shares[member]), member)):
         for partition in sorted(shares[giver], reverse=True):
             takers = [member for member in shares if partition[0] in wanted[member]]

@@ -1,6 +1,6 @@
-"""The librdkafka settings that the in-memory clients obey; every other key is accepted and has no effect.
+"""The librdkafka settings that the in-memory clients support; every other key is accepted and has no effect.
 
-Values may be of their own type or text, as librdkafka takes them. Defaults are librdkafka's.
+Values may have their own type or be text, as in librdkafka. The defaults are librdkafka's.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ def _count(config: Mapping[str, Any], name: str, default: int, *aliases: str) ->
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """What the in-memory consumer obeys; times in milliseconds."""
+    """The settings of the in-memory consumer; times in milliseconds."""
 
     group_id: str
     client_id: str
@@ -48,11 +48,11 @@ class ConsumerSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ConsumerSettings":
-        """Read them from a client configuration.
+        """Read the settings from a client configuration.
 
         Raises:
-            ValueError: no `group.id` (confluent_kafka's answer to that).
-            KafkaException: `_INVALID_ARG`, a value that librdkafka would refuse.
+            ValueError: `group.id` is missing (the error of confluent_kafka).
+            KafkaException: `_INVALID_ARG`, a value that librdkafka would reject.
         """
         if not config.get("group.id"):
             raise ValueError("Failed to create consumer: group.id must be set")
@@ -75,7 +75,7 @@ class ConsumerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """What the in-memory producer obeys; times in milliseconds, sizes in bytes."""
+    """The settings of the in-memory producer; times in milliseconds, sizes in bytes."""
 
     client_id: str
     partitioner: str
@@ -91,10 +91,10 @@ class ProducerSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ProducerSettings":
-        """Read them from a client configuration.
+        """Read the settings from a client configuration.
 
         Raises:
-            KafkaException: `_INVALID_ARG`, a value that librdkafka would refuse.
+            KafkaException: `_INVALID_ARG`, a value that librdkafka would reject.
         """
         return cls(
             client_id=str(config.get("client.id", "rdkafka")),
@@ -112,7 +112,7 @@ class ProducerSettings:
 
 
 def _strategy(config: Mapping[str, Any]) -> str:
-    """The assignor to imitate: the first of the list; the new protocol behaves like the cooperative one."""
+    """Return the assignor to use: the first of the list; the new protocol behaves like the cooperative one."""
     if str(config.get("group.protocol", "classic")) == "consumer":
         return "cooperative-sticky"
     text = str(config.get("partition.assignment.strategy", "range,roundrobin"))

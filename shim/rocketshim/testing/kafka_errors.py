@@ -1,5 +1,5 @@
 # ruff: noqa: SLF001 - librdkafka's own error codes are public names of KafkaError that begin with an underscore
-"""Errors as confluent_kafka raises them: codes, and `KafkaError` objects with librdkafka's words."""
+"""Errors like those of confluent_kafka: codes, and `KafkaError` objects with librdkafka's texts."""
 
 from typing import Final
 
@@ -42,7 +42,7 @@ class Code:
 def kafka_error(
     code: int, doing: str = "", *, fatal: bool = False, retriable: bool = False, txn_requires_abort: bool = False
 ) -> KafkaError:
-    """A `KafkaError` with librdkafka's text for the code, after `doing` and a colon where that is given."""
+    """Return a `KafkaError` with librdkafka's text for the code, after `doing` and a colon if that is not empty."""
     text = KafkaError(code).str()
     reason = f"{doing}: {text}" if doing else text
     return KafkaError(code, reason, fatal, retriable, txn_requires_abort)
@@ -51,12 +51,12 @@ def kafka_error(
 def failure(
     code: int, doing: str = "", *, fatal: bool = False, retriable: bool = False, txn_requires_abort: bool = False
 ) -> KafkaException:
-    """The exception to raise for a code."""
+    """Return the exception for a code."""
     return KafkaException(
         kafka_error(code, doing, fatal=fatal, retriable=retriable, txn_requires_abort=txn_requires_abort)
     )
 
 
 def invalid(text: str) -> KafkaException:
-    """The exception for a refused configuration, in exactly these words."""
+    """Return the exception for an invalid configuration, with exactly this text."""
     return KafkaException(KafkaError(Code.INVALID_ARG, text))

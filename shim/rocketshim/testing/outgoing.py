@@ -1,4 +1,4 @@
-"""A message on its way from `produce` to its delivery report, and what librdkafka makes of the arguments.
+"""A message between `produce` and its delivery report, and the conversion of arguments as in librdkafka.
 
 Pure. Sizes are librdkafka's: 36 bytes of overhead, key, value, and each header with two varint lengths (measured to the
 byte on 2.16).
@@ -22,12 +22,12 @@ BATCH_OVERHEAD_BYTES = 61
 
 @dataclass(slots=True)
 class Outgoing:
-    """A message in its producer.
+    """A message in the queue of its producer.
 
     Attributes:
         partition: −1 until one is chosen.
-        is_done: its fate is known; what is left is the report.
-        error: what the report will say; None: stored.
+        is_done: whether the outcome is known and only the report is pending.
+        error: the error of the report; None: the message is stored.
     """
 
     topic: str
@@ -44,11 +44,11 @@ class Outgoing:
     duplicate_offset: int | None = None
 
     def succeed(self, record: StoredRecord) -> None:
-        """It is in the log."""
+        """Record that the message is stored."""
         self.is_done, self.stored = True, record
 
     def fail(self, error: KafkaError) -> None:
-        """It failed for good; whether it is in the log, nobody tells."""
+        """Record that the message failed; it may or may not be stored."""
         self.is_done, self.error = True, error
 
     def succeed_as_duplicate(self, offset: int) -> None:
@@ -56,12 +56,12 @@ class Outgoing:
         self.is_done, self.duplicate_offset = True, offset
 
     def size_bytes(self) -> int:
-        """Its size as librdkafka compares it with `message.max.bytes`."""
+        """Return the size that librdkafka compares with `message.max.bytes`."""
         headers = sum(_text_bytes(name.encode()) + _text_bytes(value or b"") for name, value in self.headers)
         return CLIENT_OVERHEAD_BYTES + len(self.key or b"") + len(self.value or b"") + headers
 
     def report(self) -> Message:
-        """The message that the delivery callback gets: without headers; without offset and time if it failed."""
+        """Return the message for the delivery callback: without headers, and without offset and time if it failed."""
         is_stored = self.stored is not None and self.error is None and self.duplicate_offset is None
         no_offset = OFFSET_INVALID if self.duplicate_offset is None else self.duplicate_offset
         stamp = (self.stored.timestamp_type, self.stored.timestamp_ms) if self.stored and is_stored else None
@@ -78,10 +78,10 @@ class Outgoing:
 
 
 def to_payload(value: object) -> bytes | None:
-    """A key or value as it travels.
+    """Return a key or value as bytes.
 
     Raises:
-        TypeError: neither bytes nor text nor None.
+        TypeError: the value is neither bytes nor text nor None.
     """
     if value is None or isinstance(value, bytes):
         return value
@@ -91,10 +91,10 @@ def to_payload(value: object) -> bytes | None:
 
 
 def to_headers(headers: object) -> Headers:
-    """Headers as they travel: keys become text and end at NUL, texts become UTF-8.
+    """Return headers as they are stored: names become text and end at NUL, text values become UTF-8.
 
     Raises:
-        TypeError: neither a dict nor a list of pairs, or a value neither bytes nor text nor None.
+        TypeError: `headers` is neither a dict nor a list of pairs, or a value is neither bytes nor text nor None.
     """
     if headers is None:
         return ()
@@ -115,7 +115,7 @@ def _to_header(pair: Any) -> tuple[str, bytes | None]:
 
 
 def _text_bytes(text: bytes) -> int:
-    """Bytes of a text and of its length as a zigzag varint."""
+    """Return the size of a text and of its length as a zigzag varint, in bytes."""
     length_bytes = 1
     rest = len(text) << 1
     while rest := rest >> 7:

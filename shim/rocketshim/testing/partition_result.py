@@ -1,4 +1,4 @@
-"""A `TopicPartition` that can carry an error: the real class lets only librdkafka set one."""
+"""A `TopicPartition` that can have an error; in the real class only librdkafka can set one."""
 
 from confluent_kafka import KafkaError, TopicPartition
 
@@ -8,23 +8,23 @@ __all__ = ["PartitionResult", "named"]
 
 
 class PartitionResult(TopicPartition):
-    """The outcome for one partition. Equal to the `TopicPartition` of the same partition, as those are to each other.
+    """The result for one partition. It is equal to every `TopicPartition` of the same partition.
 
-    Thread-safety: not to be changed once handed out.
+    Thread-safety: must not be changed after it was returned.
     """
 
     _error: KafkaError | None = None
 
     @property
     def error(self) -> KafkaError | None:  # type: ignore[override] # read-only in the C class too; its stub differs
-        """What went wrong for this partition; None: nothing."""
+        """The error for this partition; None: none."""
         return self._error
 
     @classmethod
     def of(
         cls, partition: Partition, offset: int, *, metadata: str | None = None, error: KafkaError | None = None
     ) -> "PartitionResult":
-        """The result for a partition (the C constructor takes no None for the metadata)."""
+        """Create the result for a partition (the C constructor does not accept None as metadata)."""
         result = cls(*partition, offset) if metadata is None else cls(*partition, offset, metadata)
         result._error = error  # noqa: SLF001 - its own
         return result
@@ -39,5 +39,5 @@ class PartitionResult(TopicPartition):
 
 
 def named(partition: TopicPartition) -> Partition:
-    """Topic and number."""
+    """Return topic and partition number."""
     return partition.topic, partition.partition
