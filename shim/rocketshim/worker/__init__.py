@@ -1,1 +1,1 @@
-"""Shell of the delay-redelivery worker."""
+"""The delay-redelivery worker: its loop, its two deliveries and its Kafka clients."""

@@ -1,11 +1,12 @@
 """Which topics the worker may write to: the guard against a forged `REAL_TOPIC`. Pure.
 
-Whoever may write to the schedule topic asks the worker, which has more rights than they, to write for them. Kafka
-records carry no principal, so the worker decides by the target alone:
+A principal that may write to the schedule topic can make the worker write for it, and the worker has more rights.
+Kafka records carry no principal, so the worker decides by the target alone:
 
-* never a topic of the shim's own but `%RETRY%g`, and that only on a record whose `CONSUMER_GROUP` is g;
-* never a topic that begins with `__` (Kafka's internal ones);
-* otherwise only what the allow-list names: a logical topic name, or a prefix with one trailing `*`.
+* It never writes to a topic of the shim, except to `%RETRY%g` for a record whose `CONSUMER_GROUP` is g.
+* It never writes to a topic that begins with `__` (Kafka's internal topics).
+* Otherwise it writes only to topics of the allow-list. An entry is a logical topic name, or a prefix with one trailing
+  `*`.
 
 Source: `kafka-facts` 4.1; RocketMQ's `NOT_ALLOWED_SEND_TOPIC_SET` keeps clients off its schedule topic instead.
 """
@@ -19,7 +20,7 @@ from rocketshim_topics.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_T
 __all__ = ["NOT_ALLOWED", "AllowList"]
 
 NOT_ALLOWED: Final = "forbidden-target:not-allowed"
-"""The refusal that is one worker's alone: another may have a longer allow-list. All others hold for everybody."""
+"""The only refusal that depends on the worker: another worker may have a longer allow-list."""
 
 
 class AllowList:
@@ -30,7 +31,7 @@ class AllowList:
         allow: logical topic names, or prefixes with one trailing `*`; `*` alone allows every user topic.
 
     Raises:
-        ConfigError: an entry that is neither, or one that names a topic of the shim's own.
+        ConfigError: an entry is neither, or it names a topic of the shim.
 
     Thread-safety: immutable.
     """
@@ -44,12 +45,12 @@ class AllowList:
         for entry in allow:
             if entry.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) or entry == SCHEDULE_TOPIC or names.is_ours(entry):
                 raise ConfigError(
-                    f"allow={entry!r}: a topic of the shim's own is never on the allow-list; retries need no entry"
+                    f"allow={entry!r}: the allow-list cannot contain a topic of the shim; retries need no entry"
                 )
             if entry.endswith("*"):
                 prefix = entry[:-1]
                 if "*" in prefix:
-                    raise ConfigError(f"allow={entry!r}: one '*', at the end, is all there is")
+                    raise ConfigError(f"allow={entry!r}: only one '*' is allowed, at the end")
                 if prefix:
                     check_topic(prefix)
                 prefixes.append(prefix)
@@ -59,9 +60,9 @@ class AllowList:
         self._prefixes = tuple(prefixes)
 
     def refusal(self, real_topic: str, consumer_group: str | None) -> str | None:
-        """Why a record may not go to its target, as a short machine-readable reason; None if it may.
+        """Return why a record may not go to its target, as a short machine-readable reason; None if it may.
 
-        None also promises that `TopicNames.physical` takes the name.
+        None also guarantees that `TopicNames.physical` accepts the name.
         """
         if real_topic.startswith(RETRY_PREFIX):
             group = real_topic.removeprefix(RETRY_PREFIX)

@@ -1,19 +1,20 @@
-"""The partitions of the schedule topic that this worker holds: where each begins, how far it is, when it is fetched.
+"""The partitions of the schedule topic that are assigned to this worker: start, progress and fetching of each.
 
-* The rebalance callbacks are called from inside `poll` and `close`; an exception out of one would destroy a record, so
-  none is let out: what goes wrong is kept in `failure` and raised by the worker's next step.
-* A partition begins at its committed position. Where there is none the earliest is committed at once, so that a later
-  start knows where to look, and where the last commit carries another level table, the position is committed again with
-  this worker's, so that the table in use can be seen. A position outside the log means earliest and an alarm. The
-  bounds of all partitions are asked for at once: one by one they take long on a starved machine. A cluster that
-  refuses (a topic just made has leaders that do not know it yet) is asked again for two seconds. If positions cannot
-  be read then or in time, the broker's own count is used (`OFFSET_STORED`), which means the same.
-* Each assignment of a partition is a `AssignedPartition` of its own; one that was given up is `gone`, and results that
-  still arrive for it are dropped. A log that begins anew below what was read (re-created topic) is a new one, too.
-* Fetching pauses where enough waits. Enough is little while the head is due in more than two seconds (memory does not
-  depend on the backlog), and more when it is near (no stall while it is drained).
+* librdkafka calls the rebalance callbacks from inside `poll` and `close`. An exception in a callback would destroy a
+  record, so none leaves it: `failure` keeps the error, and the worker's next step raises it.
+* A partition starts at its committed position. If there is none, the worker commits the earliest offset immediately, so
+  that a later start finds it. If the last commit carries another level table, the worker commits the position again
+  with its own table, so that operators can see the table in use. If the position is outside the log, the worker starts
+  at the earliest offset and logs an alarm.
+* One request asks for the bounds of all partitions: one request for each takes long on an overloaded machine. If the
+  cluster refuses (the leaders of a new topic do not know it yet), the worker asks again for two seconds. If it cannot
+  read the positions then or in time, it starts at the broker's own count (`OFFSET_STORED`), which means the same.
+* Each assignment of a partition has its own `AssignedPartition`. A revoked one is `gone`, and results that still arrive
+  for it are dropped. The same happens if a log starts again below the offsets already read (re-created topic).
+* Fetching pauses when enough records are buffered. The limit is small while the head is due in more than two seconds,
+  so memory does not depend on the backlog. It is larger when the head is near, so draining does not stall.
 
-Not handled: who gets which partition; the group protocol (cooperative-sticky) decides.
+Not handled here: which worker gets which partition; the group protocol (cooperative-sticky) decides that.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,16 +40,16 @@ _TRY_AGAIN_S: Final = 0.1
 _FAR_NS: Final = 2_000_000_000
 _AGAIN_NS: Final = 1_000_000_000
 _LEVELS_MARK: Final = "rs1-levels;"
-_FAR_SHARE: Final = 20  # a far queue holds a twentieth of the limits
+_FAR_SHARE: Final = 20  # a queue whose head is far buffers 1/20 of the limit
 
 
 def levels_metadata(levels: DelayLevels) -> str:
-    """What a worker's commits carry: its level table, at most about 500 ASCII characters (Kafka takes 4,096)."""
+    """Return the metadata of a worker's commits: its level table, about 500 ASCII characters at most (Kafka: 4,096)."""
     return f"{_LEVELS_MARK}{levels}"
 
 
 def levels_of(metadata: str | None) -> DelayLevels | None:
-    """The level table that a worker's commit carries; None: none of ours."""
+    """Return the level table in a commit's metadata; None: no worker wrote this commit."""
     if metadata is None or not metadata.startswith(_LEVELS_MARK):
         return None
     try:
@@ -61,15 +62,15 @@ class AssignedPartition:
     """One assignment of one partition.
 
     Attributes:
-        number: of the partition.
-        queue: what waits in it.
-        committed: the position that is committed, or being committed.
+        number: partition number.
+        queue: records that wait until they are due.
+        committed: the position that is committed or is being committed.
         paused: whether fetching is paused.
-        gone: it was given up; what arrives for it is dropped.
+        gone: whether the partition was revoked; results that arrive for it are dropped.
         skipped_to: the position after the last probe that was read.
-        rest_until_ns: nothing leaves it before: a record of it could not be placed.
-        awaited: nothing leaves it while one of these targets is not known.
-        rests: how often in a row.
+        rest_until_ns: no record leaves the partition before this monotonic instant, since a hop was refused.
+        awaited: no record leaves the partition while one of these targets is unknown.
+        rests: number of such back-offs in a row.
         hop_prefix: first part of the coordinates of its records.
     """
 
@@ -101,33 +102,33 @@ class AssignedPartition:
         return position
 
     def at(self, offset: int) -> TopicPartition:
-        """This offset of the partition as it is committed: with the level table of the worker that commits."""
+        """Return an offset of the partition for a commit, with this worker's level table as metadata."""
         return TopicPartition(self._topic, self.number, offset, metadata=self._metadata)
 
     def is_waiting(self, now_ns: int) -> bool:
-        """Whether a target of its records is not known yet, so that nothing leaves it."""
+        """Return whether a target of its records is still unknown, so that no record leaves the partition."""
         if self.awaited and all(now_ns >= target.ready_ns for target in self.awaited):
             self.awaited = set()
         return bool(self.awaited)
 
     @property
     def has_uncommitted(self) -> bool:
-        """Whether more is confirmed than is committed."""
+        """Whether the confirmed position is ahead of the committed one."""
         position = self.position
         return position is not None and position > self.committed
 
 
 class Assignment:
-    """What this worker holds.
+    """The partitions assigned to this worker.
 
     Args:
         topic: the schedule topic, physical.
-        levels: the worker's table.
-        limits: how much of one partition is held when its head is near.
-        leave: called with what is about to be given up, while it may still be committed, and with nothing before
-            partitions are added; must be bounded in time.
-        gone: told the number of each partition that was given up, or whose log begins anew.
-        alarm: told an event and its facts.
+        levels: the worker's level table.
+        limits: how many records of one partition are buffered when its head is near.
+        leave: called with the partitions that are about to be revoked, while they may still be committed, and with an
+            empty list before partitions are added; must be bounded in time.
+        gone: called with the number of each partition that was revoked, or whose log started again.
+        alarm: called with an event and its facts.
         sleep: waits a number of seconds.
 
     Thread-safety: none; the worker's thread.
@@ -163,10 +164,10 @@ class Assignment:
     # --- callbacks of the Kafka consumer; nothing may escape from them -----------------------------------------------
 
     def on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        """Begin with these partitions."""
+        """Start these partitions."""
         self.has_joined = True
         try:
-            if self._closing:  # they go back at once
+            if self._closing:  # the consumer gives them back immediately
                 consumer.incremental_assign(partitions)
                 return
             if partitions:
@@ -183,23 +184,23 @@ class Assignment:
             _LOG.info("worker.assigned", extra={"partitions": sorted(start.partition for start in starts)})
 
     def on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        """Give these partitions up in order: finish or abandon what is in flight, commit, let go."""
+        """Give these partitions up in order: finish or abandon records in flight, commit, unassign."""
         leaving = [self.held[item.partition] for item in partitions if item.partition in self.held]
         try:
             self._leave(leaving)
         except (KafkaException, RuntimeError) as error:
             self.failure = error
-        self._let_go(consumer, partitions, leaving)
+        self._unassign(consumer, partitions, leaving)
         if leaving:
             _LOG.info("worker.revoked", extra={"partitions": sorted(held.number for held in leaving)})
 
     def on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        """These partitions are somebody else's already: nothing may be committed."""
+        """Drop these partitions without a commit: another member may own them already."""
         self._alarm("worker.partitions-lost", partitions=sorted(item.partition for item in partitions))
         leaving = [self.held[item.partition] for item in partitions if item.partition in self.held]
-        self._let_go(consumer, partitions, leaving)
+        self._unassign(consumer, partitions, leaving)
 
-    def _let_go(
+    def _unassign(
         self, consumer: ConsumerClient, partitions: list[TopicPartition], leaving: Iterable[AssignedPartition]
     ) -> None:
         for held in leaving:
@@ -214,7 +215,7 @@ class Assignment:
                 self.failure = error
 
     def closing(self) -> None:
-        """The consumer is about to be closed: what is given up from here on was drained and committed already."""
+        """Prepare for the consumer's close: partitions revoked from now on are drained and committed already."""
         self._closing = True
         self._leave = lambda _: None
 
@@ -256,7 +257,7 @@ class Assignment:
     def _held_queue(self, number: int, committed: int) -> AssignedPartition:
         self.assignments += 1
         delay_ms = self._levels.queue_delay_ms(number)
-        # a level of somebody's longer table: looked at after a second, and hopped on if it is not due
+        # a level of another worker's longer table: its records leave after a second, and hop again if they are not due
         delay_ms = self._levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms
         queue: LevelQueue[Any] = LevelQueue(delay_ms, self._limits, self.assignments)
         return AssignedPartition(self._topic, number, queue, committed, self._metadata)
@@ -264,7 +265,7 @@ class Assignment:
     # --- fetching ----------------------------------------------------------------------------------------------------
 
     def restarted(self, number: int) -> AssignedPartition:
-        """The log of a partition begins anew: what was held of it is given up."""
+        """Replace a partition whose log started again: drop its buffered records and return the new one."""
         old = self.held[number]
         old.gone = True
         self._gone(number)
@@ -274,19 +275,19 @@ class Assignment:
         return fresh
 
     def overtaken(self, number: int) -> None:
-        """The client has stopped reading a partition: its position is not in the log any more, or seems not to be.
+        """Note that the client has stopped reading a partition because its position is, or seems, outside the log.
 
-        The next `throttle` reads on.
+        The next `throttle` resumes reading.
         """
         if number in self.held:
             self._unread.add(number)
             self._unread_ns = 0
 
     def throttle(self, consumer: ConsumerClient, now_ns: int) -> None:
-        """Pause and resume fetching by what waits; read on what the client has stopped to read."""
+        """Pause and resume fetching by the number of buffered records; resume partitions that the client stopped."""
         if self._unread and now_ns >= self._unread_ns:
             self._unread_ns = now_ns + _AGAIN_NS
-            self._read_on(consumer, sorted(self._unread))
+            self._resume_reading(consumer, sorted(self._unread))
         for held in self.held.values():
             queue = held.queue
             if not held.paused:
@@ -299,13 +300,14 @@ class Assignment:
                 consumer.resume([TopicPartition(self._topic, held.number)])
                 held.paused = False
 
-    def _read_on(self, consumer: ConsumerClient, numbers: list[int]) -> None:
-        """Read partitions on that the client has stopped to read.
+    def _resume_reading(self, consumer: ConsumerClient, numbers: list[int]) -> None:
+        """Resume partitions that the client has stopped reading.
 
-        Where retention was faster, from the earliest record; the records between are lost, and that is said. What was
-        fetched before is still delivered. A position that is in the log after all (a leader that has just moved may
-        deny it) is read on from. A cluster that does not answer is asked again a second later. All are asked for at
-        once, or if that fails one by one, so that one without a leader holds up no other.
+        If retention has deleted the position, reading resumes at the earliest record. The records between are lost, and
+        the worker logs an alarm. Records fetched before are still delivered. If the position is in the log after all (a
+        leader that has just moved may deny it), reading resumes there. If the cluster does not answer, the worker asks
+        again a second later. One request asks for all partitions. If it fails, there is one request for each, so that a
+        partition without a leader does not block another.
         """
         places = [TopicPartition(self._topic, number) for number in numbers]
         try:
@@ -316,20 +318,20 @@ class Assignment:
                 self._alarm("worker.positions-unknown", error=str(error))
                 return
             for number in numbers:
-                self._read_on(consumer, [number])
+                self._resume_reading(consumer, [number])
             return
         starts: list[TopicPartition] = []
         for number in numbers:
             held, low, high = self.held[number], lows[number], highs[number]
-            at = positions[number] if positions[number] >= 0 else held.committed  # nothing read yet
+            at = positions[number] if positions[number] >= 0 else held.committed  # negative: nothing read yet
             starts.append(TopicPartition(self._topic, number, at if low <= at <= high else low))
             if starts[-1].offset != at:
                 self._alarm("worker.position-out-of-range", partition=number, position=at, low=low, high=high)
         try:
-            # the client has stopped fetching them, and would refuse to seek
+            # the client has stopped fetching them and would refuse to seek
             consumer.incremental_unassign(places)
             consumer.incremental_assign(starts)
-            consumer.resume(starts)  # a pause sticks to a partition that goes and comes
+            consumer.resume(starts)  # a partition stays paused when it is unassigned and assigned again
         except (KafkaException, RuntimeError) as error:
             self.failure = error
             return
@@ -344,7 +346,7 @@ class Assignment:
 
 
 def _bounds(consumer: ConsumerClient, partitions: list[TopicPartition], which: int) -> dict[int, int]:
-    """Where the logs begin or end, in one question; Kafka takes `OFFSET_BEGINNING` and `OFFSET_END` for a time."""
+    """Return where the logs begin or end, with one request: `OFFSET_BEGINNING` and `OFFSET_END` are valid times."""
     asked = [TopicPartition(item.topic, item.partition, which) for item in partitions]
     found = consumer.offsets_for_times(asked, timeout=_TIMEOUT_S)
     for item in found:

@@ -1,19 +1,23 @@
-"""At-least-once delivery: a record is done when the delivery report of its hop is in.
+"""At-least-once delivery: a record is finished when the delivery report of its hop has arrived.
 
-* What left a queue together is a `_Flight`; it is confirmed when each of its records is settled.
-* Its records are sent in `_ProducedBatch`es, one for each target partition, since the reports of one partition come in
-  the order in which its records were sent (idempotent producer). So one callback object serves many records: it counts.
-  A report is looked at by its place; where an order cannot be relied on (time-outs), the whole batch is sent again.
-* A record whose hop was refused is routed again (`Router`), which parks or re-appends it, or tries again a second
-  later. A target that has not answered within `target_patience_ms` gets its records re-appended once something that was
-  sent so much later is stored: else it is the broker that is slow, with everybody's. Where there is nothing else, a
-  probe of the clock says whether the schedule topic still takes records, as re-appending needs. The first copy may
-  still be stored: a repeat, with the same identity.
-* A record whose target is not known yet waits in hand until it is, and goes before the records that left later.
-* What is in hand is bounded by number and bytes: what is sent and not settled, and what waits to be sent again. Copies
-  that a silent target has been given and that were replaced since lie in the producer until their time is over; they
-  count apart, so that such a target does not hold up the others.
-* A fatal error of the producer (a broken sequence) means a new producer; what was in flight is sent again.
+* Records that left a queue together form a `_Flight`. It is confirmed when each of its records is finished.
+* A flight's records are produced in `_ProducedBatch`es, one for each target partition, because the reports of one
+  partition arrive in the order of its records (idempotent producer). So one callback object serves many records by
+  counting: a report's number identifies its record. If the order is unreliable (time-outs), the whole batch is produced
+  again.
+* The `Router` routes a record again if its hop was refused. It parks or re-appends the record, or tries again a second
+  later.
+* If a target has not answered within `target_patience_ms`, its records are re-appended as soon as a record that was
+  produced `target_patience_ms` later is stored. Without such a record the broker may be slow for all targets. If
+  nothing else was produced, a probe of the clock shows whether the schedule topic still accepts records, as
+  re-appending requires. The first copy may still be stored: a duplicate with the same identity.
+* A record whose target is unknown is buffered until the target is known. It is produced before records that left their
+  queue later.
+* Two limits, number and bytes, bound the records in flight: those without a report, and those that wait to be produced
+  again. Copies for a silent target that were replaced since stay in the producer until their time-out. They have their
+  own limit, so that such a target does not block the others.
+* After a fatal error of the producer (a broken sequence) the worker creates a new producer and produces all records in
+  flight again.
 * Callbacks only count and hand over.
 """
 
@@ -35,8 +39,8 @@ from rocketshim.worker.target_health import TargetHealth
 
 __all__ = ["AtLeastOnce"]
 
-_UNREADY_MS: Final = 2  # while records wait for what is not known of their targets
-_BUSY_MS: Final = 20  # while hops are in flight: how long their reports may lie unread
+_UNREADY_MS: Final = 2  # while records wait for the lookup of their targets
+_BUSY_MS: Final = 20  # while hops are in flight: how long their reports may stay unread
 _RESEND_NS: Final = 1_000_000_000
 _PROOF_NS: Final = 1_000_000_000
 _LAST_REPORTS_S: Final = 1.0
@@ -58,17 +62,17 @@ class _Flight:
 
 
 class _ProducedBatch:
-    """Records of one flight on their way to one partition.
+    """Records of one flight that were produced to one partition.
 
     Attributes:
-        places: their places in the flight, in the order in which they were sent.
-        dues_ms: when they were due; of deliveries only.
-        reports: how many reports are in.
-        errors: those that were not stored, by their place in `places`.
-        is_done: it was looked at, or replaced by other batches; reports that still come are dropped.
-        alone: each record of it was a batch of its own on the wire.
+        places: their indexes in the flight, in the order in which they were produced.
+        dues_ms: when they were due, for deliveries only.
+        reports: number of reports that have arrived.
+        errors: the records that were not stored: index in `places`, and error.
+        is_done: whether the batch was processed, or replaced by other batches; later reports are dropped.
+        alone: whether each of its records was a separate batch on the wire.
         reason: why it was re-appended or parked.
-        sent_ns: when it was sent.
+        sent_ns: monotonic instant at which it was produced.
     """
 
     __slots__ = (
@@ -87,7 +91,7 @@ class _ProducedBatch:
         "topic",
     )
 
-    def __init__(  # noqa: PLR0917 - made a hundred thousand times a second
+    def __init__(  # noqa: PLR0917 - called a hundred thousand times a second
         self,
         flight: _Flight,
         kind: Kind,
@@ -111,7 +115,7 @@ class _ProducedBatch:
         self.reason = ""
 
     def reported(self, error: KafkaError | None, message: Any) -> None:
-        """A delivery report: count it, and hand over when all are in."""
+        """Count a delivery report; hand the batch over when all reports have arrived."""
         error = delivery_error(error, message)
         if error is not None:
             self.errors.append((self.reports, error))
@@ -121,19 +125,19 @@ class _ProducedBatch:
 
 
 class AtLeastOnce:
-    """Delivery that repeats rather than loses.
+    """Delivery that may repeat a record but never loses one.
 
     Args:
-        make_producer: of `Clients`.
+        make_producer: the factory of `Clients`.
         config: settings of the producer.
-        router: where records go.
-        counts: what was done.
-        clock: to wait by.
-        alarm: told an event and its facts.
-        max_in_flight: most records in hand.
-        max_in_flight_bytes: most bytes of records in hand; a run more is possible.
+        router: decides where records go.
+        counts: the worker's counters.
+        clock: the clock for waits.
+        alarm: called with an event and its facts.
+        max_in_flight: maximum number of records in flight.
+        max_in_flight_bytes: maximum bytes of records in flight; the last run may exceed it.
         patience_ns: how long a target may take before its records are re-appended.
-        point: called with the name of a point of the protocol as it is passed; for fault tests.
+        point: called with the name of a point of the protocol when it is passed; for fault tests.
 
     Thread-safety: none; the worker's thread.
     """
@@ -168,34 +172,34 @@ class AtLeastOnce:
         self._one_by_one: ProducerClient | None = None
         self._consumer: ConsumerClient | None = None
         self._inbox: deque[_ProducedBatch] = deque()
-        self._flying: deque[_ProducedBatch] = deque()  # deliveries, in the order in which they were begun
+        self._flying: deque[_ProducedBatch] = deque()  # deliveries, in the order in which they were produced
         self._open_batches: set[_ProducedBatch] = set()
-        self._waiting: deque[tuple[int, _Flight, int]] = deque()  # (when, ns; flight; place)
+        self._waiting: deque[tuple[int, _Flight, int]] = deque()  # (when, ns; flight; index of the record)
         self._unready: dict[
             TargetHealth, list[tuple[_Flight, int]]
-        ] = {}  # (flight; place), by the target that is not known
-        self._in_hand = 0  # records of open batches, and those that wait
+        ] = {}  # (flight; index of the record), by the unknown target
+        self._in_hand = 0  # records of open batches, and records that wait
         self._in_hand_bytes = 0.0
-        self._confirmed_ns = 0  # when the latest of what is stored was sent
+        self._confirmed_ns = 0  # when the newest stored record was produced
         self._proof_asked_ns = -_PROOF_NS
         self._fatal: KafkaError | None = None
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def start(self, consumer: ConsumerClient) -> None:
-        """Make the producer."""
+        """Create the producer."""
         self._consumer = consumer
         self._open()
 
     def capacity(self, now_ns: int) -> int:
-        """How many records may be sent now."""
+        """Return the number of records that may be produced now."""
         del now_ns
         if self._in_hand_bytes >= self._max_in_flight_bytes:
             return 0
         return max(0, min(self._max_in_flight - self._in_hand, 2 * self._max_in_flight - self._outstanding()))
 
     def _hold(self, flight: _Flight, count: int) -> None:
-        """So many records of a flight more are in hand; less, if negative."""
+        """Add a number of records of a flight to those in flight; a negative number removes them."""
         self._in_hand += count
         self._in_hand_bytes += count * flight.mean_bytes
 
@@ -204,7 +208,7 @@ class AtLeastOnce:
         return count if self._one_by_one is None else count + len(self._one_by_one)
 
     def relay(self, held: AssignedPartition, due: Due[Any], now_ns: int) -> None:
-        """Send what left a queue."""
+        """Produce the records that left a queue."""
         self._point("before-produce")
         self._look_again(now_ns)
         flight = _Flight(held, due, now_ns)
@@ -219,7 +223,7 @@ class AtLeastOnce:
         self._point("after-produce")
 
     def _send_plain(self, flight: _Flight, group: PlainGroup, now_ns: int) -> None:
-        """Send the plain due ones of one target partition."""
+        """Produce the plain due records of one target partition."""
         produce = self._open().produce
         topic, partition = group.target.topic, group.partition
         batch = _ProducedBatch(flight, Kind.DELIVER, topic, group.target, self._inbox, now_ns)
@@ -229,7 +233,7 @@ class AtLeastOnce:
                 produce(topic, value, key, partition, on_delivery=reported, headers=headers)
             except (BufferError, KafkaException):
                 self._begun(batch)
-                self._place(flight, place, now_ns)  # there it is tried again, and the error looked at
+                self._place(flight, place, now_ns)  # it tries again and handles the error
                 produce = self._open().produce
                 batch = _ProducedBatch(flight, Kind.DELIVER, topic, group.target, self._inbox, now_ns)
                 reported, add_place, add_due = batch.reported, batch.places.append, batch.dues_ms.append
@@ -239,7 +243,7 @@ class AtLeastOnce:
         self._begun(batch)
 
     def _begun(self, batch: _ProducedBatch) -> None:
-        """All of a batch is sent. No report of it can have come before: nothing polls between its records."""
+        """Register a batch that is produced completely. It has no report yet: nothing polls between its records."""
         if batch.places:
             self._flying.append(batch)
             self._opened(batch)
@@ -249,7 +253,7 @@ class AtLeastOnce:
         self._hold(batch.flight, len(batch.places))
 
     def _place(self, flight: _Flight, place: int, now_ns: int) -> None:
-        """Route one record and send it."""
+        """Route one record and produce it."""
         due = flight.due
         self._send(flight, place, self._router.route_due(due, place, now_ns), now_ns)
 
@@ -295,17 +299,17 @@ class AtLeastOnce:
             self._flying.append(batch)
 
     def can_extend(self, now_ns: int) -> bool:
-        """Each record goes by itself."""
+        """Return False: there is no transaction to extend."""
         del now_ns
         return False
 
     def end_turn(self, now_ns: int) -> None:
-        """Nothing to do: records are on their way already."""
+        """Do nothing: the records are produced already."""
 
-    # --- what becomes of it ------------------------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------------------------
 
     def settle(self, now_ns: int) -> None:
-        """Take in reports, send again what failed, look after targets that do not answer."""
+        """Process reports, produce failed records again, and handle targets that do not answer."""
         self._poll(0)
         while self._inbox:
             self._take_in(self._inbox.popleft(), now_ns)
@@ -321,7 +325,7 @@ class AtLeastOnce:
         self._look_after_targets(now_ns)
 
     def _look_again(self, now_ns: int) -> None:
-        """Route what waits for targets that are known by now."""
+        """Route records whose targets have become known."""
         if not self._unready:
             return
         self._router.targets.hear(now_ns)
@@ -375,7 +379,7 @@ class AtLeastOnce:
         self._settled(flight, len(places))
 
     def _set_aside(self, batch: _ProducedBatch, places: list[int]) -> None:
-        """Records are stored where they wait for their target, or are parked."""
+        """Count records that were re-appended or parked, and log an alarm for each."""
         for place in places:
             record = _name(batch.flight.due.records[place])
             if batch.kind is Kind.RE_APPEND:
@@ -391,7 +395,7 @@ class AtLeastOnce:
             flight.held.queue.confirmed(flight.run)
 
     def _failed(self, batch: _ProducedBatch, now_ns: int) -> None:
-        """Some records of a batch were not stored."""
+        """Handle a batch of which some records were not stored."""
         errors = batch.errors
         flight = batch.flight
         if any(error.code() in _UNORDERED for _, error in errors) and len(errors) < len(batch.places):
@@ -417,7 +421,7 @@ class AtLeastOnce:
                 self._place(flight, place, now_ns)
 
     def _look_after_targets(self, now_ns: int) -> None:
-        """Re-append what a target has not taken in time, if others took theirs meanwhile, or a probe was stored."""
+        """Re-append records that a target has not accepted in time, if other records or a probe were stored since."""
         flying = self._flying
         while flying:
             batch = flying[0]
@@ -432,22 +436,22 @@ class AtLeastOnce:
                 return
             flying.popleft()
             if batch.reports == len(batch.places):
-                continue  # all reports are in, they lie in the inbox
+                continue  # all reports have arrived and are in the inbox
             self._replace(batch, now_ns)
 
     def _was_overtaken(self, batch: _ProducedBatch) -> bool:
-        """Whether something that was sent a patience later is stored."""
+        """Return whether a record or probe that was produced `patience_ns` after this batch is stored."""
         by_ns = batch.sent_ns + self._patience_ns
         return self._confirmed_ns >= by_ns or self._prober.confirmed_ns >= self._proof_asked_ns >= by_ns
 
     def _ask_for_proof(self, held: AssignedPartition, now_ns: int) -> None:
-        """Find out whether the silence is the target's alone."""
+        """Write a probe to find out whether only the target is silent."""
         if self._prober.outstanding == 0 and now_ns - self._proof_asked_ns >= _PROOF_NS:
             self._proof_asked_ns = now_ns
             self._prober.probe(held, now_ns)
 
     def _replace(self, batch: _ProducedBatch, now_ns: int) -> None:
-        """A target has not answered: what is not reported goes elsewhere."""
+        """Re-append the records of a batch that have no report: their target has not answered."""
         due = batch.flight.due
         if batch.target is not None:
             self._router.target_failed(batch.target, now_ns, "no-answer")
@@ -462,12 +466,12 @@ class AtLeastOnce:
             self._send(batch.flight, place, placement, now_ns)
 
     def _take_back(self, batch: _ProducedBatch, now_ns: int) -> list[int]:
-        """Settle what of a batch is reported stored, and give the places of the rest; the batch is done."""
+        """Finish a batch: confirm its stored records, and return the indexes of the others."""
         self._done(batch)
         failed = {at for at, _ in batch.errors}
         reports = batch.reports
         if any(error.code() in _UNORDERED for _, error in batch.errors):
-            reports = 0  # whose reports these are is not known: all of it goes again
+            reports = 0  # the order of the reports is unknown, so the whole batch is produced again
         stored = [at for at in range(reports) if at not in failed]
         rest = [place for at, place in enumerate(batch.places) if at >= reports or at in failed]
         if batch.dues_ms:
@@ -476,20 +480,20 @@ class AtLeastOnce:
             self._stored(batch, [batch.places[at] for at in stored], now_ns)
         return rest
 
-    # --- waiting, committing, ending ---------------------------------------------------------------------------------
+    # --- waiting, committing, closing --------------------------------------------------------------------------------
 
     def connection_lost(self) -> None:
-        """Nothing to do: librdkafka sends again by itself."""
+        """Do nothing: librdkafka sends again by itself."""
 
     def wait_ns(self, now_ns: int) -> int | None:
-        """Not long while reports are outstanding."""
+        """Return a short wait while reports are outstanding, else None."""
         del now_ns
         if self._unready:
             return _UNREADY_MS * 1_000_000
         return _BUSY_MS * 1_000_000 if self._waiting or self._outstanding() else None
 
     def commit(self, held: list[AssignedPartition], *, asynchronous: bool) -> None:
-        """Commit what is confirmed."""
+        """Commit the confirmed positions of these partitions."""
         consumer = self._consumer
         if consumer is None:
             return
@@ -511,7 +515,7 @@ class AtLeastOnce:
             each.committed = position
 
     def drain(self, held: list[AssignedPartition], longest_ns: int) -> None:
-        """Wait until nothing of these is in flight, or the time is over."""
+        """Wait until these partitions have no records in flight, or the time is over."""
         end_ns = self._clock.monotonic_ns() + longest_ns
         while any(not each.queue.idle for each in held):
             now_ns = self._clock.monotonic_ns()
@@ -525,7 +529,7 @@ class AtLeastOnce:
         self._prober.probe(held, now_ns)
 
     def close(self) -> None:
-        """Abandon what is in flight and end."""
+        """Abandon records in flight and close the producers."""
         for producer in (self._producer, self._one_by_one):
             if producer is not None:
                 close_producer(producer, _LAST_REPORTS_S)
@@ -540,7 +544,7 @@ class AtLeastOnce:
         self._in_hand_bytes = 0.0
 
     def _recycle(self, now_ns: int) -> None:
-        """The producer cannot go on: a new one, and everything in flight once more."""
+        """Replace a producer after a fatal error, and produce all records in flight again."""
         error, self._fatal = self._fatal, None
         self._counts.recycled += 1
         self._alarm("worker.producer-recycled", error=str(error))

@@ -1,4 +1,4 @@
-"""What the worker's loop asks of a way to deliver; `at_least_once` and `exactly_once` are the two there are."""
+"""The interface between the worker's loop and its two deliveries, `at_least_once` and `exactly_once`."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -11,25 +11,25 @@ from rocketshim.worker.assignment import AssignedPartition
 __all__ = ["LATENESS_BOUNDS_MS", "Delivery", "WorkerCounts", "re_append_event"]
 
 LATENESS_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000)
-"""Upper bounds of the buckets of lateness (due to delivered), in ms; one more bucket lies above the last."""
+"""Upper bounds of the buckets of lateness (from due to delivered), in ms; one more bucket is above the last."""
 
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """What the worker has done since it started; read from any thread, written by its own.
+    """What the worker has done since it started. Its own thread writes this; any thread may read it.
 
     Attributes:
         delivered: records stored at their targets.
         hopped: records written to another queue because they were not due.
-        re_appended: records written to a queue again because their target did not take them.
+        re_appended: records written to a queue again because their target did not accept them.
         resent: hops made again.
         skipped: probes read.
-        alarms: alarms by event.
-        parked: by reason, up to its first colon.
+        alarms: number of alarms by event.
+        parked: number of parked records by reason, up to the reason's first colon.
         aborted: transactions aborted.
-        recycled: producers thrown away.
-        lateness: how many deliveries fell into each bucket of `LATENESS_BOUNDS_MS`.
-        lateness_sum_ms: sum of all.
+        recycled: producers replaced.
+        lateness: number of deliveries in each bucket of `LATENESS_BOUNDS_MS`.
+        lateness_sum_ms: sum of all latenesses.
     """
 
     delivered: int = 0
@@ -50,7 +50,7 @@ class WorkerCounts:
         self.parked[kind] = self.parked.get(kind, 0) + 1
 
     def observe_lateness(self, late_ms: list[int]) -> None:
-        """Count deliveries by how late they were."""
+        """Count deliveries by their lateness in ms."""
         late_ms.sort()
         self.lateness_sum_ms += sum(late_ms)
         below = 0
@@ -64,7 +64,7 @@ class WorkerCounts:
 
 
 def re_append_event(reason: str) -> str:
-    """The event of a record that waits in a queue again for this reason."""
+    """Return the log event for a record that was re-appended for this reason."""
     return "worker.not-allowed" if reason == NOT_ALLOWED else "worker.re-appended"
 
 
@@ -80,40 +80,40 @@ def _count_up_to(ascending: list[int], bound: int, start: int) -> int:
 
 
 class Delivery(Protocol):
-    """One way to place records. One owner thread: the worker's."""
+    """One way to write due records and to commit positions. One owner thread: the worker's."""
 
     def start(self, consumer: ConsumerClient) -> None:
-        """Make the producer. Errors of the cluster are raised."""
+        """Create the producer; raise errors of the cluster."""
 
     def capacity(self, now_ns: int) -> int:
-        """How many records may be relayed now."""
+        """Return the number of records that may be relayed now."""
 
     def relay(self, held: AssignedPartition, due: Due[Any], now_ns: int) -> None:
-        """Place what left a queue."""
+        """Write the records that left a queue to their targets or to another queue."""
 
     def can_extend(self, now_ns: int) -> bool:
-        """Whether what is placed together so far would be worth more with more."""
+        """Return whether the open transaction can take more records in this turn."""
 
     def end_turn(self, now_ns: int) -> None:
-        """Nothing more is due for now."""
+        """Finish the turn: no more records are due for now."""
 
     def settle(self, now_ns: int) -> None:
-        """Take in what has become of what was placed; make again what failed."""
+        """Process the results of written records; write those that failed again."""
 
     def connection_lost(self) -> None:
-        """A connection to some broker broke since the last turn."""
+        """React to a connection to a broker that broke since the last turn."""
 
     def wait_ns(self, now_ns: int) -> int | None:
-        """How long the loop may sleep at most; None: as long as it likes."""
+        """Return how long the loop may sleep at most; None: no limit."""
 
     def commit(self, held: list[AssignedPartition], *, asynchronous: bool) -> None:
-        """Make the positions known to the group."""
+        """Commit the positions of these partitions."""
 
     def drain(self, held: list[AssignedPartition], longest_ns: int) -> None:
-        """Wait until nothing of these is in flight, or the time is over."""
+        """Wait until these partitions have no records in flight, or the time is over."""
 
     def probe(self, held: AssignedPartition, now_ns: int) -> None:
         """Write a probe of the leader's clock into this partition."""
 
     def close(self) -> None:
-        """End; what is in flight is abandoned. Complete when it returns."""
+        """Close the producers and abandon records in flight. Complete when it returns."""

@@ -1,26 +1,28 @@
-"""Exactly-once delivery: what is due, and the positions after it, in one Kafka transaction.
+"""Exactly-once delivery: due records and the positions after them in one Kafka transaction.
 
-* A turn of the loop is a transaction: everything due is produced in it, and while more lies ready it is fetched and
-  produced too, up to 5,000 records or 50 ms, so it grows with the backlog; then the positions, as the member of the
-  group that we are now; then the commit. Between a commit and the next begin lie 5 ms: without them librdkafka waits
-  20 ms for the coordinator to finish the last one (measured).
-* A run with a record whose target is not known yet waits in its queue until it is; the other queues go on.
-* A transaction with a record that was not stored does not commit. The reports of failures name the target, and it is
-  avoided. A success without an offset (`kafka.reports`) would commit: it aborts the transaction, hence all reports are
-  read before the commit. Where one record spoils its batch, the producer sends records
-  one a batch for a while, and then the report names the record.
-* A record that no topic of our own takes (it is to be parked, and that is not allowed) would abort every transaction:
-  its queue rests, a second at first, then twice as long each time, up to five.
-* After an abort that is known to have worked, what was taken is due again; nothing was delivered, no position moved.
-* After anything indefinite (time-out, fenced, fatal, a commit that took longer than its time) the producer is thrown
-  away, a new one made, `init_transactions` (which fences the old one and ends what it left open), and the committed
-  positions read: they say which of the transactions there were. librdkafka speaks a transaction protocol in which a
-  late request may hit the next transaction; a new producer per doubt closes that (KIP-890).
-* Positions move by transactions only. Those that pass probes get one of their own: a commit of the consumer's may reach
-  the coordinator after the next transaction, and would take its position back.
-* A rebalance ends the transaction that grows when it comes, without effect: what it asks of the cluster may outlast it.
-* Fenced three times in a minute: another worker has the same `transactional.id`, and this one ends, naming it.
-* Probes are not part of transactions and have a producer of their own.
+* A turn of the loop is a transaction. It produces every due record. While more records are ready, it fetches and
+  produces them too, up to 5,000 records or 50 ms, so it grows with the backlog. Then it sends the positions, with the
+  worker's current membership of the group. Then it commits. The next transaction begins 5 ms after a commit: without
+  this gap librdkafka waits 20 ms for the coordinator to finish the last transaction (measured).
+* A run with a record whose target is unknown waits in its queue until the target is known. Other queues continue.
+* A transaction with a record that was not stored does not commit. The report of a failure names the target, which is
+  then avoided. If one record makes the broker refuse its batch, the producer sends one record per batch for a while,
+  and then the report names the record. A success without an offset (`kafka.reports`) would be committed: it aborts the
+  transaction. So the worker reads all reports before the commit.
+* A record that no topic of the shim accepts (it must be parked, and the worker may not) would abort every transaction.
+  Its queue backs off: a second at first, then twice as long each time, up to five seconds.
+* After an abort that certainly succeeded, the records that were taken are due again. Nothing was delivered and no
+  position moved.
+* An uncertain outcome (time-out, fenced, fatal error, a commit that took longer than its time) has four steps. The
+  worker closes the producer and creates a new one. The new one calls `init_transactions`, which fences the old producer
+  and ends its open transaction. The worker reads the committed positions, which show whether the transaction was
+  committed. librdkafka's transaction protocol allows a late request to hit the next transaction; a new producer after
+  each uncertain outcome prevents that (KIP-890).
+* Only transactions move positions. Positions after probes get their own transaction: a commit by the consumer may reach
+  the coordinator after the next transaction, and would move the position back.
+* A rebalance aborts the open transaction: its requests to the cluster may take longer than the rebalance.
+* A worker that is fenced three times in a minute ends with an error: another worker has the same `transactional.id`.
+* Probes are not part of transactions and have a separate producer.
 """
 
 from collections import deque
@@ -68,11 +70,11 @@ _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _SPOILS: Final = frozenset({KafkaError._STATE, KafkaError._FATAL})  # noqa: SLF001
 _LISTED_FAILURES: Final = 1_000
 _LAST_REPORTS_S: Final = 1.0
-_OVERDUE_S: Final = 6.0  # a call that has not returned so long after its time-out never will
+_OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its time-out never will
 
 
 class _Taken:
-    """What one queue gave into the running transaction."""
+    """Due records of one partition that are part of the open transaction."""
 
     __slots__ = ("due", "held")
 
@@ -85,19 +87,19 @@ class ExactlyOnce:
     """Delivery in transactions.
 
     Args:
-        make_producer: of `Clients`.
-        config: settings of the producer, `transactional.id` among them.
+        make_producer: the factory of `Clients`.
+        config: settings of the producer, including `transactional.id`.
         probe_config: settings of the producer of probes.
-        router: where records go.
-        counts: what was done.
-        clock: to wait by.
+        router: decides where records go.
+        counts: the worker's counters.
+        clock: the clock for waits.
         prober: writes probes.
-        alarm: told an event and its facts.
+        alarm: called with an event and its facts.
         api_timeout_ms: longest wait for one transactional call; below the transaction's time-out.
         patience_ms: how long targets may take to store the records of a transaction.
-        denied: says which topics among those named may not be written to.
-        point: called with the name of a point of the protocol as it is passed; for fault tests.
-        heart: told before each call that may take its time, how long that is.
+        denied: returns which of the given topics the worker may not write to.
+        point: called with the name of a point of the protocol when it is passed; for fault tests.
+        heart: gets a beat before each long call, with the longest time that the call may take.
 
     Thread-safety: none; the worker's thread.
     """
@@ -153,19 +155,19 @@ class ExactlyOnce:
         self._dues_ms: list[int] = []
         self._tried: set[TargetHealth] = set()
         self._done: list[tuple[Kind, str]] = []
-        self._own: list[tuple[Any, str]] = []  # records that went to a topic of our own, and to which
+        self._own: list[tuple[Any, str]] = []  # records written to a topic of the shim, and that topic
 
     # --- the transaction ---------------------------------------------------------------------------------------------
 
     def start(self, consumer: ConsumerClient) -> None:
-        """Make the producers; the transactional one is made ready by the first turn."""
+        """Create the producer of probes; the first turn creates the transactional producer."""
         self._consumer = consumer
         self._probes = self._make_producer(self._probe_config)
         self._prober.use(self._probes)
         self._renew()
 
     def capacity(self, now_ns: int) -> int:
-        """How many records may still go into this transaction."""
+        """Return the number of records that may still go into this transaction."""
         if self._producer is None or now_ns < self._not_before_ns:
             return 0
         if self._is_spoilt or (self._begun_ns is not None and now_ns - self._begun_ns >= _LONGEST_NS):
@@ -173,7 +175,7 @@ class ExactlyOnce:
         return _MOST_RECORDS - self._records
 
     def relay(self, held: AssignedPartition, due: Due[Any], now_ns: int) -> None:
-        """Produce what left a queue, in the running transaction."""
+        """Produce the records that left a queue, in the open transaction."""
         placed, awaited = self._route(held, due, now_ns)
         if awaited:
             held.awaited = awaited
@@ -201,9 +203,9 @@ class ExactlyOnce:
     def _route(
         self, held: AssignedPartition, due: Due[Any], now_ns: int
     ) -> tuple[list[PlainGroup | tuple[int, Placement]], set[TargetHealth]]:
-        """Where each record of a run goes, and the targets that are not known yet: with one of them, all of it waits.
+        """Return where each record of a run goes, and its unknown targets; with an unknown target the whole run waits.
 
-        All of a run is looked at before any of it is produced, so that none of a transaction is aborted for it.
+        The whole run is routed before a record of it is produced, so that an unknown target aborts no transaction.
         """
         placed: list[PlainGroup | tuple[int, Placement]] = []
         awaited: set[TargetHealth] = set()
@@ -221,7 +223,7 @@ class ExactlyOnce:
         return placed, awaited
 
     def _produce_plain(self, producer: ProducerClient, due: Due[Any], group: PlainGroup, now_ns: int) -> None:
-        """Produce the plain due ones of one target partition."""
+        """Produce the plain due records of one target partition."""
         produce, failed, add_due = producer.produce, self._failed, self._dues_ms.append
         topic, partition = group.target.topic, group.partition
         for place, value, key, headers, due_ms in group.records:
@@ -231,7 +233,7 @@ class ExactlyOnce:
                 produce(topic, value, key, partition, on_delivery=failed, headers=headers)
             except (BufferError, KafkaException):
                 placement = self._router.route_due(due, place, now_ns)
-                self._produce_slowly(producer, due, place, placement, now_ns)  # it looks at the error
+                self._produce_slowly(producer, due, place, placement, now_ns)  # it handles the error
             else:
                 add_due(due_ms)
 
@@ -247,14 +249,14 @@ class ExactlyOnce:
         self._begun_ns = now_ns
         return True
 
-    def _produce_slowly(  # noqa: C901 - one record, and all that can come of producing it
+    def _produce_slowly(  # noqa: C901 - one record, and every result of producing it
         self, producer: ProducerClient, due: Due[Any], place: int, placement: Placement, now_ns: int
     ) -> None:
-        """Produce one record; one that cannot even be produced is routed again, which parks it or lets it wait."""
+        """Produce one record; if `produce` refuses it, route it again, which parks it or makes it wait."""
         record = due.records[place]
         for _ in range(4):
             if placement.kind is Kind.NOT_YET:
-                self._is_spoilt = True  # the producer has to learn what its target has got
+                self._is_spoilt = True  # the producer has to learn about the target's new partitions
                 return
             if placement.kind is Kind.SKIP:
                 self._counts.skipped += 1
@@ -282,7 +284,7 @@ class ExactlyOnce:
             except KafkaException as problem:
                 error = problem.args[0]
                 if error.code() in _SPOILS or error.fatal() or error.txn_requires_abort():
-                    self._is_spoilt = True  # something before it failed; nobody's fault here
+                    self._is_spoilt = True  # an earlier record failed, not this one
                     return
                 self._router.refused(record, placement.kind, placement.topic, error, now_ns, alone=True)
                 placement = self._router.route_due(due, place, now_ns)
@@ -295,7 +297,7 @@ class ExactlyOnce:
                 self._done.append((placement.kind, placement.reason))
                 self._own.append((record, placement.topic))
             return
-        # nothing takes it, not even the parking topic: the transaction must not commit without it
+        # no topic accepts it, not even the parking topic; the transaction must not commit without it
         self._failures.append((record, Kind.PARK, "", KafkaError(KafkaError._FAIL)))  # noqa: SLF001
 
     def _failed(self, error: KafkaError | None, message: Any) -> None:
@@ -309,11 +311,11 @@ class ExactlyOnce:
             self._failures.append((record, kind, topic, error))
 
     def can_extend(self, now_ns: int) -> bool:
-        """Whether a transaction is open and has room."""
+        """Return whether a transaction is open and can take more records."""
         return self._begun_ns is not None and self.capacity(now_ns) > 0
 
     def end_turn(self, now_ns: int) -> None:
-        """Commit the running transaction, if there is one."""
+        """Commit the open transaction, if there is one."""
         producer, consumer = self._producer, self._consumer
         if self._begun_ns is None or producer is None or consumer is None:
             return
@@ -328,7 +330,7 @@ class ExactlyOnce:
                 self._abort(producer, None)
                 return
             self._call_begins()
-            # a transaction that has failed says here why it did
+            # if the transaction has failed, this call raises the cause
             producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), self._api_timeout_s)
             if self._is_spoilt or self._failures:
                 self._abort(producer, None)
@@ -371,7 +373,7 @@ class ExactlyOnce:
         self._reset()
         self._not_before_ns = now_ns + _GAP_NS
         if now_ns - began_ns > self._api_timeout_s * 1e9:
-            self._renew()  # something in it was tried again for long: no late request may hit the next one
+            self._renew()  # a request in it was retried for long; no late request may hit the next transaction
         elif self._is_careful and now_ns >= self._careful_until_ns:
             self._renew()
 
@@ -397,13 +399,13 @@ class ExactlyOnce:
     def _call_begins(self) -> None:
         self._heart.beat(self._api_timeout_s + _OVERDUE_S)
 
-    # --- what goes wrong ---------------------------------------------------------------------------------------------
+    # --- failures ----------------------------------------------------------------------------------------------------
 
     def _abort(self, producer: ProducerClient, cause: KafkaError | None, why: str = "") -> None:
-        """End the transaction without effect; if even that is in doubt, the producer goes."""
+        """Abort the transaction; if the outcome of the abort is uncertain, replace the producer."""
         self._counts.aborted += 1
         self._call_begins()
-        purge_producer(producer, self._patience_s)  # an abort waits in vain for reports that nobody serves
+        purge_producer(producer, self._patience_s)  # otherwise the abort waits for reports that no poll serves
         try:
             producer.abort_transaction(self._api_timeout_s)
             now_ns = self._clock.monotonic_ns()
@@ -424,15 +426,15 @@ class ExactlyOnce:
         if careful:
             self._careful_until_ns = now_ns + _CAREFUL_NS
         if cause is not None or was_silent or (careful and not self._is_careful):
-            # a producer whose broker was away may hang for ever in a later call (seen after a broker's restart)
+            # a producer whose broker was unavailable may block forever in a later call (seen after a broker's restart)
             self._renew()
 
     def _has_culprit(self) -> bool:
-        """Whether a record was refused for a reason of its own or of its target's."""
+        """Return whether a record was refused because of itself or of its target, and not only purged."""
         return any(error.code() not in _PURGED for _, _, _, error in self._failures)
 
     def _learn_from_failures(self, now_ns: int, cause: KafkaError | None = None) -> bool:
-        """Tell the router what was not stored; True if the culprit is one record of a batch, and not known."""
+        """Report failures to the router; return True if one unknown record made the broker refuse its batch."""
         unknown = False
         was_refused = self._has_culprit()
         if cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
@@ -441,7 +443,7 @@ class ExactlyOnce:
             if error.code() in _FENCED or error.code() in _SPOILS:
                 continue
             if error.code() in _PURGED:
-                # where one was refused, what is purged with it had no time to be stored; else it was not taken in time
+                # if another record was refused, this one had no time to be stored; otherwise its target was too slow
                 if kind is Kind.DELIVER and self._is_silent and not was_refused:
                     self._router.target_failed(self._router.targets.target(topic, now_ns), now_ns, "no-answer")
             elif record is not None:
@@ -453,7 +455,7 @@ class ExactlyOnce:
         return unknown
 
     def _ask_who_is_denied(self, cause: KafkaError, now_ns: int) -> None:
-        """A transaction failed for a missing right: find out whose."""
+        """Find out which topic denied a transaction that failed because of a missing ACL."""
         targets = {topic for _, kind, topic, _ in self._failures if kind is Kind.DELIVER}
         denied = self._denied(targets | {topic for _, topic in self._own})
         for topic in denied & targets:
@@ -463,7 +465,7 @@ class ExactlyOnce:
                 self._rest(record, topic, cause, now_ns)
 
     def _rest(self, record: Any, topic: str, error: KafkaError, now_ns: int) -> None:
-        """A record of a queue can be placed nowhere at the moment: nothing of it goes into the next transactions."""
+        """Let a partition back off: no topic accepts one of its records, so the next transactions leave it out."""
         held = next((taken.held for taken in self._taken if taken.held.number == record.partition()), None)
         if held is not None and held.rest_until_ns <= now_ns:
             held.rest_until_ns = now_ns + min(_AGAIN_NS << min(held.rests, 8), _LONGEST_REST_NS)
@@ -471,14 +473,14 @@ class ExactlyOnce:
             self._alarm("worker.hop-not-stored", topic=topic, error=error.name(), record=coordinates(record))
 
     def _doubt(self, error: KafkaError, now_ns: int) -> None:
-        """It is not known what has become of the transaction: a new producer, and the positions will tell."""
+        """Replace the producer after an uncertain outcome; the committed positions will show the outcome."""
         if error.code() in _FENCED:
             self._alarm("worker.fenced", error=str(error), transactional_id=self._config["transactional.id"])
             self._fenced_ns.append(now_ns)
             if len(self._fenced_ns) == _MOST_FENCINGS and now_ns - self._fenced_ns[0] < _MINUTE_NS:
                 self._twin = WorkerError(
                     f"fenced {_MOST_FENCINGS} times in a minute: another worker runs with transactional.id "
-                    f"{self._config['transactional.id']!r}; give each its own --instance"
+                    f"{self._config['transactional.id']!r}; give each worker its own --instance"
                 )
         self._counts.recycled += 1
         self._alarm("worker.producer-recycled", error=str(error))
@@ -489,26 +491,26 @@ class ExactlyOnce:
         self._reset()
 
     def _renew(self) -> None:
-        """Throw the producer away; the next `settle` makes a new one."""
+        """Close the producer; the next `settle` creates a new one."""
         old, self._producer = self._producer, None
         self._router.targets.use()
         if old is not None:
             close_producer(old, _LAST_REPORTS_S)
 
     def connection_lost(self) -> None:
-        """Have a new producer before the next transaction, but not more than one a second.
+        """Replace the producer before the next transaction, at most once a second.
 
-        `send_offsets_to_transaction` of librdkafka ignores its time-out, and waits for ever for a coordinator that it
-        remembers and that has gone from its metadata meanwhile (librdkafka 5456 and 5511; without this, the worker hung
-        in most restarts of a broker on a busy machine). A new producer remembers none.
+        `send_offsets_to_transaction` of librdkafka ignores its time-out. It waits forever for a remembered coordinator
+        that has left its metadata meanwhile (librdkafka 5456 and 5511). Without the replacement, the worker blocked in
+        most restarts of a broker on a busy machine. A new producer remembers no coordinator.
         """
         self._is_stale = True
 
     def settle(self, now_ns: int) -> None:
-        """Make the producer ready where there is none, and find out what has become of doubtful transactions.
+        """Create and initialise a producer if there is none, and find out the outcome of uncertain transactions.
 
         Raises:
-            WorkerError: fenced three times in a minute.
+            WorkerError: the worker was fenced three times in a minute.
         """
         if self._twin is not None:
             raise self._twin
@@ -539,7 +541,7 @@ class ExactlyOnce:
         self._is_stale, self._renewed_ns = False, self._clock.monotonic_ns()
 
     def _resolve(self, consumer: ConsumerClient) -> None:
-        """The committed positions say which doubtful transactions were committed."""
+        """Read the committed positions: they show which uncertain transactions were committed."""
         doubtful = [taken for taken in self._doubtful if not taken.held.gone]
         if doubtful:
             numbers = {taken.held.number for taken in doubtful}
@@ -552,10 +554,10 @@ class ExactlyOnce:
                     taken.held.queue.failed(taken.due)
         self._doubtful = []
 
-    # --- waiting, committing, ending ---------------------------------------------------------------------------------
+    # --- waiting, committing, closing --------------------------------------------------------------------------------
 
     def wait_ns(self, now_ns: int) -> int | None:
-        """Until the next transaction may begin."""
+        """Return the time until the next transaction may begin; None: no limit."""
         if self._producer is None:
             return max(0, self._not_before_ns - now_ns)
         if self._is_stale:
@@ -563,7 +565,7 @@ class ExactlyOnce:
         return max(0, self._not_before_ns - now_ns) or (_BUSY_NS if self._prober.outstanding > 0 else None)
 
     def commit(self, held: list[AssignedPartition], *, asynchronous: bool) -> None:
-        """Positions are committed with their transactions; what only passes probes, in one here, if there is time."""
+        """Commit positions that pass only probes, in a separate transaction; other transactions commit their own."""
         if not asynchronous:
             return  # the next owner reads the probes again
         passed = [each for each in held if each.has_uncommitted and each.position == each.skipped_to]
@@ -573,17 +575,17 @@ class ExactlyOnce:
             self.end_turn(now_ns)
 
     def drain(self, held: list[AssignedPartition], longest_ns: int) -> None:
-        """Abort what is open: partitions come or go. What is in doubt is the next owner's."""
+        """Abort the open transaction before a rebalance; the next owner resolves an uncertain one."""
         del held, longest_ns
         if self._begun_ns is not None and self._producer is not None:
-            self._abort(self._producer, None, "partitions come or go")
+            self._abort(self._producer, None, "the group rebalances")
 
     def probe(self, held: AssignedPartition, now_ns: int) -> None:
         """Write a probe, outside any transaction."""
         self._prober.probe(held, now_ns)
 
     def close(self) -> None:
-        """Abort what is open and end."""
+        """Abort the open transaction and close the producers."""
         if self._begun_ns is not None and self._producer is not None:
             try:
                 self._producer.abort_transaction(self._api_timeout_s)

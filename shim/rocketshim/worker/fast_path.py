@@ -1,15 +1,15 @@
-"""The quick way to a delivered record: the headers of a plain due message are cut, not decoded and encoded.
+"""The fast path to a delivered record: cut the headers of a plain due message instead of decoding and encoding them.
 
-Nearly every record a worker delivers was written by this library: the shim's headers first and in the order of the
-table, every one of them well-formed, a complete identity. For such a record the delivered headers are a slice of the
-ones that were read, with `HOP_ID` put in its place. What a record's headers *look* like (the tuple of their names) is
-judged once and remembered (`Shape`); what remains for each record is to look at the values.
+This library has written nearly every record that a worker delivers. Such a record has the shim's headers first, in the
+order of the table and well-formed, and a complete identity. Its delivered headers are a slice of the headers that were
+read, with `HOP_ID` in its place. The tuple of the header names is analysed once and remembered (`_HeaderLayout`). For
+each record, only the values are checked.
 
-Whatever is in any way unusual gets None here, and goes the slow way (`planner.DeliveryPlanner`), which alone defines
-what is right: for every record, what this module gives is what the planner gives (property-tested).
+For any unusual record this module returns None, and the record takes the slow path (`planner.DeliveryPlanner`). Only
+the planner defines correctness: for every record, the result of this module equals the planner's (property-tested).
 
-Bounded: 512 shapes of at most 100 names and 4,096 characters and 4,096 numbers are remembered; both tables begin anew
-when they are full.
+Bounded: the module remembers 512 layouts of at most 100 names and 4,096 characters, and 4,096 numbers. A table that is
+full is cleared.
 """
 
 import itertools
@@ -46,12 +46,12 @@ _MOST_SHAPES: Final = 512
 _MOST_NAMES: Final = 100
 _LONGEST_NAMES: Final = 4_096
 _MANY_NUMBERS: Final = 4_000
-_MOST_NUMBERS: Final = 4_096  # a record has a handful, so a table that is cut at 4,000 has room for all of them
+_MOST_NUMBERS: Final = 4_096  # a record has few numbers, so a table cleared at 4,000 has room for all of them
 _ZERO: Final = ord("0")
 
 
 class _HeaderLayout:
-    """What can be said of headers by their names. Places count from the first header, `rest_…` from `UNIQ_KEY`."""
+    """What the header names alone determine. Indexes count from the first header, those of `rest_…` from `UNIQ_KEY`."""
 
     __slots__ = (
         "due", "first", "group", "has_hop", "hop", "is_absolute", "is_failure", "longs", "ours", "real", "rest_hop",
@@ -80,7 +80,7 @@ class _HeaderLayout:
 
 
 def _header_layout(names: tuple[str, ...]) -> _HeaderLayout | None:
-    """The shape of these names; None: not one for the quick way."""
+    """Return the layout of these names; None: records with these names must take the slow path."""
     ours = 0
     while ours < len(names) and names[ours] in RESERVED:
         ours += 1
@@ -99,12 +99,12 @@ def _header_layout(names: tuple[str, ...]) -> _HeaderLayout | None:
 
 
 QuickDelivery = tuple[bytes, bytes | None, list[Header], int]
-"""What the quick way says of one record that is due: `REAL_TOPIC`, `CONSUMER_GROUP` (None: not there), the headers at
-the target (source topic or retry topic, whichever it is), and when it was due in epoch ms. A tuple, for speed."""
+"""The result of the fast path for one due record: `REAL_TOPIC`, `CONSUMER_GROUP` (None: no such header), the headers at
+the target (a source topic or a retry topic), and when the record was due, epoch ms. A tuple, for speed."""
 
 
 class FastPath:
-    """Finds the quick way where there is one.
+    """Cuts the headers of plain due records.
 
     Thread-safety: none; one owner thread.
     """
@@ -117,7 +117,7 @@ class FastPath:
         self._shapes: dict[tuple[str, ...], _HeaderLayout | None] = {}
         self._longs: dict[bytes | None, int] = {}
         self._shorts: dict[bytes | None, int] = {}
-        # of the last record that went the quick way with a relative delay: most records are like the one before
+        # of the last fast-path record with a relative delay, because most records are like the one before
         self._head: list[Header] | None = None
         self._head_length = 0
         self._rest_names: list[str] = []
@@ -125,10 +125,10 @@ class FastPath:
         self._delay_ms = 0
         self._real_topic = b""
 
-    def cut(  # noqa: C901, PLR0912 - one pass over one record, of which every line is paid for
+    def cut(  # noqa: C901, PLR0912 - one pass over one record, in which every call costs speed
         self, headers: list[Header] | None, append_ms: int, clock_ms: int, hop_id: bytes
     ) -> QuickDelivery | None:
-        """The delivered headers of a record that is due.
+        """Return the delivered headers of a due record.
 
         Args:
             headers: as fetched.
@@ -137,7 +137,7 @@ class FastPath:
             hop_id: the record's coordinates.
 
         Returns:
-            None: not due, or to be looked at the slow way.
+            None: the record is not due, or must take the slow path.
         """
         if not headers:
             return None
@@ -169,12 +169,12 @@ class FastPath:
         else:
             rest.insert(shape.rest_hop, (_HOP_NAME, hop_id))
         group = rest[shape.group - length][1] if shape.group >= 0 else None
-        if shape.is_failure:  # only towards a retry topic, or `_cut_unlike` had not learnt it
+        if shape.is_failure:  # the target is a retry topic; otherwise `_cut_unlike` would not have learnt it
             rest.insert(0, _SHIM_HEADER)
         return self._real_topic, group, rest, due_ms
 
     def _cut_unlike(self, headers: list[Header], append_ms: int, clock_ms: int, hop_id: bytes) -> QuickDelivery | None:
-        """`cut` of a record that is not like the one before."""
+        """Do `cut` for a record whose headers differ from those of the record before."""
         names, values = zip(*headers, strict=True)
         shape = self._learn(names)
         if shape is None or not self._numbers_are_plain(values, shape):
@@ -224,11 +224,11 @@ class FastPath:
 
 
 def _remember(value: bytes | None, most_digits: int, numbers: dict[bytes | None, int]) -> bool:
-    """Whether a value is a number in the one form in which we write it; then it is kept, unless there are many."""
+    """Return whether a value is a number in the only form that this library writes; remember it, if there is room."""
     if value is None or not value.isdigit() or len(value) > most_digits or (value[0] == _ZERO and len(value) > 1):
         return False
     if len(numbers) < _MOST_NUMBERS:
         numbers[value] = int(value)
         return True
-    numbers.clear()  # the record in hand goes the slow way
+    numbers.clear()  # this record takes the slow path
     return False

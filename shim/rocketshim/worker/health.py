@@ -1,4 +1,4 @@
-"""The worker's state, as `rocketshim.health` shows it; what live and ready mean stands there."""
+"""The worker's state as `rocketshim.health` serves it; that module defines live and ready."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ __all__ = ["QueueState", "WorkerState"]
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """One partition of the schedule topic that the worker holds.
+    """One partition of the schedule topic that is assigned to the worker.
 
     Attributes:
-        partition: its number.
+        partition: partition number.
         delay_ms: the queue's delay.
-        position: next offset to deliver from, as far as it is confirmed; None: nothing since it was assigned.
-        committed: position that is committed; -1: not known.
-        backlog: records that lie there and are not done (probes among them); None: not known yet.
+        position: next offset to deliver, by confirmed records; None: nothing is confirmed since the assignment.
+        committed: committed position; -1: unknown.
+        backlog: records in the log that are not finished (probes included); None: not known yet.
         held: records in memory.
-        next_due_in_ms: until the head leaves; 0 or less: it is due; None: nothing is held.
+        next_due_in_ms: time until the head leaves; 0 or less: it is due; None: no record is in memory.
     """
 
     partition: int
@@ -35,18 +35,18 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState(LoopState):
-    """What the worker was doing at one instant.
+    """The worker's state at one instant.
 
     Attributes:
         at_ns: monotonic instant.
         mode: `at-least-once` or `exactly-once`.
         group: consumer group.
         topic: schedule topic.
-        is_member: whether the group has given it its share (which may be none).
-        commits_fail_since_ns: since when positions could not be committed; None: they can.
-        avoided: targets that are not tried now, with the reason.
-        queues: what it holds.
-        counts: what was done.
+        is_member: whether the group has assigned partitions to it, if only an empty set.
+        commits_fail_since_ns: monotonic instant since which commits fail; None: they succeed.
+        avoided: targets that the worker does not try now, with the reason.
+        queues: its partitions.
+        counts: what it has done.
     """
 
     at_ns: int
@@ -61,15 +61,15 @@ class WorkerState(LoopState):
 
     @property
     def oldest_due_ms(self) -> int:
-        """How long the record that has been due longest has been so, in ms; 0 when none is."""
+        """How long the oldest due record has been due, in ms; 0 if no record is due."""
         return max(0, *(-queue.next_due_in_ms for queue in self.queues if queue.next_due_in_ms is not None), 0)
 
     def shown(self, now_ns: int) -> dict[str, Any]:
-        """As JSON."""
+        """Return the state as JSON values."""
         return self._shown(now_ns, oldest_due_ms=self.oldest_due_ms)
 
     def metrics(self) -> Iterable[Metric]:
-        """As metrics."""
+        """Yield the state as metrics."""
         counts = self.counts
         yield _metric("delivered_total", "counter", "records stored at their targets", ("", {}, counts.delivered))
         yield _metric("hopped_total", "counter", "records written to another queue", ("", {}, counts.hopped))

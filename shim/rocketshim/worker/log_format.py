@@ -1,10 +1,10 @@
-"""The worker's log lines: an event from a fixed vocabulary, and facts. One line a record, as text or as JSON.
+"""The worker's log lines: an event from a fixed vocabulary, and facts. Each record is one line, as text or as JSON.
 
-The library never configures logging; only the process `rocketshim worker` does, by `configure`. Whoever embeds a
-`DelayWorker` gets the same records from the logger `rocketshim.worker`: the message is the event, the facts are the
-record's own attributes.
+The library never configures logging. Only the process `rocketshim worker` does, with `configure`. A program that embeds
+a `DelayWorker` gets the same records from the logger `rocketshim.worker`: the message is the event, and the facts are
+attributes of the record.
 
-Facts may hold text from records that anybody wrote: control characters are spelled out, so that no line can be forged.
+Facts may contain text of Kafka records that anybody wrote. Control characters are escaped, so nobody can forge a line.
 """
 
 import json
@@ -63,20 +63,22 @@ class TextLines(logging.Formatter):
     """`2026-01-01 10:00:00,000 WARNING worker.parked reason=... record=...`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return one line."""
         facts = "".join(f" {name}={_safe(str(value))}" for name, value in _facts(record).items())
         line = f"{self.formatTime(record)} {record.levelname} {_safe(record.getMessage())}{facts}"
         if not record.exc_info:
             return line
-        trace = self.formatException(record.exc_info).split("\n")  # an exception's text may come from a record
-        return "\n".join([line, *(f"  {_safe(each)}" for each in trace)])  # indented: none looks like a log line
+        trace = self.formatException(record.exc_info).split("\n")  # an exception's text may contain text of a record
+        return "\n".join(
+            [line, *(f"  {_safe(each)}" for each in trace)]
+        )  # indented, so that none looks like a log line
 
 
 class JsonLines(logging.Formatter):
     """One JSON object a line: `at`, `level`, `event`, and the facts."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return one line."""
         line: dict[str, object] = {
             "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname,

@@ -1,20 +1,20 @@
-"""What becomes of a record that leaves its queue: delivered, hopped on, parked or skipped. Pure.
+"""Decides what to do with a record that leaves its queue: deliver, hop to another queue, park or skip. Pure.
 
-The order of the questions is part of the guarantee:
+The order of the checks is part of the guarantee:
 
-1. a probe of the leader's clock is skipped;
-2. a record that breaks the wire format is parked with its reason;
-3. a record whose target is forbidden is parked, before it is asked when it is due (it never will be); one that is only
-   not on this worker's allow-list is offered to other workers first;
-4. a record that is due later than the longest delay allowed from now is parked;
-5. a record that is not due yet hops on, carrying `DELIVER_AT_MS` from the first hop on;
-6. a record that is due is delivered.
+1. A probe of the leader's clock is skipped.
+2. A record that breaks the wire format is parked with its reason.
+3. A record with a forbidden target is parked, before its due time is computed (no worker will ever deliver it). If the
+   target is only not on this worker's allow-list, the record is offered to other workers first.
+4. A record that is due later than the longest allowed delay from now is parked.
+5. A record that is not due yet hops to another queue. From the first hop on it carries `DELIVER_AT_MS`.
+6. A due record is delivered.
 
-"Due" is read on the lower bound of the leader's clock. A record that left by the second clock (it was seen a whole
-queue delay ago, but its append time lies ahead of the leader's clock: the clock stepped back) counts as appended when
-it was first seen.
+"Due" refers to the lower bound of the leader's clock. If that clock has stepped back, a record's append time may be
+ahead of it. Such a record leaves its queue one queue delay after it was first seen, and then counts as appended when it
+was first seen.
 
-Nothing here raises for any record, whoever wrote it.
+No record makes this module raise, not even one that another program wrote.
 """
 
 from dataclasses import dataclass
@@ -42,12 +42,12 @@ __all__ = [
 
 @dataclass(slots=True)
 class Skip:
-    """Nothing is to be written; the record is done."""
+    """Write nothing; the record is finished."""
 
 
 @dataclass(slots=True)
 class Deliver:
-    """Write `out` to its target, which must have the partition `out.partition` or lose it."""
+    """Write `out` to its target, to the partition `out.partition` if the target has it."""
 
     out: OutgoingRecord
     envelope: Envelope
@@ -71,7 +71,7 @@ class Park:
 
 @dataclass(slots=True)
 class NotAllowed:
-    """This worker may not deliver it; another one may."""
+    """This worker may not deliver the record; another worker may."""
 
     envelope: Envelope
     due_ms: int
@@ -87,7 +87,7 @@ _DEFAULT_MAX_DELAY_MS: Final = 40 * 86_400_000
 
 
 def is_probe(record: Record) -> bool:
-    """Whether a record of the schedule topic is the worker's own probe of a leader's clock: the header and no more."""
+    """Return whether a record of the schedule topic is a worker's probe of a leader's clock: it has only its header."""
     if record.value() is not None or record.key() is not None:
         return False
     headers = headers_shown(record)
@@ -95,20 +95,20 @@ def is_probe(record: Record) -> bool:
 
 
 def queue_append_ms(append_ms: int, queue_delay_ms: int, clock_ms: int, seen_ns: int, now_ns: int) -> int:
-    """When a record counts as appended: its stamp, or, if that lies ahead of the clock, when it was first seen."""
+    """Return when a record counts as appended: its timestamp, or when it was first seen if the clock stepped back."""
     if append_ms + queue_delay_ms <= clock_ms:
         return append_ms
     return min(append_ms, clock_ms - (now_ns - seen_ns) // 1_000_000)
 
 
 class DeliveryPlanner:
-    """Decides what becomes of each record, by the rules at the top of this file.
+    """Decides what to do with each record, by the rules at the top of this file.
 
     Args:
         names: topic names of the namespace.
         levels: the worker's level table.
-        policy: where records may go.
-        max_delay_ms: a record due later than this from now is parked; default 40 days.
+        policy: the allow-list.
+        max_delay_ms: a record that is due later than this from now is parked; default 40 days.
 
     Thread-safety: immutable.
     """
@@ -128,12 +128,12 @@ class DeliveryPlanner:
         self._max_delay_ms = max_delay_ms
 
     def plan(self, record: Record, *, clock_ms: int, seen_ns: int, now_ns: int) -> Step:
-        """What becomes of a record that left its queue.
+        """Return what to do with a record that left its queue.
 
         Args:
             record: as fetched from the schedule topic.
             clock_ms: lower bound of the leader's clock, epoch ms.
-            seen_ns: monotonic instant of first sight, ns.
+            seen_ns: monotonic instant at which the record was first seen, ns.
             now_ns: monotonic now, ns.
         """
         if is_probe(record):
@@ -163,13 +163,13 @@ class DeliveryPlanner:
         return Deliver(delivered(record, envelope, self._names), envelope, at_ms)
 
     def park(self, record: Record, reason: str) -> Park:
-        """Park a record for a reason."""
+        """Return the parked record for this reason."""
         return Park(parked(record, self._names, reason), reason)
 
     def re_append(self, record: Record, envelope: Envelope, due_ms: int) -> NextQueue:
-        """Put a record whose target does not take it back into a queue: 1 s, then twice as long each time, up to 1 min.
+        """Put a record that its target does not accept back into a queue: 1 s, then twice as long, 1 min at most.
 
-        The wait counts from the append of the new record; the due time itself (`due_ms`) does not change.
+        The wait counts from the append of the new record. The due time itself (`due_ms`) does not change.
         """
         wait_ms = min(_RE_APPEND_MS << min(envelope.target_tries or 0, 16), _RE_APPEND_CAP_MS)
         lane = (record.partition() or 0) // self._levels.STRIDE
@@ -179,8 +179,9 @@ class DeliveryPlanner:
     def offer(self, record: Record, envelope: Envelope, due_ms: int, lanes: int) -> NextQueue:
         """Put a record that this worker may not deliver into another queue, which another worker may own.
 
-        The waits grow (1 s, 10 s, 1 min). Between them comes a fine queue, whose partition lies far from the levels',
-        and each time another lane: workers own neighbouring partitions. The due time itself (`due_ms`) does not change.
+        The waits grow (1 s, 10 s, 1 min). Between two of them the record goes to a fine queue, whose partition is far
+        from those of the levels. Each time it goes to another lane, because a worker owns neighbouring partitions. The
+        due time itself (`due_ms`) does not change.
         """
         wait_ms = _OFFER_MS[min(envelope.target_tries or 0, len(_OFFER_MS) - 1)]
         lane = ((record.partition() or 0) // self._levels.STRIDE + 1) % lanes

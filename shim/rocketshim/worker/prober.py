@@ -1,7 +1,8 @@
-"""Probes of leaders' clocks: records of our own whose append times date what lies before them (`QueueClock`).
+"""Probes of leaders' clocks: records of the worker whose append times date the records before them (`QueueClock`).
 
-A probe is written into the partition whose head waits for evidence; its delivery report carries the append time. It is
-never part of a transaction: an open one would keep it from being dated. One owner thread: the worker's.
+The worker writes a probe into the partition whose head waits for evidence. The probe's delivery report carries its
+append time. A probe is never part of a transaction: an open transaction would delay that evidence. One owner thread:
+the worker's.
 """
 
 from collections import deque
@@ -24,13 +25,13 @@ class Prober:
     """Writes probes and hands their append times to the queues.
 
     Args:
-        names: of the namespace.
-        alarm: told an event and its facts.
+        names: topic names of the namespace.
+        alarm: called with an event and its facts.
 
     Attributes:
         topic: the schedule topic, physical.
-        outstanding: probes written with the producer in use whose reports were not taken in.
-        confirmed_ns: monotonic instant at which the last report of a stored one was taken in, in ns.
+        outstanding: probes written with the current producer whose reports were not processed yet.
+        confirmed_ns: monotonic instant at which the last report of a stored probe was processed, in ns.
     """
 
     __slots__ = ("_alarm", "_names", "_producer", "_reports", "confirmed_ns", "outstanding", "topic")
@@ -45,12 +46,12 @@ class Prober:
         self._reports: deque[tuple[ProducerClient, AssignedPartition, KafkaError | None, Any]] = deque()
 
     def use(self, producer: ProducerClient) -> None:
-        """Write with this producer from now on."""
+        """Write probes with this producer from now on."""
         self._producer = producer
         self.outstanding = 0
 
     def probe(self, held: AssignedPartition, now_ns: int) -> None:
-        """Write a probe into a partition; nothing follows from a failure but another try a second later."""
+        """Write a probe into a partition; after a failure the loop tries again a second later."""
         del now_ns
         producer = self._producer
         if producer is None:
@@ -68,14 +69,14 @@ class Prober:
             self.outstanding += 1
 
     def settle(self, now_ns: int) -> None:
-        """Take in what has become of probes.
+        """Process the delivery reports of probes.
 
         Raises:
             TopicMismatchError: the schedule topic does not stamp append times.
         """
         while self._reports:
             producer, held, error, message = self._reports.popleft()
-            if producer is self._producer:  # those of a former one were given up
+            if producer is self._producer:  # `use` has already dropped the probes of an earlier producer
                 self.outstanding -= 1
             if error is not None:
                 self._alarm("worker.probe-failed", partition=held.number, error=error.name())
@@ -83,8 +84,8 @@ class Prober:
             kind, append_ms = message.timestamp()
             if kind != TIMESTAMP_LOG_APPEND_TIME:
                 raise TopicMismatchError(
-                    f"{self.topic} has message.timestamp.type=CreateTime: delays would count from clocks nobody "
-                    "checks. Set it to LogAppendTime: rocketshim doctor shows the command"
+                    f"{self.topic} has message.timestamp.type=CreateTime: delays would count from the senders' clocks, "
+                    "which nothing checks. Set it to LogAppendTime: rocketshim doctor shows the command"
                 )
             self.confirmed_ns = now_ns
             if not held.gone:

@@ -1,18 +1,19 @@
-"""Where each due record goes now: the planner's answer, held against what is known of the targets. No produce here.
+"""Decides where each due record goes now, from the planner's decision and the state of its target. Produces nothing.
 
-`route` gives a `Placement`: topic, partition, headers, and what kind of hop it is. It is asked again for a record whose
-hop was refused; what was learnt meanwhile changes the answer:
+`route` returns a `Placement`: topic, partition, headers, and the kind of hop. A delivery calls it again for a record
+whose hop was refused. Facts learnt meanwhile change the result:
 
-* a target of which nothing is known yet lets the record wait (`NOT_YET`), as does a partition that it may have got;
-* a target that is not on the allow-list re-appends it, for a worker that may, and parks it in the end;
-* a target that is not there parks the record; one that is avoided re-appends it (`TARGET_TRIES`), or parks it when that
-  has been done often enough;
-* a record that was itself refused (`blame`) is parked, or re-appended, or parked without its body.
+* If the target is unknown, or may have got the wanted partition meanwhile, the record waits (`NOT_YET`).
+* If the target is not on the allow-list, the record is re-appended for a worker that may deliver it, and finally
+  parked.
+* If the target does not exist, the record is parked. If the target is avoided, the record is re-appended
+  (`TARGET_TRIES`), and parked after the configured number of tries.
+* If the record itself was refused (`blame`), it is parked, and parked without its body if it is too large to be parked.
 
-So at-least-once and exactly-once delivery treat failures alike: they tell the router, and route the record again.
+So both deliveries treat failures alike: they report the failure to the router, and route the record again.
 
-The partition is always chosen here (by key as the Java client does, keyless ones in turn), so that the reports of one
-partition come in the order of its records.
+The router always chooses the partition (by key as the Java client does, in turn without a key), so that the reports of
+one partition arrive in the order of its records.
 """
 
 from collections.abc import Callable
@@ -47,7 +48,7 @@ _REFUSED_RECORD: Final = TOO_LARGE | frozenset(
         KafkaError._INVALID_ARG,  # noqa: SLF001 - librdkafka's local errors have no public spelling
     }
 )
-"""Errors that a record brings upon the whole batch that it is in."""
+"""Errors of one record for which the broker refuses the record's whole batch."""
 _NOTHING_SAID: Final = frozenset(
     {
         KafkaError._PURGE_QUEUE,  # noqa: SLF001
@@ -55,16 +56,16 @@ _NOTHING_SAID: Final = frozenset(
         KafkaError._INVALID_DIFFERENT_RECORD,  # noqa: SLF001
     }
 )
-"""Errors that say nothing against record or target: send it again."""
+"""Errors caused neither by the record nor by the target: produce the record again."""
 _PRODUCER_LACKS: Final = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
-"""Errors that come from the metadata of a producer, which may be older than ours."""
+"""Errors caused by a producer's metadata, which may be older than the router's."""
 _LOOK_AGAIN_NS: Final = 1_000_000_000
 _MOST_ROUTES: Final = 10_000
-_LONGEST_NAME: Final = 300  # bytes of a logical name; what is longer is no name, and not kept
+_LONGEST_NAME: Final = 300  # bytes of a logical name; a longer value cannot be a name and is not remembered
 
 
 class Kind(Enum):
-    """What a placement is."""
+    """The kind of a placement."""
 
     DELIVER = "deliver"
     HOP = "hop"
@@ -75,7 +76,7 @@ class Kind(Enum):
 
 
 class Verdict(Enum):
-    """What is to be done about a record whose hop was not stored."""
+    """What to do with a record whose hop was not stored."""
 
     ROUTE_AGAIN = "route-again"
     WAIT = "wait"
@@ -85,15 +86,15 @@ class Placement:
     """Where one record goes.
 
     Attributes:
-        kind: what it is.
-        topic: physical; `""` for a skip and for what has to wait.
+        kind: the kind of hop.
+        topic: physical name; `""` for a skip and for a record that has to wait.
         partition: -1: any.
-        headers: as they are to be written.
-        value: None is a tombstone; the record's own, but for a body that was too large to be parked.
-        due_ms: when it was due, epoch ms; 0 for what is not delivered.
-        reason: why it was parked or re-appended.
-        target: for a delivery, and for what has to wait until its `ready_ns`.
-        one_per_batch: it must be a batch of its own.
+        headers: the headers to write.
+        value: the record's value, without a body that was too large to be parked; None is a tombstone.
+        due_ms: when the record was due, epoch ms; 0 if it is not a delivery.
+        reason: why it is parked or re-appended.
+        target: the target of a delivery, or the target for whose `ready_ns` the record waits.
+        one_per_batch: whether the record must be a separate batch.
     """
 
     __slots__ = ("due_ms", "headers", "key", "kind", "one_per_batch", "partition", "reason", "target", "topic", "value")
@@ -122,7 +123,7 @@ class Placement:
 
 
 class _Route:
-    """What a value of `REAL_TOPIC` means, as far as it does not change: allowed, and to which topic."""
+    """The constant part of routing for one value of `REAL_TOPIC`: it is allowed, and leads to this topic."""
 
     __slots__ = ("group", "target", "topic")
 
@@ -136,7 +137,7 @@ class PlainGroup:
     """Plain due records of a run for one partition of a target.
 
     Attributes:
-        records: for each its place in the run, its value, key and headers, and when it was due, epoch ms.
+        records: for each record its index in the run, its value, key and headers, and when it was due, epoch ms.
     """
 
     __slots__ = ("partition", "records", "target")
@@ -151,19 +152,19 @@ _SKIP: Final = Placement(Kind.SKIP, None)
 
 
 class Router:
-    """Decides where records go, by the planner's rules and what is known of the targets.
+    """Decides where records go, by the planner's rules and the state of the targets.
 
     Args:
-        names: of the namespace.
-        levels: the worker's table.
+        names: topic names of the namespace.
+        levels: the worker's level table.
         policy: the allow-list.
-        targets: what is known of targets.
+        targets: state of the targets.
         target_tries: how often a record is re-appended before it is parked.
         max_delay_ms: longest delay from now.
-        alarm: told an event and its facts.
+        alarm: called with an event and its facts.
 
     Attributes:
-        targets: what is known of targets.
+        targets: state of the targets.
 
     Thread-safety: none; the worker's thread.
     """
@@ -191,16 +192,16 @@ class Router:
         self._blamed: dict[tuple[int, int], str] = {}
         self._bodiless: set[tuple[int, int]] = set()
 
-    # --- the quick way -----------------------------------------------------------------------------------------------
+    # --- the fast path -----------------------------------------------------------------------------------------------
 
     def _quick_target(self, real_topic: bytes, group: bytes | None, now_ns: int) -> TargetHealth | None:
-        """The target of records that went the quick way; None: `route` says where they go.
+        """Return the target of records of the fast path; None: `route` decides where they go.
 
-        It counts until a record has gone the slow way.
+        The result is valid until a record has taken the slow path.
 
         Args:
             real_topic: value of `REAL_TOPIC`.
-            group: value of `CONSUMER_GROUP`; None: not there.
+            group: value of `CONSUMER_GROUP`; None: the record has no such header.
             now_ns: monotonic now.
         """
         route = self._known_route(real_topic)
@@ -214,7 +215,7 @@ class Router:
         return target
 
     def expect(self, run: list[Any], now_ns: int) -> None:
-        """Ask for the targets of fetched records long before they are due."""
+        """Look up the targets of fetched records long before they are due."""
         last: bytes | None = None
         for record in run:
             for name, value in headers_shown(record):
@@ -243,14 +244,14 @@ class Router:
             self._routes[real_topic] = route
         return route
 
-    def plain_ones(  # noqa: C901 - one pass over a run, of which every line is paid for
+    def plain_ones(  # noqa: C901 - one pass over a run, in which every call costs speed
         self, due: Due[Any], start: int, held: AssignedPartition, now_ns: int
     ) -> tuple[list[PlainGroup], int]:
-        """The plain due records from a place on, up to the first that must go the slow way.
+        """Return the plain due records from an index on, up to the first record that must take the slow path.
 
         Returns:
-            The records, grouped by target partition, each group in order: sent group by group they make larger batches
-            on the wire. And the place of the record that goes the slow way; the end of the run if there is none.
+            The records, grouped by target partition, each group in order: groups produced one after the other make
+            larger batches on the wire. And the index of the record that takes the slow path, or the length of the run.
         """
         clock_ms = due.clock_ms
         latest_append_ms = clock_ms - held.queue.delay_ms
@@ -297,19 +298,19 @@ class Router:
             each.begun.clear()
         return groups, place
 
-    # --- the way that defines what is right --------------------------------------------------------------------------
+    # --- the slow path, which defines correctness --------------------------------------------------------------------
 
     def route_due(self, due: Due[Any], at: int, now_ns: int) -> Placement:
-        """`route` for the record at place `at` of a run."""
+        """Call `route` for the record at index `at` of a run."""
         return self.route(due.records[at], clock_ms=due.clock_ms, seen_ns=due.seen_ns[at], now_ns=now_ns)
 
     def route(self, record: Any, *, clock_ms: int, seen_ns: int, now_ns: int) -> Placement:
-        """Where a record goes now.
+        """Return where a record goes now.
 
         Args:
             record: as fetched.
             clock_ms: lower bound of the leader's clock, epoch ms.
-            seen_ns: monotonic instant of first sight.
+            seen_ns: monotonic instant at which the record was first seen.
             now_ns: monotonic now.
         """
         step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
@@ -333,7 +334,7 @@ class Router:
                 return self._offer(record, step, now_ns)
 
     def _offer(self, record: Any, step: NotAllowed, now_ns: int) -> Placement:
-        """A record that another worker may deliver, if its allow-list is another."""
+        """Re-append a record for another worker, whose allow-list may contain the target."""
         if (step.envelope.target_tries or 0) >= self._target_tries:
             return self._park(record, NOT_ALLOWED)
         lanes = (self.targets.target(self._names.schedule, now_ns).partitions or 0) // self._levels.STRIDE
@@ -355,7 +356,7 @@ class Router:
         elif out.partition is not None and out.partition < target.partitions:
             partition = out.partition
         elif out.partition is not None and now_ns >= target.answered_ns + _LOOK_AGAIN_NS:
-            self.targets.look_again(out.topic)  # it may have grown
+            self.targets.look_again(out.topic)  # it may have more partitions now
             return Placement(Kind.NOT_YET, None, target=target)
         elif out.key is None:
             partition = target.turn % target.partitions
@@ -377,7 +378,7 @@ class Router:
         return Placement(Kind.RE_APPEND, out, partition=-1 if out.partition is None else out.partition, reason=reason)
 
     def re_append(self, record: Any, *, clock_ms: int, seen_ns: int, now_ns: int, reason: str) -> Placement:
-        """Where a record goes whose target has not answered."""
+        """Return where a record goes after its target has not answered."""
         step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
         if isinstance(step, Deliver):
             return self._re_append(record, step, reason)
@@ -390,18 +391,18 @@ class Router:
             out = bare_parked(out)
         return Placement(Kind.PARK, out, reason=reason)
 
-    # --- what was learnt ---------------------------------------------------------------------------------------------
+    # --- failures ----------------------------------------------------------------------------------------------------
 
     def refused(self, record: Any, kind: Kind, topic: str, error: KafkaError, now_ns: int, *, alone: bool) -> Verdict:
-        """A hop of a record was not stored.
+        """Note that a hop of a record was not stored, and return what to do with the record.
 
         Args:
             record: as fetched.
-            kind: what the hop was.
-            topic: where it went.
+            kind: the kind of the hop.
+            topic: the topic to which it was produced.
             error: why it was not stored.
             now_ns: monotonic now.
-            alone: it was a batch of its own, so that the error is about this record.
+            alone: whether the record was a separate batch, so that the error is about this record.
         """
         code = error.code()
         place = (record.partition(), record.offset())
@@ -416,7 +417,7 @@ class Router:
             return Verdict.ROUTE_AGAIN
         if code in NO_TARGET:
             self.targets.look_again(topic)
-            # metadata decides at the next look; if it knows the topic, the broker that refused may not, for a moment
+            # the next lookup decides; if the topic exists, the broker that refused may not know it for a moment
             target.failed(now_ns, error.name())
             return Verdict.ROUTE_AGAIN
         if code in _REFUSED_RECORD:
@@ -430,7 +431,7 @@ class Router:
         return Verdict.ROUTE_AGAIN
 
     def batch_refused(self, topic: str, error: KafkaError, now_ns: int) -> bool:
-        """A record of a batch was not stored, and it is not known which; True if that has to be found out."""
+        """Note that an unknown record of a batch was not stored; return True if that record must be found."""
         code = error.code()
         if code in _NOTHING_SAID or is_unconfirmed(error):
             return False
@@ -459,22 +460,22 @@ class Router:
         return Verdict.WAIT
 
     def target_failed(self, target: TargetHealth, now_ns: int, reason: str) -> None:
-        """A target has refused or has not answered, for a reason that is not one record's."""
+        """Note that a target has refused or has not answered, for a reason that is not specific to one record."""
         if target.failed(now_ns, reason):
             self._alarm("worker.target-avoided", topic=target.topic, error=reason)
 
     def blame(self, record: Any, reason: str) -> None:
-        """This record is to be parked, for this reason, whatever else is right about it."""
+        """Mark a record for parking with this reason; the other checks no longer matter."""
         self._blamed[record.partition(), record.offset()] = reason
 
     def forget(self, number: int) -> None:
-        """A partition was given up, or its log begins anew: nothing is held against its records any more."""
+        """Forget the marks of a partition's records: it was revoked, or its log started again."""
         for place in [place for place in self._blamed if place[0] == number]:
             del self._blamed[place]
         self._bodiless -= {place for place in self._bodiless if place[0] == number}
 
     def settled(self, record: Any) -> None:
-        """A record's hop is stored: nothing more is held against it."""
+        """Forget the marks of a record whose hop is stored."""
         if self._blamed or self._bodiless:
             place = (record.partition(), record.offset())
             self._blamed.pop(place, None)
@@ -482,5 +483,5 @@ class Router:
 
     @property
     def holds_blame(self) -> bool:
-        """Whether `settled` has anything to do."""
+        """Whether any record is marked, so that `settled` has something to do."""
         return bool(self._blamed or self._bodiless)

@@ -1,19 +1,20 @@
-"""What the worker knows of its targets: how many partitions they have, and whether they take records at the moment.
+"""The state of the worker's targets: how many partitions they have, and whether they accept records at the moment.
 
-* Partitions come from the cluster's metadata by `TopicLookup`, which does not hold up the loop. Records whose target is
-  not known yet wait for the answer; others go on. What is known is asked for again after 3 s, and counts meanwhile. It
-  counts for 2 s more, so that a target that was idle is asked for before it is written to. Where there are more than
-  1,000 targets they are asked for less often, 333 of them a second. "Not there" counts for 1 s.
-* Producers have metadata of their own, five minutes old at most. Where a target has grown they are made to ask again,
-  and its new partitions are used a moment later. A record that a producer refuses because it does not know the topic or
-  the partition waits for both answers; that says nothing against the target unless it lasts for 2 s.
-* A target that refused or did not answer is **avoided**: its records are re-appended without being tried, so that it
-  costs the others nothing. After a second one batch is tried again; each failure in a row doubles that, up to 30 s.
-* A target that refused a *batch* as too large, or as holding an invalid record, is **careful** for 30 s: each of its
-  records goes as a batch of its own, because a broker refuses all records of a batch for one (measured), and a topic's
-  `max.message.bytes` is a limit of the batch.
+* `TopicLookup` reads the number of partitions from the cluster's metadata without blocking the loop. Records with an
+  unknown target wait for the answer; other records continue. After 3 s a target is looked up again, and its old answer
+  remains valid meanwhile. The old answer expires 2 s later, so an idle target is looked up before it is written to.
+  More than 1,000 targets are looked up less often, 333 of them a second. The answer "does not exist" is valid for 1 s.
+* Producers have their own metadata, five minutes old at most. If a target has got more partitions, the producers are
+  made to refresh, and the worker uses the new partitions a moment later. A producer may refuse a record because it does
+  not know the topic or the partition. Then the record waits for both answers; the target has not failed unless this
+  lasts for 2 s.
+* A target that refused or did not answer is **avoided**: its records are re-appended without a try, so that it does not
+  slow other targets. After a second the worker tries one batch. Each failure in a row doubles this time, up to 30 s.
+* A target that refused a *batch* as too large, or because of an invalid record, is **careful** for 30 s: each of its
+  records is a separate batch. The reason: a broker refuses a whole batch because of one record (measured), and a
+  topic's `max.message.bytes` limits the batch.
 
-Bounded: 10,000 targets; the one that was looked up first goes first.
+Bounded: 10,000 targets; the target that was looked up first is removed first.
 One owner thread: the worker's.
 """
 
@@ -38,7 +39,7 @@ _MISSING_NS: Final = _NS_PER_S
 _AVOID_NS: Final = _NS_PER_S
 _AVOID_MOST_NS: Final = 30 * _NS_PER_S
 _CAREFUL_NS: Final = 30 * _NS_PER_S
-_GROWN_NS: Final = 20 * _NS_PER_MS  # a producer that was made to ask again knew after 1 to 2 ms (measured)
+_GROWN_NS: Final = 20 * _NS_PER_MS  # a producer's refresh took 1 to 2 ms (measured)
 _PRODUCER_LACKS_NS: Final = 2 * _NS_PER_S
 _NEVER_NS: Final = 1 << 62
 _MOST_TARGETS: Final = 10_000
@@ -46,23 +47,24 @@ _MOST_BY_NAME: Final = 20
 
 
 class TargetHealth:
-    """One physical topic that is written to.
+    """One physical topic to which the worker writes. All instants are monotonic, in ns.
 
     Attributes:
         topic: physical name.
-        partitions: how many it has; 0: it is not there; None: that cannot be found out now, or was not yet.
-        ready_ns: before that instant its records wait: for the answer of a look-up, or for a producer's.
-        ask_ns: from when on it is to be asked for again.
-        answered_ns: when `partitions` was found out.
-        ticket: of the last question; answers to former ones do not count.
-        not_before_ns: also with an answer its records wait until then.
-        lacking_ns: since when, and until when, producers did not know what the cluster has.
-        avoid_until_ns: until when it is not tried.
-        careful_until_ns: until when its records go one a batch.
-        turn: the partition that keyless records go to next.
-        failures: in a row.
-        last_failure_ns: when the last of them was.
-        begun: for the router's own use: what it has begun for each partition.
+        partitions: number of partitions; 0: the topic does not exist; None: unknown at the moment, or not known yet.
+        ready_ns: its records wait until this instant, for the answer of a lookup or for a producer's refresh.
+        ask_ns: when to look it up again.
+        answered_ns: when `partitions` was looked up.
+        ticket: ticket of the last lookup; answers to earlier lookups are ignored.
+        not_before_ns: its records wait until this instant even if an answer has arrived.
+        lacking_ns: first and last instant at which a producer did not know a partition that the cluster has.
+        avoid_until_ns: the worker does not try it before this instant.
+        avoid_reason: why it is avoided.
+        careful_until_ns: until this instant each of its records is a separate batch.
+        turn: the partition of the next keyless records.
+        failures: number of failures in a row.
+        last_failure_ns: when the last failure happened.
+        begun: for the router only: the groups it has begun, by partition.
     """
 
     __slots__ = (
@@ -88,20 +90,20 @@ class TargetHealth:
         self.begun: dict[int, Any] = {}
 
     def is_avoided(self, now_ns: int) -> bool:
-        """Whether records for it are to be re-appended untried; after the time is over one of them is let through."""
+        """Return whether to re-append its records without a try; after `avoid_until_ns`, let one record through."""
         if not self.failures:
             return False
         if now_ns < self.avoid_until_ns:
             return True
-        self.avoid_until_ns = now_ns + _AVOID_NS  # by then it is known what has become of the one let through
+        self.avoid_until_ns = now_ns + _AVOID_NS  # by then the result of that record is known
         return False
 
     def record_success(self) -> None:
-        """It has stored something."""
+        """Note that it has stored a record."""
         self.failures = 0
 
     def failed(self, now_ns: int, reason: str) -> bool:
-        """It has refused a record for a reason of its own, or has not answered; True if that is news."""
+        """Note that it refused a record because of its own state, or did not answer; return True if that is new."""
         if now_ns < self.last_failure_ns + _AVOID_NS:
             return False
         self.last_failure_ns = now_ns
@@ -111,17 +113,17 @@ class TargetHealth:
         return True
 
     def be_careful(self, now_ns: int) -> bool:
-        """A batch was refused because of one of its records; False if its records went one a batch already."""
+        """Switch to one record per batch after a refused batch; return False if the target is in that mode already."""
         was = now_ns < self.careful_until_ns
         self.careful_until_ns = now_ns + _CAREFUL_NS
         return not was
 
 
 class TargetTable:
-    """Every target seen lately.
+    """The targets looked up last.
 
     Args:
-        alarm: told an event and its facts when metadata cannot be read.
+        alarm: called with an event and its facts when a lookup fails.
     """
 
     __slots__ = ("_alarm", "_grown", "_lookup", "_producers", "_targets", "_tickets")
@@ -132,18 +134,18 @@ class TargetTable:
         self._producers: tuple[ProducerClient, ...] = ()
         self._targets: dict[str, TargetHealth] = {}
         self._tickets = 0
-        self._grown: deque[tuple[int, Answer]] = deque()  # (when it counts, ns; what was found out)
+        self._grown: deque[tuple[int, Answer]] = deque()  # (when it becomes valid, ns; the answer)
 
     def ask(self, lookup: TopicLookup) -> None:
-        """Ask here from now on."""
+        """Use this lookup from now on."""
         self._lookup = lookup
 
     def use(self, *producers: ProducerClient) -> None:
-        """These write to the targets from now on. The worker's thread owns them."""
+        """Register the producers that write to the targets from now on. The worker's thread owns them."""
         self._producers = producers
 
     def avoided(self, now_ns: int) -> dict[str, str]:
-        """Targets that are not tried now, and why."""
+        """Return the targets that are not tried now, and why."""
         return {
             target.topic: target.avoid_reason
             for target in self._targets.values()
@@ -151,13 +153,13 @@ class TargetTable:
         }
 
     def look_again(self, topic: str) -> None:
-        """Ask the cluster about this topic again; its records wait for the answer."""
+        """Look this topic up again; its records wait for the answer."""
         target = self._targets.get(topic)
         if target is not None:
             self._ask(target, is_urgent=True)
 
     def target(self, topic: str, now_ns: int) -> TargetHealth:
-        """Give what is known of a topic; asks for it if that is nothing or old. Records wait until `ready_ns`."""
+        """Return the state of a topic; look it up if that is missing or old. Its records wait until `ready_ns`."""
         target = self._targets.get(topic)
         if target is None:
             if len(self._targets) >= _MOST_TARGETS:
@@ -173,7 +175,7 @@ class TargetTable:
         return max(_KNOWN_NS, _KNOWN_NS_PER_TARGET * len(self._targets))
 
     def _ask(self, target: TargetHealth, *, is_urgent: bool) -> None:
-        """Ask for a topic; if it is urgent its records wait."""
+        """Look a topic up; if the lookup is urgent, its records wait."""
         self._tickets += 1
         target.ticket = self._tickets
         if is_urgent:
@@ -182,7 +184,7 @@ class TargetTable:
             self._lookup.ask(target.topic, target.ticket, is_urgent=is_urgent)
 
     def hear(self, now_ns: int) -> None:
-        """Take in what was found out."""
+        """Process the answers of lookups."""
         if self._lookup is None:
             return
         fresh: list[str] = []
@@ -213,15 +215,18 @@ class TargetTable:
         target.ask_ns = now_ns + (self._known_ns() if partitions else _MISSING_NS)
 
     def _refresh_producers(self, topics: Iterable[str]) -> None:
-        """Make the producers ask for these topics, which exist. Does not wait: their answers come to them alone."""
+        """Make the producers refresh their metadata of these topics, which exist. Do not wait for the answers."""
         names: list[dict[str, Any]] = [{"topic": topic} for topic in topics]
         for producer in self._producers if names else ():
             for name in names if len(names) <= _MOST_BY_NAME else [{}]:
-                with suppress(KafkaException):  # a time-out, always
+                with suppress(KafkaException):  # it always times out
                     producer.list_topics(**name, timeout=0)
 
     def producer_lacks(self, target: TargetHealth, now_ns: int) -> bool:
-        """A producer does not know the topic, or its partition; False if that has lasted too long to be its alone."""
+        """Note that a producer does not know the topic or the partition; return False if this lasts too long.
+
+        After 2 s the cause is not the producer's old metadata alone.
+        """
         since_ns, last_ns = target.lacking_ns
         if now_ns >= last_ns + _PRODUCER_LACKS_NS:
             since_ns = now_ns

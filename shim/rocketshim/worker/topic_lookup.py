@@ -1,18 +1,19 @@
-"""Look up how many partitions topics have, in a thread and through a client that do nothing else.
+"""Looks up how many partitions topics have, with a separate thread and a separate client.
 
-The worker's loop asks and goes on; the answers come later, by `answers`. Its own consumer cannot be asked: a request of
-a client that is fetching waits behind the fetch, half a second each (our measurement), and 1 ms through another one.
+The worker's loop asks and continues; `answers` returns the answers later. The loop does not use its own consumer: a
+request of a client that is fetching waits behind the fetch, half a second each (our measurement). Through another
+client it takes 1 ms.
 
-* Few topics are asked for by name. Many are asked for by one request for all topics of the cluster, which costs 3 µs
-  for each of them. A topic that is not in that answer may exist and be hidden from us, so it counts as missing only
-  after it was asked for by name.
+* A few topics are looked up by name. Many topics are looked up with one request for all topics of the cluster, which
+  costs 3 µs for each of the cluster's topics. A topic that is not in that answer may exist but be hidden from us, so it
+  counts as missing only after a lookup by name.
 * The client is a consumer that never subscribes: a producer's request may create the topic that it names.
-* What is needed now wakes the thread. What is only to be refreshed waits for up to a second, so that many go together.
-* A cluster that does not answer within 5 s does not know any of the topics that were to be asked for; asking goes on
-  a second later at the earliest, by `TargetTable`.
+* An urgent lookup wakes the thread. A refresh waits for up to a second, so that one request serves many topics.
+* If the cluster does not answer within 5 s, the partitions of all requested topics stay unknown. `TargetTable` asks
+  again a second later at the earliest.
 
-Where there is no background thread (the in-memory Kafka, which answers immediately) `answers` asks by itself: driven
-from one thread everything is deterministic.
+Without a background thread (the in-memory Kafka, which answers immediately) `answers` does the lookups itself. Then one
+thread drives everything, and the result is deterministic.
 """
 
 import threading
@@ -32,7 +33,7 @@ _CLOSE_S: Final = 1.0
 _MOST_BY_NAME: Final = 20
 
 NO_TARGET: Final = MISSING | {KafkaError.TOPIC_EXCEPTION}
-"""There is no such topic or partition, or there cannot be: a name that Kafka forbids comes out of a record."""
+"""The topic or partition does not exist, or cannot exist: a record may contain a name that Kafka forbids."""
 
 
 class _MetadataClient(Protocol):
@@ -42,13 +43,13 @@ class _MetadataClient(Protocol):
 
 
 class Answer(NamedTuple):
-    """What was found out about one topic.
+    """The result of one lookup.
 
     Attributes:
         topic: physical name.
-        ticket: of the question.
-        partitions: how many it has; 0: it is not there; None: that cannot be found out now.
-        error: why the cluster did not answer; stands in one answer of those that it concerns.
+        ticket: the ticket of the question.
+        partitions: number of partitions; 0: the topic does not exist; None: unknown at the moment.
+        error: why the cluster did not answer; only one of the answers with the same cause has it.
     """
 
     topic: str
@@ -58,11 +59,11 @@ class Answer(NamedTuple):
 
 
 class TopicLookup:
-    """Answers how many partitions topics have.
+    """Looks up how many partitions topics have.
 
     Args:
-        make_client: makes the consumer to ask with; called in the thread that will own it, at the first question.
-        in_background: whether a thread asks; without one, `answers` does.
+        make_client: creates the consumer for lookups; called at the first lookup, in the thread that will own it.
+        in_background: whether a separate thread does the lookups; without it, `answers` does.
 
     Thread-safety: the worker's thread calls all methods.
     """
@@ -71,7 +72,7 @@ class TopicLookup:
         self._make_client = make_client
         self._client: _MetadataClient | None = None
         self._asked: deque[tuple[str, int]] = deque()
-        self._unconfirmed: dict[str, int] = {}  # not among all topics; belongs to the thread that asks
+        self._unconfirmed: dict[str, int] = {}  # not among all visible topics; only the looking-up thread uses it
         self._answers: deque[Answer] = deque()
         self._wanted = threading.Event()
         self._is_closing = False
@@ -81,26 +82,26 @@ class TopicLookup:
             self._thread.start()
 
     def ask(self, topic: str, ticket: int, *, is_urgent: bool) -> None:
-        """Ask for a topic.
+        """Request the lookup of a topic.
 
         Args:
             topic: physical name.
-            ticket: stands in the answer.
-            is_urgent: records wait for the answer.
+            ticket: a number that the answer repeats.
+            is_urgent: whether records wait for the answer.
         """
         self._asked.append((topic, ticket))
         if is_urgent:
             self._wanted.set()
 
     def answers(self) -> Iterator[Answer]:
-        """Give the answers that are there; waits for a broker only where there is no background thread."""
+        """Yield the answers that have arrived; wait for a broker only if there is no background thread."""
         if self._thread is None and (self._asked or self._unconfirmed):
             self._look_up()
         while self._answers:
             yield self._answers.popleft()
 
     def close(self) -> None:
-        """End the thread and its client. A thread that waits for a broker is left behind, and ends within 5 s."""
+        """End the thread and its client. A thread that waits for a broker continues alone and ends within 5 s."""
         self._is_closing = True
         self._wanted.set()
         if self._thread is None:
@@ -127,7 +128,7 @@ class TopicLookup:
             client.close()
 
     def _look_up(self) -> None:
-        """Ask for what is wanted: for everything in one request, or for a few by name."""
+        """Look up the requested topics: all in one request, or a few by name."""
         wanted: dict[str, int] = {}
         while self._asked:
             topic, ticket = self._asked.popleft()
@@ -143,7 +144,7 @@ class TopicLookup:
             for topic in list(self._unconfirmed)[:_MOST_BY_NAME]:
                 found = self._client.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
                 self._answers.append(Answer(topic, self._unconfirmed.pop(topic), _partitions(found)))
-            self._client.poll(0)  # serves its errors, which nobody needs
+            self._client.poll(0)  # calls its error callbacks, which nothing needs
         except KafkaException as error:
             text = str(error)
             for topic, ticket in (wanted | self._unconfirmed).items():
@@ -152,7 +153,7 @@ class TopicLookup:
             self._unconfirmed = {}
 
     def _look_up_all(self, client: _MetadataClient, wanted: dict[str, int]) -> None:
-        """Answer what is found among all topics; the rest is asked for by name later."""
+        """Answer for topics that are found among all topics; the others are looked up by name later."""
         topics = client.list_topics(timeout=_TIMEOUT_S).topics
         for topic, ticket in list(wanted.items()):
             partitions = _partitions(topics.get(topic))

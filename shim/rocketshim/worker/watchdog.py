@@ -1,15 +1,16 @@
-"""Tells when the worker's loop hangs, so that its process can be ended and started anew.
+"""Detects that the worker's loop is blocked, so that its process can end and be restarted.
 
-A call into the Kafka client may hang past its own time-out (seen: a transactional producer whose broker was away).
-Nothing inside the process can end such a call, and the group's heartbeats go on behind it. Two guards:
+A call into the Kafka client may block longer than its own time-out (seen: a transactional producer whose broker was
+unavailable). Nothing inside the process can end such a call, and the group's heartbeats continue in the background. Two
+guards:
 
-* the consumer leaves the group when it was not polled for `max.poll.interval.ms` (five seconds more than the session's
-  time-out): another worker takes the partitions over, and a transaction that hangs here is fenced by the generation;
-* the process ends a little later, by this watchdog; its supervisor starts it anew.
+* The consumer leaves the group when it was not polled for `max.poll.interval.ms` (five seconds more than the session
+  time-out). Another worker takes the partitions over, and the group's generation fences a blocked transaction.
+* A little later this watchdog ends the process, and its supervisor restarts it.
 
-The loop says at each turn, and before each call with a time-out of its own, how long it may take (`Heartbeat`). The
-watchdog is asked once a second and counts **its own looks**, not the clock: a process that was frozen, or a machine
-that stood still, has the whole time again when it wakes.
+At each turn, and before each call with its own time-out, the loop reports how long it may take (`Heartbeat`). The
+process asks the watchdog once a second. The watchdog counts **its own checks**, not the clock: a process that was
+frozen, or a machine that was suspended, has the whole time again when it wakes.
 """
 
 from typing import Final
@@ -17,13 +18,13 @@ from typing import Final
 __all__ = ["TURN_S", "Heartbeat", "Watchdog"]
 
 TURN_S: Final = 60
-"""How long one turn of the loop may take, in s; calls with a time-out of their own may take less."""
+"""How long one turn of the loop may take, in s; a call with its own time-out may have less."""
 
 
 class Heartbeat:
-    """Where the loop says that it goes on.
+    """The loop's sign of life.
 
-    Thread-safety: written by the loop's thread; read by any.
+    Thread-safety: the loop's thread writes it; any thread may read it.
     """
 
     __slots__ = ("_beat", "_number")
@@ -33,22 +34,22 @@ class Heartbeat:
         self._beat: tuple[int, float] | None = None
 
     def beat(self, longest_s: float = TURN_S) -> None:
-        """The loop goes on, and will say so again within this many seconds."""
+        """Report that the loop is running and will report again within this number of seconds."""
         self._number += 1
         self._beat = self._number, longest_s
 
     def rest(self) -> None:
-        """Nothing is promised from here on: it has not begun, or it is ending."""
+        """Stop the supervision: the loop has not started yet, or it is shutting down."""
         self._beat = None
 
     @property
     def last(self) -> tuple[int, float] | None:
-        """Number of the last beat and the seconds that it promised; None: nothing is promised."""
+        """Number of the last beat and its number of seconds; None: the loop is not supervised."""
         return self._beat
 
 
 class Watchdog:
-    """Looks after one heartbeat.
+    """Watches one heartbeat.
 
     Thread-safety: none; one thread of its own.
     """
@@ -61,7 +62,7 @@ class Watchdog:
         self._looks = 0
 
     def look(self) -> bool:
-        """Whether the loop hangs; to be asked once a second."""
+        """Return whether the loop is blocked; to be called once a second."""
         last = self._heart.last
         if last is None or last != self._seen:
             self._seen, self._looks = last, 0

@@ -1,26 +1,27 @@
-"""The delay-redelivery worker: the loop around the queues, one thread, one consumer of the schedule topic.
+"""The delay-redelivery worker: a loop in one thread, with one consumer of the schedule topic.
 
 A step of the loop:
 
-1. wait for records until the next head is due (no tick: `poll` for the whole milliseconds, a sleep for the rest);
-2. offer what came to the queues, ask for targets that are not known; pause and resume fetching by what waits
-   (`assignment`);
-3. take everything that is due from all queues and relay it (`at_least_once`, `exactly_once`);
-4. take in what has become of it, and of probes (`prober`);
-5. commit the positions after the longest confirmed prefixes.
+1. Wait for records until the next queue head is due. There is no tick: `poll` waits for the whole milliseconds, a
+   sleep for the remainder.
+2. Put fetched records into their queues and look up unknown targets. Pause and resume fetching by the number of
+   buffered records (`assignment`).
+3. Take every due record from all queues and relay it (`at_least_once`, `exactly_once`).
+4. Process the results of relayed records and of probes (`prober`).
+5. Commit the position after each longest confirmed prefix.
 
-Who decides what: `planner` what becomes of a record, `allow_list` where records may go, `target_health` which targets
-take records at the moment, `router` brings the three together, `core.level_queue` says what is due and how far a
-partition is done. `topic_lookup` asks the cluster about targets, in a thread of its own.
+Responsibilities: `planner` decides what to do with a record, `allow_list` where records may go, and `target_health`
+which targets accept records at the moment. `router` combines the three. `core.level_queue` decides which records are
+due and up to which offset a partition is finished. `topic_lookup` asks the cluster about targets in its own thread.
 
 Invariants:
 
-* A position moves by confirmed hops only. A hop that is not stored holds its partition's commit; it is made again.
-* A target that does not take a record does not hold its queue.
-* Nothing in the loop waits for the metadata of a target.
-* Callbacks of the Kafka clients only hand over, and no rebalance callback raises. The latter may commit, wait for
-  reports and end a transaction, all bounded.
-* A queue with much to do, or much to do for each record, holds up no other: queues take turns.
+* Only confirmed hops move a position. A hop that is not stored blocks its partition's commit and is made again.
+* A target that does not accept a record does not block its queue.
+* The loop never waits for the metadata of a target.
+* Callbacks of the Kafka clients only hand over. No rebalance callback raises. A rebalance callback may commit, wait for
+  reports and end a transaction, each for a bounded time.
+* Queues take turns, so a queue with many or expensive records does not block another queue.
 * The worker's wall clock decides nothing.
 """
 
@@ -79,25 +80,25 @@ _LOG = safe_logger("rocketshim.worker")
 
 _NS: Final = 1_000_000
 _IDLE_MS: Final = 1_000
-_AWAITED_NS: Final = 2_000_000  # while a queue waits for what is not known of a target
-_PROBED_NS: Final = 1_000_000  # while a probe is on its way: its report decides what is due
+_AWAITED_NS: Final = 2_000_000  # while a queue waits for the lookup of a target
+_PROBED_NS: Final = 1_000_000  # while a probe is in flight: its report decides which records are due
 _FETCH_COUNT: Final = 1_000
-_TURN_NS: Final = 500 * _NS  # then the group wants to be served, whatever else is due
-_HEADER_BYTES: Final = 40  # what a header takes beside its name and value
+_TURN_NS: Final = 500 * _NS  # then the loop polls the consumer, even if more records are due
+_HEADER_BYTES: Final = 40  # memory of a header in addition to its name and value
 _SHOW_NS: Final = 1_000_000_000
 _MOST_LINES: Final = 20
 _LEAVE_S: Final = 1.0
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
 _SESSION_MS: Final = 10_000
-_MOST_UNPOLLED_MS: Final = 5_000  # beyond the session: a loop that hangs gives its partitions up
+_MOST_UNPOLLED_MS: Final = 5_000  # added to the session time-out; a blocked loop then loses its partitions
 
 
 def _no_point(name: str) -> None:
-    """Nobody wants to know which point of the protocol is passed."""
+    """Do nothing: the default for `on_point`."""
 
 
 def _is_stamped(message: Any) -> bool:
-    """Whether a record has its append time, and not what its sender took for the time."""
+    """Return whether the record's timestamp is its append time, not its sender's clock."""
     kind, _ = message.timestamp()
     return bool(kind == TIMESTAMP_LOG_APPEND_TIME)
 
@@ -106,19 +107,19 @@ class DelayWorker:
     """Moves delayed and retried messages to their targets when they are due.
 
     Args:
-        settings: what may be written where, and the figures; see `WorkerSettings`.
-        clients: where Kafka clients come from; None: confluent_kafka.
-        clock: the monotonic clock to wait by; None: this machine's.
-        sleep: waits a number of seconds, a tenth at most; for simulations.
-        on_point: called with `before-produce`, `after-produce`, `before-commit`, `after-commit` as these points of the
-            protocol are passed; for fault tests.
+        settings: the allowed targets and all limits; see `WorkerSettings`.
+        clients: factories of Kafka clients; None: confluent_kafka.
+        clock: the monotonic clock for all waits; None: this machine's.
+        sleep: waits a number of seconds, 0.1 at most; for simulations.
+        on_point: called with `before-produce`, `after-produce`, `before-commit` or `after-commit` when the worker
+            passes this point of the protocol; for fault tests.
 
     Attributes:
-        counts: what was done.
-        heart: what a `Watchdog` looks at, to end a process whose loop hangs.
+        counts: counters of what the worker has done.
+        heart: heartbeat for a `Watchdog`, which ends a process whose loop is blocked.
 
-    Thread-safety: `start`, `step` and `close` belong to one thread; `run` makes that thread the caller's. `stop`,
-    `counts` and `heart` may be used from any thread and from a signal handler.
+    Thread-safety: one thread calls `start`, `step` and `close`. `run` calls them in the caller's thread. Any thread and
+    any signal handler may use `stop`, `counts` and `heart`.
 
     Source: `ScheduleMessageService` of RocketMQ.
     """
@@ -172,20 +173,20 @@ class DelayWorker:
         self._commits_fail_since_ns: int | None = None
         self._commit_ns = 0
         self._fatal: Exception | None = None
-        self._mean_bytes = 0  # of a record of the last fetch
-        self._served = -1  # the partition that something left last
+        self._mean_bytes = 0  # mean size of a record of the last fetch
+        self._served = -1  # the partition from which the loop took records last
         self._consumer: ConsumerClient | None = None
         self._delivery: Delivery | None = None
         self._lookup: TopicLookup | None = None
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until `stop` is called, then finish what is in flight, commit and leave the group.
+        """Run until `stop` is called; then finish records in flight, commit and leave the group.
 
         Raises:
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the schedule topic cannot be used.
-            WorkerError: the worker cannot go on. Positions committed so far stay.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the worker cannot use the schedule topic.
+            WorkerError: the worker cannot continue. Positions committed so far remain committed.
         """
         self.start()
         try:
@@ -195,7 +196,7 @@ class DelayWorker:
             self.close()
 
     def start(self) -> None:
-        """Make the Kafka clients and join the group; nothing is delivered yet.
+        """Create the Kafka clients and join the group; deliver nothing yet.
 
         Raises:
             TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError: see `run`.
@@ -224,13 +225,17 @@ class DelayWorker:
         )
 
     def stop(self) -> None:
-        """Ask the worker to end; `run` returns when it has. Safe twice, from any thread and from a signal handler."""
+        """Ask the worker to stop; `run` returns when it has stopped.
+
+        Idempotent. Any thread and any signal handler may call it.
+        """
         self._stopping.set()
 
     def close(self) -> None:
-        """Wait for hops in flight, commit, leave the group: `stop_timeout_ms` at most, and a second or two to leave.
+        """Wait for hops in flight, commit, and leave the group.
 
-        Complete when it returns; where no broker answers, positions may not be committed, which is an alarm.
+        This takes `stop_timeout_ms` at most, and one or two seconds to leave the group. The worker is closed when the
+        call returns. If no broker answers, positions may be uncommitted; the worker then logs an alarm.
         """
         consumer, delivery = self._consumer, self._delivery
         if consumer is None or delivery is None:
@@ -268,16 +273,16 @@ class DelayWorker:
         _LOG.info("worker.stopped", extra={"delivered": self.counts.delivered})
 
     def step(self, max_wait_ms: int = _IDLE_MS) -> None:
-        """One turn of the loop; waits at most `max_wait_ms`.
+        """Run one turn of the loop; wait at most `max_wait_ms`.
 
         Raises:
-            WorkerError: the worker cannot go on; call `close`.
+            WorkerError: the worker cannot continue; call `close`.
         """
         self.heart.beat()
         consumer, delivery = self._started()
         failure = self._fatal or self._assignment.failure
         if failure is not None:
-            raise WorkerError(f"the worker cannot go on: {failure}") from failure
+            raise WorkerError(f"the worker cannot continue: {failure}") from failure
         if self._client_errors:
             count, last = len(self._client_errors), self._client_errors[-1]
             self._client_errors.clear()
@@ -322,7 +327,7 @@ class DelayWorker:
         return max(0, until_ns - now_ns)
 
     def _fetch(self, consumer: ConsumerClient, wait_ns: int) -> bool:
-        """Offer the queues what came; whether as much came as is taken at once, so that more lies ready."""
+        """Fetch records into their queues; return whether the batch was full, so that more may be ready."""
         whole_ms = wait_ns // _NS
         if whole_ms == 0 and wait_ns > 0:
             self._sleep(wait_ns / 1e9)
@@ -332,7 +337,7 @@ class DelayWorker:
                 return False
             count = self._fetch_count(first)
             batch = [first, *consumer.consume(count - 1, 0)] if count > 1 else [first]
-        except KafkaException as error:  # of the consumer itself: it cannot go on
+        except KafkaException as error:  # a failure of the consumer itself, which cannot continue
             self._fatal = error
             return False
         is_more = len(batch) == count
@@ -349,7 +354,7 @@ class DelayWorker:
         return is_more
 
     def _fetch_count(self, first: Any) -> int:
-        """How many messages may come at once: each has its headers as objects from then on."""
+        """Return the maximum size of one fetched batch; the headers of each message become Python objects."""
         mean_bytes = self._mean_bytes
         if first.error() is None:
             mean_bytes = max(mean_bytes, len(first) + self._beyond_value(first))
@@ -358,7 +363,7 @@ class DelayWorker:
     def _offer(self, held: AssignedPartition, run: list[Any], seen_ns: int) -> None:
         if not (_is_stamped(run[0]) and _is_stamped(run[-1])):
             self._without_append_time(held, run)
-        # a probe has no value; and a message without a value is false, so its length is asked for
+        # a probe has no value, and a message without a value is falsy, so the length is tested
         if 0 in map(len, run):
             probes = {message.offset() for message in run if len(message) == 0 and is_probe(message)}
             if probes:
@@ -372,14 +377,14 @@ class DelayWorker:
         except ValueError:
             held = self._assignment.restarted(held.number)
             held.queue.offer(run, seen_ns, extra_bytes)
-        if not held.queue.has_due(seen_ns):  # what is due asks when it leaves
+        if not held.queue.has_due(seen_ns):  # for a due record, the router looks the target up when the record leaves
             self._router.expect(run, seen_ns)
 
     def _without_append_time(self, held: AssignedPartition, run: list[Any]) -> None:
-        """Records whose stamps are their senders' cannot be timed, and are parked.
+        """Mark records without append time for parking: their senders' timestamps cannot be trusted.
 
-        They lie there from before the topic stamped them. Whether it does now a probe tells, which ends the worker if
-        it does not.
+        Such records were written before the topic stamped append times. A probe finds out whether the topic stamps
+        them now; if it does not, the worker ends with an error.
         """
         for message in run:
             if not _is_stamped(message):
@@ -388,11 +393,11 @@ class DelayWorker:
             self._prober.probe(held, self._clock.monotonic_ns())
 
     def _beyond_values(self, run: list[Any]) -> int:
-        """Bytes of key and headers of one of these records: the mean of three of them, each look costs a little."""
+        """Return the mean bytes of key and headers of a record, from three samples: reading each record costs time."""
         return sum(map(self._beyond_value, (run[0], run[len(run) // 2], run[-1]))) // 3 if run else 0
 
     def _beyond_value(self, message: Any) -> int:
-        """Bytes of key and headers of a record."""
+        """Return the bytes of key and headers of a record."""
         headers = sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in headers_shown(message))
         return len(message.key() or b"") + headers
 
@@ -402,7 +407,7 @@ class DelayWorker:
             self._fatal = KafkaException(error)
         elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._fatal = TopicMissingError(
-                f"the topic {self.names.schedule} is not there; create it with: rocketshim init"
+                f"the topic {self.names.schedule} does not exist; create it with: rocketshim init"
             )
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - no public spelling
             self._assignment.overtaken(message.partition())
@@ -412,7 +417,7 @@ class DelayWorker:
     # --- relaying ----------------------------------------------------------------------------------------------------
 
     def _relay_due(self, delivery: Delivery) -> None:
-        """Place what is due, as much as there is room and time for; the next turn goes on behind the last queue."""
+        """Relay due records while capacity and time permit; the next turn begins after the queue served last."""
         until_ns = self._clock.monotonic_ns() + _TURN_NS
         self._targets.hear(self._clock.monotonic_ns())
         progress = True
@@ -435,16 +440,16 @@ class DelayWorker:
                 delivery.settle(self._clock.monotonic_ns())
 
     def _in_turn(self) -> list[AssignedPartition]:
-        """The queues held, from the one behind the last that was served."""
+        """Return the assigned partitions in turn, beginning after the one served last."""
         queues = sorted(self._assignment.held.values(), key=attrgetter("number"))
         first = bisect_right(queues, self._served, key=attrgetter("number"))
         return queues[first:] + queues[:first]
 
-    # --- what it shows of itself -------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> WorkerState | None:
-        """What it was doing a second ago at most; None before the first step. From any thread."""
+        """The worker's state, at most a second old; None before the first step. Any thread may read it."""
         return self._state
 
     def _show(self, consumer: ConsumerClient, now_ns: int) -> None:
@@ -490,7 +495,7 @@ class DelayWorker:
             delivery.commit(leaving, asynchronous=False)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """An asynchronous commit's result: what was not committed is committed again with the next one."""
+        """Take the result of an asynchronous commit; the next commit repeats positions that were not committed."""
         if error is None and all(item.error is None for item in partitions):
             self._commits_fail_since_ns = None
             return
@@ -515,8 +520,9 @@ class DelayWorker:
                     "transactional.id": self.transactional_id,
                     "transaction.timeout.ms": settings.transaction_timeout_ms,
                     "delivery.timeout.ms": settings.transaction_timeout_ms,
-                    # librdkafka's first request of a transaction is refused while the last one is being finished;
-                    # it then waits for the back-off, 100 ms by default (measured: 104 ms a transaction, with 1: 6 ms)
+                    # The coordinator refuses librdkafka's first request of a transaction while it finishes the last
+                    # one. librdkafka then waits for its back-off. With the default of 100 ms a transaction takes
+                    # 104 ms, with 1 ms it takes 6 ms (measured).
                     "retry.backoff.ms": 1,
                     "retry.backoff.max.ms": 100,
                 },
@@ -554,7 +560,7 @@ class DelayWorker:
     def _ensure_topics(self, clients: Clients) -> None:
         if clients.admin is None:
             return
-        from rocketshim_topics import provision  # noqa: PLC0415 - the one module of the contract that loads Kafka
+        from rocketshim_topics import provision  # noqa: PLC0415 - the one module of that package that loads Kafka
 
         layout = Layout(self.names, self._levels)
         complaints = LastClientError()
@@ -576,7 +582,7 @@ class DelayWorker:
         required = {
             **PROTECTED_CONSUMER,
             "group.id": self.group,
-            "auto.offset.reset": "error",  # we go on at the earliest record ourselves, and say so
+            "auto.offset.reset": "error",  # the worker seeks to the earliest record itself, and logs an alarm
             "partition.assignment.strategy": "cooperative-sticky",
             "on_commit": self._on_commit,
         }
@@ -590,7 +596,7 @@ class DelayWorker:
             "session.timeout.ms": session_ms,
             "max.poll.interval.ms": session_ms + _MOST_UNPOLLED_MS,
             "heartbeat.interval.ms": 2_000,
-            "topic.metadata.refresh.interval.ms": 5_000,  # how soon new lanes and re-created topics are noticed
+            "topic.metadata.refresh.interval.ms": 5_000,  # bounds the time to notice new lanes and re-created topics
         }
         return self._connection(required, defaults)
 
@@ -601,7 +607,7 @@ class DelayWorker:
             required={
                 **PROTECTED_CONSUMER,
                 "bootstrap.servers": self.settings.bootstrap,
-                "group.id": self.group,  # it never joins
+                "group.id": self.group,  # this consumer never joins it
             },
             allow_code_settings=self.settings.allow_code_settings,
         )
@@ -622,7 +628,7 @@ class DelayWorker:
         return self._consumer, self._delivery
 
     def _alarm(self, event: str, **facts: object) -> None:
-        """Log an alarm; of one event at most 20 lines a second, each is counted."""
+        """Count an alarm and log it: at most 20 lines a second for one event."""
         self.counts.alarms[event] = self.counts.alarms.get(event, 0) + 1
         second = self._clock.monotonic_ns() // 1_000_000_000
         since, lines, left_out = self._alarmed.get(event, (second, 0, 0))
