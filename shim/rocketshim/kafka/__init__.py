@@ -1,1 +1,1 @@
-"""Our side of confluent_kafka: clients, configuration, errors, positions, rights, reading a topic."""
+"""Our side of confluent_kafka: clients, configuration, errors, committed positions, ACLs, reading a topic."""

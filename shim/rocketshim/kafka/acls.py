@@ -1,7 +1,7 @@
-"""Which topics a principal has no right to write to: asked when a transaction was refused without naming its topic.
+"""Which topics a principal may not write to: looked up when a refused transaction does not name the denied topic.
 
-A transaction that may not write to one of its topics fails as a whole (`TOPIC_AUTHORIZATION_FAILED`), and its other
-records are reported like those of the denied topic (measured). The cluster says which it was.
+A transaction that may not write to one of its topics fails as a whole (`TOPIC_AUTHORIZATION_FAILED`). Its other records
+get the same report as those of the denied topic (measured). The cluster knows which topic it was.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,22 +11,22 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 __all__ = ["OR_HIDDEN", "denied_topics"]
 
-OR_HIDDEN: Final = "Kafka says the same to who may not see it: rocketshim acls --role operator"
-"""What is to be said where something is not there: a principal without rights is told nothing else."""
+OR_HIDDEN: Final = "It may also exist but be hidden from you: see rocketshim acls --role operator"
+"""Sentence for errors about something missing: Kafka gives a principal without rights the same answer."""
 
 _TIMEOUT_S: Final = 5.0
 
 
 def denied_topics(admin: Any, topics: Iterable[str], alarm: Callable[..., None]) -> set[str]:
-    """The topics among these that may not be written to, as far as the cluster says so within 5 s.
+    """Return the topics among these that the principal may not write to, by the cluster's answers within 5 s.
 
-    One that names no rights at all (it was not asked to, or is too old to) denies nothing: whoever may describe a topic
-    has at least that right.
+    An answer without any rights (the cluster was not asked for them, or is too old to answer) denies nothing: a
+    principal that may describe a topic has at least that right.
 
     Args:
         admin: a `confluent_kafka.admin.AdminClient` with the rights of the producer.
         topics: physical names.
-        alarm: told an event and its facts.
+        alarm: called with an event and its facts.
     """
     from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined] # noqa: PLC0415 - seldom needed
 
@@ -37,7 +37,7 @@ def denied_topics(admin: Any, topics: Iterable[str], alarm: Callable[..., None])
     for topic, future in asked.items():
         problem: BaseException | None
         try:
-            problem = future.exception(_TIMEOUT_S)  # asked for: raised, it would keep the client in its frames
+            problem = future.exception(_TIMEOUT_S)  # not raised: its traceback would keep the client alive
         except TimeoutError as late:
             problem = late
         if problem is None:

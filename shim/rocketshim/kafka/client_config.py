@@ -1,12 +1,12 @@
-"""librdkafka settings: what users may pass through, what we insist on, what is refused, what is never shown.
+"""librdkafka settings: which ones users may pass, which are protected, refused or secret.
 
-* **Protected** keys are those that correctness rests on (when an offset is stored, what a reader may see, how a key
-  finds its partition). Passing one with another value is a `ConfigError`; passing our own value is fine.
-* **Refused** keys are code: they load a shared object, run a shell command or fetch a URL. They pass only when
-  `allow_code_settings` is set, by somebody who knows where the settings come from.
-* **Secret** keys are masked wherever settings are shown: `mask` and every `repr` of settings objects.
+* **Protected** keys decide about correctness (when an offset is stored, which records a reader sees, how a key maps to
+  a partition). A protected key with another value is a `ConfigError`; our own value is accepted.
+* **Refused** keys are code: they load a shared object, run a shell command or fetch a URL. They are accepted only if
+  `allow_code_settings` is set by a user who knows the origin of the settings.
+* **Secret** keys are masked wherever settings are displayed: `mask` and every `repr` of settings objects.
 
-Source: kafka CVE-2025-27817 and its like (settings from elsewhere reaching a privileged actor); librdkafka's
+Source: kafka CVE-2025-27817 and similar ones (foreign settings reach a privileged actor); librdkafka's
 CONFIGURATION.md.
 """
 
@@ -47,10 +47,10 @@ PROTECTED_CONSUMER: Final[Mapping[str, Any]] = {
     "isolation.level": "read_committed",
     "enable.partition.eof": False,
 }
-"""What every consumer of ours is made with."""
+"""Required settings of every consumer that this library creates."""
 
 METADATA_REFRESH: Final[Mapping[str, Any]] = {"topic.metadata.refresh.interval.ms": 3_000}
-"""How soon a client notices that a topic has more partitions; librdkafka's own default is five minutes."""
+"""How soon a client notices a topic's new partitions; librdkafka's own default is five minutes."""
 
 CONSUMER_DEFAULTS: Final[Mapping[str, Any]] = {
     "client.id": "rocketshim",
@@ -60,23 +60,25 @@ CONSUMER_DEFAULTS: Final[Mapping[str, Any]] = {
     "fetch.queue.backoff.ms": 10,
     **METADATA_REFRESH,
 }
-"""What consumers are made with where the user does not say otherwise: librdkafka's prefetch holds 64 MB a consumer, and
-a full one pauses for a second. A fast listener empties the queue in less than a pause: with pauses of 50 ms it got
-185,000 messages of 1 KiB a second, both cores idle for two thirds; with 10 ms 495,000, with 1 ms 526,000 (measured)."""
+"""Default settings of consumers, which the user may override. librdkafka's own defaults prefetch 64 MB for a consumer,
+and fetching pauses for a second when the prefetch queue is full. A fast listener empties the queue in less time than
+the pause. With a pause of 50 ms it got 185,000 messages of 1 KiB a second, with both cores idle for two thirds of the
+time; with 10 ms it got 495,000 and with 1 ms 526,000 (measured)."""
 
 PROTECTED_PRODUCER: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
     "partitioner": "murmur2_random",
 }
-"""What every producer of ours is made with; the partitioner is the Java client's, so that all agree on a key."""
+"""Required settings of every producer that this library creates. The partitioner is the Java client's, so that all
+clients map a key to the same partition."""
 
 CONSUMER_ONLY: Final = re.compile(
     r"session\.timeout\.ms|heartbeat\.interval\.ms|max\.poll\.interval\.ms|group\.(instance\.id|protocol.*|remote.*)"
     r"|partition\.assignment\.strategy|fetch\..*|queued\..*|auto\.offset\.reset|check\.crcs|consume\..*"
     r"|enable\.(auto\.commit|auto\.offset\.store|partition\.eof)|auto\.commit\.interval\.ms|isolation\.level"
 )
-"""Settings that a producer would only warn about; passed through to consumers alone."""
+"""Settings that a producer would only warn about; they are passed to consumers only."""
 
 _ALIASES: Final[Mapping[str, str]] = {
     "request.required.acks": "acks",
@@ -98,18 +100,18 @@ def merge(
     required: Mapping[str, Any],
     allow_code_settings: bool = False,
 ) -> dict[str, Any]:
-    """Settings for one Kafka client: defaults, then the user's, then what we insist on.
+    """Return the settings for one Kafka client: defaults, then the user's, then the required ones.
 
-    A client is a consumer if `required` names its group; to all others settings of consumers are not passed.
+    A client is a consumer if `required` names its group. Other clients do not get settings of consumers.
 
     Args:
         user: librdkafka settings as passed by the user.
-        defaults: ours, which the user's override.
-        required: ours, which nothing overrides.
-        allow_code_settings: let settings through that run code.
+        defaults: our settings, which the user's override.
+        required: our settings, which nothing overrides.
+        allow_code_settings: accept settings that run code.
 
     Raises:
-        ConfigError: a setting that runs code, or one that correctness rests on with another value.
+        ConfigError: a setting runs code, or a protected setting has another value.
     """
     merged = dict(defaults)
     is_consumer = "group.id" in required
@@ -120,11 +122,11 @@ def merge(
         if name in CODE_KEYS and not allow_code_settings:
             raise ConfigError(
                 f"the client setting {key!r} loads or runs code, so it is refused; "
-                "set allow_code_settings=True if these settings come from nobody but you"
+                "set allow_code_settings=True if only you can set these settings"
             )
         if name in required and not same(value, required[name]):
             raise ConfigError(
-                f"the client setting {key!r} must be {required[name]!r} here: rocketshim's guarantees rest on it; "
+                f"the client setting {key!r} must be {required[name]!r} here: rocketshim's guarantees depend on it; "
                 "leave it out"
             )
         merged[name] = value
@@ -133,7 +135,7 @@ def merge(
 
 
 def mask(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings with every secret hidden, to be shown in logs, errors and listings."""
+    """Return the same settings with every secret masked, for logs, errors and listings."""
     return {key: _MASK if _SECRET.search(key) else _mask_value(value) for key, value in settings.items()}
 
 
@@ -144,7 +146,7 @@ def _mask_value(value: Any) -> Any:
 
 
 def same(value: Any, wanted: Any) -> bool:
-    """Whether two values mean the same to librdkafka: case, `True` and `-1` for `all` do not matter."""
+    """Return whether two values mean the same to librdkafka: case, `True` for `true` and `-1` for `all` are ignored."""
     return _text(value) == _text(wanted)
 
 

@@ -1,16 +1,17 @@
-# ruff: noqa: D102 - these are confluent_kafka's methods, documented there; what we rely on stands below
-"""The part of confluent_kafka that the shells use, as two Protocols.
+# ruff: noqa: D102 - confluent_kafka documents these methods; the module docstring says what we rely on
+"""The part of confluent_kafka that the shells use, as Protocols; and how Kafka clients are created, logged and closed.
 
-Every shell takes objects of these shapes as arguments (through a factory, since a Kafka client belongs to the thread
-and process that made it). Two things have the shape: `confluent_kafka.Consumer` / `Producer` themselves, with no
-adapter between, and the in-memory Kafka of `rocketshim.testing`. A method that is not here is not used by a shell.
+Every shell gets objects with these interfaces as arguments, through a factory, since a Kafka client belongs to the
+thread and process that created it. Two implementations exist: `confluent_kafka.Consumer` and `Producer` themselves,
+without an adapter, and the in-memory Kafka of `rocketshim.testing`. No shell uses a method that is not listed here.
 
-Names, argument forms, return values and errors are confluent_kafka's (2.15 and later); in particular
+Names, argument forms, return values and errors are confluent_kafka's (2.15 and later). In particular:
 
-* `error()` of a message comes first, always; a message with an empty value is *false*, so test `is not None`;
-* `headers()` is None where there are none;
-* `consume(n, timeout)` waits for n messages or the whole timeout: the shells call `poll(t)` and then `consume(n, 0)`;
-* errors are `confluent_kafka.KafkaException` with a `KafkaError` inside.
+* Always check `error()` of a message first. A message with an empty value is *falsy*, so test `is not None`.
+* `headers()` is None if a message has no headers.
+* `consume(n, timeout)` waits for n messages or the whole time-out, so the shells call `poll(t)` and then
+  `consume(n, 0)`.
+* Errors are `confluent_kafka.KafkaException` with a `KafkaError` inside.
 """
 
 import logging
@@ -57,12 +58,14 @@ _Client = TypeVar("_Client")
 
 _LEAVING_TURN_S: Final = 0.01
 _LOG = logging.getLogger("rocketshim.client")
-_LOG.addHandler(logging.NullHandler())  # else Python prints warnings to stderr where a program has not set up logging
+_LOG.addHandler(
+    logging.NullHandler()
+)  # otherwise Python prints warnings to stderr if the program has not configured logging
 _LINES: Final = 10
 _LINES_S: Final = 10.0
 _FAILING: Final = frozenset({"FAIL", "ERROR"})
 _THREAD: Final = re.compile(r"^\[thrd:[^\]]*\]: ")
-_IDLE: Final = re.compile(r"Disconnected.*\(after [0-9]{4,}ms in state UP")  # brokers close what is idle
+_IDLE: Final = re.compile(r"Disconnected.*\(after [0-9]{4,}ms in state UP")  # brokers close idle connections
 _ADDRESS: Final = re.compile(r"(?:(ssl|sasl_ssl|sasl_plaintext)://)?([\w.\[\]:-]+:[0-9]+)/")
 _NO_TLS: Final = re.compile(
     r"PLAINTEXT broker listener|wrong version number|unknown protocol|packet length too long"
@@ -70,14 +73,14 @@ _NO_TLS: Final = re.compile(
 )
 _CLOSED_EARLY: Final = re.compile(r"Disconnected.*\(after [0-9]{1,3}ms in state (APIVERSION_QUERY|AUTH_\w+|UP)")
 
-# `close` of a producer whose transaction was fenced warns of an abort that cannot succeed any more.
+# `close` of a producer whose transaction was fenced warns about an abort that can no longer succeed.
 warnings.filterwarnings(
     "ignore", message="Producer abort_transaction failed during close", module=r"rocketshim\.kafka\.clients$"
 )
 
 
 class KafkaMessage(Protocol):
-    """A record as a Kafka client hands it out (`confluent_kafka.Message`)."""
+    """A record as a Kafka client returns it (`confluent_kafka.Message`)."""
 
     def error(self) -> KafkaError | None: ...
     def topic(self) -> str | None: ...
@@ -132,7 +135,7 @@ class ConsumerClient(Protocol):
 
 
 class LookupClient(Protocol):
-    """The questions about topics and offsets that a consumer answers from the brokers it reads from."""
+    """A client's lookups of topics and offsets, which the brokers of the partitions answer."""
 
     def get_watermark_offsets(self, partition: TopicPartition, timeout: float = ...) -> Any: ...
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = ...) -> list[TopicPartition]: ...
@@ -140,7 +143,7 @@ class LookupClient(Protocol):
 
 
 class ProducerClient(Protocol):
-    """The producer calls that the shells make. `produce` may be called from any thread, the rest from the owner."""
+    """The producer calls that the shells make. Any thread may call `produce`, only the owner the others."""
 
     def produce(
         self,
@@ -169,24 +172,24 @@ class ProducerClient(Protocol):
 
 
 ConsumerFactory = Callable[[dict[str, Any]], ConsumerClient]
-"""Makes a consumer from librdkafka settings; called in the thread that will own it."""
+"""Creates a consumer from librdkafka settings; called in the thread that will own it."""
 
 ProducerFactory = Callable[[dict[str, Any]], ProducerClient]
-"""Makes a producer from librdkafka settings."""
+"""Creates a producer from librdkafka settings."""
 
 AdminFactory = Callable[[dict[str, Any]], Any]
-"""Makes a `confluent_kafka.admin.AdminClient` from librdkafka settings."""
+"""Creates a `confluent_kafka.admin.AdminClient` from librdkafka settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Where a shell gets its Kafka clients from.
+    """The factories of a shell's Kafka clients.
 
     Attributes:
-        consumer: makes a consumer.
-        producer: makes a producer.
-        admin: makes an admin client, with which topics are created; None: nothing is ever created (the in-memory Kafka
-            of `rocketshim.testing` has no admin client).
+        consumer: creates a consumer.
+        producer: creates a producer.
+        admin: creates an admin client, which creates topics; None: no topic is ever created (the in-memory Kafka of
+            `rocketshim.testing` has no admin client).
     """
 
     consumer: ConsumerFactory
@@ -195,18 +198,20 @@ class Clients:
 
 
 class LastClientError:
-    """What a Kafka client says of itself: its log lines go to `logging`, the last complaint into the texts of errors.
+    """The log of one Kafka client: its lines go to `logging`, and the last error is added to the texts of our errors.
 
     librdkafka would write its lines to stderr, up to twenty a second while no broker answers. Here they go to the
-    logger `rocketshim.client`, at most ten in ten seconds for each client; a line says how many were left out before.
+    logger `rocketshim.client`, at most ten in ten seconds for each client. The next line states how many lines were
+    left out before it.
 
     Args:
-        monotonic: clock for that bound, in seconds.
+        monotonic: clock for that limit, in seconds.
 
     Attributes:
-        settings: defaults that the client is made with.
+        settings: default settings for the client, which direct its log lines and errors to this object.
 
-    Thread-safety: confluent_kafka calls it in the thread that polls the client; `text` without a client in any thread.
+    Thread-safety: confluent_kafka calls it in the thread that polls the client. Any thread may call `text` without a
+    client.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -218,9 +223,9 @@ class LastClientError:
         self._logged_count = self._left_out_count = 0
 
     def log(self, level: int, text: str, *args: Any) -> None:
-        """Take one line; the interface of `logging.Logger`, as far as confluent_kafka uses it.
+        """Log one line; the part of the interface of `logging.Logger` that confluent_kafka uses.
 
-        What a handler or filter of the program raises goes no further: it would come out of the client's `poll`.
+        An exception in a handler or filter of the program is suppressed: otherwise the client's `poll` would raise it.
         """
         facility, client, words = args if len(args) == 3 else ("", "", text % args)
         words = _THREAD.sub("", words)
@@ -238,18 +243,18 @@ class LastClientError:
             _LOG.log(level, "%s %s: %s%s", facility, client, words, f" ({left_out} lines left out)" if left_out else "")
 
     def text(self, client: Any = None, *, since_s: float = -math.inf) -> str:
-        """Return the last complaint and its likely cause, to be put behind an error's text; `""`: there was none.
+        """Return the last error and its likely cause, to be appended to an error's text; `""`: there was no error.
 
         Args:
-            client: the client, to be polled for what it has not said yet; None: somebody else polls it.
-            since_s: leave out a complaint that is older, on the monotonic clock.
+            client: the client, which is polled for errors not reported yet; None: another thread polls it.
+            since_s: ignore an error that is older, on the monotonic clock.
         """
         if client is not None:
             client.poll(0.0)
         if not self._last or self._heard_s < since_s:
             return ""
         cause = _likely_cause(self._last)
-        return f" ({cause}Kafka's client says: {self._last})"
+        return f" ({cause}the Kafka client reports: {self._last})"
 
     def _hear_error(self, error: KafkaError) -> None:
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - no public spelling
@@ -262,18 +267,18 @@ class LastClientError:
 
 @contextmanager
 def explained(complaints: LastClientError, client: Any) -> Iterator[None]:
-    """Add to a `BrokerUnavailableError` what the client that was asked says of its connections."""
+    """Add the client's last connection error to the text of a `BrokerUnavailableError`."""
     try:
         yield
     except BrokerUnavailableError as error:
-        said = complaints.text(client)
-        if not said:
+        detail = complaints.text(client)
+        if not detail:
             raise
-        raise BrokerUnavailableError(f"{error}{said}") from error
+        raise BrokerUnavailableError(f"{error}{detail}") from error
 
 
 def _likely_cause(words: str) -> str:
-    """Return what most often makes a client say this of a connection, as the beginning of a sentence; `""`: unknown."""
+    """Return the most frequent cause of this connection error, as the beginning of a sentence; `""`: unknown."""
     found = _ADDRESS.search(words)
     protocol, address = (found[1] or "plaintext", found[2]) if found else ("plaintext", "the broker")
     if _NO_TLS.search(words):
@@ -287,24 +292,24 @@ def _likely_cause(words: str) -> str:
 
 
 def confluent_clients() -> Clients:
-    """confluent_kafka's own clients. Settings that they do not take are a `ConfigError`, which shows no value."""
-    from confluent_kafka import Consumer, Producer  # noqa: PLC0415 - a Kafka client is loaded when one is needed
+    """Return factories of confluent_kafka's clients. Invalid settings are a `ConfigError` that contains no value."""
+    from confluent_kafka import Consumer, Producer  # noqa: PLC0415 - loaded only when a Kafka client is needed
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
     return Clients(consumer=_checked(Consumer), producer=_checked(Producer), admin=_checked(AdminClient))
 
 
 def confluent_admin(settings: dict[str, Any]) -> Any:
-    """An admin client of confluent_kafka's, for what is administered and nothing else; errors as above."""
+    """Create an admin client of confluent_kafka. Invalid settings are a `ConfigError` that contains no value."""
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
     return _checked(AdminClient)(settings)
 
 
 def with_log(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of a client whose lines go to `logging` (`LastClientError`), unless these settings name a logger.
+    """Return the settings with a logger that sends the client's lines to `logging`, unless they name a logger already.
 
-    Where they ask for librdkafka's debug lines, all lines go to stderr, as librdkafka writes them.
+    If the settings ask for librdkafka's debug lines, all lines go to stderr, as librdkafka writes them.
     """
     if "debug" in settings:
         return {name: value for name, value in settings.items() if not isinstance(value, LastClientError)}
@@ -316,15 +321,15 @@ def _checked(make: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, A
         try:
             return make(with_log(settings))
         except KafkaException as error:
-            raise ConfigError(f"Kafka's client does not take these settings: {error.args[0].str()}") from error
+            raise ConfigError(f"the Kafka client does not accept these settings: {error.args[0].str()}") from error
 
     return made
 
 
 def poll_callbacks(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaError | None:
-    """Let a producer call its callbacks; the fatal error that it came upon, once, or None.
+    """Let a producer call its callbacks; return its fatal error (once), or None.
 
-    confluent_kafka raises a fatal error out of whichever `poll` or `flush` comes next, `error_cb` or not.
+    confluent_kafka raises a fatal error from the next call of `poll` or `flush`, with or without `error_cb`.
     """
     try:
         producer.poll(timeout_s)
@@ -335,9 +340,9 @@ def poll_callbacks(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaErr
 
 
 def purge_producer(producer: ProducerClient, longest_s: float) -> None:
-    """Give up what a producer holds; the reports of it are served."""
+    """Drop the records in a producer, and let it call their delivery callbacks."""
     producer.purge()
-    for _ in range(2):  # a fatal error comes out of the first call
+    for _ in range(2):  # the first call raises a fatal error
         try:
             producer.flush(longest_s)
         except KafkaException:
@@ -346,25 +351,26 @@ def purge_producer(producer: ProducerClient, longest_s: float) -> None:
 
 
 def close_producer(producer: ProducerClient, longest_s: float) -> None:
-    """Give up what a producer holds, and let its threads and connections go, whoever still refers to it.
+    """Drop the records in a producer, and release its threads and connections even if it is still referenced.
 
-    For its owner: nobody else may be in a call of it. The last reference may be out of reach: confluent_kafka keeps
-    what `commit_transaction` raised, and with it the frames that the error has passed (our measurement, 2.16.1).
+    Only its owner may call this, while no other thread is in a call of it. The last reference may be unreachable:
+    confluent_kafka keeps the error that `commit_transaction` raised, and with it the error's stack frames (our
+    measurement, 2.16.1).
 
     Args:
         producer: not closed yet.
-        longest_s: how long its reports are waited for, in seconds; if some are not in by then it ends with its last
-            reference, since `close` would wait for them.
+        longest_s: longest wait for its delivery reports, in seconds. If some are still missing then, the producer is
+            not closed and ends with its last reference, since `close` would wait for them.
     """
     purge_producer(producer, longest_s)
     if len(producer) == 0:
-        # After a fatal error, which was said before, `close` warns; where warnings are errors that is a SystemError.
+        # After a fatal error, reported before, `close` warns; if warnings are errors, that is a SystemError.
         with suppress(KafkaException, SystemError):
             producer.close()
 
 
 class Parting(Enum):
-    """How far a consumer came within the time it had to leave its group."""
+    """How far a consumer got when it left its group within a time limit."""
 
     LEFT = "left"
     STAYED = "its last words were answered, but the group may still count it as a member"
@@ -372,9 +378,9 @@ class Parting(Enum):
 
 
 def unsubscribes(client: Mapping[str, Any]) -> bool:
-    """Whether a consumer with these settings has to unsubscribe before it is closed; see `close_consumer`.
+    """Return whether a consumer with these settings has to unsubscribe before it is closed; see `close_consumer`.
 
-    Not with KIP-848, whose close leaves the group at once, and not as a static member, which must stay in the group.
+    With KIP-848 it has not: `close` leaves the group immediately. A static member has not: it must stay in the group.
     """
     return str(client.get("group.protocol", "classic")).lower() != "consumer" and not client.get("group.instance.id")
 
@@ -387,26 +393,27 @@ def close_consumer(
     unsubscribe: bool = False,
     has_joined: Callable[[], bool] = lambda: True,
 ) -> Parting:
-    """Leave the group and close a consumer; return how far that came within the time.
+    """Leave the group and close a consumer; return how far that got within the time.
 
-    In the classic protocol `close` alone does not always leave (our measurement, librdkafka 2.16.1): a cooperative
-    member without partitions sends no LeaveGroup, and behind a JoinGroup under way the broker does not read one. The
-    others then wait for that member until its session times out. So the join is finished, and `unsubscribe` sends the
-    LeaveGroup: librdkafka holds it back while the group rebalances, and forgets the member id when it is sent.
+    In the classic protocol `close` alone does not always leave the group (our measurement, librdkafka 2.16.1). A
+    cooperative member without partitions sends no LeaveGroup, and while a JoinGroup is open the broker does not read a
+    LeaveGroup. The other members then wait for that member until its session times out. So this function first lets the
+    join finish. Then `unsubscribe` sends the LeaveGroup; librdkafka delays it while the group rebalances, and forgets
+    the member id when it is sent.
 
-    Where the brokers are silent librdkafka waits, for the answer to a commit as well as to close: for as long as the
-    session time-out, and for ever where connections stand and nobody answers (our measurement). Then the client is left
-    behind in a daemon thread of its own, and ends when it can.
+    If the brokers are silent, librdkafka waits for the answer to a commit as well as to `close`: as long as the session
+    time-out, and forever if connections are open but no broker answers (our measurement). Then the client stays in its
+    own daemon thread and ends when it can.
 
     Args:
-        consumer: nobody else is in a call of it; not to be used afterwards.
+        consumer: no other thread is in a call of it; not to be used afterwards.
         longest_s: how long to wait, in seconds.
-        before_close: a commit that waits for its answer, say; called before it closes, in that thread.
-        unsubscribe: leave explicitly before closing; what `unsubscribes` says of its settings.
-        has_joined: whether its first rebalance is over; until then a member that leaves would hold up the others.
+        before_close: called before `close` in the closing thread; for example a commit that waits for its answer.
+        unsubscribe: whether to leave explicitly before closing; the result of `unsubscribes` for its settings.
+        has_joined: whether its first rebalance is over; a member that leaves earlier would block the other members.
 
     Raises:
-        What `before_close` or `close` raised within the time; the consumer is closed all the same.
+        The error that `before_close` or `close` raised within the time; the consumer is closed nevertheless.
     """
     problems: list[BaseException] = []
     spoken = threading.Event()

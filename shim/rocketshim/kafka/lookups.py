@@ -1,12 +1,12 @@
-"""Questions about topics and offsets, asked where no fetch delays the answer.
+"""Lookups of topics and offsets that no fetch delays.
 
-A broker answers the requests of one connection in their order, and holds a fetch that finds nothing for
-`fetch.wait.max.ms` (500 ms by default). So a consumer that reads waits half a second for each `list_topics`,
-`get_watermark_offsets` and `offsets_for_times`, against 2 ms where nothing is fetched (measured). Committed offsets are
-asked of the group's coordinator, to which a consumer has a connection of its own: they wait for nothing.
+A broker answers the requests of one connection in order, and delays a fetch that finds nothing by `fetch.wait.max.ms`
+(500 ms by default). So a consumer that reads waits half a second for each `list_topics`, `get_watermark_offsets` and
+`offsets_for_times`; without a fetch it waits 2 ms (measured). The group's coordinator answers requests for committed
+offsets. A consumer has a separate connection to it, so they do not wait.
 
-`Lookups` asks the consumer itself while it fetches nothing, and a second client from then on. That client is made when
-it is needed first: a consumer whose partitions never change asks nothing more.
+`Lookups` asks the consumer itself while it fetches nothing, and afterwards a second client. It creates that client at
+the first need: a consumer whose partitions never change asks nothing more.
 """
 
 from collections.abc import Callable
@@ -25,11 +25,11 @@ class Lookups:
     """A `LookupClient` beside a consumer.
 
     Args:
-        consumer: gives the consumer; may raise when there is none.
-        is_fetching: whether the consumer reads anything now.
-        make: makes the second client, which joins no group.
+        consumer: returns the consumer; may raise if there is none.
+        is_fetching: returns whether the consumer reads anything now.
+        make: creates the second client, which joins no group.
 
-    Thread-safety: none; the thread that owns the consumer.
+    Thread-safety: none; only the thread that owns the consumer.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class Lookups:
         self._beside: ConsumerClient | None = None
 
     def list_topics(self, topic: Any = None, timeout: float = -1) -> Any:
-        """As the client's."""
+        """Call the client's `list_topics`."""
         client = self._client()
         return client.list_topics(timeout=timeout) if topic is None else client.list_topics(topic, timeout=timeout)
 
     def get_watermark_offsets(self, partition: TopicPartition, timeout: float = -1) -> Any:
-        """As the client's."""
+        """Call the client's `get_watermark_offsets`."""
         return self._client().get_watermark_offsets(partition, timeout=timeout)
 
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        """As the client's."""
+        """Call the client's `offsets_for_times`."""
         return self._client().offsets_for_times(partitions, timeout=timeout)
 
     def close(self) -> None:
-        """Close the second client; safe twice."""
+        """Close the second client. Idempotent."""
         beside, self._beside = self._beside, None
         if beside is not None:
             close_consumer(beside, _LEAVE_S)
@@ -68,5 +68,5 @@ class Lookups:
             if not self._is_fetching():
                 return consumer
             self._beside = self._make()
-        self._beside.poll(0)  # its callbacks, a login by token among them, are served by this alone
+        self._beside.poll(0)  # only this poll calls its callbacks, for example a login by token
         return self._beside

@@ -1,4 +1,4 @@
-"""Partitions as our code names them."""
+"""The name of a partition in our code and in our logs."""
 
 from collections.abc import Iterable
 
@@ -8,6 +8,6 @@ TopicPartitionKey = tuple[str, int]
 """Physical topic and partition."""
 
 
-def partition_names(places: Iterable[TopicPartitionKey]) -> list[str]:
-    """Places as logs have them."""
-    return [f"{topic}/{number}" for topic, number in places]
+def partition_names(partitions: Iterable[TopicPartitionKey]) -> list[str]:
+    """Format partitions for logs, as `topic/number`."""
+    return [f"{topic}/{number}" for topic, number in partitions]

@@ -1,7 +1,7 @@
-"""Committed positions, asked for from outside a group.
+"""Lookups of a group's committed positions from outside the group.
 
-A coordinator that has just come up (a new cluster, a broker that restarts) refuses for a moment, and librdkafka hands
-that on as an error: it is asked again until the time is over.
+A coordinator that has just started (a new cluster, a broker that restarts) refuses requests for a moment, and
+librdkafka reports that as an error. These functions ask again until the time is over.
 """
 
 import time
@@ -19,22 +19,22 @@ LOOK_AGAIN_S: Final = 0.1
 
 
 def committed_positions(
-    consumer: ConsumerClient, places: list[TopicPartition], timeout_s: float
+    consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float
 ) -> list[TopicPartition]:
-    """The positions that the consumer's group has committed; it need not be a member.
+    """Return the positions that the consumer's group has committed; the consumer need not be a member.
 
     Args:
-        consumer: its `group.id` is the group; may have joined or not.
-        places: partitions.
-        timeout_s: longest wait, seconds.
+        consumer: its `group.id` is the group; it may have joined or not.
+        partitions: partitions.
+        timeout_s: longest wait, in seconds.
 
     Raises:
-        KafkaException: no answer in time, or another one.
+        KafkaException: no answer in time, or another error.
     """
     until = time.monotonic() + timeout_s
     while True:
         try:
-            return consumer.committed(places, timeout=timeout_s)
+            return consumer.committed(partitions, timeout=timeout_s)
         except KafkaException as error:
             if error.args[0].code() not in COORDINATOR_AWAY or time.monotonic() > until:
                 raise
@@ -44,24 +44,24 @@ def committed_positions(
 def group_positions(
     consumer: ConsumerClient, timeout_s: float, topics: Collection[str] | None = None
 ) -> list[TopicPartition]:
-    """What the consumer's group has committed; partitions without a commit are absent.
+    """Return the positions that the consumer's group has committed; partitions without a commit are absent.
 
-    A consumer that joins nothing asks: librdkafka's admin client dies of a segmentation fault when a coordinator is not
-    there yet (librdkafka #5040).
+    A consumer that joins no group asks, because librdkafka's admin client crashes with a segmentation fault if the
+    coordinator does not exist yet (librdkafka #5040).
 
     Args:
         consumer: its `group.id` is the group.
-        timeout_s: longest wait for each answer, seconds.
-        topics: physical names; those that do not exist are passed over. None: all that may be seen but Kafka's own.
+        timeout_s: longest wait for each answer, in seconds.
+        topics: physical names; topics that do not exist are ignored. None: all visible topics except Kafka's own.
 
     Raises:
-        KafkaException: no answer in time, or another one.
+        KafkaException: no answer in time, or another error.
     """
-    places = [
+    partitions = [
         TopicPartition(name, number)
         for name, topic in consumer.list_topics(timeout=timeout_s).topics.items()
         if (name in topics if topics is not None else not name.startswith("__"))
         for number in topic.partitions
     ]
-    found = committed_positions(consumer, places, timeout_s) if places else []
+    found = committed_positions(consumer, partitions, timeout_s) if partitions else []
     return [item for item in found if item.offset >= 0]

@@ -1,6 +1,6 @@
-"""What can be asked about queues: which there are, where they begin and end, which offset a time has.
+"""Lookups of queues: which queues a topic has, their first and last offsets, and the offset for a time.
 
-Kafka's errors come out as typed ones. Owned by whoever owns the Kafka consumer.
+Kafka's errors become typed errors. The owner of the Kafka consumer owns this object.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,37 +23,37 @@ _TIMEOUT_S: Final = 10.0
 
 @contextmanager
 def cluster_errors(what: str, complaint: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Turn a `KafkaException` into a typed error that says what was being done.
+    """Turn a `KafkaException` into a typed error whose text begins with what failed.
 
     Args:
-        what: what was being done.
-        complaint: gives what the client says of its connections, for the error that no broker answered.
+        what: what failed.
+        complaint: returns the client's last connection error, for the error that no broker answered.
     """
     try:
         yield
     except KafkaException as error:
         cause = error.args[0]
-        said = f"{what}: {cause.name()}: {cause.str()}"
+        text = f"{what}: {cause.name()}: {cause.str()}"
         if cause.code() in MISSING:
-            raise TopicMissingError(f"{said}; create the topic, or mend its name") from error
+            raise TopicMissingError(f"{text}; create the topic, or correct its name") from error
         if cause.code() in DENIED | NO_LOGIN:
-            raise NotAuthorizedError(f"{said}; see: rocketshim acls --role") from error
+            raise NotAuthorizedError(f"{text}; see: rocketshim acls --role") from error
         if cause.code() in AWAY:
             hint = f"check the bootstrap address, then try again{complaint()}"
-            raise BrokerUnavailableError(f"{said}; {hint}") from error
-        raise ConsumerError(said) from error
+            raise BrokerUnavailableError(f"{text}; {hint}") from error
+        raise ConsumerError(text) from error
 
 
 class QueueLookup:
-    """Questions about queues.
+    """Lookups of queues.
 
     Args:
         names: maps logical topics to physical ones.
-        client: gives the client to ask; may raise when there is none.
-        complaint: gives what that client says of its connections. Without it nothing is asked: it would take a record
-            from a client that fetches.
+        client: returns the client to ask; may raise if there is none.
+        complaint: returns that client's last connection error. The default does not poll the client: polling would take
+            a record from a client that fetches.
 
-    Thread-safety: none; the thread that owns the Kafka consumer.
+    Thread-safety: none; only the thread that owns the Kafka consumer.
     """
 
     def __init__(
@@ -64,56 +64,56 @@ class QueueLookup:
         self._complaint = complaint
 
     def place(self, queue: MessageQueue) -> TopicPartitionKey:
-        """The physical topic and partition of a queue.
+        """Return the physical topic and partition of a queue.
 
         Raises:
-            ConfigError: a topic that cannot be one, or a negative queue id.
+            ConfigError: an invalid topic name, or a negative queue id.
         """
         if queue.queue_id < 0:
             raise ConfigError(f"{queue}: queue ids begin at 0")
         return self._names.physical(queue.topic), queue.queue_id
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """All queues of a topic, sorted.
+        """Return all queues of a topic, sorted.
 
         Raises:
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: they cannot be told.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the lookup failed.
         """
         physical = self._names.physical(topic)
-        with cluster_errors(f"the queues of {topic!r} cannot be told", self._complaint):
+        with cluster_errors(f"cannot look up the queues of {topic!r}", self._complaint):
             found = self._client().list_topics(physical, timeout=_TIMEOUT_S).topics.get(physical)
             if found is not None and found.error is not None:
                 raise KafkaException(found.error)
         if found is None or not found.partitions:
-            raise TopicMissingError(f"the topic {physical!r} is not there; create what you consume before")
+            raise TopicMissingError(f"the topic {physical!r} does not exist; create it before you consume it")
         return [MessageQueue(topic, queue_id=number) for number in sorted(found.partitions)]
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
-        """Offset of the first message of a queue, and the end that a reader can reach.
+        """Return the offset of the first message of a queue, and the end that a reader can reach.
 
         Raises:
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: they cannot be told.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the lookup failed.
         """
-        with cluster_errors(f"the offsets of {queue} cannot be told", self._complaint):
+        with cluster_errors(f"cannot look up the offsets of {queue}", self._complaint):
             answer = self._client().get_watermark_offsets(TopicPartition(*self.place(queue)), timeout=_TIMEOUT_S)
         if answer is None:
-            raise BrokerUnavailableError(f"the offsets of {queue} cannot be told: no answer within {_TIMEOUT_S} s")
+            raise BrokerUnavailableError(f"cannot look up the offsets of {queue}: no answer within {_TIMEOUT_S} s")
         low, high = answer
         return low, high
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Offset of the first message that is not older than `timestamp_ms` (epoch ms); the end if there is none.
+        """Return the offset of the first message that is not older than `timestamp_ms` (epoch ms), or else the end.
 
         Raises:
             ConfigError: a negative time.
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be told.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the lookup failed.
 
         Source: `DefaultMQPullConsumer#searchOffset` of RocketMQ.
         """
         if timestamp_ms < 0:
             raise ConfigError(f"timestamp_ms={timestamp_ms}: give epoch milliseconds, 0 or more")
         asked = TopicPartition(*self.place(queue), timestamp_ms)
-        with cluster_errors(f"the offset at a time of {queue} cannot be told", self._complaint):
+        with cluster_errors(f"cannot look up the offset of {queue} at a time", self._complaint):
             (answer,) = self._client().offsets_for_times([asked], timeout=_TIMEOUT_S)
             if answer.error is not None:
                 raise KafkaException(answer.error)

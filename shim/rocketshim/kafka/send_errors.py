@@ -1,4 +1,4 @@
-"""Kafka's errors as ours: which typed error a `KafkaError` means, and what to do about it."""
+"""Typed errors for failed sends: which error a `KafkaError` means, and what the user can do about it."""
 
 from typing import Final
 
@@ -25,21 +25,21 @@ _UNCERTAIN: Final = frozenset(
         KafkaError.DUPLICATE_SEQUENCE_NUMBER,  # of `kafka.reports`: a success without an offset
     }
 )
-"""Of a send: it may have arrived. Elsewhere the two of a request only say that nobody answers."""
+"""Errors of a send that may be stored. For other requests they only mean that no broker answers."""
 
 
 def send_error(error: KafkaError, topic: str) -> RocketshimError:
-    """The typed error of a send that failed.
+    """Return the typed error for a send that failed.
 
     Args:
-        error: of the delivery report or of the call.
-        topic: physical topic that was written to.
+        error: the error of the delivery report or of the call.
+        topic: physical topic of the message.
     """
     code = error.code()
     what = f"{error.name()}: {error.str()}"
     if code in MISSING:
         return TopicMissingError(
-            f"the topic {topic!r}, or that partition, is not there ({what}); create it, for the shim's own topics "
+            f"the topic {topic!r}, or that partition, does not exist ({what}); create it, for the shim's own topics "
             "with: rocketshim init"
         )
     if code in DENIED | NO_LOGIN:
@@ -48,10 +48,13 @@ def send_error(error: KafkaError, topic: str) -> RocketshimError:
         )
     if code in TOO_LARGE:
         return MessageTooLargeError(
-            f"the message is larger than {topic!r} takes ({what}); send less, or raise max.message.bytes of the topic"
+            f"the message is larger than {topic!r} accepts ({what}); send a smaller message, or raise "
+            "max.message.bytes of the topic"
         )
     if code in _UNCERTAIN:
-        return SendTimeoutError(f"no broker took the message for {topic!r} in time ({what}); it may be stored or not")
+        return SendTimeoutError(
+            f"no broker confirmed the message for {topic!r} in time ({what}); it may be stored or not"
+        )
     if code in AWAY:
-        return BrokerUnavailableError(f"no broker takes messages for {topic!r} ({what}); check the bootstrap address")
+        return BrokerUnavailableError(f"no broker accepts messages for {topic!r} ({what}); check the bootstrap address")
     return SendError(f"the message for {topic!r} was not stored ({what})")

@@ -1,4 +1,4 @@
-"""Is the topic still the one it was? Asked without waiting, through an admin client."""
+"""Detects that a topic was re-created, by its id; asks an admin client without waiting."""
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ class TopicId:
     """The id that Kafka gave a topic when it was created.
 
     Args:
-        admin: `confluent_kafka.admin.AdminClient`; kept while questions are open.
+        admin: `confluent_kafka.admin.AdminClient`; kept while requests are open.
         topic: physical name.
 
     Thread-safety: none; one owner thread.
@@ -33,7 +33,7 @@ class TopicId:
         self._known: str | None = None
 
     def now(self) -> str | None:
-        """Ask and wait, 5 s at most; None: no such topic, or no answer."""
+        """Request the id and wait for it, 5 s at most; None: no such topic, or no answer."""
         self._known = None
         self._ask()
         if self._asked is not None:
@@ -42,14 +42,14 @@ class TopicId:
         return self.latest()
 
     def latest(self) -> str | None:
-        """The latest answer, and ask again; never waits. None: none yet."""
+        """Return the latest answer and request the id again; never wait. None: no answer yet."""
         asked = self._asked
         if asked is not None and asked.done():
             self._asked = None
-            error = asked.exception()  # asked for: raised, it would keep the client in the frames that it passed
+            error = asked.exception()  # not raised: its traceback would keep the client alive
             if error is None:
                 self._known = str(asked.result().topic_id)
-            else:  # deleted, no rights, broker away: nothing known that is new
+            else:  # deleted, no rights or broker unavailable: nothing new is known
                 _LOG.debug("group.topic-id-unknown", extra={"topic": self._topic, "error": str(error)})
         if self._asked is None:
             self._ask()

@@ -1,8 +1,9 @@
-"""Reading topics from somewhere to their end: for listings, counts and traces, never for consumption.
+"""Reads topics up to their end: for listings, counts and traces, never for consumption.
 
-Nothing is committed and no group is joined. What is counted are records that were read, never offsets: transaction
-markers and compaction leave holes. The end of each partition is fixed when reading begins, so a listing of a busy topic
-ends; with `follow` it goes on until the caller stops. `read_committed`: aborted records are never shown.
+The reader commits nothing and joins no group. Counts are of records that were read, never of offsets: transaction
+markers and compaction leave gaps. The end of each partition is fixed when reading begins, so a listing of a busy topic
+ends; with `follow` it continues until the caller stops. The isolation level is `read_committed`: aborted records are
+never returned.
 """
 
 import time
@@ -25,7 +26,7 @@ _METADATA_S: Final = 10.0
 _POLL_S: Final = 0.2
 _LEADER_S: Final = 0.05
 _FETCH_COUNT: Final = 1_000
-_FETCH_WAIT_MS: Final = 50  # a fetch that waits at an end holds up what is read next (500 by default, measured)
+_FETCH_WAIT_MS: Final = 50  # a fetch that waits at an end delays the next read (500 by default, measured)
 
 
 class TopicReader:
@@ -34,13 +35,13 @@ class TopicReader:
     Args:
         bootstrap: addresses of the brokers.
         client: further librdkafka settings.
-        clients: where the consumer comes from; None: confluent_kafka.
-        patience_s: how long a partition that has more may stay silent (its leader is away), in seconds. Default 30.
+        clients: the factory of the consumer; None: confluent_kafka.
+        patience_s: how long a partition with more records may stay silent (it has no leader), in seconds. Default 30.
 
     Raises:
         BrokerUnavailableError: from the methods; no broker answered, or a partition stayed silent.
 
-    Thread-safety: none; one owner thread. A context manager; `close` is safe twice.
+    Thread-safety: none; one owner thread. A context manager; `close` is idempotent.
     """
 
     def __init__(
@@ -76,19 +77,19 @@ class TopicReader:
         )
 
     def topics(self) -> dict[str, int]:
-        """Every topic of the cluster that may be seen, and its number of partitions."""
+        """Return every visible topic of the cluster, with its number of partitions."""
         return {name: len(topic.partitions) for name, topic in self._metadata().topics.items()}
 
     def cluster_id(self) -> str:
-        """Kafka's id of the cluster; `""`: it did not say."""
+        """Return Kafka's id of the cluster; `""`: the cluster did not give it."""
         return str(getattr(self._metadata(), "cluster_id", None) or "")
 
     def low_offset(self, topic: str, partition: int) -> int:
-        """The earliest offset that retention has left."""
+        """Return the earliest offset that retention has left."""
         return self.bounds(topic, partition)[0]
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """The earliest offset that retention has left, and where the partition ends.
+        """Return the earliest offset that retention has left, and the end of the partition.
 
         Raises:
             TopicMissingError: there is no such topic or partition.
@@ -103,7 +104,7 @@ class TopicReader:
                     raise self.typed(error) from error
                 time.sleep(_LEADER_S)  # the client asks for the new leader meanwhile
         if found is None:
-            raise BrokerUnavailableError(f"no broker at {self._bootstrap} said where {topic}/{partition} ends")
+            raise BrokerUnavailableError(f"no broker at {self._bootstrap} returned the end of {topic}/{partition}")
         low, high = found
         return low, high
 
@@ -116,18 +117,18 @@ class TopicReader:
         new_only: bool = False,
         poll_s: float = _POLL_S,
     ) -> Generator[Any]:
-        """Every record of these topics, as Kafka messages; in order within a partition.
+        """Yield every record of these topics, as Kafka messages; in order within a partition.
 
         Args:
             topics: physical names.
-            since_ms: from the first record not older than this, epoch ms; None: from the beginning.
-            follow: go on with what comes, for ever; None is yielded while nothing does.
-            new_only: with `follow`: from where the topics end now.
-            poll_s: how long nothing may come until None is yielded, in seconds; default 0.2.
+            since_ms: start at the first record that is not older than this, epoch ms; None: at the beginning.
+            follow: continue forever with new records; yield None while none arrives.
+            new_only: with `follow`: start at the current end of the topics.
+            poll_s: time without a record after which None is yielded, in seconds; default 0.2.
 
         Raises:
-            TopicMissingError: one of them is not there.
-            NotAuthorizedError: one of them may not be read.
+            TopicMissingError: one of the topics does not exist.
+            NotAuthorizedError: the principal may not read one of the topics.
         """
         known = self.topics()
         missing = [topic for topic in topics if not known.get(topic)]
@@ -135,13 +136,13 @@ class TopicReader:
             raise TopicMissingError(
                 f"missing: {', '.join(missing)}; create them with: rocketshim init --group GROUP. {OR_HIDDEN}"
             )
-        places = [(topic, partition) for topic in topics for partition in range(known[topic])]
+        partitions = [(topic, partition) for topic in topics for partition in range(known[topic])]
         ends: dict[tuple[str, int], int] = {}
-        for place in places:
-            low, high = self.bounds(*place)
+        for key in partitions:
+            low, high = self.bounds(*key)
             if follow or high > low:
-                ends[place] = high
-        starts = [TopicPartition(*place, end) for place, end in ends.items()] if new_only else None
+                ends[key] = high
+        starts = [TopicPartition(*key, end) for key, end in ends.items()] if new_only else None
         reading = self._begin(self._starts(list(ends), since_ms) if starts is None else starts)
         try:
             yield from self._until(ends, follow=follow, poll_s=poll_s)
@@ -149,11 +150,11 @@ class TopicReader:
             self._end(reading)
 
     def read_at(self, topic: str, places: Iterable[tuple[int, int]]) -> Generator[Any]:
-        """The records at some places of a topic that are still there; in order within a partition.
+        """Yield the records at these positions of a topic that still exist; in order within a partition.
 
         Args:
             topic: physical name.
-            places: partition and offset.
+            places: partition and offset of each record.
         """
         wanted: dict[int, set[int]] = defaultdict(set)
         for partition, offset in places:
@@ -167,27 +168,27 @@ class TopicReader:
                 yield message
 
     def read_spans(self, spans: Mapping[tuple[str, int], tuple[int, int]], *, follow: bool = False) -> Generator[Any]:
-        """Every record between two offsets of each `(topic, partition)`: from the first up to, without, the second.
+        """Yield every record from the first offset of a span up to, but not including, the second.
 
         Args:
-            spans: the offsets by place.
-            follow: go on with what comes, for ever; None is yielded while nothing does.
+            spans: the two offsets for each `(topic, partition)`.
+            follow: continue forever with new records; yield None while none arrives.
         """
-        places = {place: span for place, span in spans.items() if follow or span[0] < span[1]}
-        reading = self._begin([TopicPartition(*place, start) for place, (start, _) in places.items()])
+        wanted = {key: span for key, span in spans.items() if follow or span[0] < span[1]}
+        reading = self._begin([TopicPartition(*key, start) for key, (start, _) in wanted.items()])
         try:
-            yield from self._until({place: end for place, (_, end) in places.items()}, follow=follow)
+            yield from self._until({key: end for key, (_, end) in wanted.items()}, follow=follow)
         finally:
             self._end(reading)
 
     def first_time_ms(self, topic: str, partition: int, offset: int) -> int | None:
-        """The time of the first record at or after an offset, epoch ms; None: there is none."""
+        """Return the time of the first record at or after an offset, epoch ms; None: there is none."""
         low, high = self.bounds(topic, partition)
         first = next(self.read_spans({(topic, partition): (max(low, offset), high)}), None)
         return None if first is None else first.timestamp()[1]
 
     def fetch(self, topic: str, partition: int, offset: int) -> Any | None:
-        """The record at a coordinate, or None where there is none (any more)."""
+        """Return the record at this offset, or None if there is none (any more)."""
         low, high = self.bounds(topic, partition)
         if not low <= offset < high:
             return None
@@ -200,7 +201,7 @@ class TopicReader:
         return None
 
     def close(self) -> None:
-        """End."""
+        """Close the consumer."""
         self._reading = None
         self._consumer.close()
 
@@ -211,13 +212,13 @@ class TopicReader:
         self.close()
 
     def _begin(self, starts: list[TopicPartition]) -> object:
-        """Assign these places; what was being read is given up."""
+        """Assign these partitions; the previous reading stops."""
         self._reading = object()
         self._consumer.assign(starts)
         return self._reading
 
     def _end(self, reading: object) -> None:
-        """Unassign, unless something else is being read by now: iterators may be dropped late."""
+        """Unassign, unless another reading has begun meanwhile: an abandoned iterator may be closed late."""
         if self._reading is reading:
             self._reading = None
             self._consumer.unassign()
@@ -231,31 +232,31 @@ class TopicReader:
             elif not follow and time.monotonic() > silent_until:
                 silent = ", ".join(f"{topic}/{number}" for topic, number in sorted(ends))
                 raise BrokerUnavailableError(
-                    f"nothing came from {silent} for {self._patience_s:g} s: is a leader away?"
+                    f"no record arrived from {silent} for {self._patience_s:g} s: is a leader unavailable?"
                 )
             if follow and not batch:
                 yield None
             for message in batch:
-                place = (message.topic(), message.partition())
+                key = (message.topic(), message.partition())
                 if message.error() is not None:
                     at_end = self._at_end(message)
                     if at_end and not follow:
-                        ends.pop(place, None)
+                        ends.pop(key, None)
                     continue
-                end = ends.get(place)
+                end = ends.get(key)
                 if follow or (end is not None and message.offset() < end):
                     yield message
                 if not follow and end is not None and message.offset() + 1 >= end:
-                    del ends[place]
+                    del ends[key]
 
     @staticmethod
     def _at_end(message: Any) -> bool:
-        """Whether an event says that a partition has no more; others are errors or passing troubles."""
+        """Return whether an event marks the end of a partition; other events are errors, fatal or temporary."""
         error: KafkaError = message.error()
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise NotAuthorizedError(f"the principal may not read {message.topic()}: grant it Read")
         if error.fatal():
-            raise RocketshimError(f"reading cannot go on: {error.str()}")
+            raise RocketshimError(f"cannot continue reading: {error.str()}")
         return error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
 
     def _metadata(self) -> Any:
@@ -264,21 +265,21 @@ class TopicReader:
         except KafkaException as error:
             raise self.typed(error) from error
 
-    def _starts(self, places: list[tuple[str, int]], since_ms: int | None) -> list[TopicPartition]:
-        if since_ms is None or not places:
-            return [TopicPartition(*place, OFFSET_BEGINNING) for place in places]
-        asked = [TopicPartition(*place, since_ms) for place in places]
+    def _starts(self, partitions: list[tuple[str, int]], since_ms: int | None) -> list[TopicPartition]:
+        if since_ms is None or not partitions:
+            return [TopicPartition(*key, OFFSET_BEGINNING) for key in partitions]
+        asked = [TopicPartition(*key, since_ms) for key in partitions]
         try:
             return self._consumer.offsets_for_times(asked, timeout=_METADATA_S)
         except KafkaException as error:
             raise self.typed(error) from error
 
     def typed(self, error: KafkaException) -> RocketshimError:
-        """What an error of the client's means, said of this cluster."""
+        """Return the typed error for an error of the client, with this cluster's address."""
         cause: KafkaError = error.args[0]
         if cause.code() in DENIED:
             return NotAuthorizedError(f"the principal may not do this ({cause.str()}); see: rocketshim acls")
         if cause.code() in MISSING:
             return TopicMissingError(f"there is no such topic or partition ({cause.str()}). {OR_HIDDEN}")
-        said = self._complaints.text(self._consumer)
-        return BrokerUnavailableError(f"no broker at {self._bootstrap} answered ({cause.name()}: {cause.str()}){said}")
+        text = self._complaints.text(self._consumer)
+        return BrokerUnavailableError(f"no broker at {self._bootstrap} answered ({cause.name()}: {cause.str()}){text}")

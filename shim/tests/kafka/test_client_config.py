@@ -42,7 +42,7 @@ def test_a_setting_that_runs_code_is_refused_unless_it_is_meant(key: str) -> Non
     ],
 )
 def test_what_correctness_rests_on_may_not_be_changed(user: dict[str, Any], required: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="guarantees rest on it"):
+    with pytest.raises(ConfigError, match="guarantees depend on it"):
         merged(user, required)
 
 

@@ -212,7 +212,7 @@ def test_the_likely_cause_stands_before_what_the_client_says(words: str, cause: 
     complaints = LastClientError()
     assert complaints.text() == ""
     say(complaints, words)
-    assert complaints.text().endswith(f"{cause}Kafka's client says: {words})")
+    assert complaints.text().endswith(f"{cause}the Kafka client reports: {words})")
 
 
 def test_what_is_no_trouble_or_too_old_explains_no_error() -> None:
@@ -224,7 +224,7 @@ def test_what_is_no_trouble_or_too_old_explains_no_error() -> None:
     say(complaints, "refused")
     assert complaints.text(since_s=0.0)
     assert not complaints.text(since_s=1.0)
-    with pytest.raises(BrokerUnavailableError, match=r"^nobody \(Kafka's client says: refused\)$"):  # noqa: SIM117
+    with pytest.raises(BrokerUnavailableError, match=r"^nobody \(the Kafka client reports: refused\)$"):  # noqa: SIM117
         with explained(complaints, None):
             raise BrokerUnavailableError("nobody")
 
