@@ -68,15 +68,25 @@ class AssignedPartition:
         paused: whether fetching is paused.
         gone: whether the partition was revoked; results that arrive for it are dropped.
         skipped_to: the position after the last probe that was read.
-        rest_until_ns: no record leaves the partition before this monotonic instant, since a hop was refused.
+        backoff_until_ns: no record leaves the partition before this monotonic instant, since a hop was refused.
         awaited: no record leaves the partition while one of these targets is unknown.
-        rests: number of such back-offs in a row.
+        backoffs: number of such back-offs in a row.
         hop_prefix: first part of the coordinates of its records.
     """
 
     __slots__ = (
-        "_metadata", "_topic", "awaited", "committed", "gone", "hop_prefix", "number", "paused", "queue",
-        "rest_until_ns", "rests", "skipped_to",
+        "_metadata",
+        "_topic",
+        "awaited",
+        "backoff_until_ns",
+        "backoffs",
+        "committed",
+        "gone",
+        "hop_prefix",
+        "number",
+        "paused",
+        "queue",
+        "skipped_to",
     )  # fmt: skip
 
     def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int, metadata: str = "") -> None:
@@ -88,8 +98,8 @@ class AssignedPartition:
         self.paused = False
         self.gone = False
         self.skipped_to = -1
-        self.rest_until_ns = 0
-        self.rests = 0
+        self.backoff_until_ns = 0
+        self.backoffs = 0
         self.awaited: set[TargetHealth] = set()
         self.hop_prefix = f"{topic}/{number}/".encode()
 
@@ -179,7 +189,7 @@ class Assignment:
             self.failure = error
             return
         for start in starts:
-            self.held[start.partition] = self._held_queue(start.partition, max(start.offset, -1))
+            self.held[start.partition] = self._new_partition(start.partition, max(start.offset, -1))
         if starts:
             _LOG.info("worker.assigned", extra={"partitions": sorted(start.partition for start in starts)})
 
@@ -192,7 +202,7 @@ class Assignment:
             self.failure = error
         self._unassign(consumer, partitions, leaving)
         if leaving:
-            _LOG.info("worker.revoked", extra={"partitions": sorted(held.number for held in leaving)})
+            _LOG.info("worker.revoked", extra={"partitions": sorted(assigned.number for assigned in leaving)})
 
     def on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Drop these partitions without a commit: another member may own them already."""
@@ -203,11 +213,11 @@ class Assignment:
     def _unassign(
         self, consumer: ConsumerClient, partitions: list[TopicPartition], leaving: Iterable[AssignedPartition]
     ) -> None:
-        for held in leaving:
-            held.gone = True
-            self.held.pop(held.number, None)
-            self._unread.discard(held.number)
-            self._gone(held.number)
+        for assigned in leaving:
+            assigned.gone = True
+            self.held.pop(assigned.number, None)
+            self._unread.discard(assigned.number)
+            self._gone(assigned.number)
         try:
             consumer.incremental_unassign(partitions)
         except (KafkaException, RuntimeError) as error:
@@ -254,7 +264,7 @@ class Assignment:
             consumer.commit(offsets=first, asynchronous=False)
         return starts
 
-    def _held_queue(self, number: int, committed: int) -> AssignedPartition:
+    def _new_partition(self, number: int, committed: int) -> AssignedPartition:
         self.assignments += 1
         delay_ms = self._levels.queue_delay_ms(number)
         # a level of another worker's longer table: its records leave after a second, and hop again if they are not due
@@ -270,7 +280,7 @@ class Assignment:
         old.gone = True
         self._gone(number)
         self._alarm("worker.log-restarted", partition=number)
-        fresh = self.held[number] = self._held_queue(number, -1)
+        fresh = self.held[number] = self._new_partition(number, -1)
         fresh.paused = old.paused
         return fresh
 
@@ -288,17 +298,17 @@ class Assignment:
         if self._unread and now_ns >= self._unread_ns:
             self._unread_ns = now_ns + _AGAIN_NS
             self._resume_reading(consumer, sorted(self._unread))
-        for held in self.held.values():
-            queue = held.queue
-            if not held.paused:
+        for assigned in self.held.values():
+            queue = assigned.queue
+            if not assigned.paused:
                 if queue.full or (
                     queue.waiting_count * _FAR_SHARE >= queue.limits.full_count and self._is_far(queue, now_ns)
                 ):
-                    consumer.pause([TopicPartition(self._topic, held.number)])
-                    held.paused = True
+                    consumer.pause([TopicPartition(self._topic, assigned.number)])
+                    assigned.paused = True
             elif queue.hungry and (not queue.waiting_count or not self._is_far(queue, now_ns)):
-                consumer.resume([TopicPartition(self._topic, held.number)])
-                held.paused = False
+                consumer.resume([TopicPartition(self._topic, assigned.number)])
+                assigned.paused = False
 
     def _resume_reading(self, consumer: ConsumerClient, numbers: list[int]) -> None:
         """Resume partitions that the client has stopped reading.
@@ -309,10 +319,10 @@ class Assignment:
         again a second later. One request asks for all partitions. If it fails, there is one request for each, so that a
         partition without a leader does not block another.
         """
-        places = [TopicPartition(self._topic, number) for number in numbers]
+        partitions = [TopicPartition(self._topic, number) for number in numbers]
         try:
-            lows, highs = _bounds(consumer, places, OFFSET_BEGINNING), _bounds(consumer, places, OFFSET_END)
-            positions = {item.partition: item.offset for item in consumer.position(places)}
+            lows, highs = _bounds(consumer, partitions, OFFSET_BEGINNING), _bounds(consumer, partitions, OFFSET_END)
+            positions = {item.partition: item.offset for item in consumer.position(partitions)}
         except KafkaException as error:
             if len(numbers) == 1:
                 self._alarm("worker.positions-unknown", error=str(error))
@@ -322,14 +332,14 @@ class Assignment:
             return
         starts: list[TopicPartition] = []
         for number in numbers:
-            held, low, high = self.held[number], lows[number], highs[number]
-            at = positions[number] if positions[number] >= 0 else held.committed  # negative: nothing read yet
+            assigned, low, high = self.held[number], lows[number], highs[number]
+            at = positions[number] if positions[number] >= 0 else assigned.committed  # negative: nothing read yet
             starts.append(TopicPartition(self._topic, number, at if low <= at <= high else low))
             if starts[-1].offset != at:
                 self._alarm("worker.position-out-of-range", partition=number, position=at, low=low, high=high)
         try:
             # the client has stopped fetching them and would refuse to seek
-            consumer.incremental_unassign(places)
+            consumer.incremental_unassign(partitions)
             consumer.incremental_assign(starts)
             consumer.resume(starts)  # a partition stays paused when it is unassigned and assigned again
         except (KafkaException, RuntimeError) as error:

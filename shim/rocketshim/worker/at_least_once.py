@@ -50,10 +50,10 @@ _UNORDERED: Final = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT_
 class _Flight:
     """A run of records that left their queue together."""
 
-    __slots__ = ("due", "held", "mean_bytes", "pending", "run", "sent_ns")
+    __slots__ = ("assigned", "due", "mean_bytes", "pending", "run", "sent_ns")
 
-    def __init__(self, held: AssignedPartition, due: Due[Any], sent_ns: int) -> None:
-        self.held = held
+    def __init__(self, assigned: AssignedPartition, due: Due[Any], sent_ns: int) -> None:
+        self.assigned = assigned
         self.due = due
         self.run = due.run
         self.pending = len(due.records)
@@ -65,10 +65,10 @@ class _ProducedBatch:
     """Records of one flight that were produced to one partition.
 
     Attributes:
-        places: their indexes in the flight, in the order in which they were produced.
+        indexes: their indexes in the flight, in the order in which they were produced.
         dues_ms: when they were due, for deliveries only.
         reports: number of reports that have arrived.
-        errors: the records that were not stored: index in `places`, and error.
+        errors: the records that were not stored: index in `indexes`, and error.
         is_done: whether the batch was processed, or replaced by other batches; later reports are dropped.
         alone: whether each of its records was a separate batch on the wire.
         reason: why it was re-appended or parked.
@@ -81,9 +81,9 @@ class _ProducedBatch:
         "errors",
         "flight",
         "inbox",
+        "indexes",
         "is_done",
         "kind",
-        "places",
         "reason",
         "reports",
         "sent_ns",
@@ -106,7 +106,7 @@ class _ProducedBatch:
         self.target = target
         self.inbox = inbox
         self.sent_ns = sent_ns
-        self.places: list[int] = []
+        self.indexes: list[int] = []
         self.dues_ms: list[int] = []
         self.reports = 0
         self.errors: list[tuple[int, KafkaError]] = []
@@ -120,7 +120,7 @@ class _ProducedBatch:
         if error is not None:
             self.errors.append((self.reports, error))
         self.reports += 1
-        if self.reports == len(self.places):
+        if self.reports == len(self.indexes):
             self.inbox.append(self)
 
 
@@ -172,14 +172,14 @@ class AtLeastOnce:
         self._one_by_one: ProducerClient | None = None
         self._consumer: ConsumerClient | None = None
         self._inbox: deque[_ProducedBatch] = deque()
-        self._flying: deque[_ProducedBatch] = deque()  # deliveries, in the order in which they were produced
+        self._deliveries: deque[_ProducedBatch] = deque()  # deliveries, in the order in which they were produced
         self._open_batches: set[_ProducedBatch] = set()
         self._waiting: deque[tuple[int, _Flight, int]] = deque()  # (when, ns; flight; index of the record)
         self._unready: dict[
             TargetHealth, list[tuple[_Flight, int]]
         ] = {}  # (flight; index of the record), by the unknown target
-        self._in_hand = 0  # records of open batches, and records that wait
-        self._in_hand_bytes = 0.0
+        self._in_flight_count = 0  # records of open batches, and records that wait
+        self._in_flight_bytes = 0.0
         self._confirmed_ns = 0  # when the newest stored record was produced
         self._proof_asked_ns = -_PROOF_NS
         self._fatal: KafkaError | None = None
@@ -194,32 +194,32 @@ class AtLeastOnce:
     def capacity(self, now_ns: int) -> int:
         """Return the number of records that may be produced now."""
         del now_ns
-        if self._in_hand_bytes >= self._max_in_flight_bytes:
+        if self._in_flight_bytes >= self._max_in_flight_bytes:
             return 0
-        return max(0, min(self._max_in_flight - self._in_hand, 2 * self._max_in_flight - self._outstanding()))
+        return max(0, min(self._max_in_flight - self._in_flight_count, 2 * self._max_in_flight - self._outstanding()))
 
-    def _hold(self, flight: _Flight, count: int) -> None:
+    def _add_in_flight(self, flight: _Flight, count: int) -> None:
         """Add a number of records of a flight to those in flight; a negative number removes them."""
-        self._in_hand += count
-        self._in_hand_bytes += count * flight.mean_bytes
+        self._in_flight_count += count
+        self._in_flight_bytes += count * flight.mean_bytes
 
     def _outstanding(self) -> int:
         count = 0 if self._producer is None else len(self._producer)
         return count if self._one_by_one is None else count + len(self._one_by_one)
 
-    def relay(self, held: AssignedPartition, due: Due[Any], now_ns: int) -> None:
+    def relay(self, assigned: AssignedPartition, due: Due[Any], now_ns: int) -> None:
         """Produce the records that left a queue."""
         self._point("before-produce")
-        self._look_again(now_ns)
-        flight = _Flight(held, due, now_ns)
-        place, end = 0, len(due.records)
-        while place < end:
-            groups, place = self._router.plain_ones(due, place, held, now_ns)
+        self._route_ready(now_ns)
+        flight = _Flight(assigned, due, now_ns)
+        index, end = 0, len(due.records)
+        while index < end:
+            groups, index = self._router.plain_ones(due, index, assigned, now_ns)
             for group in groups:
                 self._send_plain(flight, group, now_ns)
-            if place < end:
-                self._place(flight, place, now_ns)
-                place += 1
+            if index < end:
+                self._route_record(flight, index, now_ns)
+                index += 1
         self._point("after-produce")
 
     def _send_plain(self, flight: _Flight, group: PlainGroup, now_ns: int) -> None:
@@ -227,54 +227,54 @@ class AtLeastOnce:
         produce = self._open().produce
         topic, partition = group.target.topic, group.partition
         batch = _ProducedBatch(flight, Kind.DELIVER, topic, group.target, self._inbox, now_ns)
-        reported, add_place, add_due = batch.reported, batch.places.append, batch.dues_ms.append
-        for place, value, key, headers, due_ms in group.records:
+        reported, add_index, add_due = batch.reported, batch.indexes.append, batch.dues_ms.append
+        for index, value, key, headers, due_ms in group.records:
             try:
                 produce(topic, value, key, partition, on_delivery=reported, headers=headers)
             except (BufferError, KafkaException):
-                self._begun(batch)
-                self._place(flight, place, now_ns)  # it tries again and handles the error
+                self._register_delivery(batch)
+                self._route_record(flight, index, now_ns)  # it tries again and handles the error
                 produce = self._open().produce
                 batch = _ProducedBatch(flight, Kind.DELIVER, topic, group.target, self._inbox, now_ns)
-                reported, add_place, add_due = batch.reported, batch.places.append, batch.dues_ms.append
+                reported, add_index, add_due = batch.reported, batch.indexes.append, batch.dues_ms.append
             else:
-                add_place(place)
+                add_index(index)
                 add_due(due_ms)
-        self._begun(batch)
+        self._register_delivery(batch)
 
-    def _begun(self, batch: _ProducedBatch) -> None:
+    def _register_delivery(self, batch: _ProducedBatch) -> None:
         """Register a batch that is produced completely. It has no report yet: nothing polls between its records."""
-        if batch.places:
-            self._flying.append(batch)
+        if batch.indexes:
+            self._deliveries.append(batch)
             self._opened(batch)
 
     def _opened(self, batch: _ProducedBatch) -> None:
         self._open_batches.add(batch)
-        self._hold(batch.flight, len(batch.places))
+        self._add_in_flight(batch.flight, len(batch.indexes))
 
-    def _place(self, flight: _Flight, place: int, now_ns: int) -> None:
+    def _route_record(self, flight: _Flight, index: int, now_ns: int) -> None:
         """Route one record and produce it."""
         due = flight.due
-        self._send(flight, place, self._router.route_due(due, place, now_ns), now_ns)
+        self._send(flight, index, self._router.route_due(due, index, now_ns), now_ns)
 
-    def _send(self, flight: _Flight, place: int, placement: Placement, now_ns: int) -> None:
+    def _send(self, flight: _Flight, index: int, placement: Placement, now_ns: int) -> None:
         kind = placement.kind
         if kind is Kind.SKIP:
             self._counts.skipped += 1
-            self._settled(flight, 1)
+            self._finished(flight, 1)
             return
         if kind is Kind.NOT_YET and placement.target is not None:
-            self._unready.setdefault(placement.target, []).append((flight, place))
-            self._hold(flight, 1)
+            self._unready.setdefault(placement.target, []).append((flight, index))
+            self._add_in_flight(flight, 1)
             return
         batch = _ProducedBatch(flight, kind, placement.topic, placement.target, self._inbox, now_ns)
-        batch.places.append(place)
+        batch.indexes.append(index)
         batch.reason = placement.reason
         if kind is Kind.DELIVER:
             batch.dues_ms.append(placement.due_ms)
             batch.alone = placement.one_per_batch
         self._opened(batch)
-        producer = self._careful() if placement.one_per_batch else self._open()
+        producer = self._one_by_one_producer() if placement.one_per_batch else self._open()
         while True:
             try:
                 producer.produce(
@@ -296,7 +296,7 @@ class AtLeastOnce:
             else:
                 break
         if kind is Kind.DELIVER:
-            self._flying.append(batch)
+            self._deliveries.append(batch)
 
     def can_extend(self, now_ns: int) -> bool:
         """Return False: there is no transaction to extend."""
@@ -312,76 +312,76 @@ class AtLeastOnce:
         """Process reports, produce failed records again, and handle targets that do not answer."""
         self._poll(0)
         while self._inbox:
-            self._take_in(self._inbox.popleft(), now_ns)
+            self._process_batch(self._inbox.popleft(), now_ns)
         if self._fatal is not None:
-            self._recycle(now_ns)
-        self._look_again(now_ns)
+            self._replace_producer(now_ns)
+        self._route_ready(now_ns)
         while self._waiting and self._waiting[0][0] <= now_ns:
-            _, flight, place = self._waiting.popleft()
-            self._hold(flight, -1)
-            if not flight.held.gone:
+            _, flight, index = self._waiting.popleft()
+            self._add_in_flight(flight, -1)
+            if not flight.assigned.gone:
                 self._counts.resent += 1
-                self._place(flight, place, now_ns)
-        self._look_after_targets(now_ns)
+                self._route_record(flight, index, now_ns)
+        self._check_silent_targets(now_ns)
 
-    def _look_again(self, now_ns: int) -> None:
+    def _route_ready(self, now_ns: int) -> None:
         """Route records whose targets have become known."""
         if not self._unready:
             return
         self._router.targets.hear(now_ns)
         for target in [target for target in self._unready if now_ns >= target.ready_ns]:
-            for flight, place in self._unready.pop(target):
-                self._hold(flight, -1)
-                if not flight.held.gone:
-                    self._place(flight, place, now_ns)
+            for flight, index in self._unready.pop(target):
+                self._add_in_flight(flight, -1)
+                if not flight.assigned.gone:
+                    self._route_record(flight, index, now_ns)
 
     def _poll(self, timeout_s: float) -> None:
         for producer, wait_s in ((self._producer, timeout_s), (self._one_by_one, 0.0)):
             if producer is not None:
                 self._fatal = poll_callbacks(producer, wait_s) or self._fatal
 
-    def _take_in(self, batch: _ProducedBatch, now_ns: int) -> None:
+    def _process_batch(self, batch: _ProducedBatch, now_ns: int) -> None:
         if batch.is_done:
             return
         if any(error.fatal() or error.code() == KafkaError._FATAL for _, error in batch.errors):  # noqa: SLF001
             self._fatal = batch.errors[0][1]
             return
         self._done(batch)
-        if batch.flight.held.gone:
+        if batch.flight.assigned.gone:
             return
         if batch.errors:
             self._failed(batch, now_ns)
         else:
             self._confirmed_ns = max(self._confirmed_ns, batch.sent_ns)
-            self._stored(batch, batch.places, now_ns)
+            self._stored(batch, batch.indexes, now_ns)
 
     def _done(self, batch: _ProducedBatch) -> None:
         batch.is_done = True
         if batch in self._open_batches:
             self._open_batches.remove(batch)
-            self._hold(batch.flight, -len(batch.places))
+            self._add_in_flight(batch.flight, -len(batch.indexes))
 
-    def _stored(self, batch: _ProducedBatch, places: list[int], now_ns: int) -> None:
+    def _stored(self, batch: _ProducedBatch, indexes: list[int], now_ns: int) -> None:
         flight = batch.flight
         if batch.kind is Kind.DELIVER:
-            self._counts.delivered += len(places)
+            self._counts.delivered += len(indexes)
             late_ms = flight.due.clock_ms + (now_ns - flight.sent_ns) // 1_000_000
             self._counts.observe_lateness([late_ms - due_ms for due_ms in batch.dues_ms])
             if batch.target is not None:
                 batch.target.record_success()
         elif batch.kind is Kind.HOP:
-            self._counts.hopped += len(places)
+            self._counts.hopped += len(indexes)
         else:
-            self._set_aside(batch, places)
-        if self._router.holds_blame:
-            for place in places:
-                self._router.settled(flight.due.records[place])
-        self._settled(flight, len(places))
+            self._count_rerouted(batch, indexes)
+        if self._router.has_marks:
+            for index in indexes:
+                self._router.settled(flight.due.records[index])
+        self._finished(flight, len(indexes))
 
-    def _set_aside(self, batch: _ProducedBatch, places: list[int]) -> None:
+    def _count_rerouted(self, batch: _ProducedBatch, indexes: list[int]) -> None:
         """Count records that were re-appended or parked, and log an alarm for each."""
-        for place in places:
-            record = _name(batch.flight.due.records[place])
+        for index in indexes:
+            record = _name(batch.flight.due.records[index])
             if batch.kind is Kind.RE_APPEND:
                 self._counts.re_appended += 1
                 self._alarm(re_append_event(batch.reason), record=record, error=batch.reason)
@@ -389,83 +389,83 @@ class AtLeastOnce:
                 self._counts.count_parked(batch.reason)
                 self._alarm("worker.parked", reason=batch.reason, record=record)
 
-    def _settled(self, flight: _Flight, count: int) -> None:
+    def _finished(self, flight: _Flight, count: int) -> None:
         flight.pending -= count
-        if flight.pending == 0 and not flight.held.gone:
-            flight.held.queue.confirmed(flight.run)
+        if flight.pending == 0 and not flight.assigned.gone:
+            flight.assigned.queue.confirmed(flight.run)
 
     def _failed(self, batch: _ProducedBatch, now_ns: int) -> None:
         """Handle a batch of which some records were not stored."""
         errors = batch.errors
         flight = batch.flight
-        if any(error.code() in _UNORDERED for _, error in errors) and len(errors) < len(batch.places):
-            failed = dict.fromkeys(range(len(batch.places)), errors[0][1])
+        if any(error.code() in _UNORDERED for _, error in errors) and len(errors) < len(batch.indexes):
+            failed = dict.fromkeys(range(len(batch.indexes)), errors[0][1])
         else:
             failed = dict(errors)
-        stored = [place for at, place in enumerate(batch.places) if at not in failed]
+        stored = [index for at, index in enumerate(batch.indexes) if at not in failed]
         if batch.dues_ms:
             batch.dues_ms = [due_ms for at, due_ms in enumerate(batch.dues_ms) if at not in failed]
         if stored:
             self._stored(batch, stored, now_ns)
         alone = batch.alone
         for at, error in failed.items():
-            place = batch.places[at]
-            record = flight.due.records[place]
+            index = batch.indexes[at]
+            record = flight.due.records[index]
             verdict = self._router.refused(record, batch.kind, batch.topic, error, now_ns, alone=alone)
             if verdict is Verdict.WAIT:
                 self._alarm("worker.hop-not-stored", hop=batch.kind.value, error=error.name(), record=_name(record))
-                self._waiting.append((now_ns + _RESEND_NS, flight, place))
-                self._hold(flight, 1)
+                self._waiting.append((now_ns + _RESEND_NS, flight, index))
+                self._add_in_flight(flight, 1)
             else:
                 self._counts.resent += 1
-                self._place(flight, place, now_ns)
+                self._route_record(flight, index, now_ns)
 
-    def _look_after_targets(self, now_ns: int) -> None:
+    def _check_silent_targets(self, now_ns: int) -> None:
         """Re-append records that a target has not accepted in time, if other records or a probe were stored since."""
-        flying = self._flying
-        while flying:
-            batch = flying[0]
-            if batch.is_done or batch.flight.held.gone:
+        deliveries = self._deliveries
+        while deliveries:
+            batch = deliveries[0]
+            if batch.is_done or batch.flight.assigned.gone:
                 self._done(batch)
-                flying.popleft()
+                deliveries.popleft()
                 continue
             if now_ns - batch.sent_ns < self._patience_ns:
                 return
-            if not self._was_overtaken(batch):
-                self._ask_for_proof(batch.flight.held, now_ns)
+            if not self._is_overtaken(batch):
+                self._probe_for_proof(batch.flight.assigned, now_ns)
                 return
-            flying.popleft()
-            if batch.reports == len(batch.places):
+            deliveries.popleft()
+            if batch.reports == len(batch.indexes):
                 continue  # all reports have arrived and are in the inbox
             self._replace(batch, now_ns)
 
-    def _was_overtaken(self, batch: _ProducedBatch) -> bool:
+    def _is_overtaken(self, batch: _ProducedBatch) -> bool:
         """Return whether a record or probe that was produced `patience_ns` after this batch is stored."""
         by_ns = batch.sent_ns + self._patience_ns
         return self._confirmed_ns >= by_ns or self._prober.confirmed_ns >= self._proof_asked_ns >= by_ns
 
-    def _ask_for_proof(self, held: AssignedPartition, now_ns: int) -> None:
+    def _probe_for_proof(self, assigned: AssignedPartition, now_ns: int) -> None:
         """Write a probe to find out whether only the target is silent."""
         if self._prober.outstanding == 0 and now_ns - self._proof_asked_ns >= _PROOF_NS:
             self._proof_asked_ns = now_ns
-            self._prober.probe(held, now_ns)
+            self._prober.probe(assigned, now_ns)
 
     def _replace(self, batch: _ProducedBatch, now_ns: int) -> None:
         """Re-append the records of a batch that have no report: their target has not answered."""
         due = batch.flight.due
         if batch.target is not None:
             self._router.target_failed(batch.target, now_ns, "no-answer")
-        for place in self._take_back(batch, now_ns):
+        for index in self._finish_batch(batch, now_ns):
             placement = self._router.re_append(
-                due.records[place],
+                due.records[index],
                 clock_ms=due.clock_ms,
-                seen_ns=due.seen_ns[place],
+                seen_ns=due.seen_ns[index],
                 now_ns=now_ns,
                 reason="no-answer",
             )
-            self._send(batch.flight, place, placement, now_ns)
+            self._send(batch.flight, index, placement, now_ns)
 
-    def _take_back(self, batch: _ProducedBatch, now_ns: int) -> list[int]:
+    def _finish_batch(self, batch: _ProducedBatch, now_ns: int) -> list[int]:
         """Finish a batch: confirm its stored records, and return the indexes of the others."""
         self._done(batch)
         failed = {at for at, _ in batch.errors}
@@ -473,12 +473,12 @@ class AtLeastOnce:
         if any(error.code() in _UNORDERED for _, error in batch.errors):
             reports = 0  # the order of the reports is unknown, so the whole batch is produced again
         stored = [at for at in range(reports) if at not in failed]
-        rest = [place for at, place in enumerate(batch.places) if at >= reports or at in failed]
+        unstored = [index for at, index in enumerate(batch.indexes) if at >= reports or at in failed]
         if batch.dues_ms:
             batch.dues_ms = [batch.dues_ms[at] for at in stored]
-        if stored and not batch.flight.held.gone:
-            self._stored(batch, [batch.places[at] for at in stored], now_ns)
-        return rest
+        if stored and not batch.flight.assigned.gone:
+            self._stored(batch, [batch.indexes[at] for at in stored], now_ns)
+        return unstored
 
     # --- waiting, committing, closing --------------------------------------------------------------------------------
 
@@ -492,12 +492,12 @@ class AtLeastOnce:
             return _UNREADY_MS * 1_000_000
         return _BUSY_MS * 1_000_000 if self._waiting or self._outstanding() else None
 
-    def commit(self, held: list[AssignedPartition], *, asynchronous: bool) -> None:
+    def commit(self, assigned: list[AssignedPartition], *, asynchronous: bool) -> None:
         """Commit the confirmed positions of these partitions."""
         consumer = self._consumer
         if consumer is None:
             return
-        moved = [(each, position) for each in held if (position := each.position) and position > each.committed]
+        moved = [(each, position) for each in assigned if (position := each.position) and position > each.committed]
         if not moved:
             return
         offsets = [each.at(position) for each, position in moved]
@@ -514,19 +514,19 @@ class AtLeastOnce:
         for each, position in moved:
             each.committed = position
 
-    def drain(self, held: list[AssignedPartition], longest_ns: int) -> None:
+    def drain(self, assigned: list[AssignedPartition], longest_ns: int) -> None:
         """Wait until these partitions have no records in flight, or the time is over."""
         end_ns = self._clock.monotonic_ns() + longest_ns
-        while any(not each.queue.idle for each in held):
+        while any(not each.queue.idle for each in assigned):
             now_ns = self._clock.monotonic_ns()
             if now_ns >= end_ns:
                 return
             self._poll(_BUSY_MS / 1_000)
             self.settle(now_ns)
 
-    def probe(self, held: AssignedPartition, now_ns: int) -> None:
+    def probe(self, assigned: AssignedPartition, now_ns: int) -> None:
         """Write a probe into this partition."""
-        self._prober.probe(held, now_ns)
+        self._prober.probe(assigned, now_ns)
 
     def close(self) -> None:
         """Abandon records in flight and close the producers."""
@@ -535,15 +535,15 @@ class AtLeastOnce:
                 close_producer(producer, _LAST_REPORTS_S)
         self._producer = self._one_by_one = self._consumer = None
         self._inbox.clear()
-        self._flying.clear()
+        self._deliveries.clear()
         self._waiting.clear()
         self._unready.clear()
         self._router.targets.use()
         self._open_batches.clear()
-        self._in_hand = 0
-        self._in_hand_bytes = 0.0
+        self._in_flight_count = 0
+        self._in_flight_bytes = 0.0
 
-    def _recycle(self, now_ns: int) -> None:
+    def _replace_producer(self, now_ns: int) -> None:
         """Replace a producer after a fatal error, and produce all records in flight again."""
         error, self._fatal = self._fatal, None
         self._counts.recycled += 1
@@ -555,13 +555,13 @@ class AtLeastOnce:
         self._open()
         lost = sorted(self._open_batches, key=_began)
         self._inbox.clear()
-        self._flying.clear()
+        self._deliveries.clear()
         for batch in lost:
-            rest = self._take_back(batch, now_ns)
-            if not batch.flight.held.gone:
-                for place in rest:
+            unstored = self._finish_batch(batch, now_ns)
+            if not batch.flight.assigned.gone:
+                for index in unstored:
                     self._counts.resent += 1
-                    self._place(batch.flight, place, now_ns)
+                    self._route_record(batch.flight, index, now_ns)
 
     def _open(self) -> ProducerClient:
         if self._producer is None:
@@ -570,7 +570,7 @@ class AtLeastOnce:
             self._router.targets.use(self._producer)
         return self._producer
 
-    def _careful(self) -> ProducerClient:
+    def _one_by_one_producer(self) -> ProducerClient:
         if self._one_by_one is None:
             self._one_by_one = self._make_producer({**self._config, "batch.num.messages": 1})
             self._router.targets.use(self._open(), self._one_by_one)
@@ -578,7 +578,7 @@ class AtLeastOnce:
 
 
 def _began(batch: _ProducedBatch) -> tuple[int, int]:
-    return batch.flight.run.first_offset, batch.places[0]
+    return batch.flight.run.first_offset, batch.indexes[0]
 
 
 def _name(record: Any) -> str:

@@ -88,7 +88,7 @@ class Delivery(Protocol):
     def capacity(self, now_ns: int) -> int:
         """Return the number of records that may be relayed now."""
 
-    def relay(self, held: AssignedPartition, due: Due[Any], now_ns: int) -> None:
+    def relay(self, assigned: AssignedPartition, due: Due[Any], now_ns: int) -> None:
         """Write the records that left a queue to their targets or to another queue."""
 
     def can_extend(self, now_ns: int) -> bool:
@@ -106,13 +106,13 @@ class Delivery(Protocol):
     def wait_ns(self, now_ns: int) -> int | None:
         """Return how long the loop may sleep at most; None: no limit."""
 
-    def commit(self, held: list[AssignedPartition], *, asynchronous: bool) -> None:
+    def commit(self, assigned: list[AssignedPartition], *, asynchronous: bool) -> None:
         """Commit the positions of these partitions."""
 
-    def drain(self, held: list[AssignedPartition], longest_ns: int) -> None:
+    def drain(self, assigned: list[AssignedPartition], longest_ns: int) -> None:
         """Wait until these partitions have no records in flight, or the time is over."""
 
-    def probe(self, held: AssignedPartition, now_ns: int) -> None:
+    def probe(self, assigned: AssignedPartition, now_ns: int) -> None:
         """Write a probe of the leader's clock into this partition."""
 
     def close(self) -> None:

@@ -76,10 +76,10 @@ _OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its t
 class _Taken:
     """Due records of one partition that are part of the open transaction."""
 
-    __slots__ = ("due", "held")
+    __slots__ = ("assigned", "due")
 
-    def __init__(self, held: AssignedPartition, due: Due[Any]) -> None:
-        self.held = held
+    def __init__(self, assigned: AssignedPartition, due: Due[Any]) -> None:
+        self.assigned = assigned
         self.due = due
 
 
@@ -140,17 +140,17 @@ class ExactlyOnce:
         self._taken: list[_Taken] = []
         self._passed: list[AssignedPartition] = []
         self._records = 0
-        self._is_spoilt = False
+        self._must_abort = False
         self._is_silent = False
         self._begun_ns: int | None = None
         self._not_before_ns = 0
         self._is_stale = False
         self._renewed_ns = 0
-        self._doubtful: list[_Taken] = []
+        self._uncertain: list[_Taken] = []
         self._careful_until_ns = 0
         self._is_careful = False
         self._fenced_ns: deque[int] = deque(maxlen=_MOST_FENCINGS)
-        self._twin: WorkerError | None = None
+        self._instance_conflict: WorkerError | None = None
         self._failures: list[tuple[Any, Kind, str, KafkaError]] = []
         self._dues_ms: list[int] = []
         self._tried: set[TargetHealth] = set()
@@ -164,44 +164,44 @@ class ExactlyOnce:
         self._consumer = consumer
         self._probes = self._make_producer(self._probe_config)
         self._prober.use(self._probes)
-        self._renew()
+        self._discard_producer()
 
     def capacity(self, now_ns: int) -> int:
         """Return the number of records that may still go into this transaction."""
         if self._producer is None or now_ns < self._not_before_ns:
             return 0
-        if self._is_spoilt or (self._begun_ns is not None and now_ns - self._begun_ns >= _LONGEST_NS):
+        if self._must_abort or (self._begun_ns is not None and now_ns - self._begun_ns >= _LONGEST_NS):
             return 0
         return _MOST_RECORDS - self._records
 
-    def relay(self, held: AssignedPartition, due: Due[Any], now_ns: int) -> None:
+    def relay(self, assigned: AssignedPartition, due: Due[Any], now_ns: int) -> None:
         """Produce the records that left a queue, in the open transaction."""
-        placed, awaited = self._route(held, due, now_ns)
+        placed, awaited = self._route(assigned, due, now_ns)
         if awaited:
-            held.awaited = awaited
-            held.queue.failed(due)
+            assigned.awaited = awaited
+            assigned.queue.failed(due)
             return
         if self._begun_ns is None and not self._begin(now_ns):
-            held.queue.failed(due)
+            assigned.queue.failed(due)
             return
         self._point("before-produce")
-        self._taken.append(_Taken(held, due))
+        self._taken.append(_Taken(assigned, due))
         self._records += len(due.records)
         producer = self._producer
         if producer is None:
             return
         for each in placed:
-            if self._is_spoilt:
+            if self._must_abort:
                 return
             if isinstance(each, PlainGroup):
                 self._produce_plain(producer, due, each, now_ns)
             else:
                 self._produce_slowly(producer, due, *each, now_ns)
-        self._is_spoilt = poll_callbacks(producer) is not None or self._is_spoilt
+        self._must_abort = poll_callbacks(producer) is not None or self._must_abort
         self._point("after-produce")
 
     def _route(
-        self, held: AssignedPartition, due: Due[Any], now_ns: int
+        self, assigned: AssignedPartition, due: Due[Any], now_ns: int
     ) -> tuple[list[PlainGroup | tuple[int, Placement]], set[TargetHealth]]:
         """Return where each record of a run goes, and its unknown targets; with an unknown target the whole run waits.
 
@@ -209,31 +209,31 @@ class ExactlyOnce:
         """
         placed: list[PlainGroup | tuple[int, Placement]] = []
         awaited: set[TargetHealth] = set()
-        place, end = 0, len(due.records)
-        while place < end:
+        index, end = 0, len(due.records)
+        while index < end:
             if not self._is_careful:
-                groups, place = self._router.plain_ones(due, place, held, now_ns)
+                groups, index = self._router.plain_ones(due, index, assigned, now_ns)
                 placed += groups
-            if place < end:
-                placement = self._router.route_due(due, place, now_ns)
+            if index < end:
+                placement = self._router.route_due(due, index, now_ns)
                 if placement.kind is Kind.NOT_YET and placement.target is not None:
                     awaited.add(placement.target)
-                placed.append((place, placement))
-                place += 1
+                placed.append((index, placement))
+                index += 1
         return placed, awaited
 
     def _produce_plain(self, producer: ProducerClient, due: Due[Any], group: PlainGroup, now_ns: int) -> None:
         """Produce the plain due records of one target partition."""
         produce, failed, add_due = producer.produce, self._failed, self._dues_ms.append
         topic, partition = group.target.topic, group.partition
-        for place, value, key, headers, due_ms in group.records:
-            if self._is_spoilt:
+        for index, value, key, headers, due_ms in group.records:
+            if self._must_abort:
                 return
             try:
                 produce(topic, value, key, partition, on_delivery=failed, headers=headers)
             except (BufferError, KafkaException):
-                placement = self._router.route_due(due, place, now_ns)
-                self._produce_slowly(producer, due, place, placement, now_ns)  # it handles the error
+                placement = self._router.route_due(due, index, now_ns)
+                self._produce_slowly(producer, due, index, placement, now_ns)  # it handles the error
             else:
                 add_due(due_ms)
 
@@ -244,19 +244,19 @@ class ExactlyOnce:
         try:
             producer.begin_transaction()
         except KafkaException as error:
-            self._doubt(error.args[0], now_ns)
+            self._on_uncertain_outcome(error.args[0], now_ns)
             return False
         self._begun_ns = now_ns
         return True
 
     def _produce_slowly(  # noqa: C901 - one record, and every result of producing it
-        self, producer: ProducerClient, due: Due[Any], place: int, placement: Placement, now_ns: int
+        self, producer: ProducerClient, due: Due[Any], index: int, placement: Placement, now_ns: int
     ) -> None:
         """Produce one record; if `produce` refuses it, route it again, which parks it or makes it wait."""
-        record = due.records[place]
+        record = due.records[index]
         for _ in range(4):
             if placement.kind is Kind.NOT_YET:
-                self._is_spoilt = True  # the producer has to learn about the target's new partitions
+                self._must_abort = True  # the producer has to learn about the target's new partitions
                 return
             if placement.kind is Kind.SKIP:
                 self._counts.skipped += 1
@@ -278,16 +278,16 @@ class ExactlyOnce:
                             headers=placement.headers,
                         )
                     except BufferError:
-                        self._is_spoilt = poll_callbacks(producer, 0.02) is not None or self._is_spoilt
+                        self._must_abort = poll_callbacks(producer, 0.02) is not None or self._must_abort
                     else:
                         break
             except KafkaException as problem:
                 error = problem.args[0]
                 if error.code() in _SPOILS or error.fatal() or error.txn_requires_abort():
-                    self._is_spoilt = True  # an earlier record failed, not this one
+                    self._must_abort = True  # an earlier record failed, not this one
                     return
                 self._router.refused(record, placement.kind, placement.topic, error, now_ns, alone=True)
-                placement = self._router.route_due(due, place, now_ns)
+                placement = self._router.route_due(due, index, now_ns)
                 continue
             if placement.kind is Kind.DELIVER:
                 self._dues_ms.append(placement.due_ms)
@@ -319,31 +319,31 @@ class ExactlyOnce:
         producer, consumer = self._producer, self._consumer
         if self._begun_ns is None or producer is None or consumer is None:
             return
-        ends = {taken.held: taken.due.run.next_offset for taken in self._taken}
-        ends.update({held: held.skipped_to for held in self._passed})
-        offsets = [held.at(end) for held, end in ends.items()]
+        ends = {taken.assigned: taken.due.run.next_offset for taken in self._taken}
+        ends.update({assigned: assigned.skipped_to for assigned in self._passed})
+        offsets = [assigned.at(end) for assigned, end in ends.items()]
         began_ns = now_ns
         try:
-            left = 0 if self._is_spoilt else producer.flush(self._patience_s)
+            left = 0 if self._must_abort else producer.flush(self._patience_s)
             self._is_silent = left > 0
-            if left or self._has_culprit() or any(taken.held.gone for taken in self._taken):
+            if left or self._has_refusal() or any(taken.assigned.gone for taken in self._taken):
                 self._abort(producer, None)
                 return
-            self._call_begins()
+            self._beat_before_call()
             # if the transaction has failed, this call raises the cause
             producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), self._api_timeout_s)
-            if self._is_spoilt or self._failures:
+            if self._must_abort or self._failures:
                 self._abort(producer, None)
                 return
             self._point("before-commit")
-            self._call_begins()
+            self._beat_before_call()
             producer.commit_transaction(self._api_timeout_s)
         except KafkaException as problem:
             error = problem.args[0]
             if error.txn_requires_abort() and not error.fatal():
                 self._abort(producer, error)
             else:
-                self._doubt(error, self._clock.monotonic_ns())
+                self._on_uncertain_outcome(error, self._clock.monotonic_ns())
             return
         self._point("after-commit")
         self._committed(began_ns, ends)
@@ -352,9 +352,9 @@ class ExactlyOnce:
         now_ns = self._clock.monotonic_ns()
         for taken in self._taken:
             self._confirm(taken)
-        for held, end in ends.items():
-            held.committed = max(held.committed, end)
-            held.rests = 0
+        for assigned, end in ends.items():
+            assigned.committed = max(assigned.committed, end)
+            assigned.backoffs = 0
         clock_ms = self._taken[-1].due.clock_ms if self._taken else 0
         waited_ms = (now_ns - (self._begun_ns or now_ns)) // _NS
         for target in self._tried:
@@ -373,19 +373,19 @@ class ExactlyOnce:
         self._reset()
         self._not_before_ns = now_ns + _GAP_NS
         if now_ns - began_ns > self._api_timeout_s * 1e9:
-            self._renew()  # a request in it was retried for long; no late request may hit the next transaction
+            self._discard_producer()  # it retried for long; no late request may hit the next transaction
         elif self._is_careful and now_ns >= self._careful_until_ns:
-            self._renew()
+            self._discard_producer()
 
     def _confirm(self, taken: _Taken) -> None:
-        if self._router.holds_blame:
+        if self._router.has_marks:
             for record in taken.due.records:
                 self._router.settled(record)
-        if not taken.held.gone:
-            taken.held.queue.confirmed(taken.due.run)
+        if not taken.assigned.gone:
+            taken.assigned.queue.confirmed(taken.due.run)
 
     def _reset(self) -> None:
-        self._is_spoilt = self._is_silent = False
+        self._must_abort = self._is_silent = False
         self._taken = []
         self._passed = []
         self._records = 0
@@ -396,7 +396,7 @@ class ExactlyOnce:
         self._done = []
         self._own = []
 
-    def _call_begins(self) -> None:
+    def _beat_before_call(self) -> None:
         self._heart.beat(self._api_timeout_s + _OVERDUE_S)
 
     # --- failures ----------------------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ class ExactlyOnce:
     def _abort(self, producer: ProducerClient, cause: KafkaError | None, why: str = "") -> None:
         """Abort the transaction; if the outcome of the abort is uncertain, replace the producer."""
         self._counts.aborted += 1
-        self._call_begins()
+        self._beat_before_call()
         purge_producer(producer, self._patience_s)  # otherwise the abort waits for reports that no poll serves
         try:
             producer.abort_transaction(self._api_timeout_s)
@@ -412,33 +412,33 @@ class ExactlyOnce:
         except KafkaException as problem:
             now_ns = self._clock.monotonic_ns()
             self._learn_from_failures(now_ns, cause)
-            self._doubt(problem.args[0], now_ns)
+            self._on_uncertain_outcome(problem.args[0], now_ns)
             return
         poll_callbacks(producer)
         reason = str(cause) if cause is not None else why or f"{len(self._failures)} records were not stored"
         self._alarm("worker.transaction-aborted", error=reason, records=self._records)
         careful, was_silent = self._learn_from_failures(now_ns, cause), self._is_silent
         for taken in reversed(self._taken):
-            if not taken.held.gone:
-                taken.held.queue.failed(taken.due)
+            if not taken.assigned.gone:
+                taken.assigned.queue.failed(taken.due)
         self._reset()
         self._not_before_ns = now_ns + _BACK_OFF_NS
         if careful:
             self._careful_until_ns = now_ns + _CAREFUL_NS
         if cause is not None or was_silent or (careful and not self._is_careful):
             # a producer whose broker was unavailable may block forever in a later call (seen after a broker's restart)
-            self._renew()
+            self._discard_producer()
 
-    def _has_culprit(self) -> bool:
+    def _has_refusal(self) -> bool:
         """Return whether a record was refused because of itself or of its target, and not only purged."""
         return any(error.code() not in _PURGED for _, _, _, error in self._failures)
 
     def _learn_from_failures(self, now_ns: int, cause: KafkaError | None = None) -> bool:
         """Report failures to the router; return True if one unknown record made the broker refuse its batch."""
         unknown = False
-        was_refused = self._has_culprit()
+        was_refused = self._has_refusal()
         if cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            self._ask_who_is_denied(cause, now_ns)
+            self._find_denied_topics(cause, now_ns)
         for record, kind, topic, error in self._failures:
             if error.code() in _FENCED or error.code() in _SPOILS:
                 continue
@@ -449,12 +449,12 @@ class ExactlyOnce:
             elif record is not None:
                 verdict = self._router.refused(record, kind, topic, error, now_ns, alone=self._is_careful)
                 if verdict is Verdict.WAIT:
-                    self._rest(record, topic, error, now_ns)
+                    self._back_off(record, topic, error, now_ns)
             else:
                 unknown = self._router.batch_refused(topic, error, now_ns) or unknown
         return unknown
 
-    def _ask_who_is_denied(self, cause: KafkaError, now_ns: int) -> None:
+    def _find_denied_topics(self, cause: KafkaError, now_ns: int) -> None:
         """Find out which topic denied a transaction that failed because of a missing ACL."""
         targets = {topic for _, kind, topic, _ in self._failures if kind is Kind.DELIVER}
         denied = self._denied(targets | {topic for _, topic in self._own})
@@ -462,35 +462,35 @@ class ExactlyOnce:
             self._router.target_failed(self._router.targets.target(topic, now_ns), now_ns, cause.name())
         for record, topic in self._own:
             if topic in denied:
-                self._rest(record, topic, cause, now_ns)
+                self._back_off(record, topic, cause, now_ns)
 
-    def _rest(self, record: Any, topic: str, error: KafkaError, now_ns: int) -> None:
+    def _back_off(self, record: Any, topic: str, error: KafkaError, now_ns: int) -> None:
         """Let a partition back off: no topic accepts one of its records, so the next transactions leave it out."""
-        held = next((taken.held for taken in self._taken if taken.held.number == record.partition()), None)
-        if held is not None and held.rest_until_ns <= now_ns:
-            held.rest_until_ns = now_ns + min(_AGAIN_NS << min(held.rests, 8), _LONGEST_REST_NS)
-            held.rests += 1
+        assigned = next((taken.assigned for taken in self._taken if taken.assigned.number == record.partition()), None)
+        if assigned is not None and assigned.backoff_until_ns <= now_ns:
+            assigned.backoff_until_ns = now_ns + min(_AGAIN_NS << min(assigned.backoffs, 8), _LONGEST_REST_NS)
+            assigned.backoffs += 1
             self._alarm("worker.hop-not-stored", topic=topic, error=error.name(), record=coordinates(record))
 
-    def _doubt(self, error: KafkaError, now_ns: int) -> None:
+    def _on_uncertain_outcome(self, error: KafkaError, now_ns: int) -> None:
         """Replace the producer after an uncertain outcome; the committed positions will show the outcome."""
         if error.code() in _FENCED:
             self._alarm("worker.fenced", error=str(error), transactional_id=self._config["transactional.id"])
             self._fenced_ns.append(now_ns)
             if len(self._fenced_ns) == _MOST_FENCINGS and now_ns - self._fenced_ns[0] < _MINUTE_NS:
-                self._twin = WorkerError(
+                self._instance_conflict = WorkerError(
                     f"fenced {_MOST_FENCINGS} times in a minute: another worker runs with transactional.id "
                     f"{self._config['transactional.id']!r}; give each worker its own --instance"
                 )
         self._counts.recycled += 1
         self._alarm("worker.producer-recycled", error=str(error))
-        self._doubtful += self._taken
+        self._uncertain += self._taken
         self._is_silent = error.code() == KafkaError._TIMED_OUT  # noqa: SLF001
-        self._renew()
+        self._discard_producer()
         self._learn_from_failures(now_ns)
         self._reset()
 
-    def _renew(self) -> None:
+    def _discard_producer(self) -> None:
         """Close the producer; the next `settle` creates a new one."""
         old, self._producer = self._producer, None
         self._router.targets.use()
@@ -512,8 +512,8 @@ class ExactlyOnce:
         Raises:
             WorkerError: the worker was fenced three times in a minute.
         """
-        if self._twin is not None:
-            raise self._twin
+        if self._instance_conflict is not None:
+            raise self._instance_conflict
         if self._probes is not None:
             error = poll_callbacks(self._probes)
             if error is not None:
@@ -522,13 +522,13 @@ class ExactlyOnce:
                 self._probes = self._make_producer(self._probe_config)
                 self._prober.use(self._probes)
         if self._is_stale and self._begun_ns is None and now_ns - self._renewed_ns >= _AGAIN_NS:
-            self._renew()
+            self._discard_producer()
         if self._producer is not None or now_ns < self._not_before_ns or self._consumer is None:
             return
         self._is_careful = now_ns < self._careful_until_ns
         config = {**self._config, "batch.num.messages": 1} if self._is_careful else self._config
         producer = self._make_producer(config)
-        self._call_begins()
+        self._beat_before_call()
         try:
             producer.init_transactions(self._api_timeout_s)
             self._resolve(self._consumer)
@@ -542,17 +542,17 @@ class ExactlyOnce:
 
     def _resolve(self, consumer: ConsumerClient) -> None:
         """Read the committed positions: they show which uncertain transactions were committed."""
-        doubtful = [taken for taken in self._doubtful if not taken.held.gone]
-        if doubtful:
-            numbers = {taken.held.number for taken in doubtful}
+        uncertain = [taken for taken in self._uncertain if not taken.assigned.gone]
+        if uncertain:
+            numbers = {taken.assigned.number for taken in uncertain}
             asked = [TopicPartition(self._prober.topic, number) for number in numbers]
             found = {item.partition: item.offset for item in consumer.committed(asked, timeout=self._api_timeout_s)}
-            for taken in reversed(doubtful):
-                if found[taken.held.number] >= taken.due.run.next_offset:
+            for taken in reversed(uncertain):
+                if found[taken.assigned.number] >= taken.due.run.next_offset:
                     self._confirm(taken)
                 else:
-                    taken.held.queue.failed(taken.due)
-        self._doubtful = []
+                    taken.assigned.queue.failed(taken.due)
+        self._uncertain = []
 
     # --- waiting, committing, closing --------------------------------------------------------------------------------
 
@@ -564,25 +564,25 @@ class ExactlyOnce:
             return max(0, self._renewed_ns + _AGAIN_NS - now_ns)
         return max(0, self._not_before_ns - now_ns) or (_BUSY_NS if self._prober.outstanding > 0 else None)
 
-    def commit(self, held: list[AssignedPartition], *, asynchronous: bool) -> None:
+    def commit(self, assigned: list[AssignedPartition], *, asynchronous: bool) -> None:
         """Commit positions that pass only probes, in a separate transaction; other transactions commit their own."""
         if not asynchronous:
             return  # the next owner reads the probes again
-        passed = [each for each in held if each.has_uncommitted and each.position == each.skipped_to]
+        passed = [each for each in assigned if each.has_uncommitted and each.position == each.skipped_to]
         now_ns = self._clock.monotonic_ns()
         if passed and self.capacity(now_ns) > 0 and self._begin(now_ns):
             self._passed = passed
             self.end_turn(now_ns)
 
-    def drain(self, held: list[AssignedPartition], longest_ns: int) -> None:
+    def drain(self, assigned: list[AssignedPartition], longest_ns: int) -> None:
         """Abort the open transaction before a rebalance; the next owner resolves an uncertain one."""
-        del held, longest_ns
+        del assigned, longest_ns
         if self._begun_ns is not None and self._producer is not None:
             self._abort(self._producer, None, "the group rebalances")
 
-    def probe(self, held: AssignedPartition, now_ns: int) -> None:
+    def probe(self, assigned: AssignedPartition, now_ns: int) -> None:
         """Write a probe, outside any transaction."""
-        self._prober.probe(held, now_ns)
+        self._prober.probe(assigned, now_ns)
 
     def close(self) -> None:
         """Abort the open transaction and close the producers."""
@@ -591,7 +591,7 @@ class ExactlyOnce:
                 self._producer.abort_transaction(self._api_timeout_s)
             except KafkaException as error:
                 self._alarm("worker.transaction-aborted", error=str(error), records=self._records)
-        self._renew()
+        self._discard_producer()
         if self._probes is not None:
             close_producer(self._probes, _LAST_REPORTS_S)
         self._probes = self._consumer = None

@@ -22,13 +22,13 @@ from rocketshim_topics.wire import HEADER_ORDER, RESERVED, Header
 
 __all__ = ["FastPath", "QuickDelivery"]
 
-_PLACE: Final = {name: place for place, name in enumerate(HEADER_ORDER)}
+_ORDER: Final = {name: order for order, name in enumerate(HEADER_ORDER)}
 _INT_NAMES: Final = frozenset({wire.DELAY, wire.RECONSUME_TIMES, wire.MAX_RECONSUME_TIMES, wire.REPLAY_COUNT})
 _LONG_NAMES: Final = frozenset({wire.DELAY_MS, wire.DELIVER_AT_MS, wire.BORN_TIMESTAMP, wire.FAIL_AT_MS})
 _UNUSUAL: Final = frozenset(
     {wire.REAL_QID, wire.TARGET_TRIES, wire.PARK_REASON, wire.PARK_FROM, wire.CLOCK, wire.REPLAY_ID, wire.REPLAY_COUNT}
 )
-_OF_A_FAILURE: Final = frozenset(
+_FAILURE_NAMES: Final = frozenset(
     {
         wire.RETRY_TOPIC, wire.ORIGIN_MESSAGE_ID, wire.RECONSUME_TIMES, wire.CONSUMER_GROUP, wire.FAIL_CLASS,
         wire.FAIL_TEXT, wire.FAIL_AT_MS,
@@ -36,13 +36,13 @@ _OF_A_FAILURE: Final = frozenset(
 )  # fmt: skip
 _NAME: Final = itemgetter(0)
 _HOP_NAME: Final = wire.HOP_ID
-_HOP_PLACE: Final = _PLACE[wire.HOP_ID]
+_HOP_ORDER: Final = _ORDER[wire.HOP_ID]
 _RETRY: Final = RETRY_PREFIX.encode()
 _VERSION: Final = b"%d" % wire.WIRE_VERSION
 _SHIM_HEADER: Final[Header] = (wire.SHIM, _VERSION)
 _SHORT_DIGITS: Final = 9  # below 2^31
 _LONG_DIGITS: Final = 18  # below 2^63
-_MOST_SHAPES: Final = 512
+_MOST_LAYOUTS: Final = 512
 _MOST_NAMES: Final = 100
 _LONGEST_NAMES: Final = 4_096
 _MANY_NUMBERS: Final = 4_000
@@ -59,19 +59,19 @@ class _HeaderLayout:
     )  # fmt: skip
 
     def __init__(self, names: tuple[str, ...], ours: int) -> None:
-        place = {name: at for at, name in enumerate(names[:ours])}
+        index_of = {name: at for at, name in enumerate(names[:ours])}
         self.ours = ours
-        self.shim = place.get(wire.SHIM, -1)
-        self.real = place[wire.REAL_TOPIC]
-        self.is_absolute = wire.DELIVER_AT_MS in place
-        self.due = place[wire.DELIVER_AT_MS if self.is_absolute else wire.DELAY_MS]
-        first = self.first = place[wire.UNIQ_KEY]
-        self.shorts = tuple(at for name, at in place.items() if name in _INT_NAMES)
-        self.longs = tuple(at for name, at in place.items() if name in _LONG_NAMES)
-        self.is_failure = any(name in _OF_A_FAILURE for name in place)
-        self.group = place.get(wire.CONSUMER_GROUP, -1)
-        self.has_hop = wire.HOP_ID in place
-        self.hop = next((at for at, name in enumerate(names[:ours]) if _PLACE[name] >= _HOP_PLACE), ours)
+        self.shim = index_of.get(wire.SHIM, -1)
+        self.real = index_of[wire.REAL_TOPIC]
+        self.is_absolute = wire.DELIVER_AT_MS in index_of
+        self.due = index_of[wire.DELIVER_AT_MS if self.is_absolute else wire.DELAY_MS]
+        first = self.first = index_of[wire.UNIQ_KEY]
+        self.shorts = tuple(at for name, at in index_of.items() if name in _INT_NAMES)
+        self.longs = tuple(at for name, at in index_of.items() if name in _LONG_NAMES)
+        self.is_failure = any(name in _FAILURE_NAMES for name in index_of)
+        self.group = index_of.get(wire.CONSUMER_GROUP, -1)
+        self.has_hop = wire.HOP_ID in index_of
+        self.hop = next((at for at, name in enumerate(names[:ours]) if _ORDER[name] >= _HOP_ORDER), ours)
         self.rest_hop = self.hop - first
         self.rest_longs = tuple(at - first for at in self.longs if at >= first)
         self.rest_shorts = tuple(at - first for at in self.shorts if at >= first)
@@ -85,8 +85,8 @@ def _header_layout(names: tuple[str, ...]) -> _HeaderLayout | None:
     while ours < len(names) and names[ours] in RESERVED:
         ours += 1
     mine, users = names[:ours], names[ours:]
-    places = [_PLACE[name] for name in mine]
-    if any(later <= earlier for earlier, later in itertools.pairwise(places)):
+    orders = [_ORDER[name] for name in mine]
+    if any(later <= earlier for earlier, later in itertools.pairwise(orders)):
         return None
     if any(name in RESERVED or not name.isprintable() for name in users):
         return None
@@ -110,18 +110,26 @@ class FastPath:
     """
 
     __slots__ = (
-        "_delay_ms", "_head", "_head_length", "_longs", "_real_topic", "_rest_names", "_shape", "_shapes", "_shorts",
+        "_delay_ms",
+        "_head",
+        "_head_length",
+        "_layout",
+        "_layouts",
+        "_longs",
+        "_real_topic",
+        "_rest_names",
+        "_shorts",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[str, ...], _HeaderLayout | None] = {}
+        self._layouts: dict[tuple[str, ...], _HeaderLayout | None] = {}
         self._longs: dict[bytes | None, int] = {}
         self._shorts: dict[bytes | None, int] = {}
         # of the last fast-path record with a relative delay, because most records are like the one before
         self._head: list[Header] | None = None
         self._head_length = 0
         self._rest_names: list[str] = []
-        self._shape: _HeaderLayout | None = None
+        self._layout: _HeaderLayout | None = None
         self._delay_ms = 0
         self._real_topic = b""
 
@@ -145,82 +153,82 @@ class FastPath:
         if headers[:length] != self._head:
             return self._cut_unlike(headers, append_ms, clock_ms, hop_id)
         rest = headers[length:]
-        shape = self._shape
-        if shape is None or list(map(_NAME, rest)) != self._rest_names:
+        layout = self._layout
+        if layout is None or list(map(_NAME, rest)) != self._rest_names:
             return self._cut_unlike(headers, append_ms, clock_ms, hop_id)
         due_ms = append_ms + self._delay_ms
         if due_ms > clock_ms or not rest[0][1]:
             return None
         known = self._longs
-        for at in shape.rest_longs:
+        for at in layout.rest_longs:
             if rest[at][1] not in known and not _remember(rest[at][1], _LONG_DIGITS, known):
                 return None
         known = self._shorts
-        for at in shape.rest_shorts:
+        for at in layout.rest_shorts:
             if rest[at][1] not in known and not _remember(rest[at][1], _SHORT_DIGITS, known):
                 return None
-        for at in shape.rest_texts:
+        for at in layout.rest_texts:
             if rest[at][1] is None:
                 return None
-        if shape.has_hop:
-            if rest[shape.rest_hop][1] is None:
+        if layout.has_hop:
+            if rest[layout.rest_hop][1] is None:
                 return None
-            rest[shape.rest_hop] = (_HOP_NAME, hop_id)
+            rest[layout.rest_hop] = (_HOP_NAME, hop_id)
         else:
-            rest.insert(shape.rest_hop, (_HOP_NAME, hop_id))
-        group = rest[shape.group - length][1] if shape.group >= 0 else None
-        if shape.is_failure:  # the target is a retry topic; otherwise `_cut_unlike` would not have learnt it
+            rest.insert(layout.rest_hop, (_HOP_NAME, hop_id))
+        group = rest[layout.group - length][1] if layout.group >= 0 else None
+        if layout.is_failure:  # the target is a retry topic; otherwise `_cut_unlike` would not have learnt it
             rest.insert(0, _SHIM_HEADER)
         return self._real_topic, group, rest, due_ms
 
     def _cut_unlike(self, headers: list[Header], append_ms: int, clock_ms: int, hop_id: bytes) -> QuickDelivery | None:
         """Do `cut` for a record whose headers differ from those of the record before."""
         names, values = zip(*headers, strict=True)
-        shape = self._learn(names)
-        if shape is None or not self._numbers_are_plain(values, shape):
+        layout = self._learn(names)
+        if layout is None or not self._numbers_are_plain(values, layout):
             return None
-        if (shape.shim >= 0 and values[shape.shim] != _VERSION) or None in values[: shape.ours]:
+        if (layout.shim >= 0 and values[layout.shim] != _VERSION) or None in values[: layout.ours]:
             return None
-        real_topic, first = values[shape.real], shape.first
+        real_topic, first = values[layout.real], layout.first
         if not real_topic or not values[first]:
             return None
         is_retry = real_topic.startswith(_RETRY)
-        if is_retry != shape.is_failure:
+        if is_retry != layout.is_failure:
             return None
-        delay_ms = self._longs[values[shape.due]]
-        due_ms = delay_ms if shape.is_absolute else append_ms + delay_ms
+        delay_ms = self._longs[values[layout.due]]
+        due_ms = delay_ms if layout.is_absolute else append_ms + delay_ms
         if due_ms > clock_ms:
             return None
         delivered = [_SHIM_HEADER] if is_retry else []
-        delivered += headers[first : shape.hop]
+        delivered += headers[first : layout.hop]
         delivered.append((_HOP_NAME, hop_id))
-        delivered += headers[shape.hop + 1 if shape.has_hop else shape.hop :]
-        if not shape.is_absolute:
+        delivered += headers[layout.hop + 1 if layout.has_hop else layout.hop :]
+        if not layout.is_absolute:
             self._head, self._head_length = headers[:first], first
             self._rest_names = list(names[first:])
-            self._shape, self._delay_ms, self._real_topic = shape, delay_ms, real_topic
-        return real_topic, (values[shape.group] if shape.group >= 0 else None), delivered, due_ms
+            self._layout, self._delay_ms, self._real_topic = layout, delay_ms, real_topic
+        return real_topic, (values[layout.group] if layout.group >= 0 else None), delivered, due_ms
 
-    def _numbers_are_plain(self, values: tuple[bytes | None, ...], shape: _HeaderLayout) -> bool:
+    def _numbers_are_plain(self, values: tuple[bytes | None, ...], layout: _HeaderLayout) -> bool:
         if len(self._longs) > _MANY_NUMBERS:
             self._longs.clear()
         if len(self._shorts) > _MANY_NUMBERS:
             self._shorts.clear()
         return all(
-            values[at] in self._longs or _remember(values[at], _LONG_DIGITS, self._longs) for at in shape.longs
+            values[at] in self._longs or _remember(values[at], _LONG_DIGITS, self._longs) for at in layout.longs
         ) and all(
-            values[at] in self._shorts or _remember(values[at], _SHORT_DIGITS, self._shorts) for at in shape.shorts
+            values[at] in self._shorts or _remember(values[at], _SHORT_DIGITS, self._shorts) for at in layout.shorts
         )
 
     def _learn(self, names: tuple[str, ...]) -> _HeaderLayout | None:
-        shapes = self._shapes
-        if names not in shapes:
+        layouts = self._layouts
+        if names not in layouts:
             if len(names) > _MOST_NAMES or sum(map(len, names)) > _LONGEST_NAMES:
                 return None
-            if len(shapes) >= _MOST_SHAPES:
-                shapes.clear()
-            shapes[names] = _header_layout(names)
-        return shapes[names]
+            if len(layouts) >= _MOST_LAYOUTS:
+                layouts.clear()
+            layouts[names] = _header_layout(names)
+        return layouts[names]
 
 
 def _remember(value: bytes | None, most_digits: int, numbers: dict[bytes | None, int]) -> bool:

@@ -50,21 +50,21 @@ class Prober:
         self._producer = producer
         self.outstanding = 0
 
-    def probe(self, held: AssignedPartition, now_ns: int) -> None:
+    def probe(self, assigned: AssignedPartition, now_ns: int) -> None:
         """Write a probe into a partition; after a failure the loop tries again a second later."""
         del now_ns
         producer = self._producer
         if producer is None:
             return
-        out = clock_probe(self._names, partition=held.number)
+        out = clock_probe(self._names, partition=assigned.number)
 
         def reported(error: KafkaError | None, message: Any) -> None:
-            self._reports.append((producer, held, delivery_error(error, message), message))
+            self._reports.append((producer, assigned, delivery_error(error, message), message))
 
         try:
-            producer.produce(out.topic, out.value, out.key, held.number, on_delivery=reported, headers=out.headers)
+            producer.produce(out.topic, out.value, out.key, assigned.number, on_delivery=reported, headers=out.headers)
         except (BufferError, KafkaException) as error:
-            self._alarm("worker.probe-failed", partition=held.number, error=str(error))
+            self._alarm("worker.probe-failed", partition=assigned.number, error=str(error))
         else:
             self.outstanding += 1
 
@@ -75,11 +75,11 @@ class Prober:
             TopicMismatchError: the schedule topic does not stamp append times.
         """
         while self._reports:
-            producer, held, error, message = self._reports.popleft()
+            producer, assigned, error, message = self._reports.popleft()
             if producer is self._producer:  # `use` has already dropped the probes of an earlier producer
                 self.outstanding -= 1
             if error is not None:
-                self._alarm("worker.probe-failed", partition=held.number, error=error.name())
+                self._alarm("worker.probe-failed", partition=assigned.number, error=error.name())
                 continue
             kind, append_ms = message.timestamp()
             if kind != TIMESTAMP_LOG_APPEND_TIME:
@@ -88,5 +88,5 @@ class Prober:
                     "which nothing checks. Set it to LogAppendTime: rocketshim doctor shows the command"
                 )
             self.confirmed_ns = now_ns
-            if not held.gone:
-                held.queue.probed(message.offset(), append_ms, now_ns)
+            if not assigned.gone:
+                assigned.queue.probed(message.offset(), append_ms, now_ns)

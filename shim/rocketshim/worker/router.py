@@ -8,7 +8,8 @@ whose hop was refused. Facts learnt meanwhile change the result:
   parked.
 * If the target does not exist, the record is parked. If the target is avoided, the record is re-appended
   (`TARGET_TRIES`), and parked after the configured number of tries.
-* If the record itself was refused (`blame`), it is parked, and parked without its body if it is too large to be parked.
+* If the record itself was refused (`mark_for_parking`), it is parked, without its body if it is too large for the
+  parking topic.
 
 So both deliveries treat failures alike: they report the failure to the router, and route the record again.
 
@@ -49,7 +50,7 @@ _REFUSED_RECORD: Final = TOO_LARGE | frozenset(
     }
 )
 """Errors of one record for which the broker refuses the record's whole batch."""
-_NOTHING_SAID: Final = frozenset(
+_NO_CAUSE: Final = frozenset(
     {
         KafkaError._PURGE_QUEUE,  # noqa: SLF001
         KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
@@ -189,12 +190,12 @@ class Router:
         self._alarm = alarm
         self._cut = FastPath().cut
         self._routes: dict[bytes, _Route | None] = {}
-        self._blamed: dict[tuple[int, int], str] = {}
-        self._bodiless: set[tuple[int, int]] = set()
+        self._park_reasons: dict[tuple[int, int], str] = {}
+        self._without_body: set[tuple[int, int]] = set()
 
     # --- the fast path -----------------------------------------------------------------------------------------------
 
-    def _quick_target(self, real_topic: bytes, group: bytes | None, now_ns: int) -> TargetHealth | None:
+    def _fast_target(self, real_topic: bytes, group: bytes | None, now_ns: int) -> TargetHealth | None:
         """Return the target of records of the fast path; None: `route` decides where they go.
 
         The result is valid until a record has taken the slow path.
@@ -245,7 +246,7 @@ class Router:
         return route
 
     def plain_ones(  # noqa: C901 - one pass over a run, in which every call costs speed
-        self, due: Due[Any], start: int, held: AssignedPartition, now_ns: int
+        self, due: Due[Any], start: int, assigned: AssignedPartition, now_ns: int
     ) -> tuple[list[PlainGroup], int]:
         """Return the plain due records from an index on, up to the first record that must take the slow path.
 
@@ -254,21 +255,21 @@ class Router:
             larger batches on the wire. And the index of the record that takes the slow path, or the length of the run.
         """
         clock_ms = due.clock_ms
-        latest_append_ms = clock_ms - held.queue.delay_ms
-        prefix, cut, number, blamed = held.hop_prefix, self._cut, held.number, self._blamed
+        latest_append_ms = clock_ms - assigned.queue.delay_ms
+        prefix, cut, number, marked = assigned.hop_prefix, self._cut, assigned.number, self._park_reasons
         groups: list[PlainGroup] = []
         targets: list[TargetHealth] = []
         last_topic: bytes | None = None
         last_group: bytes | None = None
         target: TargetHealth | None = None
         count = 0
-        place, end = start, len(due.records)
-        while place < end:
-            append_ms = due.appends_ms[place]
+        index, end = start, len(due.records)
+        while index < end:
+            append_ms = due.appends_ms[index]
             if append_ms > latest_append_ms:
                 break
-            record = due.records[place]
-            if blamed and (number, record.offset()) in blamed:
+            record = due.records[index]
+            if marked and (number, record.offset()) in marked:
                 break
             try:
                 found = cut(read_headers(record), append_ms, clock_ms, b"%b%d" % (prefix, record.offset()))
@@ -278,7 +279,7 @@ class Router:
                 break
             real_topic, group, headers, due_ms = found
             if real_topic is not last_topic or group != last_group:
-                target = self._quick_target(real_topic, group, now_ns)
+                target = self._fast_target(real_topic, group, now_ns)
                 last_topic, last_group, count = real_topic, group, (target and target.partitions) or 0
             if target is None:
                 break
@@ -291,12 +292,12 @@ class Router:
                 begun = PlainGroup(target, partition)
                 groups.append(begun)
                 add = target.begun[partition] = begun.records.append
-            add((place, record.value(), key, headers, due_ms))
-            place += 1
+            add((index, record.value(), key, headers, due_ms))
+            index += 1
         for each in targets:
             each.turn += 1
             each.begun.clear()
-        return groups, place
+        return groups, index
 
     # --- the slow path, which defines correctness --------------------------------------------------------------------
 
@@ -314,23 +315,23 @@ class Router:
             now_ns: monotonic now.
         """
         step = self._planner.plan(record, clock_ms=clock_ms, seen_ns=seen_ns, now_ns=now_ns)
-        blame = self._blamed.get((record.partition(), record.offset())) if self._blamed else None
+        park_reason = self._park_reasons.get((record.partition(), record.offset())) if self._park_reasons else None
         match step:
             case Skip():
                 return _SKIP
             case Park(_, reason):
-                return self._park(record, blame or reason)
+                return self._park(record, park_reason or reason)
             case NextQueue(out):
-                if blame is not None:
-                    return self._park(record, blame)
+                if park_reason is not None:
+                    return self._park(record, park_reason)
                 return Placement(Kind.HOP, out, partition=-1 if out.partition is None else out.partition)
             case Deliver():
-                if blame is not None:
-                    return self._park(record, blame)
+                if park_reason is not None:
+                    return self._park(record, park_reason)
                 return self._deliver(record, step, now_ns)
             case NotAllowed():
-                if blame is not None:
-                    return self._park(record, blame)
+                if park_reason is not None:
+                    return self._park(record, park_reason)
                 return self._offer(record, step, now_ns)
 
     def _offer(self, record: Any, step: NotAllowed, now_ns: int) -> Placement:
@@ -386,8 +387,8 @@ class Router:
 
     def _park(self, record: Any, reason: str) -> Placement:
         out = self._planner.park(record, reason).out
-        place = (record.partition(), record.offset())
-        if place in self._bodiless:
+        position = (record.partition(), record.offset())
+        if position in self._without_body:
             out = bare_parked(out)
         return Placement(Kind.PARK, out, reason=reason)
 
@@ -405,13 +406,13 @@ class Router:
             alone: whether the record was a separate batch, so that the error is about this record.
         """
         code = error.code()
-        place = (record.partition(), record.offset())
+        position = (record.partition(), record.offset())
         if is_unconfirmed(error):
             return Verdict.WAIT
-        if code in _NOTHING_SAID:
+        if code in _NO_CAUSE:
             return Verdict.ROUTE_AGAIN
         if kind is not Kind.DELIVER:
-            return self._own_hop_refused(place, kind, code, error)
+            return self._own_hop_refused(position, kind, code, error)
         target = self.targets.target(topic, now_ns)
         if code in _PRODUCER_LACKS and self.targets.producer_lacks(target, now_ns):
             return Verdict.ROUTE_AGAIN
@@ -425,7 +426,7 @@ class Router:
                 if target.be_careful(now_ns):
                     self._alarm("worker.target-careful", topic=topic, error=error.name())
             else:
-                self._blamed[place] = f"target-refused:{error.name()}"
+                self._park_reasons[position] = f"target-refused:{error.name()}"
             return Verdict.ROUTE_AGAIN
         self.target_failed(target, now_ns, error.name())
         return Verdict.ROUTE_AGAIN
@@ -433,7 +434,7 @@ class Router:
     def batch_refused(self, topic: str, error: KafkaError, now_ns: int) -> bool:
         """Note that an unknown record of a batch was not stored; return True if that record must be found."""
         code = error.code()
-        if code in _NOTHING_SAID or is_unconfirmed(error):
+        if code in _NO_CAUSE or is_unconfirmed(error):
             return False
         target = self.targets.target(topic, now_ns)
         if code in _PRODUCER_LACKS and self.targets.producer_lacks(target, now_ns):
@@ -447,15 +448,15 @@ class Router:
         self.target_failed(target, now_ns, error.name())
         return False
 
-    def _own_hop_refused(self, place: tuple[int, int], kind: Kind, code: int, error: KafkaError) -> Verdict:
+    def _own_hop_refused(self, position: tuple[int, int], kind: Kind, code: int, error: KafkaError) -> Verdict:
         if code not in _REFUSED_RECORD:
             return Verdict.WAIT
         if kind is not Kind.PARK:
-            self._blamed[place] = f"hop-refused:{error.name()}"
+            self._park_reasons[position] = f"hop-refused:{error.name()}"
             return Verdict.ROUTE_AGAIN
-        if place not in self._bodiless:
-            self._bodiless.add(place)
-            self._alarm("worker.parked-without-body", partition=place[0], offset=place[1])
+        if position not in self._without_body:
+            self._without_body.add(position)
+            self._alarm("worker.parked-without-body", partition=position[0], offset=position[1])
             return Verdict.ROUTE_AGAIN
         return Verdict.WAIT
 
@@ -464,24 +465,24 @@ class Router:
         if target.failed(now_ns, reason):
             self._alarm("worker.target-avoided", topic=target.topic, error=reason)
 
-    def blame(self, record: Any, reason: str) -> None:
+    def mark_for_parking(self, record: Any, reason: str) -> None:
         """Mark a record for parking with this reason; the other checks no longer matter."""
-        self._blamed[record.partition(), record.offset()] = reason
+        self._park_reasons[record.partition(), record.offset()] = reason
 
     def forget(self, number: int) -> None:
         """Forget the marks of a partition's records: it was revoked, or its log started again."""
-        for place in [place for place in self._blamed if place[0] == number]:
-            del self._blamed[place]
-        self._bodiless -= {place for place in self._bodiless if place[0] == number}
+        for position in [position for position in self._park_reasons if position[0] == number]:
+            del self._park_reasons[position]
+        self._without_body -= {position for position in self._without_body if position[0] == number}
 
     def settled(self, record: Any) -> None:
         """Forget the marks of a record whose hop is stored."""
-        if self._blamed or self._bodiless:
-            place = (record.partition(), record.offset())
-            self._blamed.pop(place, None)
-            self._bodiless.discard(place)
+        if self._park_reasons or self._without_body:
+            position = (record.partition(), record.offset())
+            self._park_reasons.pop(position, None)
+            self._without_body.discard(position)
 
     @property
-    def holds_blame(self) -> bool:
-        """Whether any record is marked, so that `settled` has something to do."""
-        return bool(self._blamed or self._bodiless)
+    def has_marks(self) -> bool:
+        """Whether any record is marked, so that `settled` has work to do."""
+        return bool(self._park_reasons or self._without_body)

@@ -85,7 +85,7 @@ _PROBED_NS: Final = 1_000_000  # while a probe is in flight: its report decides 
 _FETCH_COUNT: Final = 1_000
 _TURN_NS: Final = 500 * _NS  # then the loop polls the consumer, even if more records are due
 _HEADER_BYTES: Final = 40  # memory of a header in addition to its name and value
-_SHOW_NS: Final = 1_000_000_000
+_STATE_NS: Final = 1_000_000_000
 _MOST_LINES: Final = 20
 _LEAVE_S: Final = 1.0
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
@@ -241,10 +241,10 @@ class DelayWorker:
         if consumer is None or delivery is None:
             return
         self.heart.rest()
-        held = list(self._assignment.held.values())
+        assigned = list(self._assignment.held.values())
         by_ns = self._clock.monotonic_ns() + self.settings.stop_timeout_ms * _NS
         try:
-            delivery.drain(held, self.settings.stop_timeout_ms * _NS)
+            delivery.drain(assigned, self.settings.stop_timeout_ms * _NS)
         finally:
             self._assignment.closing()
             self._consumer = None
@@ -253,7 +253,7 @@ class DelayWorker:
                 parting = close_consumer(
                     consumer,
                     left_s,
-                    partial(delivery.commit, held, asynchronous=False),
+                    partial(delivery.commit, assigned, asynchronous=False),
                     unsubscribe=unsubscribes(self.settings.client),
                     has_joined=lambda: self._assignment.has_joined,
                 )
@@ -298,14 +298,14 @@ class DelayWorker:
         self._assignment.throttle(consumer, now_ns)
         delivery.settle(now_ns)
         self._prober.settle(now_ns)
-        for held in self._assignment.held.values():
-            if held.queue.asks_for_probe(now_ns):
-                delivery.probe(held, now_ns)
+        for assigned in self._assignment.held.values():
+            if assigned.queue.asks_for_probe(now_ns):
+                delivery.probe(assigned, now_ns)
         if now_ns >= self._commit_ns:
             self._commit_ns = now_ns + self.settings.commit_interval_ms * _NS
             delivery.commit(list(self._assignment.held.values()), asynchronous=True)
         if now_ns >= self._state_ns:
-            self._show(consumer, now_ns)
+            self._publish_state(consumer, now_ns)
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
@@ -316,13 +316,13 @@ class DelayWorker:
         if own_ns is not None:
             until_ns = min(until_ns, now_ns + own_ns)
         if delivery.capacity(now_ns):
-            for held in self._assignment.held.values():
-                next_ns = held.queue.next_ns()
-                if held.is_waiting(now_ns):
+            for assigned in self._assignment.held.values():
+                next_ns = assigned.queue.next_ns()
+                if assigned.is_waiting(now_ns):
                     until_ns = min(until_ns, now_ns + _AWAITED_NS)
                 elif next_ns is not None and next_ns < until_ns:
-                    until_ns = min(until_ns, max(next_ns, held.rest_until_ns))
-        if until_ns > self._commit_ns and any(held.has_uncommitted for held in self._assignment.held.values()):
+                    until_ns = min(until_ns, max(next_ns, assigned.backoff_until_ns))
+        if until_ns > self._commit_ns and any(assigned.has_uncommitted for assigned in self._assignment.held.values()):
             until_ns = self._commit_ns
         return max(0, until_ns - now_ns)
 
@@ -346,9 +346,9 @@ class DelayWorker:
         if errors:
             batch = [message for message in batch if message.error() is None]
         for number, messages in groupby(batch, methodcaller("partition")):
-            held = self._assignment.held.get(number)
-            if held is not None:
-                self._offer(held, list(messages), seen_ns)
+            assigned = self._assignment.held.get(number)
+            if assigned is not None:
+                self._offer(assigned, list(messages), seen_ns)
         for each in errors:
             self._client_error(each)
         return is_more
@@ -360,27 +360,29 @@ class DelayWorker:
             mean_bytes = max(mean_bytes, len(first) + self._beyond_value(first))
         return min(_FETCH_COUNT, 1 + self.settings.prefetch_bytes // (mean_bytes + 1))
 
-    def _offer(self, held: AssignedPartition, run: list[Any], seen_ns: int) -> None:
+    def _offer(self, assigned: AssignedPartition, run: list[Any], seen_ns: int) -> None:
         if not (_is_stamped(run[0]) and _is_stamped(run[-1])):
-            self._without_append_time(held, run)
+            self._without_append_time(assigned, run)
         # a probe has no value, and a message without a value is falsy, so the length is tested
         if 0 in map(len, run):
             probes = {message.offset() for message in run if len(message) == 0 and is_probe(message)}
             if probes:
                 run = [message for message in run if message.offset() not in probes]
-                held.skipped_to = max(probes) + 1
+                assigned.skipped_to = max(probes) + 1
                 self.counts.skipped += len(probes)
         extra_bytes = self._beyond_values(run)
         self._mean_bytes = extra_bytes + len(run[-1]) if run else 0
         try:
-            held.queue.offer(run, seen_ns, extra_bytes)
+            assigned.queue.offer(run, seen_ns, extra_bytes)
         except ValueError:
-            held = self._assignment.restarted(held.number)
-            held.queue.offer(run, seen_ns, extra_bytes)
-        if not held.queue.has_due(seen_ns):  # for a due record, the router looks the target up when the record leaves
+            assigned = self._assignment.restarted(assigned.number)
+            assigned.queue.offer(run, seen_ns, extra_bytes)
+        if not assigned.queue.has_due(
+            seen_ns
+        ):  # for a due record, the router looks the target up when the record leaves
             self._router.expect(run, seen_ns)
 
-    def _without_append_time(self, held: AssignedPartition, run: list[Any]) -> None:
+    def _without_append_time(self, assigned: AssignedPartition, run: list[Any]) -> None:
         """Mark records without append time for parking: their senders' timestamps cannot be trusted.
 
         Such records were written before the topic stamped append times. A probe finds out whether the topic stamps
@@ -388,9 +390,9 @@ class DelayWorker:
         """
         for message in run:
             if not _is_stamped(message):
-                self._router.blame(message, "no-append-time")
+                self._router.mark_for_parking(message, "no-append-time")
         if self._prober.confirmed_ns == 0 and self._prober.outstanding == 0:
-            self._prober.probe(held, self._clock.monotonic_ns())
+            self._prober.probe(assigned, self._clock.monotonic_ns())
 
     def _beyond_values(self, run: list[Any]) -> int:
         """Return the mean bytes of key and headers of a record, from three samples: reading each record costs time."""
@@ -423,19 +425,19 @@ class DelayWorker:
         progress = True
         while progress:
             progress = False
-            for held in self._in_turn():
+            for assigned in self._in_turn():
                 now_ns = self._clock.monotonic_ns()
                 room = delivery.capacity(now_ns)
                 if room <= 0 or now_ns >= until_ns:
                     progress = False
                     break
-                if now_ns < held.rest_until_ns or held.is_waiting(now_ns):
+                if now_ns < assigned.backoff_until_ns or assigned.is_waiting(now_ns):
                     continue
-                due = held.queue.take(now_ns, min(room, self.settings.drain_count), self.settings.prefetch_bytes)
+                due = assigned.queue.take(now_ns, min(room, self.settings.drain_count), self.settings.prefetch_bytes)
                 if due is not None:
                     progress = True
-                    self._served = held.number
-                    delivery.relay(held, due, now_ns)
+                    self._served = assigned.number
+                    delivery.relay(assigned, due, now_ns)
             if progress:
                 delivery.settle(self._clock.monotonic_ns())
 
@@ -452,9 +454,9 @@ class DelayWorker:
         """The worker's state, at most a second old; None before the first step. Any thread may read it."""
         return self._state
 
-    def _show(self, consumer: ConsumerClient, now_ns: int) -> None:
-        self._state_ns = now_ns + _SHOW_NS
-        held = sorted(self._assignment.held.values(), key=lambda each: each.number)
+    def _publish_state(self, consumer: ConsumerClient, now_ns: int) -> None:
+        self._state_ns = now_ns + _STATE_NS
+        assigned = sorted(self._assignment.held.values(), key=lambda each: each.number)
         counts = self.counts
         self._state = WorkerState(
             at_ns=now_ns,
@@ -464,27 +466,27 @@ class DelayWorker:
             is_member=self._assignment.assignments > 0,
             commits_fail_since_ns=self._commits_fail_since_ns,
             avoided=self._targets.avoided(now_ns),
-            queues=tuple(self._queue_state(consumer, each, now_ns) for each in held),
+            queues=tuple(self._queue_state(consumer, each, now_ns) for each in assigned),
             counts=replace(
                 counts, parked=dict(counts.parked), alarms=dict(counts.alarms), lateness=list(counts.lateness)
             ),
         )
 
-    def _queue_state(self, consumer: ConsumerClient, held: AssignedPartition, now_ns: int) -> QueueState:
-        place = TopicPartition(self.names.schedule, held.number)
-        position, next_ns = held.position, held.queue.next_ns()
+    def _queue_state(self, consumer: ConsumerClient, assigned: AssignedPartition, now_ns: int) -> QueueState:
+        key = TopicPartition(self.names.schedule, assigned.number)
+        position, next_ns = assigned.position, assigned.queue.next_ns()
         try:
-            _, high = consumer.get_watermark_offsets(place, cached=True)
+            _, high = consumer.get_watermark_offsets(key, cached=True)
         except (KafkaException, TypeError):
             high = -1
-        done = held.committed if position is None else position
+        done = assigned.committed if position is None else position
         return QueueState(
-            partition=held.number,
-            delay_ms=held.queue.delay_ms,
+            partition=assigned.number,
+            delay_ms=assigned.queue.delay_ms,
             position=position,
-            committed=held.committed,
+            committed=assigned.committed,
             backlog=max(0, high - done) if high >= 0 and done >= 0 else None,
-            held=held.queue.waiting_count,
+            held=assigned.queue.waiting_count,
             next_due_in_ms=None if next_ns is None else (next_ns - now_ns) // _NS,
         )
 
@@ -503,9 +505,9 @@ class DelayWorker:
             self._commits_fail_since_ns = self._clock.monotonic_ns()
         for item in partitions:
             if error is not None or item.error is not None:
-                held = self._assignment.held.get(item.partition)
-                if held is not None:
-                    held.committed = min(held.committed, item.offset - 1)
+                assigned = self._assignment.held.get(item.partition)
+                if assigned is not None:
+                    assigned.committed = min(assigned.committed, item.offset - 1)
                 self._alarm("worker.commit-failed", partition=item.partition, error=str(error or item.error))
 
     # --- set-up ------------------------------------------------------------------------------------------------------

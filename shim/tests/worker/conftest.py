@@ -140,6 +140,6 @@ def _nothing_is_miscounted(worker: DelayWorker) -> None:
     if isinstance(delivery, AtLeastOnce):
         flights = [flight for _, flight, _ in delivery._waiting]
         flights += [flight for waiting in delivery._unready.values() for flight, _ in waiting]
-        flights += [batch.flight for batch in delivery._open_batches for _ in batch.places]
-        assert delivery._in_hand == len(flights)
-        assert delivery._in_hand_bytes == pytest.approx(sum(flight.mean_bytes for flight in flights), abs=1e-3)
+        flights += [batch.flight for batch in delivery._open_batches for _ in batch.indexes]
+        assert delivery._in_flight_count == len(flights)
+        assert delivery._in_flight_bytes == pytest.approx(sum(flight.mean_bytes for flight in flights), abs=1e-3)

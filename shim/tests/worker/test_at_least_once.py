@@ -48,16 +48,16 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
         made.append(Producer())
         return made[-1]
 
-    def route(due: Any, place: int, now_ns: int) -> Any:
+    def route(due: Any, index: int, now_ns: int) -> Any:
         del now_ns
         fields = {"kind": Kind.DELIVER, "topic": "t", "key": None, "partition": 0, "headers": [], "due_ms": 0}
-        return Of(**fields, value=due.records[place].value, target=None, one_per_batch=False, reason="")
+        return Of(**fields, value=due.records[index].value, target=None, one_per_batch=False, reason="")
 
     counts = Of(delivered=0, resent=0, recycled=0, skipped=0, observe_lateness=lambda _: None)
     out = AtLeastOnce(
         make,  # type: ignore[arg-type]
         {},
-        Of(holds_blame=False, route_due=route, targets=Of(use=lambda *_: None)),  # type: ignore[arg-type]
+        Of(has_marks=False, route_due=route, targets=Of(use=lambda *_: None)),  # type: ignore[arg-type]
         counts,  # type: ignore[arg-type]
         clock=None,  # type: ignore[arg-type]
         prober=Of(use=lambda _: None, confirmed_ns=0),  # type: ignore[arg-type]
@@ -81,8 +81,8 @@ def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> 
     made: list[Producer] = []
     out, flight, confirmed = delivery(made)
     batch = _ProducedBatch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
-    batch.places, batch.dues_ms = [0, 1, 2], [0, 0, 0]
-    out._begun(batch)
+    batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
+    out._register_delivery(batch)
     batch.reported(KafkaError(KafkaError._MSG_TIMED_OUT), None)  # type: ignore[arg-type]  # c, which was still queued
     batch.reported(None, STORED)  # a
     out._fatal = KafkaError(KafkaError._FATAL)
@@ -99,8 +99,8 @@ def test_what_is_sent_again_has_its_whole_time_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made, patience_ns=10)
     batch = _ProducedBatch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
-    batch.places, batch.dues_ms = [0, 1, 2], [0, 0, 0]
-    out._begun(batch)
+    batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
+    out._register_delivery(batch)
     out._confirmed_ns = 50  # others were stored meanwhile
     out._fatal = KafkaError(KafkaError._FATAL)
     out.settle(100)
@@ -119,9 +119,9 @@ def test_where_everything_takes_longer_than_the_patience_no_target_is_blamed() -
     slow, soon_after, much_later = (
         _ProducedBatch(flight, Kind.DELIVER, "t", None, out._inbox, at) for at in (0, 5, 10)
     )
-    for place, batch in enumerate((slow, soon_after, much_later)):
-        batch.places, batch.dues_ms = [place], [0]
-        out._begun(batch)
+    for index, batch in enumerate((slow, soon_after, much_later)):
+        batch.indexes, batch.dues_ms = [index], [0]
+        out._register_delivery(batch)
     soon_after.reported(None, STORED)
     out._prober.outstanding = 1
     out.settle(100)

@@ -157,7 +157,7 @@ def test_its_memory_is_bounded() -> None:
             0,
             b"",
         )
-    assert len(quick._shapes) <= 512
+    assert len(quick._layouts) <= 512
     assert len(quick._longs) <= 4_096
 
 
@@ -166,4 +166,4 @@ def test_names_that_nobody_would_write_are_not_remembered() -> None:
     plain: Headers = [("REAL_TOPIC", b"o"), ("DELAY_MS", b"1"), ("UNIQ_KEY", b"u"), ("BORN_TIMESTAMP", b"1")]
     assert quick.cut([*plain, ("x" * 100_000, b"")], 0, CLOCK_MS, b"") is None
     assert quick.cut([*plain, *[("x", b"")] * 1_000], 0, CLOCK_MS, b"") is None
-    assert not quick._shapes
+    assert not quick._layouts

@@ -444,7 +444,7 @@ def test_what_is_in_hand_is_bounded_also_where_it_lies_in_the_headers(
     for _ in range(400):
         sim.schedule(value=b"", headers=headers)
     sim.run(worker, 1_500)
-    assert 10 <= worker._delivery._in_hand <= 40
+    assert 10 <= worker._delivery._in_flight_count <= 40
     sim.kafka.release()
     sim.until(worker, lambda: len(sim.delivered()) >= 400)
 
@@ -640,7 +640,7 @@ def test_what_is_held_against_a_record_goes_with_its_partition(sim: Any) -> None
     worker = sim.worker()
     sim.schedule()
     sim.run(worker, 1_500)
-    blamed = worker._router._blamed
+    blamed = worker._router._park_reasons
     blamed[(0, 5)] = blamed[(1, 5)] = "target-refused:MSG_SIZE_TOO_LARGE"
     worker._offer(worker._assignment.held[0], sim.kafka.records(SCHEDULE, 0)[:1], sim.clock.monotonic_ns())
     assert set(blamed) == {(1, 5)}, "the log of partition 0 begins anew, and its offset 5 is another record"
