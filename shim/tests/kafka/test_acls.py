@@ -1,4 +1,4 @@
-"""Which topics are denied: only what the cluster says."""
+"""Which topics are denied: only those that the cluster names."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from rocketshim.kafka.acls import denied_topics
 
 
 class Admin:
-    """Says of every topic what it was made with."""
+    """Returns for each topic the answer that the test has set."""
 
     def __init__(self, said: Any) -> None:
         self._said = said

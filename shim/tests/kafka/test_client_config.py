@@ -1,4 +1,4 @@
-"""What passes through to librdkafka, what does not, and what is never shown."""
+"""Which settings librdkafka gets, which are refused, and which are never displayed."""
 
 import traceback
 from io import StringIO
@@ -19,13 +19,13 @@ def merged(user: dict[str, Any], required: dict[str, Any], **more: Any) -> dict[
     return merge(user, defaults={"linger.ms": 1}, required=required, **more)
 
 
-def test_the_users_settings_win_over_defaults_and_ours_over_both() -> None:
+def test_user_settings_override_defaults_and_required_settings_override_both() -> None:
     settings = merged({"linger.ms": 9, "sasl.username": "u"}, {"acks": "all"})
     assert settings == {"linger.ms": 9, "sasl.username": "u", "acks": "all"}
 
 
 @pytest.mark.parametrize("key", sorted(CODE_KEYS))
-def test_a_setting_that_runs_code_is_refused_unless_it_is_meant(key: str) -> None:
+def test_a_setting_that_runs_code_is_refused_unless_it_is_allowed(key: str) -> None:
     with pytest.raises(ConfigError, match="allow_code_settings"):
         merged({key: "x"}, {})
     assert merged({key: "x"}, {}, allow_code_settings=True)[key] == "x"
@@ -41,13 +41,13 @@ def test_a_setting_that_runs_code_is_refused_unless_it_is_meant(key: str) -> Non
         ({"partitioner": "consistent"}, PROTECTED_PRODUCER),
     ],
 )
-def test_what_correctness_rests_on_may_not_be_changed(user: dict[str, Any], required: dict[str, Any]) -> None:
+def test_protected_settings_cannot_be_changed(user: dict[str, Any], required: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="guarantees depend on it"):
         merged(user, required)
 
 
 @pytest.mark.parametrize("user", [{"acks": -1}, {"acks": "ALL"}, {"enable.idempotence": "true"}])
-def test_saying_what_we_insist_on_is_fine(user: dict[str, Any]) -> None:
+def test_passing_a_protected_setting_with_our_value_is_accepted(user: dict[str, Any]) -> None:
     assert merged(user, dict(PROTECTED_PRODUCER))["acks"] == "all"
 
 
@@ -89,7 +89,7 @@ def test_rich_and_pydantic_show_no_secret_either() -> None:
         assert CANARY not in "".join(traceback.format_exception(caught.value))
 
 
-def test_what_is_no_secret_is_shown() -> None:
+def test_settings_that_are_not_secret_are_displayed() -> None:
     harmless = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "security.protocol": "SSL", "ssl.ca.location": "/ca"}
     assert mask(harmless) == harmless
 
@@ -102,7 +102,7 @@ def test_an_error_about_settings_names_every_wrong_one_and_no_secret() -> None:
     assert all(name in message for name in ("bootstrap", "allow", "nonsense"))
 
 
-def test_another_worker_group_must_be_meant() -> None:
+def test_another_worker_group_must_be_intended() -> None:
     with pytest.raises(ConfigError, match="delivers everything"):
         WorkerSettings.make(bootstrap="h:1", allow=("a",), group="mine")
     assert WorkerSettings.make(bootstrap="h:1", allow=("a",), group="mine", replay_everything=True).group == "mine"

@@ -1,4 +1,4 @@
-"""How Kafka clients end, and where what they say of themselves goes."""
+"""How Kafka clients are closed, and where their log lines go."""
 
 import logging
 import subprocess
@@ -24,7 +24,7 @@ GUARD_S = 60.0
 
 
 class Client:
-    """A consumer that says in which order it is called, and may never come back."""
+    """A consumer that records the order of its calls, and may block forever."""
 
     def __init__(self, *, silent: bool = False) -> None:
         self.calls: list[str] = []
@@ -40,13 +40,13 @@ class Client:
         self.calls.append("close")
 
 
-def test_a_consumer_says_its_last_words_and_closes() -> None:
+def test_a_consumer_commits_and_closes() -> None:
     client = Client()
     assert close_consumer(client, GUARD_S, client.commit) is Parting.LEFT  # type: ignore[arg-type]
     assert client.calls == ["commit", "close"]
 
 
-def test_what_the_last_words_raise_is_raised_by_a_consumer_that_is_closed() -> None:
+def test_an_error_before_close_is_raised_and_the_consumer_is_closed() -> None:
     client = Client()
 
     def fail() -> None:
@@ -57,7 +57,7 @@ def test_what_the_last_words_raise_is_raised_by_a_consumer_that_is_closed() -> N
     assert client.calls == ["close"]
 
 
-def test_a_consumer_whom_nobody_answers_is_left_behind_and_closes_when_it_can() -> None:
+def test_a_consumer_without_answers_stays_in_its_thread_and_closes_when_it_can() -> None:
     client = Client(silent=True)
     before = threading.active_count()
     assert close_consumer(client, 0.01, client.commit) is Parting.SILENT  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ class JoiningClient(Client):
         return "" if self._left_in == 0 else "member"
 
 
-def test_a_member_finishes_joining_and_sends_its_leave_before_it_closes() -> None:
+def test_a_member_finishes_joining_and_leaves_before_it_closes() -> None:
     client = JoiningClient()
     parting = close_consumer(client, GUARD_S, client.commit, unsubscribe=True, has_joined=lambda: client.has_joined)  # type: ignore[arg-type]
     assert parting is Parting.LEFT
@@ -109,7 +109,7 @@ def test_only_a_dynamic_member_in_the_classic_protocol_unsubscribes(
     assert unsubscribes(settings) is expected
 
 
-def test_a_producer_that_is_let_go_gives_up_what_it_holds_reports_it_and_closes() -> None:
+def test_closing_a_producer_drops_and_reports_its_records() -> None:
     kafka = InMemoryKafka()
     kafka.create_topic("orders")
     kafka.hold_sends()
@@ -122,7 +122,7 @@ def test_a_producer_that_is_let_go_gives_up_what_it_holds_reports_it_and_closes(
     assert kafka.records("orders") == []
 
 
-def test_a_producer_whose_reports_do_not_come_is_not_waited_for() -> None:
+def test_a_producer_without_reports_does_not_delay_the_close() -> None:
     class Silent:
         closed = False
 
@@ -163,7 +163,7 @@ class Ticking:
 
 
 def say(complaints: LastClientError, words: str, facility: str = "FAIL", level: int = logging.ERROR) -> None:
-    """As confluent_kafka calls a logger."""
+    """Log a line as confluent_kafka does."""
     complaints.log(level, "%s [%s] %s", facility, "rdkafka#producer-1", f"[thrd:127.0.0.1:9092/bootstrap]: {words}")
 
 
@@ -180,7 +180,7 @@ def test_lines_of_a_client_are_logged_and_too_many_are_counted(caplog: pytest.Lo
     assert caplog.records[-1].levelno == logging.WARNING
 
 
-def test_a_log_filter_that_raises_does_not_come_out_of_the_client() -> None:
+def test_an_exception_in_a_log_filter_does_not_leave_the_client() -> None:
     def broken(record: logging.LogRecord) -> bool:
         raise OSError(record.msg)
 
@@ -208,14 +208,14 @@ def test_a_log_filter_that_raises_does_not_come_out_of_the_client() -> None:
         ("127.0.0.1:1/bootstrap: Connect to ipv4#127.0.0.1:1 failed: Connection refused", ""),
     ],
 )
-def test_the_likely_cause_stands_before_what_the_client_says(words: str, cause: str) -> None:
+def test_the_likely_cause_precedes_the_clients_error(words: str, cause: str) -> None:
     complaints = LastClientError()
     assert complaints.text() == ""
     say(complaints, words)
     assert complaints.text().endswith(f"{cause}the Kafka client reports: {words})")
 
 
-def test_what_is_no_trouble_or_too_old_explains_no_error() -> None:
+def test_harmless_or_old_log_lines_are_not_added_to_errors() -> None:
     clock = Ticking()
     complaints = LastClientError(clock)
     say(complaints, IDLE)
@@ -229,7 +229,7 @@ def test_what_is_no_trouble_or_too_old_explains_no_error() -> None:
             raise BrokerUnavailableError("nobody")
 
 
-def test_a_logger_of_the_users_stays_and_debug_lines_are_librdkafkas_own() -> None:
+def test_a_logger_of_the_user_stays_and_debug_lines_go_to_stderr() -> None:
     mine = logging.getLogger("mine")
     assert with_log({"logger": mine})["logger"] is mine
     assert isinstance(with_log({})["logger"], LastClientError)
@@ -237,7 +237,7 @@ def test_a_logger_of_the_users_stays_and_debug_lines_are_librdkafkas_own() -> No
 
 
 @pytest.mark.parametrize("is_set_up", [False, True])
-def test_lines_of_a_real_client_stand_on_stderr_only_where_logging_is_set_up(is_set_up: bool) -> None:
+def test_lines_of_a_real_client_reach_stderr_only_if_logging_is_configured(is_set_up: bool) -> None:
     program = f"""
 import logging
 from rocketshim.kafka.clients import confluent_clients

@@ -1,4 +1,4 @@
-"""Whom a consumer's questions go to: itself while it reads nothing, another client while it does."""
+"""Which client does the lookups: the consumer while it reads nothing, otherwise a second client."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def cluster() -> InMemoryKafka:
 
 
 class Beside:
-    """A consumer that reads `orders` if it is told to, and the clients made beside it."""
+    """A consumer that reads `orders` if the test wants it, and the second clients created for it."""
 
     def __init__(self, kafka: InMemoryKafka) -> None:
         self.consumer = kafka.consumer({"group.id": "g"})
@@ -43,13 +43,13 @@ class Beside:
         assert answer.offset == -1
 
 
-def test_a_consumer_that_reads_nothing_is_asked_itself(cluster: InMemoryKafka) -> None:
+def test_a_consumer_that_reads_nothing_does_its_own_lookups(cluster: InMemoryKafka) -> None:
     beside = Beside(cluster)
     beside.ask()
     assert beside.made == []
 
 
-def test_a_consumer_that_reads_is_not_asked_and_one_client_answers_for_it(cluster: InMemoryKafka) -> None:
+def test_a_second_client_does_the_lookups_of_a_consumer_that_reads(cluster: InMemoryKafka) -> None:
     beside = Beside(cluster)
     beside.read()
     beside.ask()
@@ -58,10 +58,10 @@ def test_a_consumer_that_reads_is_not_asked_and_one_client_answers_for_it(cluste
     assert cluster.delayed_lookups == []
 
 
-def test_what_a_broker_would_answer_late_is_noted_by_the_kafka_in_memory(cluster: InMemoryKafka) -> None:
+def test_the_kafka_in_memory_notes_requests_that_a_fetch_would_delay(cluster: InMemoryKafka) -> None:
     beside = Beside(cluster)
     beside.read()
-    beside.is_fetching = False  # a look-up that does not know
+    beside.is_fetching = False  # the lookup does not know yet
     beside.lookups.get_watermark_offsets(TopicPartition("orders", 0), timeout=1.0)
     assert cluster.delayed_lookups == [("get_watermark_offsets", frozenset({"orders"}))]
     beside.consumer.get_watermark_offsets(TopicPartition("orders", 0), cached=True)
@@ -70,7 +70,7 @@ def test_what_a_broker_would_answer_late_is_noted_by_the_kafka_in_memory(cluster
     assert len(cluster.delayed_lookups) == 1, "cached bounds are not asked for, and what is paused is not fetched"
 
 
-def test_closing_closes_the_client_that_was_made_and_not_the_consumer(cluster: InMemoryKafka) -> None:
+def test_closing_closes_the_second_client_and_not_the_consumer(cluster: InMemoryKafka) -> None:
     beside = Beside(cluster)
     beside.read()
     beside.ask()
@@ -81,7 +81,7 @@ def test_closing_closes_the_client_that_was_made_and_not_the_consumer(cluster: I
     assert beside.consumer.assignment() == [TopicPartition("orders", 0)]
 
 
-def test_without_a_consumer_nothing_is_asked(cluster: InMemoryKafka) -> None:
+def test_without_a_consumer_no_lookup_is_made(cluster: InMemoryKafka) -> None:
     def none() -> Any:
         raise ConsumerError("stopped")
 

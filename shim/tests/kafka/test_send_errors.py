@@ -1,4 +1,4 @@
-"""Each Kafka error of a send, and of a question, as the typed error that says what to do."""
+"""Each Kafka error of a send or a lookup becomes the typed error that tells what to do."""
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -35,14 +35,14 @@ OF_A_QUESTION = [
 
 
 @pytest.mark.parametrize(("code", "kind"), OF_A_SEND)
-def test_a_send_that_failed_says_what_to_do(code: int, kind: type[RocketshimError]) -> None:
+def test_the_error_of_a_failed_send_tells_what_to_do(code: int, kind: type[RocketshimError]) -> None:
     error = send_error(KafkaError(code), "orders")
     assert type(error) is kind
     assert "'orders'" in str(error)
 
 
 @pytest.mark.parametrize(("code", "kind"), OF_A_QUESTION)
-def test_a_question_that_failed_says_what_was_asked(code: int, kind: type[RocketshimError]) -> None:
+def test_the_error_of_a_failed_lookup_names_the_lookup(code: int, kind: type[RocketshimError]) -> None:
     with pytest.raises(kind, match="the queues of orders") as caught, cluster_errors("the queues of orders"):
         raise KafkaException(KafkaError(code))
     assert type(caught.value) is kind

@@ -1,4 +1,4 @@
-"""One worker on the in-memory Kafka; time passes only where the worker waits."""
+"""One worker on the in-memory Kafka; time passes only while the worker waits."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +20,7 @@ SCHEDULE, PARKED = NAMES.schedule, NAMES.parked
 
 
 class Simulation:
-    """A cluster, its clock, and workers that are driven step by step."""
+    """A cluster, its clock, and workers that the test drives step by step."""
 
     def __init__(self, *, exactly_once: bool = False) -> None:
         self.exactly_once = exactly_once
@@ -55,7 +55,7 @@ class Simulation:
         return worker
 
     def run(self, worker: DelayWorker, ms: float) -> None:
-        """Let the worker work for so many milliseconds of virtual time."""
+        """Run the worker for a number of milliseconds of virtual time."""
         until_ns = self.clock.monotonic_ns() + round(ms * 1e6)
         while (left_ns := until_ns - self.clock.monotonic_ns()) > 0:
             before_ns = self.clock.monotonic_ns()
@@ -64,7 +64,7 @@ class Simulation:
                 self.clock.advance(0.01)  # work takes time, too
 
     def until(self, worker: DelayWorker, fact: Callable[[], bool], longest_ms: float = 120_000) -> None:
-        """Let the worker work until a fact holds."""
+        """Run the worker until a fact holds."""
         until_ns = self.clock.monotonic_ns() + round(longest_ms * 1e6)
         while not fact():
             assert self.clock.monotonic_ns() < until_ns, "it did not come true in time"
@@ -102,7 +102,7 @@ class Simulation:
         return self.kafka.records(topic)
 
     def parked(self) -> list[tuple[str, str]]:
-        """Reason and origin of each parked record."""
+        """Return reason and origin of each parked record."""
         return [
             (header(record, "PARK_REASON") or "", header(record, "PARK_FROM") or "")
             for record in self.kafka.records(PARKED)
@@ -123,7 +123,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(params=["at-least-once", "exactly-once"])
 def sim(request: pytest.FixtureRequest) -> Iterator[Simulation]:
-    """Both ways to deliver keep the same promises; a test of only one of them says so by `only`."""
+    """Run each test with both deliveries, which keep the same promises; the mark `only` selects one."""
     only = request.node.get_closest_marker("only")
     if only is not None and request.param != only.args[0]:
         pytest.skip(f"about {only.args[0]} delivery")
@@ -135,7 +135,7 @@ def sim(request: pytest.FixtureRequest) -> Iterator[Simulation]:
 
 
 def _nothing_is_miscounted(worker: DelayWorker) -> None:
-    """What is in hand is what is open and what waits, at any moment."""
+    """Check that the records in flight are those of open batches and those that wait."""
     delivery = worker._delivery
     if isinstance(delivery, AtLeastOnce):
         flights = [flight for _, flight, _ in delivery._waiting]

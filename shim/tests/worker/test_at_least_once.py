@@ -1,4 +1,4 @@
-"""Batches of the at-least-once way out, on a producer that reports what and when the test says."""
+"""Batches of at-least-once delivery, on a producer whose reports the test controls."""
 
 from types import SimpleNamespace as Of
 from typing import Any
@@ -12,7 +12,7 @@ STORED = Message(topic="t", partition=0, offset=7)
 
 
 class Producer:
-    """Keeps what is sent; it says nothing by itself."""
+    """Keeps the produced records and makes no report by itself."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[bytes, Any]] = []
@@ -41,7 +41,7 @@ class Producer:
 
 
 def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeastOnce, _Flight, list[object]]:
-    """One way out with a flight of three records, and what is confirmed of it."""
+    """Return a delivery with a flight of three records, and the confirmed runs."""
 
     def make(config: object) -> Producer:
         del config
@@ -77,7 +77,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
     return out, flight, confirmed
 
 
-def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> None:
+def test_after_a_time_out_the_whole_batch_is_produced_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made)
     batch = _ProducedBatch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
@@ -95,13 +95,13 @@ def test_after_a_time_out_a_batch_that_is_taken_back_goes_again_as_a_whole() -> 
     assert len(confirmed) == 1
 
 
-def test_what_is_sent_again_has_its_whole_time_again() -> None:
+def test_a_record_that_is_sent_again_has_the_whole_patience_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made, patience_ns=10)
     batch = _ProducedBatch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
     batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
     out._register_delivery(batch)
-    out._confirmed_ns = 50  # others were stored meanwhile
+    out._confirmed_ns = 50  # other records were stored meanwhile
     out._fatal = KafkaError(KafkaError._FATAL)
     out.settle(100)
     again = made[-1].sent
@@ -112,8 +112,8 @@ def test_what_is_sent_again_has_its_whole_time_again() -> None:
     assert len(confirmed) == 1
 
 
-def test_where_everything_takes_longer_than_the_patience_no_target_is_blamed() -> None:
-    """What was sent shortly after a batch and is stored says that the broker works through what it has."""
+def test_if_every_target_is_slow_no_target_is_avoided() -> None:
+    """A stored record that was sent shortly after a batch shows that the broker is only slow."""
     made: list[Producer] = []
     out, flight, _ = delivery(made, patience_ns=10)
     slow, soon_after, much_later = (

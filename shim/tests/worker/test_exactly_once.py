@@ -1,4 +1,4 @@
-"""What becomes of transactions that end in doubt, in virtual time."""
+"""Transactions with an uncertain outcome, in virtual time."""
 
 from typing import Any
 
@@ -24,7 +24,9 @@ def values(sim: Any, topic: str = "orders") -> list[bytes]:
         KafkaError(KafkaError._TRANSPORT, "gone", retriable=True),
     ],
 )
-def test_a_commit_in_doubt_delivers_each_record_once(sim: Any, error: KafkaError, applied: bool) -> None:
+def test_a_commit_with_an_uncertain_outcome_delivers_each_record_once(
+    sim: Any, error: KafkaError, applied: bool
+) -> None:
     worker = sim.worker()
     for number in range(30):
         sim.schedule(value=b"%d" % number, level=1 + number % 3)
@@ -50,7 +52,7 @@ def test_an_abort_delivers_each_record_once(sim: Any, call: str) -> None:
     assert worker.counts.aborted == 1
 
 
-def test_an_abort_that_fails_is_a_doubt(sim: Any) -> None:
+def test_an_abort_that_fails_has_an_uncertain_outcome(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()
     sim.kafka.fail_transaction(KafkaError(KafkaError._INCONSISTENT, "x", txn_requires_abort=True))
@@ -59,7 +61,7 @@ def test_an_abort_that_fails_is_a_doubt(sim: Any) -> None:
     assert worker.counts.recycled == 1
 
 
-def test_a_twin_with_the_same_instance_ends_one_of_them(sim: Any) -> None:
+def test_of_two_workers_with_the_same_instance_one_ends(sim: Any) -> None:
     worker = sim.worker(instance="a")
 
     def fence_again_and_again() -> None:
@@ -72,7 +74,7 @@ def test_a_twin_with_the_same_instance_ends_one_of_them(sim: Any) -> None:
         fence_again_and_again()
 
 
-def test_a_worker_that_dies_in_a_transaction_leaves_it_to_the_next(sim: Any) -> None:
+def test_the_next_worker_resolves_the_transaction_of_a_worker_that_died(sim: Any) -> None:
     worker = sim.worker(instance="a")
     for number in range(10):
         sim.schedule(value=b"%d" % number)
@@ -98,7 +100,7 @@ def test_a_worker_that_dies_in_a_transaction_leaves_it_to_the_next(sim: Any) -> 
     assert sorted(values(sim)) == [b"%d" % number for number in range(10)]
 
 
-def test_one_transaction_takes_what_is_due_in_all_queues(sim: Any) -> None:
+def test_one_transaction_contains_the_due_records_of_all_queues(sim: Any) -> None:
     worker = sim.worker()
     sim.run(worker, 10)
     for level in (1, 2, 3):
@@ -112,7 +114,7 @@ def test_one_transaction_takes_what_is_due_in_all_queues(sim: Any) -> None:
     assert len(commits) <= 3
 
 
-def test_after_a_lost_connection_a_new_producer_makes_the_next_transaction_but_not_more_than_one_a_second(
+def test_after_a_lost_connection_the_producer_is_replaced_at_most_once_a_second(
     sim: Any,
 ) -> None:
     worker = sim.worker()
@@ -130,7 +132,7 @@ def test_after_a_lost_connection_a_new_producer_makes_the_next_transaction_but_n
     sim.until(worker, lambda: len(values(sim)) == 1, 5_000)
 
 
-def test_a_rebalance_in_a_growing_transaction_ends_the_transaction_before_anything_that_takes_its_time(
+def test_a_rebalance_aborts_the_open_transaction_before_any_slow_request(
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = sim.worker(), sim.worker()
@@ -163,9 +165,7 @@ def test_a_rebalance_in_a_growing_transaction_ends_the_transaction_before_anythi
     assert values(sim) == [b"%d" % number for number in range(6_000)]
 
 
-def test_a_commit_of_the_consumers_own_that_comes_late_takes_no_position_back(
-    sim: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_commit_of_the_consumer_moves_no_position_back(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = sim.worker()
     consumer = worker._consumer
     commit, late = consumer.commit, []
@@ -173,7 +173,7 @@ def test_a_commit_of_the_consumers_own_that_comes_late_takes_no_position_back(
     def lately(*, offsets: list[Any], asynchronous: bool = True) -> Any:
         if not asynchronous:
             return commit(offsets=offsets, asynchronous=False)
-        late.append(offsets)  # the coordinator is not known for a moment
+        late.append(offsets)  # the coordinator is unknown for a moment
         return None
 
     monkeypatch.setattr(consumer, "commit", lately)
@@ -192,7 +192,7 @@ def test_a_commit_of_the_consumers_own_that_comes_late_takes_no_position_back(
 
 
 @pytest.mark.parametrize("away", ["denied", "deleted"])
-def test_a_record_that_cannot_even_be_parked_holds_up_its_own_queue_only(sim: Any, away: str) -> None:
+def test_a_record_that_cannot_be_parked_blocks_only_its_own_queue(sim: Any, away: str) -> None:
     worker = sim.worker()
     sim.run(worker, 100)
     if away == "denied":

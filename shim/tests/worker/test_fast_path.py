@@ -1,4 +1,4 @@
-"""The quick way gives what the planner gives, or nothing."""
+"""The fast path returns the planner's result, or None."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ NUMBERS = {"SHIM", "DELAY", "DELAY_MS", "DELIVER_AT_MS", "BORN_TIMESTAMP", "RECO
 
 @st.composite
 def usual(draw: st.DrawFn) -> Headers:
-    """Mostly what we write, sometimes with one thing wrong."""
+    """Return headers as this library writes them, sometimes with one defect."""
     present = {"SHIM": b"1", "UNIQ_KEY": b"id", "BORN_TIMESTAMP": b"1700000000000"}
     if draw(st.booleans()):
         present["REAL_TOPIC"] = b"orders"
@@ -116,7 +116,7 @@ QUICK = FastPath()
 @example(
     [("REAL_TOPIC", b"orders"), ("DELAY_MS", b"1"), ("UNIQ_KEY", b"u"), ("BORN_TIMESTAMP", b"1"), ("HOP_ID", None)]
 )
-def test_the_quick_way_gives_what_the_planner_gives_or_nothing(headers: Headers) -> None:
+def test_the_fast_path_returns_the_planners_result_or_none(headers: Headers) -> None:
     record = Record(headers)
     hop_id = f"{NAMES.schedule}/0/7".encode()
     found = QUICK.cut(record.headers(), APPEND_MS, CLOCK_MS, hop_id)
@@ -126,7 +126,7 @@ def test_the_quick_way_gives_what_the_planner_gives_or_nothing(headers: Headers)
     topic = real_topic.decode("utf-8", "surrogateescape")
     group = None if consumer_group is None else consumer_group.decode("utf-8", "surrogateescape")
     if AllowList(NAMES, ("*",)).refusal(topic, group) is not None:
-        return  # the router asks before it uses what was found
+        return  # the router checks this before it uses the result
     step = PLANNER.plan(record, clock_ms=CLOCK_MS, seen_ns=0, now_ns=0)
     assert isinstance(step, Deliver)
     assert step.due_ms == due_ms
@@ -135,7 +135,7 @@ def test_the_quick_way_gives_what_the_planner_gives_or_nothing(headers: Headers)
     assert step.out.partition is None
 
 
-def test_what_we_write_goes_the_quick_way() -> None:
+def test_records_of_this_library_take_the_fast_path() -> None:
     level = [
         ("SHIM", b"1"), ("REAL_TOPIC", b"orders"), ("DELAY", b"1"), ("DELAY_MS", b"1000"), ("UNIQ_KEY", b"u"),
         ("TAGS", b"t"), ("BORN_TIMESTAMP", b"1700000000000"), ("a", b"1"), ("b", None),
@@ -146,7 +146,7 @@ def test_what_we_write_goes_the_quick_way() -> None:
     assert QUICK.cut(level, CLOCK_MS - 999, CLOCK_MS, b"s/0/7") is None
 
 
-def test_its_memory_is_bounded() -> None:
+def test_the_memory_of_the_fast_path_is_bounded() -> None:
     quick = FastPath()
     for number in range(10_000):
         headers = [("REAL_TOPIC", b"o"), ("DELAY_MS", b"%d" % number), ("UNIQ_KEY", b"u"), (f"u{number}", b"")]
@@ -161,7 +161,7 @@ def test_its_memory_is_bounded() -> None:
     assert len(quick._longs) <= 4_096
 
 
-def test_names_that_nobody_would_write_are_not_remembered() -> None:
+def test_header_names_that_are_too_long_or_too_many_are_not_remembered() -> None:
     quick = FastPath()
     plain: Headers = [("REAL_TOPIC", b"o"), ("DELAY_MS", b"1"), ("UNIQ_KEY", b"u"), ("BORN_TIMESTAMP", b"1")]
     assert quick.cut([*plain, ("x" * 100_000, b"")], 0, CLOCK_MS, b"") is None

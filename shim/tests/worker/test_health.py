@@ -1,4 +1,4 @@
-"""What the worker shows of itself."""
+"""The worker's state, health and metrics."""
 
 import json
 import urllib.error
@@ -20,7 +20,7 @@ def get(server: HealthServer, path: str) -> tuple[int, bytes]:
             return error.code, error.read()
 
 
-def test_state_and_metrics_say_what_waits_and_what_was_done(sim: Any) -> None:
+def test_state_and_metrics_report_waiting_and_finished_records(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()
     sim.schedule(topic="__payments")
@@ -42,7 +42,7 @@ def test_state_and_metrics_say_what_waits_and_what_was_done(sim: Any) -> None:
     assert next(s.value for s in lateness.samples if s.name.endswith("_count")) == 1
 
 
-def test_the_server_answers_and_tells_a_loop_that_stands_still(sim: Any) -> None:
+def test_the_server_answers_and_reports_a_blocked_loop(sim: Any) -> None:
     worker = sim.worker()
     server = HealthServer("127.0.0.1", 0, lambda: worker.state, sim.clock)
     server.start()

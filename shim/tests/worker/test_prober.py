@@ -1,4 +1,4 @@
-"""Probes of the leaders' clocks, and how many of them are on their way."""
+"""Probes of the leaders' clocks, and how many of them are in flight."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from rocketshim_topics.names import TopicNames
 
 
 class Held:
-    """A partition that is held; the prober tells its queue."""
+    """An assigned partition; the prober passes append times to its queue."""
 
     number = 0
     gone = False
@@ -22,7 +22,7 @@ class Held:
         self.told.append(offset)
 
 
-def test_reports_of_a_producer_that_was_given_up_are_not_counted_against_the_next() -> None:
+def test_reports_of_a_replaced_producer_do_not_count_for_the_next() -> None:
     kafka = InMemoryKafka()
     kafka.create_topic(TopicNames().schedule, 32, config={"message.timestamp.type": "LogAppendTime"})
     prober, held = Prober(TopicNames(), lambda *_, **__: None), Held()

@@ -1,4 +1,4 @@
-"""What the worker does while it does not know a target, or knows it no longer, in virtual time."""
+"""The worker with targets that are unknown or no longer known, in virtual time."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
 
 class Lookup:
-    """Answers when the test says."""
+    """Answers when the test allows it."""
 
     def __init__(self, sim: Any) -> None:
         self.sim = sim
@@ -40,7 +40,7 @@ def watched(sim: Any, **settings: Any) -> tuple[Any, Lookup]:
     return worker, lookup
 
 
-def test_the_loops_own_consumer_is_never_asked_for_a_target(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loops_own_consumer_never_looks_up_a_target(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = sim.worker()
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -52,11 +52,11 @@ def test_the_loops_own_consumer_is_never_asked_for_a_target(sim: Any, monkeypatc
     sim.until(worker, lambda: bool(sim.delivered()) and bool(sim.parked()))
 
 
-def test_a_target_that_is_not_known_yet_holds_up_no_other_queue(sim: Any) -> None:
+def test_an_unknown_target_does_not_block_another_queue(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1, config=STAMPED)
     worker, lookup = watched(sim)
     sim.schedule(level=2)
-    sim.run(worker, 100)  # orders is asked for
+    sim.run(worker, 100)  # `orders` is looked up
     lookup.is_silent = True
     sent = sim.schedule(topic="audit", level=1)
     sim.run(worker, 3_000)
@@ -72,7 +72,7 @@ def test_a_target_that_is_not_known_yet_holds_up_no_other_queue(sim: Any) -> Non
 
 
 @pytest.mark.only("at-least-once")
-def test_records_that_wait_for_their_target_keep_their_order_and_let_others_of_their_queue_pass(sim: Any) -> None:
+def test_records_that_wait_for_their_target_keep_their_order_and_do_not_block_others_of_their_queue(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1, config=STAMPED)
     worker, lookup = watched(sim)
     sim.schedule(value=b"first")
@@ -91,7 +91,7 @@ def test_records_that_wait_for_their_target_keep_their_order_and_let_others_of_t
     assert [record.value() for record in sim.delivered("audit")] == [b"%d" % number for number in range(10)]
 
 
-def test_what_waits_for_its_target_goes_with_its_partition(sim: Any) -> None:
+def test_records_that_wait_for_their_target_are_dropped_with_their_partition(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1, config=STAMPED)
     worker, lookup = watched(sim)
     lookup.is_silent = True
@@ -106,7 +106,7 @@ def test_what_waits_for_its_target_goes_with_its_partition(sim: Any) -> None:
     assert sim.position() >= 1
 
 
-def test_targets_are_asked_for_when_their_records_are_fetched(sim: Any) -> None:
+def test_targets_are_looked_up_when_their_records_are_fetched(sim: Any) -> None:
     worker, lookup = watched(sim)
     lookup.is_silent = True
     for number in range(30):
@@ -115,7 +115,7 @@ def test_targets_are_asked_for_when_their_records_are_fetched(sim: Any) -> None:
     assert [topic for topic, _ in lookup.asked] == [f"audit.{number}" for number in range(30)]
 
 
-def test_a_target_is_asked_for_again_in_the_background(sim: Any) -> None:
+def test_a_target_is_looked_up_again_in_the_background(sim: Any) -> None:
     worker, lookup = watched(sim)
     for _ in range(80):
         sim.schedule()
@@ -125,7 +125,7 @@ def test_a_target_is_asked_for_again_in_the_background(sim: Any) -> None:
     assert worker._targets._targets["orders"].ticket in {3, 4}
 
 
-def test_a_missing_target_that_is_made_meanwhile_gets_its_records(sim: Any) -> None:
+def test_a_missing_target_that_is_created_meanwhile_gets_its_records(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule(topic="audit")
     sim.until(worker, lambda: len(sim.parked()) == 1)
@@ -136,7 +136,7 @@ def test_a_missing_target_that_is_made_meanwhile_gets_its_records(sim: Any) -> N
     assert len(sim.parked()) == 1
 
 
-def test_a_cluster_that_does_not_say_what_it_has_is_an_alarm_and_no_record_is_lost(sim: Any) -> None:
+def test_a_failed_lookup_is_an_alarm_and_no_record_is_lost(sim: Any) -> None:
     worker = sim.worker()
     client = worker._lookup._client = worker._lookup._make_client()
     answers = client.list_topics
@@ -169,7 +169,7 @@ def test_a_target_that_grows_gets_every_record_and_its_new_partitions_within_fiv
     assert all(record.partition() == murmur2(record.key(), 8) for record in late)
 
 
-def test_a_partition_that_a_record_names_is_looked_for_again_before_its_key_decides(sim: Any) -> None:
+def test_the_partition_that_a_record_names_is_looked_up_again_before_its_key_decides(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule(key=b"k")
     sim.until(worker, lambda: len(sim.delivered()) == 1)
@@ -182,12 +182,12 @@ def test_a_partition_that_a_record_names_is_looked_for_again_before_its_key_deci
     assert worker.counts.re_appended == 0
 
 
-def test_a_producer_that_does_not_know_what_the_cluster_has_blames_no_target(sim: Any) -> None:
+def test_a_producer_with_old_metadata_makes_no_target_avoided(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule(key=b"k")
     sim.until(worker, lambda: len(sim.delivered()) == 1)
     sim.kafka.add_partitions("orders", 8)
-    worker._targets._targets["orders"].partitions = 8  # what the worker knows, its producer does not
+    worker._targets._targets["orders"].partitions = 8  # the worker knows these partitions, its producer does not
     for number in range(20):
         sim.schedule(key=b"%d" % number, value=b"%d" % number)
     sim.until(worker, lambda: len(sim.delivered()) == 21, 1_400)
@@ -199,7 +199,7 @@ def test_a_producer_that_does_not_know_what_the_cluster_has_blames_no_target(sim
     assert "worker.target-avoided" not in worker.counts.alarms
 
 
-def test_a_producer_and_a_cluster_that_do_not_agree_for_long_are_a_target_that_does_not_take_records(sim: Any) -> None:
+def test_a_target_that_a_producer_does_not_know_for_long_is_avoided(sim: Any) -> None:
     worker, lookup = watched(sim)
     lookup.answers = lambda: iter([Answer(lookup.asked[0][0], lookup.asked.pop(0)[1], 8)] if lookup.asked else [])  # type: ignore[method-assign]
     sim.schedule(headers=[("REAL_QID", b"7")])
@@ -207,7 +207,7 @@ def test_a_producer_and_a_cluster_that_do_not_agree_for_long_are_a_target_that_d
     assert not worker.counts.parked
 
 
-def test_a_target_that_is_made_again_with_fewer_partitions_gets_its_records(sim: Any) -> None:
+def test_a_target_recreated_with_fewer_partitions_gets_its_records(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule(key=b"k")
     sim.until(worker, lambda: len(sim.delivered()) == 1)

@@ -1,4 +1,4 @@
-"""Look-ups of topics, on a client that answers as the test says."""
+"""Lookups of topics, on a client whose answers the test controls."""
 
 import threading
 from types import SimpleNamespace as Of
@@ -13,7 +13,7 @@ GUARD_S = 30.0
 
 
 class Client:
-    """A consumer for metadata: `there` says how many partitions each topic has, `hidden` is shown by name only."""
+    """A consumer for metadata: `there` maps topics to partition counts; `hidden` ones are found by name only."""
 
     def __init__(self, there: dict[str, int], hidden: tuple[str, ...] = ()) -> None:
         self.there = there
@@ -49,21 +49,21 @@ def _topic(count: int) -> Any:
 
 
 def asked(client: Client, names: list[str]) -> tuple[TopicLookup, list[Answer]]:
-    """A look-up without a thread, and its first answers."""
+    """Return a lookup without a thread, and its first answers."""
     lookup = TopicLookup(lambda: client, in_background=False)
     for ticket, name in enumerate(names):
         lookup.ask(name, ticket, is_urgent=True)
     return lookup, list(lookup.answers())
 
 
-def test_a_few_topics_are_asked_for_by_name() -> None:
+def test_a_few_topics_are_looked_up_by_name() -> None:
     client = Client({"a": 3, "b": 1})
     _, answers = asked(client, ["a", "b", "gone"])
     assert answers == [Answer("a", 0, 3), Answer("b", 1, 1), Answer("gone", 2, 0)]
     assert client.asked == ["a", "b", "gone"]
 
 
-def test_many_topics_are_asked_for_in_one_request() -> None:
+def test_many_topics_are_looked_up_in_one_request() -> None:
     names = [f"t{number}" for number in range(1_000)]
     client = Client(dict.fromkeys(names, 2))
     _, answers = asked(client, names)
@@ -71,7 +71,7 @@ def test_many_topics_are_asked_for_in_one_request() -> None:
     assert client.asked == [None]
 
 
-def test_a_topic_that_is_not_among_all_counts_as_missing_only_after_it_was_asked_for_by_name() -> None:
+def test_a_topic_that_is_not_visible_counts_as_missing_only_after_a_lookup_by_name() -> None:
     names = [f"t{number}" for number in range(50)]
     client = Client(dict.fromkeys(names, 2), hidden=("t7", "t8"))
     _, answers = asked(client, [*names, "gone"])
@@ -79,7 +79,7 @@ def test_a_topic_that_is_not_among_all_counts_as_missing_only_after_it_was_asked
     assert client.asked == [None, "t7", "t8", "gone"]
 
 
-def test_many_missing_topics_are_asked_for_a_few_at_a_time_and_hold_up_no_other() -> None:
+def test_many_missing_topics_are_looked_up_a_few_at_a_time_and_do_not_block_others() -> None:
     client = Client({"a": 1})
     lookup, first = asked(client, [f"gone{number}" for number in range(100)])
     assert len(first) == 20
@@ -90,14 +90,14 @@ def test_many_missing_topics_are_asked_for_a_few_at_a_time_and_hold_up_no_other(
     assert len(client.asked) == len(set(client.asked)), "each is asked for once"
 
 
-def test_a_topic_asked_for_twice_is_looked_up_once_and_the_later_ticket_answered() -> None:
+def test_a_topic_requested_twice_is_looked_up_once_and_the_later_ticket_is_answered() -> None:
     client = Client({"a": 1})
     _, answers = asked(client, ["a", "a"])
     assert answers == [Answer("a", 1, 1)]
 
 
 @pytest.mark.parametrize("count", [3, 50])
-def test_a_cluster_that_does_not_answer_is_asked_once_and_knows_none_of_them(count: int) -> None:
+def test_a_cluster_that_does_not_answer_is_asked_once_and_all_topics_stay_unknown(count: int) -> None:
     client = Client({})
     client.is_silent = True
     _, answers = asked(client, [f"t{number}" for number in range(count)])
@@ -106,7 +106,7 @@ def test_a_cluster_that_does_not_answer_is_asked_once_and_knows_none_of_them(cou
     assert len(client.asked) == 1
 
 
-def test_the_thread_answers_while_the_loop_goes_on_and_ends_with_its_client() -> None:
+def test_the_thread_answers_while_the_loop_continues_and_ends_with_its_client() -> None:
     client = Client({"a": 4})
     lookup = TopicLookup(lambda: client, in_background=True)
     client.may_answer.clear()
@@ -124,7 +124,7 @@ def test_the_thread_answers_while_the_loop_goes_on_and_ends_with_its_client() ->
     assert not lookup._thread.is_alive()
 
 
-def test_a_thread_that_waits_for_a_broker_does_not_hold_up_the_end_and_ends_later() -> None:
+def test_a_thread_that_waits_for_a_broker_does_not_delay_the_shutdown_and_ends_later() -> None:
     client = Client({"a": 4})
     client.may_answer.clear()
     lookup = TopicLookup(lambda: client, in_background=True)

@@ -59,7 +59,7 @@ def test_a_wall_clock_that_steps_by_an_hour_changes_nothing(sim: Any, step_ms: i
     assert 2_000 <= record.timestamp()[1] - sent.timestamp()[1] <= 2_050
 
 
-def test_a_leader_that_steps_back_makes_nothing_early(sim: Any) -> None:
+def test_a_leader_clock_that_steps_back_delivers_no_record_early(sim: Any) -> None:
     worker = sim.worker()
     for _ in range(3):
         sim.schedule(level=1)
@@ -73,7 +73,7 @@ def test_a_leader_that_steps_back_makes_nothing_early(sim: Any) -> None:
     assert last.timestamp()[1] - sent.timestamp()[1] >= 1_000
 
 
-def test_a_record_stamped_in_the_future_counts_from_first_sight(sim: Any) -> None:
+def test_a_record_with_an_append_time_in_the_future_counts_from_when_it_was_first_seen(sim: Any) -> None:
     worker = sim.worker()
     sim.run(worker, 10)
     sim.kafka.set_leader_clock(+7_200_000)
@@ -82,7 +82,7 @@ def test_a_record_stamped_in_the_future_counts_from_first_sight(sim: Any) -> Non
     sim.until(worker, lambda: bool(sim.delivered()), 3_000)
 
 
-def test_what_is_due_already_goes_at_once_after_a_restart(sim: Any) -> None:
+def test_records_already_due_are_delivered_immediately_after_a_restart(sim: Any) -> None:
     first = sim.worker()
     sim.run(first, 10)
     first.close()
@@ -93,7 +93,7 @@ def test_what_is_due_already_goes_at_once_after_a_restart(sim: Any) -> None:
     sim.until(second, lambda: len(sim.delivered()) == 20, 200)
 
 
-def test_a_table_with_other_levels_hops_on_what_leaves_too_soon(sim: Any) -> None:
+def test_with_another_level_table_a_record_that_leaves_too_soon_hops_again(sim: Any) -> None:
     worker = sim.worker()
     # the sender's level 1 is 5 s, the worker's 1 s; and a level 20 the worker does not have
     first = sim.schedule(relative=False, headers=[("DELAY_MS", b"5000")], partition=0)
@@ -108,7 +108,7 @@ def test_a_table_with_other_levels_hops_on_what_leaves_too_soon(sim: Any) -> Non
 
 
 @pytest.mark.only("at-least-once")
-def test_a_position_moves_only_when_the_report_is_in(sim: Any) -> None:
+def test_a_position_moves_only_when_the_report_has_arrived(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()
     sim.kafka.hold_reports("orders")
@@ -147,7 +147,7 @@ def test_leaders_that_do_not_know_a_new_topic_yet_are_asked_again_at_assignment(
     assert worker.counts.alarms.keys() - {"worker.position-out-of-range"} == alarms
 
 
-def test_a_position_that_retention_has_overtaken_means_earliest_and_an_alarm(sim: Any) -> None:
+def test_a_position_that_retention_has_deleted_starts_at_the_earliest_record_with_an_alarm(sim: Any) -> None:
     first = sim.worker()
     sim.run(first, 10)
     first.close()
@@ -160,7 +160,7 @@ def test_a_position_that_retention_has_overtaken_means_earliest_and_an_alarm(sim
     assert second.counts.alarms["worker.position-out-of-range"] == 1
 
 
-def test_what_waits_is_never_early_under_another_level_table(sim: Any) -> None:
+def test_records_are_never_delivered_early_under_another_level_table(sim: Any) -> None:
     sent = {b"%d" % level: (sim.schedule(level=level, value=b"%d" % level), level) for level in (1, 2, 3, 4)}
     worker = sim.worker(delay_levels="4s 1s")  # one longer, one shorter, two that it does not have
     sim.until(worker, lambda: len(sim.delivered()) == len(sent), 30_000)
@@ -169,7 +169,9 @@ def test_what_waits_is_never_early_under_another_level_table(sim: Any) -> None:
         assert record.timestamp()[1] - first.timestamp()[1] >= LEVELS.delay_ms(level)
 
 
-def test_retention_that_overtakes_a_running_worker_means_earliest_and_an_alarm(sim: Any) -> None:
+def test_a_running_worker_whose_position_retention_deletes_continues_at_the_earliest_record_with_an_alarm(
+    sim: Any,
+) -> None:
     worker = sim.worker(prefetch_count=2)
     sim.schedule(value=b"0", level=4)
     sim.run(worker, 100)
@@ -181,7 +183,7 @@ def test_retention_that_overtakes_a_running_worker_means_earliest_and_an_alarm(s
     sim.until(worker, lambda: sim.position(3) > sent[6].offset())
 
 
-def test_a_client_that_stopped_reading_goes_on_where_it_was_once_the_cluster_answers(
+def test_a_client_that_stopped_reading_resumes_at_its_position_once_the_cluster_answers(
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = sim.worker()
@@ -208,7 +210,7 @@ def test_a_client_that_stopped_reading_goes_on_where_it_was_once_the_cluster_ans
 
 
 @pytest.mark.only("at-least-once")
-def test_a_partition_that_is_paused_when_it_has_to_be_read_on_is_not_paused_for_ever(sim: Any) -> None:
+def test_a_paused_partition_whose_reading_is_resumed_does_not_stay_paused(sim: Any) -> None:
     worker = sim.worker(prefetch_count=1_000, drain_count=300, max_in_flight_count=300)
     sim.kafka.hold_reports("orders")
     for number in range(2_500):
@@ -218,13 +220,13 @@ def test_a_partition_that_is_paused_when_it_has_to_be_read_on_is_not_paused_for_
     assert held.paused
     assert not held.queue.full
     assert not held.queue.hungry
-    worker._assignment.overtaken(3)  # it was found before the pause, and is heard of now
+    worker._assignment.overtaken(3)  # the client found it before the pause and reports it now
     sim.run(worker, 100)
     sim.kafka.release()
     sim.until(worker, lambda: len(sim.delivered()) == 2_500)
 
 
-def test_partitions_that_retention_has_overtaken_are_asked_for_in_one_question_and_none_holds_up_another(
+def test_partitions_whose_positions_were_deleted_are_looked_up_in_one_request_and_do_not_block_each_other(
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = sim.worker()
@@ -258,7 +260,7 @@ def test_partitions_that_retention_has_overtaken_are_asked_for_in_one_question_a
     sim.until(worker, lambda: len(sim.delivered()) == 2, 10_000)
 
 
-def test_holes_in_the_log_do_not_hold_the_position(sim: Any) -> None:
+def test_gaps_in_the_log_do_not_block_the_position(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()
     sim.kafka.skip_offsets(SCHEDULE, 0, count=3)
@@ -268,7 +270,7 @@ def test_holes_in_the_log_do_not_hold_the_position(sim: Any) -> None:
     assert sim.position() >= 5
 
 
-def test_a_position_passes_the_probes_of_a_partition_that_is_done(sim: Any) -> None:
+def test_the_position_of_a_finished_partition_passes_its_probes(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()
     sim.run(worker, 3_000)
@@ -276,7 +278,7 @@ def test_a_position_passes_the_probes_of_a_partition_that_is_done(sim: Any) -> N
     assert sim.position() == end
 
 
-def test_a_failed_commit_is_made_up_for_by_the_next(sim: Any) -> None:
+def test_the_next_commit_includes_a_failed_one(sim: Any) -> None:
     worker = sim.worker()
     sim.run(worker, 300)
     sim.kafka.fail_commits(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
@@ -295,7 +297,7 @@ def test_records_without_a_value_are_records(sim: Any, value: bytes | None) -> N
 
 
 @pytest.mark.only("at-least-once")
-def test_what_was_in_flight_when_a_worker_died_is_delivered_by_the_next(sim: Any) -> None:
+def test_the_next_worker_delivers_the_records_in_flight_of_a_worker_that_died(sim: Any) -> None:
     worker = sim.worker()
     for number in range(50):
         sim.schedule(value=b"%d" % number, uniq=None)
@@ -314,13 +316,13 @@ def test_what_was_in_flight_when_a_worker_died_is_delivered_by_the_next(sim: Any
     for record in sim.delivered():
         identities.setdefault(record.value(), set()).add((header(record, "UNIQ_KEY"), header(record, "HOP_ID")))
     assert all(len(found) == 1 for found in identities.values())
-    assert len(sim.delivered()) > 50  # some were repeated: and so recognisable
+    assert len(sim.delivered()) > 50  # some are duplicates, which their identity reveals
 
 
-# --- what goes wrong with targets ------------------------------------------------------------------------------------
+# --- failing targets -------------------------------------------------------------------------------------------------
 
 
-def test_a_hop_that_is_not_stored_holds_the_position_and_is_made_again(sim: Any) -> None:
+def test_a_hop_that_is_not_stored_blocks_the_position_and_is_made_again(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule(relative=False, headers=[("DELAY_MS", b"2500")], level=2)
     sim.kafka.fail_produce(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), topic=SCHEDULE, partition=27, count=2)
@@ -340,21 +342,21 @@ def test_a_target_that_refuses_gets_its_records_later_with_their_tries_counted(s
     assert header(sim.delivered()[0], "TARGET_TRIES") is None
 
 
-def test_a_denied_target_is_parked_after_its_tries_and_the_others_go_on(sim: Any) -> None:
+def test_records_of_a_denied_target_are_parked_after_their_tries_and_others_continue(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1)
     sim.kafka.deny("audit", read=False)
     worker = sim.worker(target_tries=2)
     sim.schedule(topic="audit", value=b"denied")
     for number in range(10):
         sim.schedule(value=b"%d" % number)
-    # a transaction is aborted first, to find out who spoils it
+    # a transaction is aborted first, to find the refused record
     sim.until(worker, lambda: len(sim.delivered()) == 10, 2_500 if sim.exactly_once else 1_200)
     sim.until(worker, lambda: bool(sim.parked()))
     assert sim.parked()[0][0] == "target-refused:TOPIC_AUTHORIZATION_FAILED"
     assert worker.counts.re_appended == 2
 
 
-def test_a_target_that_does_not_answer_does_not_hold_up_its_level(sim: Any) -> None:
+def test_a_silent_target_does_not_block_its_level(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1)
     sim.kafka.hold_sends("audit")
     worker = sim.worker()
@@ -365,14 +367,14 @@ def test_a_target_that_does_not_answer_does_not_hold_up_its_level(sim: Any) -> N
     sim.run(worker, 4_500 if sim.exactly_once else 2_000)
     assert [record.value() for record in sim.delivered()] == [b"first", b"second"]
     assert worker.counts.re_appended >= 1
-    assert sim.position() >= 2  # past the one that was held
+    assert sim.position() >= 2  # after the record that blocked the position
     sim.kafka.release()
     sim.until(worker, lambda: bool(sim.delivered("audit")))
     assert {record.value() for record in sim.delivered("audit")} == {b"held"}
 
 
 @pytest.mark.only("at-least-once")
-def test_a_target_that_does_not_answer_while_there_are_no_others_gets_its_records_later(sim: Any) -> None:
+def test_the_only_target_gets_its_records_later_if_it_does_not_answer(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1)
     sim.kafka.hold_sends("audit")
     worker = sim.worker()
@@ -381,7 +383,7 @@ def test_a_target_that_does_not_answer_while_there_are_no_others_gets_its_record
 
 
 @pytest.mark.only("at-least-once")
-def test_a_target_that_does_not_answer_does_not_hold_up_others_by_what_is_in_flight_to_it(sim: Any) -> None:
+def test_records_in_flight_to_a_silent_target_do_not_block_other_targets(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1)
     sim.kafka.hold_sends("audit")
     worker = sim.worker(max_in_flight_count=50, hop_timeout_ms=60_000)
@@ -394,7 +396,7 @@ def test_a_target_that_does_not_answer_does_not_hold_up_others_by_what_is_in_fli
 
 @pytest.mark.only("at-least-once")
 @pytest.mark.parametrize("limit", [{"max_in_flight_count": 50}, {"max_in_flight_bytes": 5_000}])
-def test_what_waits_for_a_topic_of_our_own_is_bounded(sim: Any, limit: dict[str, int]) -> None:
+def test_records_that_wait_for_a_topic_of_the_shim_are_bounded(sim: Any, limit: dict[str, int]) -> None:
     worker = sim.worker(drain_count=20, **limit)
     for number in range(500):
         sim.schedule(topic="__nobody", value=b"%d" % number + b"." * 97)
@@ -410,7 +412,7 @@ def test_what_waits_for_a_topic_of_our_own_is_bounded(sim: Any, limit: dict[str,
 
 
 @pytest.mark.only("at-least-once")
-def test_however_much_is_due_the_group_is_served_meanwhile(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_group_is_polled_however_many_records_are_due(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = sim.worker()
     sim.run(worker, 100)
     for number in range(5_000):
@@ -420,7 +422,7 @@ def test_however_much_is_due_the_group_is_served_meanwhile(sim: Any, monkeypatch
     list_topics, poll = lookup.list_topics, consumer.poll
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
-        sim.clock.advance(3)  # each of them is asked for, and none is there
+        sim.clock.advance(3)  # each of them is looked up, and none exists
         return list_topics(*args, **kwargs)
 
     def noted(timeout: float) -> Any:
@@ -436,9 +438,7 @@ def test_however_much_is_due_the_group_is_served_meanwhile(sim: Any, monkeypatch
 
 @pytest.mark.only("at-least-once")
 @pytest.mark.parametrize("headers", [[("blob", b"x" * 10_000)], [("h", b"")] * 300], ids=["large", "many"])
-def test_what_is_in_hand_is_bounded_also_where_it_lies_in_the_headers(
-    sim: Any, headers: list[tuple[str, bytes | None]]
-) -> None:
+def test_headers_count_towards_the_bytes_in_flight(sim: Any, headers: list[tuple[str, bytes | None]]) -> None:
     worker = sim.worker(prefetch_bytes=100_000, max_in_flight_bytes=200_000)
     sim.kafka.hold_reports("orders")
     for _ in range(400):
@@ -457,7 +457,7 @@ def test_an_unknown_target_is_parked(sim: Any) -> None:
     assert worker.counts.parked == {"unknown-topic": 1}
 
 
-def test_a_target_that_is_deleted_meanwhile_ends_parked(sim: Any) -> None:
+def test_records_of_a_deleted_target_are_parked(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1)
     worker = sim.worker()
     sim.schedule(topic="audit")
@@ -468,7 +468,7 @@ def test_a_target_that_is_deleted_meanwhile_ends_parked(sim: Any) -> None:
     assert sim.parked()[0][0] == "unknown-topic:audit"
 
 
-def test_a_partition_that_is_not_there_any_more_gives_way_to_the_key(sim: Any) -> None:
+def test_if_the_named_partition_no_longer_exists_the_key_decides(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule(key=b"k", headers=[("REAL_QID", b"2")], value=b"there")
     sim.schedule(key=b"k", headers=[("REAL_QID", b"9")], value=b"gone")
@@ -546,7 +546,7 @@ def test_forbidden_and_malformed_records_are_parked_with_their_reason(
     assert [record.value() for record in sim.delivered()] == [b"good"]
 
 
-def test_a_target_that_is_not_on_the_allow_list_is_offered_to_other_workers_and_parked_in_the_end(sim: Any) -> None:
+def test_a_record_whose_target_is_not_allowed_is_offered_to_other_workers_and_finally_parked(sim: Any) -> None:
     sim.kafka.create_topic("payments", 1)
     worker = sim.worker()
     sim.schedule(topic="payments", value=b"bad")
@@ -568,10 +568,10 @@ def test_a_target_that_is_not_on_the_allow_list_is_offered_to_other_workers_and_
 
 @pytest.mark.parametrize("is_narrow_first", [False, True])
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_with_different_allow_lists_each_record_goes_by_a_worker_that_may_deliver_it(
+def test_with_different_allow_lists_a_worker_that_may_deliver_a_record_delivers_it(
     sim: Any, is_narrow_first: bool, lanes: int
 ) -> None:
-    """One of them has half of the queues, and not the right to write to the target."""
+    """One of the workers has half of the queues, and may not write to the target."""
     sim.kafka.create_topic("payments", 1, config={"message.timestamp.type": "LogAppendTime"})
     sim.kafka.add_partitions(SCHEDULE, 32 * lanes)
     lists = [("orders",), ("orders", "payments")]
@@ -597,7 +597,7 @@ def test_with_different_allow_lists_each_record_goes_by_a_worker_that_may_delive
 
 
 @pytest.mark.parametrize("name", ["DELAY_MS", "DELIVER_AT_MS"])
-def test_a_record_due_in_ages_is_parked(sim: Any, name: str) -> None:
+def test_a_record_due_after_the_longest_delay_is_parked(sim: Any, name: str) -> None:
     worker = sim.worker()
     sim.schedule(relative=False, headers=[(name, b"9223372036854775807")])
     sim.until(worker, lambda: bool(sim.parked()))
@@ -629,27 +629,27 @@ def test_large_records_are_fetched_a_few_at_a_time(sim: Any, monkeypatch: pytest
     assert max(fetched) <= 11
 
 
-def test_names_that_are_none_are_not_remembered(sim: Any) -> None:
+def test_invalid_topic_names_are_not_remembered(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule(topic="x" * 100_000, headers=[("BORN_TIMESTAMP", b"1")])
     sim.until(worker, lambda: len(sim.parked()) == 1)
     assert not worker._router._routes
 
 
-def test_what_is_held_against_a_record_goes_with_its_partition(sim: Any) -> None:
+def test_marks_of_records_are_forgotten_with_their_partition(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()
     sim.run(worker, 1_500)
-    blamed = worker._router._park_reasons
-    blamed[(0, 5)] = blamed[(1, 5)] = "target-refused:MSG_SIZE_TOO_LARGE"
+    reasons = worker._router._park_reasons
+    reasons[(0, 5)] = reasons[(1, 5)] = "target-refused:MSG_SIZE_TOO_LARGE"
     worker._offer(worker._assignment.held[0], sim.kafka.records(SCHEDULE, 0)[:1], sim.clock.monotonic_ns())
-    assert set(blamed) == {(1, 5)}, "the log of partition 0 begins anew, and its offset 5 is another record"
+    assert set(reasons) == {(1, 5)}, "the log of partition 0 started again, and its offset 5 is another record"
     worker._consumer.unsubscribe()
     sim.until(worker, lambda: not worker._assignment.held)
-    assert not blamed
+    assert not reasons
 
 
-def test_a_retry_reaches_its_group_with_all_that_is_known_of_it(sim: Any) -> None:
+def test_a_retry_reaches_its_group_with_all_its_headers(sim: Any) -> None:
     sim.kafka.create_topic("rmq.retry.g", 1)
     worker = sim.worker()
     known = [("RETRY_TOPIC", b"orders"), ("RECONSUME_TIMES", b"2"), ("CONSUMER_GROUP", b"g"), ("FAIL_CLASS", b"E")]
@@ -660,7 +660,7 @@ def test_a_retry_reaches_its_group_with_all_that_is_known_of_it(sim: Any) -> Non
     assert header(record, "SHIM") == "1"
 
 
-# --- groups and ends -------------------------------------------------------------------------------------------------
+# --- groups and shutdown ---------------------------------------------------------------------------------------------
 
 
 def test_partitions_move_to_a_second_worker_without_loss(sim: Any) -> None:
@@ -701,7 +701,7 @@ def test_lost_partitions_are_not_committed(sim: Any) -> None:
 
 
 @pytest.mark.only("at-least-once")
-def test_close_waits_for_what_is_in_flight_but_not_for_ever(sim: Any) -> None:
+def test_close_waits_for_records_in_flight_but_not_forever(sim: Any) -> None:
     worker = sim.worker(stop_timeout_ms=500)
     sim.schedule()
     sim.kafka.hold_reports("orders")
@@ -713,7 +713,7 @@ def test_close_waits_for_what_is_in_flight_but_not_for_ever(sim: Any) -> None:
     worker.close()
 
 
-def test_close_commits_what_was_confirmed(sim: Any) -> None:
+def test_close_commits_the_confirmed_position(sim: Any) -> None:
     worker = sim.worker(commit_interval_ms=60_000)
     sim.schedule()
     sim.run(worker, 1_200)
@@ -735,7 +735,7 @@ def test_a_schedule_topic_that_does_not_stamp_ends_the_worker(sim: Any) -> None:
         sim.run(worker, 2_000)
 
 
-def test_what_was_written_before_the_topic_stamped_is_parked_and_what_came_after_is_timed(sim: Any) -> None:
+def test_records_from_before_the_topic_stamped_append_times_are_parked_and_later_ones_are_delivered(sim: Any) -> None:
     sim.kafka.delete_topic(SCHEDULE)
     sim.kafka.create_topic(SCHEDULE, 32)
     long_ago_ms = sim.clock.wall_ms() - 3_600_000
@@ -754,7 +754,7 @@ def test_what_was_written_before_the_topic_stamped_is_parked_and_what_came_after
     assert len(sim.parked()) == 2
 
 
-def test_a_topic_that_begins_anew_is_read_from_its_beginning(sim: Any) -> None:
+def test_a_recreated_topic_is_read_from_its_beginning(sim: Any) -> None:
     worker = sim.worker()
     for _ in range(5):
         sim.schedule()
@@ -766,7 +766,7 @@ def test_a_topic_that_begins_anew_is_read_from_its_beginning(sim: Any) -> None:
     assert worker._assignment.held[0].queue.waiting_count == 1
 
 
-def test_a_producer_that_cannot_go_on_is_made_anew_and_nothing_is_lost(sim: Any) -> None:
+def test_a_producer_is_replaced_after_a_fatal_error_and_no_record_is_lost(sim: Any) -> None:
     worker = sim.worker()
     for number in range(5):
         sim.schedule(value=b"%d" % number)
@@ -776,7 +776,7 @@ def test_a_producer_that_cannot_go_on_is_made_anew_and_nothing_is_lost(sim: Any)
     sim.until(worker, lambda: (sim.position() or 0) >= 5, 3_000)
 
 
-def test_a_far_queue_holds_little_and_a_near_one_enough(sim: Any) -> None:
+def test_a_queue_with_a_far_head_buffers_few_records_and_one_with_a_near_head_more(sim: Any) -> None:
     worker = sim.worker(prefetch_count=1_000)
     for _ in range(3_000):
         sim.schedule(level=4, value=b"far")
@@ -787,7 +787,7 @@ def test_a_far_queue_holds_little_and_a_near_one_enough(sim: Any) -> None:
     sim.until(worker, lambda: len(sim.delivered()) == 3_000, 20_000)
 
 
-def test_the_broker_away_for_a_while_loses_nothing(sim: Any) -> None:
+def test_an_unavailable_broker_loses_no_record(sim: Any) -> None:
     worker = sim.worker()
     for number in range(20):
         sim.schedule(value=b"%d" % number)
@@ -807,7 +807,7 @@ def test_a_second_start_changes_nothing(sim: Any) -> None:
     assert isinstance(TopicPartition("t", 0), TopicPartition)
 
 
-def test_queues_with_much_to_do_hold_up_no_other(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_queues_do_not_block_other_queues(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = sim.worker(max_in_flight_count=1_000, drain_count=1_000)
     sim.run(worker, 100)
     for partition in range(4, 10):
