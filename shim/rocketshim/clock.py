@@ -1,4 +1,4 @@
-"""The clock of this machine, behind the Protocol that the core's shells take."""
+"""The clock of this machine, as an implementation of the core's `Clock`."""
 
 import time
 
@@ -6,16 +6,16 @@ __all__ = ["SystemClock"]
 
 
 class SystemClock:
-    """`Clock` over `time.monotonic_ns` and `time.time_ns`.
+    """Implementation of `Clock` with `time.monotonic_ns` and `time.time_ns`.
 
-    Thread-safety: stateless, any thread.
+    Thread-safety: no state; any thread may call it.
     """
 
     __slots__ = ()
 
-    monotonic_ns = staticmethod(time.monotonic_ns)  # itself: asked before each call of an orderly listener
-    """Nanoseconds of a clock that only goes forward; differences alone have a meaning."""
+    monotonic_ns = staticmethod(time.monotonic_ns)  # no wrapper: it is called before each call of an orderly listener
+    """Nanoseconds of a clock that only goes forward. Only differences have a meaning."""
 
     def wall_ms(self) -> int:
-        """Epoch milliseconds of this machine; may step."""
+        """Return this machine's epoch milliseconds; they may jump forward or back."""
         return time.time_ns() // 1_000_000

@@ -1,21 +1,21 @@
-"""Every error of the runtime; the tree's root and the contract's part of it stand in `rocketshim_topics.errors`.
+"""Every error of rocketshim. `rocketshim_topics.errors` defines the root and the errors of topics and wire format.
 
-Added here::
+This module adds::
 
     RocketshimError
-    ├── SendError                  a send that did not end in a delivery report of success
-    │   ├── SendTimeoutError       no report in time: the message may or may not be stored
+    ├── SendError                  no delivery report confirmed the send
+    │   ├── SendTimeoutError       no delivery report came in time: the message may or may not be stored
     │   └── ClosedError            the object is closed; nothing was done
-    ├── ConfigError                (of the contract's tree)
-    │   └── FeatureNotEnabledError a setting that switches the feature on is not set; nothing was done
-    ├── NotSupportedError          a call that has no meaning here, by design; the message says what to do instead
-    ├── StaleMessageError          a message of an assignment that is over; nothing was sent
-    ├── ConsumerError              the consumer cannot go on
-    │   └── OffsetStoreError       the local file of positions cannot be used
-    ├── WorkerError                the worker cannot go on
-    ├── RedriveError               a redrive cannot go on; what was sent is marked
+    ├── ConfigError                (defined in `rocketshim_topics.errors`)
+    │   └── FeatureNotEnabledError the setting that enables the feature is not set; nothing was done
+    ├── NotSupportedError          the call has no meaning here, by design; the message names the alternative
+    ├── StaleMessageError          the message belongs to an assignment that has ended; nothing was sent
+    ├── ConsumerError              the consumer cannot continue
+    │   └── OffsetStoreError       the local file of offsets cannot be used
+    ├── WorkerError                the worker cannot continue
+    ├── RedriveError               a redrive cannot continue; the redrive log records what was sent
     ├── LocalBrokerError           the local broker cannot be prepared or started
-    └── FilterError                a filter expression
+    └── FilterError                a filter expression cannot be used
         ├── FilterSyntaxError      it does not compile: position, token, what was expected  (also a ValueError)
         └── FilterEvaluationError  it cannot be evaluated for these properties
 """
@@ -66,11 +66,11 @@ __all__ = [
 
 
 class SendError(RocketshimError):
-    """A send did not end in a delivery report of success. The message is not stored."""
+    """No delivery report confirmed the send. The message is not stored."""
 
 
 class SendTimeoutError(SendError):
-    """No delivery report came in time. The message may or may not be stored: send again with the same identity."""
+    """No delivery report came in time. The message may or may not be stored: send it again with the same identity."""
 
 
 class ClosedError(SendError):
@@ -78,35 +78,38 @@ class ClosedError(SendError):
 
 
 class FeatureNotEnabledError(ConfigError):
-    """A feature was called whose setting is not switched on; the message names the setting. Nothing was done."""
+    """The setting that enables a feature is not set; the message names the setting. Nothing was done."""
 
 
 class NotSupportedError(RocketshimError):
-    """A call that cannot mean here what it means elsewhere; the message says what to do instead. Nothing was done."""
+    """A call cannot mean here what it means elsewhere; the message names the alternative. Nothing was done."""
 
 
 class StaleMessageError(RocketshimError):
-    """A message of an assignment that is over: somebody else gets it again. Nothing was sent."""
+    """The message belongs to an assignment that has ended: another member gets it again. Nothing was sent."""
 
 
 class ConsumerError(RocketshimError):
-    """The consumer cannot go on; what was committed stays as it is."""
+    """The consumer cannot continue. Committed offsets are unchanged."""
 
 
 class OffsetStoreError(ConsumerError):
-    """The local file of positions (BROADCASTING) cannot be used: in use, not whole, another cluster's, not writable."""
+    """The local file of offsets (BROADCASTING) cannot be used.
+
+    It is in use by another process, damaged, from another cluster, or not writable.
+    """
 
 
 class WorkerError(RocketshimError):
-    """The worker cannot go on; what was committed stays as it is."""
+    """The worker cannot continue. Committed offsets are unchanged."""
 
 
 class RedriveError(RocketshimError):
-    """A redrive cannot go on. What was sent is marked: apply the plan again for the rest."""
+    """A redrive cannot continue. The redrive log records what was sent: apply the plan again for the other records."""
 
 
 class LocalBrokerError(RocketshimError):
-    """The local broker could not be prepared or started. The message names the way out."""
+    """The local broker could not be prepared or started. The message says what to do."""
 
 
 class FilterError(RocketshimError):
@@ -120,7 +123,7 @@ class FilterSyntaxError(FilterError, ValueError):
         expression: the text as given.
         position: 0-based character position of the offending token.
         token: the offending token, `""` at the end of the text.
-        expected: what would have been allowed there, for a person to read.
+        expected: what is allowed at that position, as text for a person.
     """
 
     def __init__(self, message: str, *, expression: str, position: int, token: str, expected: str) -> None:
@@ -132,4 +135,4 @@ class FilterSyntaxError(FilterError, ValueError):
 
 
 class FilterEvaluationError(FilterError):
-    """A compiled expression cannot be evaluated for these properties (RocketMQ counts that as not matched)."""
+    """A compiled expression cannot be evaluated for these properties. RocketMQ treats this as not matched."""

@@ -1,14 +1,14 @@
-"""What a running process shows of itself: `/live`, `/ready`, `/state` and `/metrics` over HTTP.
+"""Health and metrics of a running process over HTTP: `/live`, `/ready`, `/state` and `/metrics`.
 
-The loop's thread makes a state once a second and hands it over by one assignment; the HTTP threads only read it. So no
-request ever waits for the loop or holds it up, and a loop that stands still is seen by the age of its state.
+The loop's thread makes a state once a second and publishes it by one assignment. The HTTP threads only read it. So a
+request never waits for the loop or delays it. The age of the state shows a loop that has stopped.
 
-* `/live`: 200 while the loop turns, else 503. What that means is the state's business.
-* `/ready`: 200 while it does its work, else 503.
+* `/live`: 200 while the loop runs, else 503. The state decides what that means.
+* `/ready`: 200 while the process does its work, else 503.
 * `/state`: the state as JSON.
 * `/metrics`: Prometheus' text format; written here, so that no package is needed.
 
-Listens where it is told, by default on this machine only: the state names topics.
+The server listens on the configured address. The default is this machine only, because the state names topics.
 """
 
 import json
@@ -30,31 +30,33 @@ _STUCK_NS: Final = 60_000_000_000
 
 
 class Shown(Protocol):
-    """What a process was doing at one instant. Immutable."""
+    """The state of a process at one instant. Immutable."""
 
     def is_live(self, now_ns: int) -> bool:
-        """Whether the loop turns."""
+        """Return whether the loop runs."""
 
     def is_ready(self, now_ns: int) -> bool:
-        """Whether it does its work."""
+        """Return whether the process does its work."""
 
     def shown(self, now_ns: int) -> dict[str, Any]:
-        """As JSON."""
+        """Return the state as JSON."""
 
     def metrics(self) -> Iterable["Metric"]:
-        """As metrics."""
+        """Return the state as metrics."""
 
 
 class LoopState:
-    """What live and ready mean for a loop that turns in a group: base of the frozen dataclasses that are its states.
+    """Base of the states of a loop that is a member of a group: it defines live and ready.
 
-    * Live: the loop has turned within the last 30 s (a call to a broker that is away may take 15).
-    * Ready: it is live, in the group, and no positions have failed to be committed for 60 s.
+    The states are frozen dataclasses.
+
+    * Live: the loop has made an iteration within the last 30 s. A call to an unreachable broker may take 15 s.
+    * Ready: the loop is live and in the group, and commits have not been failing for more than 60 s.
 
     Attributes:
-        at_ns: monotonic instant.
-        is_member: whether the group has given it its share (which may be none).
-        commits_fail_since_ns: since when positions could not be committed; None: they can.
+        at_ns: monotonic instant of the state.
+        is_member: whether the loop has its assignment from the group, which may be empty.
+        commits_fail_since_ns: since when commits have failed; None: they succeed.
     """
 
     __slots__ = ()
@@ -64,16 +66,16 @@ class LoopState:
     commits_fail_since_ns: int | None
 
     def is_live(self, now_ns: int) -> bool:
-        """Whether the loop turns."""
+        """Return whether the loop runs."""
         return now_ns - self.at_ns <= _LIVE_NS
 
     def is_ready(self, now_ns: int) -> bool:
-        """Whether it does its work."""
+        """Return whether the loop does its work."""
         since_ns = self.commits_fail_since_ns
         return self.is_live(now_ns) and self.is_member and (since_ns is None or now_ns - since_ns <= _STUCK_NS)
 
     def _shown(self, now_ns: int, **derived: Any) -> dict[str, Any]:
-        """Its fields as JSON, with what is derived from them; instants as ages."""
+        """Return the fields and the derived values as JSON, with instants as ages."""
         shown: dict[str, Any] = asdict(cast("Any", self)) | {
             "age_ms": (now_ns - self.at_ns) // 1_000_000, **derived,
             "live": self.is_live(now_ns), "ready": self.is_ready(now_ns),
@@ -87,9 +89,9 @@ class Metric:
     """One metric family.
 
     Attributes:
-        name: with its prefix.
+        name: the name with its prefix.
         kind: `counter`, `gauge` or `histogram`.
-        about: one line for a person.
+        about: one line of help text.
         samples: suffix of the name (of a histogram), labels, value.
     """
 
@@ -100,7 +102,7 @@ class Metric:
 
 
 def metrics_text(metrics: Iterable[Metric]) -> str:
-    """Metrics in Prometheus' text exposition format."""
+    """Return metrics in Prometheus' text exposition format."""
     lines: list[str] = []
     for metric in metrics:
         lines.append(f"# HELP {metric.name} {metric.about}")
@@ -118,10 +120,10 @@ def _escaped(text: str) -> str:
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port of `[HOST:]PORT`; the host is 127.0.0.1 if none is given.
+    """Parse `[HOST:]PORT` to host and port; the default host is 127.0.0.1.
 
     Raises:
-        ConfigError: no port.
+        ConfigError: the text has no valid port.
     """
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65_535:
@@ -130,15 +132,15 @@ def address(text: str) -> tuple[str, int]:
 
 
 class HealthServer:
-    """Serves a process's state.
+    """HTTP server for the state of a process.
 
     Args:
         host: address to listen on.
-        port: 0: any free one, see `port` after `start`.
-        state: gives the newest state; None before the first.
-        clock: to judge its age by.
+        port: port to listen on; 0: any free port, which `port` returns after `start`.
+        state: returns the newest state; None before the first.
+        clock: tells the age of a state.
 
-    Thread-safety: `start` and `stop` from one thread; requests come in threads of their own.
+    Thread-safety: call `start` and `stop` from one thread. Each request has its own thread.
     """
 
     def __init__(self, host: str, port: int, state: Callable[[], Shown | None], clock: Clock) -> None:
@@ -149,14 +151,14 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """Return the port that the server listens on."""
         return self._address[1] if self._server is None else int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
-            OSError: the address cannot be listened on.
+            OSError: the server cannot listen on the address.
         """
         answer = self._answer
 
@@ -171,14 +173,14 @@ class HealthServer:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - likewise
-                """Requests are not worth a line."""
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
+                """Log nothing for a request."""
 
         self._server = _Server(self._address, Handler)
         threading.Thread(target=self._server.serve_forever, name="rocketshim-health", daemon=True).start()
 
     def stop(self) -> None:
-        """Listen no longer. Complete when it returns; safe twice."""
+        """Stop listening, completely when this returns. A second call does nothing."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
@@ -205,7 +207,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what went wrong with a request. The original prints it, which fails without a standard error."""
+        """Log the error of a request. The original prints it, which fails in a process without standard error."""
         del request
         _LOG.debug("health.request-failed", exc_info=True, extra={"client": str(client_address)})
 

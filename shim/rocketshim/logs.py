@@ -1,7 +1,7 @@
-"""Loggers whose calls never raise, so that no filter or handler of the user's can stop what is being logged.
+"""Loggers whose calls never raise, so that no filter or handler of the user can stop the code that logs.
 
-A filter, a `LogRecord` factory, or a handler with its own way of failing raises out of the log call. Such an error must
-not end a thread or skip the line behind the call. It is printed as `logging` prints errors of handlers, and dropped.
+A filter, a `LogRecord` factory or a handler can raise an error out of the log call. Such an error must not end a thread
+or skip the code after the call. It is printed as `logging` prints errors of handlers, and then dropped.
 """
 
 import logging
@@ -14,14 +14,14 @@ __all__ = ["SafeLogger", "safe_logger"]
 
 
 class SafeLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose calls never raise; only what ends a process (`SystemExit`, `KeyboardInterrupt`) passes."""
+    """A logger whose calls never raise, except what ends a process (`SystemExit`, `KeyboardInterrupt`)."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Keep the `extra` of the call."""
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log as `Logger.log` does; what it raises is printed if `logging.raiseExceptions` is set."""
+        """Log as `Logger.log` does; print an error of it if `logging.raiseExceptions` is set."""
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's line, not this one
         try:
             super().log(level, msg, *args, **kwargs)
@@ -32,5 +32,5 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def safe_logger(name: str) -> SafeLogger:
-    """Return the logger of that name, as one whose calls never raise."""
+    """Return the logger of that name, with calls that never raise."""
     return SafeLogger(logging.getLogger(name))

@@ -1,7 +1,8 @@
-"""Settings of the shells: frozen, checked when made, unknown names refused.
+"""Settings of producers, consumers and the worker: frozen, checked when they are made, unknown names refused.
 
-Durations end in `_ms`, sizes in `_bytes`, counts in nothing or `_count`. Names are RocketMQ's in snake case where
-RocketMQ has the setting. Every object can be printed: secrets in `client` are hidden.
+Names of durations end in `_ms` and names of sizes in `_bytes`. Names of counts have no suffix or end in `_count`. Where
+RocketMQ has the setting, the name is RocketMQ's in snake case. Every object can be printed: secrets in `client` are
+hidden.
 """
 
 import difflib
@@ -40,7 +41,7 @@ _MIB = 1_048_576
 
 
 class Settings(BaseModel):
-    """What all settings objects share: frozen, unknown names are errors, errors are `ConfigError`."""
+    """Base of all settings: they are frozen, an unknown name is an error, and every error is a `ConfigError`."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True, hide_input_in_errors=True
@@ -48,41 +49,43 @@ class Settings(BaseModel):
 
     @classmethod
     def make(cls, **values: Any) -> Self:
-        """A settings object from keyword arguments.
+        """Make a settings object from keyword arguments.
 
         Raises:
-            ConfigError: a name that is no setting, or a value out of its range; it names all of them.
+            ConfigError: a name is not a setting, or a value is out of its range. The message lists all of them.
         """
         try:
             return cls(**values)
         except ValidationError as error:
-            found = "; ".join(_said(item, cls.model_fields) for item in error.errors(include_url=False))
+            found = "; ".join(_error_text(item, cls.model_fields) for item in error.errors(include_url=False))
             raise ConfigError(f"{cls.__name__}: {found}") from error
 
 
-def _said(item: Any, known: Iterable[str]) -> str:
-    """One error of pydantic's in words of ours: the setting, its value, the rule."""
+def _error_text(item: Any, known: Iterable[str]) -> str:
+    """Describe one pydantic error in our own words: the setting, its value, the rule."""
     name = ".".join(map(str, item["loc"]))
     match item["type"]:
         case "missing":
-            return f"{name} has to be given"
+            return f"{name} is required"
         case "extra_forbidden":
             in_snake_case = re.sub(r"(?<=[a-z0-9])[A-Z]", lambda upper: f"_{upper[0].lower()}", name)
-            meant = difflib.get_close_matches(in_snake_case, known, 1)
-            return f"{name}={_shown(item)}: there is no such setting{f'; did you mean {meant[0]}?' if meant else ''}"
+            similar = difflib.get_close_matches(in_snake_case, known, 1)
+            hint = f"; did you mean {similar[0]}?" if similar else ""
+            return f"{name}={_safe_value(item)}: there is no such setting{hint}"
         case "string_too_short" if not item["input"]:
-            return f"{name} is empty; it has to be given"
+            return f"{name} is empty; it is required"
         case "value_error":
             why = str(item["ctx"]["error"])
-            return f"{name}={_shown(item)}: {why}" if name else why
+            return f"{name}={_safe_value(item)}: {why}" if name else why
         case _:
-            return f"{name}={_shown(item)}: {item['msg']}"
+            return f"{name}={_safe_value(item)}: {item['msg']}"
 
 
-def _shown(item: Any) -> str:
+def _safe_value(item: Any) -> str:
+    """Return the refused value as text, with secrets hidden."""
     name = str(item["loc"][-1]) if item["loc"] else ""
     if "client" in item["loc"]:
-        return "…"  # passwords are in there
+        return "…"  # `client` may contain passwords
     return str(mask({name: item.get("input")})[name]) if name else "…"
 
 
@@ -94,14 +97,14 @@ Levels = Annotated[DelayLevels, BeforeValidator(_levels)]
 
 
 class ConnectionSettings(Settings):
-    """How a shell reaches the cluster.
+    """How a producer, consumer or worker connects to the cluster.
 
     Attributes:
-        bootstrap: `host:port` of at least one broker, comma separated.
-        namespace: prefix of every shim topic, `""` for none.
-        delay_levels: the level table; text as RocketMQ writes it.
-        client: further librdkafka settings (TLS, SASL, …), passed through and checked.
-        allow_code_settings: let settings through that run code; see `rocketshim.kafka.client_config`.
+        bootstrap: `host:port` of at least one broker, separated by commas.
+        namespace: prefix of every topic that rocketshim creates; `""` for none.
+        delay_levels: the table of delay levels, or text in RocketMQ's notation.
+        client: further librdkafka settings (TLS, SASL, …). They are checked and passed on.
+        allow_code_settings: accept settings that run code; see `rocketshim.kafka.client_config`.
     """
 
     bootstrap: str = Field(min_length=1)
@@ -111,7 +114,7 @@ class ConnectionSettings(Settings):
     allow_code_settings: bool = False
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """What `repr`, `str` and rich show: secrets hidden."""
+        """Yield what `repr`, `str` and rich print, with secrets hidden."""
         for name, value in super().__repr_args__():
             yield name, mask(value) if name == "client" else value
 
@@ -138,9 +141,9 @@ class ProducerSettings(ConnectionSettings):
     Attributes:
         max_delay_ms: longest delay of a message, in ms. Default 40 days.
         max_message_bytes: largest record that may be sent, headers included, in bytes. Default 4 MiB (RocketMQ's
-            limit of a body). Room for the shim's headers of later hops is kept inside it.
-        delivery_timeout_ms: how long librdkafka tries before it reports failure, in ms. Default 30 s.
-        linger_ms: how long a batch waits for more, in ms. Default 5.
+            limit for a body). The limit includes space reserved for headers that later hops add.
+        delivery_timeout_ms: how long librdkafka tries to send before it reports a failure, in ms. Default 30 s.
+        linger_ms: how long a batch waits for more messages, in ms. Default 5.
     """
 
     max_delay_ms: int = Field(default=40 * _DAY_MS, ge=1)
@@ -153,29 +156,32 @@ class WorkerSettings(ConnectionSettings):
     """Settings of the delay-redelivery worker.
 
     Attributes:
-        allow: logical topic names the worker may deliver to, or prefixes with one trailing `*`. `%RETRY%g` needs no
-            entry. There is no default: a worker that may write anywhere must be told so with `*`.
-        group: consumer group; None: `rmq.sched` of the namespace. Any other name delivers everything again and needs
+        allow: logical topic names that the worker may deliver to, or prefixes with one trailing `*`. `%RETRY%g` needs
+            no entry. There is no default: `*` lets the worker write to every topic.
+        group: consumer group. None: `rmq.sched` of the namespace. Another name delivers everything again and needs
             `replay_everything`.
-        replay_everything: that another group name is meant.
-        create_topics: create the schedule and parking topics where they are missing.
-        commit_interval_ms: how often confirmed positions are committed, in ms. Default 200.
-        max_delay_ms: a record that is due later than this from now is parked, in ms. Default 40 days.
-        prefetch_count: records held per partition that wait; a twentieth while the next is due in more than 2 s.
-            Default 5,000.
-        prefetch_bytes: bytes of records held per partition that wait, and most that leave it in one go. Default 8 MiB.
-        drain_count: most records taken from one partition in one go. Default 1,000.
-        max_in_flight_count: most records sent and not confirmed. Default 20,000.
-        max_in_flight_bytes: most bytes of records sent and not confirmed. Default 64 MiB.
+        replay_everything: confirms that another group name is intended.
+        create_topics: create the schedule topics and the parking topic if they are missing.
+        commit_interval_ms: how often confirmed offsets are committed, in ms. Default 200.
+        max_delay_ms: a record whose due time is further away than this is parked, in ms. Default 40 days.
+        prefetch_count: waiting records that are buffered per partition. A twentieth of it while the next record is due
+            in more than 2 s. Default 5,000.
+        prefetch_bytes: bytes of waiting records that are buffered per partition. Also the maximum number of bytes taken
+            from one partition at a time. Default 8 MiB.
+        drain_count: maximum number of records taken from one partition at a time. Default 1,000.
+        max_in_flight_count: maximum number of records sent and not yet confirmed. Default 20,000.
+        max_in_flight_bytes: maximum bytes of records sent and not yet confirmed. Default 64 MiB.
         target_patience_ms: how long a target may take to accept a record before the record is re-appended, in ms.
             Default 2 s.
         target_tries: how many times a record is re-appended before it is parked. Default 5.
         hop_timeout_ms: how long librdkafka tries to store a hop, in ms. Default 30 s.
         exactly_once: consume and produce in Kafka transactions. Default: at least once.
-        instance: part of the `transactional.id` that tells workers of one group apart; stable names let a restarted
-            worker end at once what it left open. None: host name and a random part. Only for `exactly_once`.
-        transaction_timeout_ms: after which the broker aborts a transaction, in ms; longer than a broker takes to fence
-            a dead one (9 s by default), since two thirds of it are the time of each transactional call. Default 15 s.
+        instance: part of the `transactional.id` that distinguishes the workers of one group. With a stable name, a
+            restarted worker immediately aborts the transaction that it left open. None: host name and a random part.
+            Used with `exactly_once` only.
+        transaction_timeout_ms: the broker aborts a transaction after this time, in ms. Each transactional call may take
+            two thirds of it, so it must be longer than a broker takes to fence a dead broker (9 s by default). Default
+            15 s.
         stop_timeout_ms: how long a stop waits for hops in flight, in ms. Default 10 s.
     """
 
@@ -202,8 +208,8 @@ class WorkerSettings(ConnectionSettings):
     def _check_group(self) -> Self:
         if self.group is not None and not self.replay_everything:
             raise ValueError(
-                f"another worker group than the namespace's own ({self.group!r}) delivers everything in the schedule "
-                "topic again; leave it out, or say replay_everything if that is meant"
+                f"group {self.group!r} is not the worker group of the namespace, so it would deliver everything in the "
+                "schedule topic again; leave group out, or set replay_everything if you intend that"
             )
         return self
 
@@ -211,7 +217,7 @@ class WorkerSettings(ConnectionSettings):
 class PushConsumerOptions(TypedDict, total=False):
     """The names of `PushConsumerSettings` that are keyword arguments of `PushConsumer`, for editors and type checkers.
 
-    Meaning, range and default of each stand at `PushConsumerSettings`.
+    `PushConsumerSettings` documents the meaning, range and default of each.
     """
 
     namespace: str
@@ -254,64 +260,66 @@ class PushConsumerOptions(TypedDict, total=False):
 
 
 class PushConsumerSettings(ConnectionSettings):
-    """Settings of a `PushConsumer`; names and defaults as `DefaultMQPushConsumer` of RocketMQ, where it has them.
+    """Settings of a `PushConsumer`; names and defaults as in RocketMQ's `DefaultMQPushConsumer`, where it has them.
 
     Attributes:
         group: the consumer group.
-        message_model: `CLUSTERING` (default) or `BROADCASTING`: every member gets every message, failed ones are
-            dropped, positions are kept in a local file.
-        client_id: this member's name. None: `host@pid@n`, in broadcasting `host@DEFAULT`, because there the positions
-            are kept under it: it has to be the same after a restart, and of each process its own.
-        offset_store_dir: folder of the positions of broadcasting. None: `~/.rocketshim_offsets`.
-        allocate_message_queue_strategy: how members share queues out; the same in the whole group. None (default):
-            Kafka's group protocol. A strategy: each member decides alone, over the members in the group's log, and
-            consumes what it holds the lease of (`lock_lease_ms` and the others).
-        rebalance_interval_ms: how often topics and queues are looked up where Kafka does not say (broadcasting,
-            patterns, strategies), in ms. Default 20 s.
-        consume_from_where: where a group begins on a topic it has never consumed. Default: at its end.
-        consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`; None: 30 minutes before the consumer is made.
-        consume_thread_min: listener threads, 1 to 1,000. Default 20.
-        consume_thread_max: no less than `consume_thread_min`, 1 to 1,000; as in RocketMQ the pool never grows past the
-            minimum by itself, so it only bounds `update_core_pool_size`. Default 1,000 (RocketMQ: 20).
-        async_concurrency: calls of `async def` listeners at once, 1 to 10,000; the thresholds of a queue bound it, too.
-            Default 100.
-        consume_message_batch_max_size: most messages one listener call gets, 1 to 1,024; above 1 it gets lists.
-            Default 1.
-        max_reconsume_times: failed attempts before a message becomes a dead letter; -1 (default): 16, so that a
-            message is delivered 17 times, in orderly mode for ever; 0: the first failure is the last. Other negatives
-            are taken literally.
-        consume_timeout_ms: how long one listener call may last before its message is sent back, in ms. Default 15 min.
-        consume_concurrently_max_span: widest distance in offsets between the oldest message that is not done and the
-            newest, 1 to 65,535. Default 2,000.
-        pull_threshold_for_queue: messages held per queue, 1 to 65,535. Default 1,000.
-        pull_threshold_size_for_queue_bytes: bytes of bodies held per queue, 1 to 1 GiB. Default 100 MiB.
-        pull_threshold_for_topic: messages held over all queues, 1 to 6,553,500, shared out evenly among the queues held
-            in place of `pull_threshold_for_queue`; -1 (default): off.
-        pull_threshold_size_for_topic_bytes: the same for bytes of bodies, up to 100 GiB; -1 (default): off.
-        filter_support_retry: whether SQL filters are asked about retried messages again; tags never are. One that no
-            longer matches is finished. Default no (RocketMQ: a setting of the broker, likewise off).
-        pull_interval_ms: pause between two fetches of up to `pull_batch_size` messages, 0 to 65,535 ms, over all;
-            two messages a second more may come, since the group has to be served. Default 0.
-        pull_batch_size: most messages of one fetch, 1 to 1,024. Default 1,000 (RocketMQ: 32): they lie in this process
-            already, a larger fetch only saves calls.
-        persist_consumer_offset_interval_ms: how often positions are committed, in ms. Default 5 s.
-        retry_policy: how long to wait before the next attempt where the listener does not say. Default: the level
-            table, from level 3 on.
-        create_topics: create the group's retry and dead-letter topics where they are missing.
+        message_model: `CLUSTERING` (default) or `BROADCASTING`. In broadcasting every member gets every message, failed
+            messages are dropped, and offsets are stored in a local file.
+        client_id: this member's name. None: `host@pid@n`; in broadcasting `host@DEFAULT`, because offsets are stored
+            under this name. There it must stay the same after a restart, and each process needs its own.
+        offset_store_dir: directory of the offsets in broadcasting. None: `~/.rocketshim_offsets`.
+        allocate_message_queue_strategy: how queues are allocated to members; the same in the whole group. None
+            (default): Kafka's group protocol. With a strategy, each member computes the allocation from the members in
+            the group log, and consumes the queues that it has a lease of (`lock_lease_ms` and the settings after it).
+        rebalance_interval_ms: how often topics and queues are looked up where Kafka does not announce changes
+            (broadcasting, patterns, strategies), in ms. Default 20 s.
+        consume_from_where: where a group starts on a topic that it has never consumed. Default: at the end of the
+            topic.
+        consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`. None: 30 minutes before the consumer is made.
+        consume_thread_min: number of listener threads, 1 to 1,000. Default 20.
+        consume_thread_max: upper bound of `update_core_pool_size`, 1 to 1,000, at least `consume_thread_min`. As in
+            RocketMQ, the pool never grows beyond the minimum by itself. Default 1,000 (RocketMQ: 20).
+        async_concurrency: maximum number of concurrent calls of `async def` listeners, 1 to 10,000. The thresholds of a
+            queue limit it, too. Default 100.
+        consume_message_batch_max_size: maximum number of messages of one listener call, 1 to 1,024. If it is above 1,
+            the listener gets lists. Default 1.
+        max_reconsume_times: failed attempts before a message becomes a dead letter. -1 (default): 16, so a message is
+            delivered 17 times; in orderly mode -1 means without limit. 0: the first failure is final. Other negative
+            numbers are taken literally.
+        consume_timeout_ms: how long one listener call may take before its message is sent back, in ms. Default 15 min.
+        consume_concurrently_max_span: maximum distance in offsets between the oldest unfinished message and the newest
+            message, 1 to 65,535. Default 2,000.
+        pull_threshold_for_queue: messages buffered per queue, 1 to 65,535. Default 1,000.
+        pull_threshold_size_for_queue_bytes: bytes of bodies buffered per queue, 1 to 1 GiB. Default 100 MiB.
+        pull_threshold_for_topic: messages buffered over all queues, 1 to 6,553,500. It is divided evenly among the
+            assigned queues and replaces `pull_threshold_for_queue`. -1 (default): off.
+        pull_threshold_size_for_topic_bytes: the same for bytes of bodies, up to 100 GiB. -1 (default): off.
+        filter_support_retry: whether SQL filters are evaluated again for retried messages; tags never are. A retried
+            message that no longer matches is finished. Default no (RocketMQ: a setting of the broker, also off).
+        pull_interval_ms: pause between two fetches of up to `pull_batch_size` messages, 0 to 65,535 ms, over all
+            queues. Up to two more messages a second may arrive, because the consumer must poll to stay in the group.
+            Default 0.
+        pull_batch_size: maximum number of messages of one fetch, 1 to 1,024. Default 1,000 (RocketMQ: 32). The messages
+            are already in this process, so a larger fetch only saves calls.
+        persist_consumer_offset_interval_ms: how often offsets are committed, in ms. Default 5 s.
+        retry_policy: how long to wait before the next attempt if the listener does not choose a delay. Default: the
+            level table, from level 3 on.
+        create_topics: create the group's retry and dead-letter topics if they are missing.
         hop_timeout_ms: how long librdkafka tries to store a retry or dead letter, in ms. Default 30 s.
         hop_back_off_ms: pause before a retry or dead letter that was not stored is sent again, in ms. Default 5 s.
-        revoke_drain_ms: how long a rebalance waits for listener calls in work, in ms. Default 3 s.
-        suspend_current_queue_time_ms: orderly mode: wait before a failed message is tried again, in ms, 10 to 30,000.
+        revoke_drain_ms: how long a rebalance waits for running listener calls, in ms. Default 3 s.
+        suspend_current_queue_time_ms: orderly mode: pause before a failed message is tried again, in ms, 10 to 30,000.
             Default 1 s.
-        order: orderly mode: what is kept in order: `"queue"` (default, as RocketMQ) or `"key"`: a failing message
-            holds up only those with its key.
-        order_by_key_max_span: with `order="key"`, widest distance in offsets between the oldest message that is not
-            done and the newest, 1 to 1,000,000: how far others may run ahead of a failing one, and how many messages a
-            crash may repeat. Default 65,535.
-        lock_lease_ms: how long the group's log keeps a queue for its owner, in ms; above `lock_hold_ms`, at most a day,
-            the same in the whole group. Default 60 s.
-        lock_hold_ms: how long the owner believes in a lock, in ms; above `lock_renew_ms`. Default 30 s.
-        lock_renew_ms: from one renewal of a lock to the next, in ms. Default 20 s.
+        order: orderly mode: the scope of the order. `"queue"` (default, as in RocketMQ), or `"key"`: a failing message
+            delays only messages with the same key.
+        order_by_key_max_span: with `order="key"`, maximum distance in offsets between the oldest unfinished message and
+            the newest message, 1 to 1,000,000. It limits how far other messages run ahead of a failing one, and how
+            many messages are repeated after a crash. Default 65,535.
+        lock_lease_ms: how long the group log reserves a queue for its owner, in ms; above `lock_hold_ms`, at most a
+            day, the same in the whole group. Default 60 s.
+        lock_hold_ms: how long the owner relies on a lock, in ms; above `lock_renew_ms`. Default 30 s.
+        lock_renew_ms: time between two renewals of a lock, in ms. Default 20 s.
     """
 
     group: str = Field(min_length=1)
@@ -351,13 +359,13 @@ class PushConsumerSettings(ConnectionSettings):
 
     @property
     def lock_settings(self) -> QueueLockSettings:
-        """The times of queue locks."""
+        """Return the times of queue locks."""
         return QueueLockSettings(self.lock_lease_ms, self.lock_hold_ms, self.lock_renew_ms)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_group(self.group)
-        _ = self.lock_settings  # refuses times that do not fit
+        _ = self.lock_settings  # raises if the times do not fit together
         if self.consume_thread_max < self.consume_thread_min:
             raise ValueError(
                 f"consume_thread_max={self.consume_thread_max} is below consume_thread_min={self.consume_thread_min}"
@@ -365,12 +373,14 @@ class PushConsumerSettings(ConnectionSettings):
         strategy: object = self.allocate_message_queue_strategy
         if isinstance(strategy, type):
             name = strategy.__name__
-            raise ValueError(f"allocate_message_queue_strategy={name} is a class: give an object, {name}()")  # noqa: TRY004 - pydantic's
+            raise ValueError(f"allocate_message_queue_strategy={name} is a class: pass an object, {name}()")  # noqa: TRY004 - pydantic expects a ValueError
         if self.allocate_message_queue_strategy is not None and self.message_model is MessageModel.BROADCASTING:
-            raise ValueError("allocate_message_queue_strategy: in BROADCASTING every member reads every queue")
+            raise ValueError(
+                "allocate_message_queue_strategy has no meaning in BROADCASTING: every member reads every queue"
+            )
         for name in ("pull_threshold_for_topic", "pull_threshold_size_for_topic_bytes"):
             if getattr(self, name) == 0:
-                raise ValueError(f"{name}=0: a queue under it would never be read; -1 means no such limit")
+                raise ValueError(f"{name}=0: no queue would ever be read; use -1 for no limit")
         return self
 
 
@@ -391,18 +401,19 @@ class LitePullConsumerOptions(TypedDict, total=False):
 
 
 class LitePullConsumerSettings(ConnectionSettings):
-    """Settings of a `LitePullConsumer`; names and defaults as `DefaultLitePullConsumer` of RocketMQ.
+    """Settings of a `LitePullConsumer`; names and defaults are those of RocketMQ's `DefaultLitePullConsumer`.
 
     Attributes:
         group: the consumer group.
-        consume_from_where: where a group begins on a queue it has never committed. Default: at its end.
-        consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`; None: 30 minutes before the consumer is made.
-        auto_commit: commit what earlier polls have handed out; False: `commit_sync` alone commits. Default True.
+        consume_from_where: where a group starts on a queue for which it has no commit. Default: at the end of the
+            queue.
+        consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`. None: 30 minutes before the consumer is made.
+        auto_commit: commit what earlier polls have returned. False: only `commit_sync` commits. Default True.
         auto_commit_interval_ms: how often, in ms; at least 1,000. Default 5 s.
-        poll_timeout_ms: how long `poll` waits for a message when it is not told, in ms. Default 5 s.
-        pull_batch_size: most messages of one `poll`, 1 to 1,024. Default 10.
-        topic_metadata_check_interval_ms: how often the queues of topics are looked up for whoever registered a
-            listener for their changes, in ms. Default 30 s.
+        poll_timeout_ms: how long `poll` waits for a message if the caller gives no timeout, in ms. Default 5 s.
+        pull_batch_size: maximum number of messages of one `poll`, 1 to 1,024. Default 10.
+        topic_metadata_check_interval_ms: how often the queues of topics are looked up for registered change listeners,
+            in ms. Default 30 s.
     """
 
     group: str = Field(min_length=1)
@@ -432,10 +443,10 @@ class PullConsumerOptions(TypedDict, total=False):
 
 
 class PullConsumerSettings(ConnectionSettings):
-    """Settings of a `PullConsumer`; names and defaults as `DefaultMQPullConsumer` of RocketMQ.
+    """Settings of a `PullConsumer`; names and defaults are those of RocketMQ's `DefaultMQPullConsumer`.
 
     Attributes:
-        group: the consumer group whose offsets `update_consume_offset` and `fetch_consume_offset` keep.
+        group: the consumer group whose offsets `update_consume_offset` and `fetch_consume_offset` write and read.
         consumer_pull_timeout_ms: how long `pull` waits for the cluster's answer, in ms. Default 10 s.
         broker_suspend_max_time_ms: how long `pull_block_if_not_found` waits for a message, in ms. Default 20 s.
     """

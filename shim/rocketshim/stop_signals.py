@@ -1,11 +1,12 @@
-"""SIGINT and SIGTERM as a request to stop, from before the work begins until its clean-up has ended.
+"""Treat SIGINT and SIGTERM as a request to stop, from before the work begins until its clean-up has ended.
 
-* The first signal asks. The handlers stay until the block ends, so no further one cuts the clean-up short: service
-  managers signal the whole control group, a terminal its whole process group, and whoever supervises passes it on.
-* Only a person forces: a second Ctrl-C (SIGINT), at least a second after the first, raises KeyboardInterrupt. SIGTERM
-  never does; a copy of the first Ctrl-C, which some launchers send, comes sooner.
-* A block inside another one takes over what the outer one has heard, so that nothing is lost between them.
-* Handlers only set plain attributes: a lock or an event might be taken by the very code they interrupt.
+* The first signal requests a stop. The handlers stay installed until the block ends, so a further signal does not
+  interrupt the clean-up. Further signals are usual: a service manager signals the whole control group, a terminal
+  signals its whole process group, and a supervisor passes signals on.
+* Only a person can force the end: a second Ctrl-C (SIGINT), at least a second after the first, raises
+  KeyboardInterrupt. SIGTERM never does. Some launchers send a copy of the first Ctrl-C; it comes sooner than a second.
+* A block inside another one copies what the outer block has received, so that no signal is lost between them.
+* Handlers only set plain attributes: the interrupted code itself may hold a lock or use an event.
 """
 
 import signal
@@ -23,14 +24,14 @@ _FORCE_AFTER_S: Final = 1.0
 
 
 class StopSignals:
-    """A context manager in which SIGINT and SIGTERM ask to stop; in other threads than the main one it does nothing.
+    """A context manager in which SIGINT and SIGTERM request a stop. Outside of the main thread it does nothing.
 
     Args:
         now_s: the monotonic clock, in seconds.
 
     Attributes:
-        asked: whether a signal has come.
-        interrupted_s: when the first SIGINT came; None: none has.
+        asked: whether a signal has arrived.
+        interrupted_s: when the first SIGINT arrived; None: none has.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -56,10 +57,10 @@ class StopSignals:
         self._before = {}
 
     def hear(self, number: int, frame: FrameType | None = None) -> None:
-        """Take a signal in; what the handlers do.
+        """Record a signal; this is the signal handler.
 
         Raises:
-            KeyboardInterrupt: a person insists.
+            KeyboardInterrupt: this is a second SIGINT, at least a second after the first.
         """
         del frame
         self.asked = True
@@ -72,7 +73,7 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def ignore_from_now_on(self) -> None:
-        """Ignore both signals until the process ends: its work is done, and its exit code is to say so."""
+        """Ignore both signals until the process ends: its work is done, and its exit code must report that."""
         if self._before:
             self._before = {}
             for number in STOP_SIGNALS:

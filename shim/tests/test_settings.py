@@ -74,13 +74,13 @@ def test_settings_out_of_range_are_refused(values: dict[str, object]) -> None:
         ({"maxReconsumeTimes": 3}, "maxReconsumeTimes=3: there is no such setting; did you mean max_reconsume_times?"),
         ({"consume_thread_nums": 3}, "did you mean consume_thread_min?"),
         ({"quux": 3}, "quux=3: there is no such setting$"),
-        ({"group": ""}, "PushConsumerSettings: group is empty; it has to be given$"),
+        ({"group": ""}, "PushConsumerSettings: group is empty; it is required$"),
         ({"consume_thread_max": 10}, "PushConsumerSettings: consume_thread_max=10 is below consume_thread_min=20$"),
         ({"consume_thread_min": 0}, "consume_thread_min=0: Input should be greater than or equal to 1"),
         ({"delay_levels": "1s,5s"}, "delay_levels=1s,5s: entry 1"),
         (
             {"allocate_message_queue_strategy": AllocateMessageQueueAveragely},
-            r"is a class: give an object, AllocateMessageQueueAveragely\(\)",
+            r"is a class: pass an object, AllocateMessageQueueAveragely\(\)",
         ),
     ],
     ids=str,
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_said_with_value_rule_and_way_out(values: dict[str, obj
 
 
 def test_a_setting_that_is_missing_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"WorkerSettings: allow has to be given$"):
+    with pytest.raises(ConfigError, match=r"WorkerSettings: allow is required$"):
         WorkerSettings.make(bootstrap="localhost:9092")
 
 
