@@ -1,1 +1,1 @@
-"""The shells over a group's log: one thread that reads and writes it, and what others get to see."""
+"""The group log of a consumer group: the thread that reads and writes it, and the leases and events it publishes."""

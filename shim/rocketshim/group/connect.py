@@ -1,4 +1,4 @@
-"""Makes the group-log thread of one member from its connection: client settings, owner, topic, token floor."""
+"""Make the group-log thread of one member: client settings, owner, topic, token floor."""
 
 import itertools
 import os
@@ -21,18 +21,19 @@ from rocketshim_topics.names import TopicNames
 __all__ = ["connect_group_log", "log_reader_config", "new_client_id"]
 
 _NUMBERS: Final = itertools.count()
-_OURS_TO_SAY: Final = frozenset({"linger.ms", "queue.buffering.max.ms", "delivery.timeout.ms", "message.timeout.ms"})
+_SET_HERE: Final = frozenset({"linger.ms", "queue.buffering.max.ms", "delivery.timeout.ms", "message.timeout.ms"})
 
 
 def new_client_id() -> str:
-    """A client id as RocketMQ's: `host@pid@n`, n counting the clients of this process. Any thread."""
+    """Return a client id in RocketMQ's form: `host@pid@n`, where n counts the clients of this process. Any thread."""
     return f"{socket.gethostname()}@{os.getpid()}@{next(_NUMBERS)}"
 
 
 def log_reader_config(settings: ConnectionSettings, group: str) -> dict[str, Any]:
-    """Settings of a consumer that reads the group's log: it joins nothing, and says so when a position is not there.
+    """Return the settings of a consumer that reads the group log.
 
-    `read_uncommitted`: nobody writes transactions there, and nobody's open one may hold the log up.
+    The consumer joins no group, and reports an error when an offset does not exist. It reads `read_uncommitted`: no
+    member writes transactions there, and an open transaction of another program must not block the log.
     """
     return merge(
         {key: value for key, value in settings.client.items() if not CONSUMER_ONLY.fullmatch(key)},
@@ -65,22 +66,24 @@ def connect_group_log(
     admin: Any = None,
     strategy: str | None = None,
 ) -> GroupLogThread:
-    """The thread, made and not started. The log's topic must be there (`Layout.for_group(group, with_log=True)`).
+    """Make the group-log thread; do not start it.
+
+    The log's topic must exist (`Layout.for_group(group, with_log=True)`).
 
     Args:
-        settings: how to reach the cluster.
+        settings: how to connect to the cluster.
         group: the consumer group.
-        client_id: of this member; its incarnation is made here.
+        client_id: id of this member; its incarnation is made here.
         lock_settings: times of locks; the same in the whole group.
-        topics: asked for the physical names of the topics the group commits for, its retry topic among them.
-        clients: where Kafka clients come from.
-        clock: the clock that leases are asked by.
-        admin: an admin client, by which the log is recognised when it was created again; None: by its records alone.
+        topics: returns the physical names of the topics that the group commits for, its retry topic included.
+        clients: makes Kafka clients.
+        clock: the clock that leases are checked with.
+        admin: admin client that detects when the log's topic was created again; None: only the log's records tell.
         strategy: name of the allocation strategy; None: Kafka's group protocol.
     """
     topic = TopicNames(settings.namespace).group_log(group)
     producer_config = merge(
-        {key: value for key, value in settings.client.items() if key not in _OURS_TO_SAY},
+        {key: value for key, value in settings.client.items() if key not in _SET_HERE},
         defaults={"client.id": "rocketshim"},
         required={
             **PROTECTED_PRODUCER,

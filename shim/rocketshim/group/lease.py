@@ -1,4 +1,4 @@
-"""What the group-log thread hands to others: leases and events. Each is written by that thread alone."""
+"""Leases and events that the group-log thread publishes. That thread alone writes them."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,15 @@ __all__ = ["GroupEvent", "Lease", "MembersChanged", "QueueStarted", "QueueStoppe
 
 
 class Lease:
-    """One run of one queue under one token; ask `holds` before each listener call and before each commit.
+    """Lease of one queue under one token. Call `holds` before each listener call and before each commit.
 
     Attributes:
-        queue: which.
-        token: fencing token: higher than every token this queue had before.
-        until_ms: end of the belief by the monotonic clock, in ms; 0: it has ended. Renewals move it on.
+        queue: the queue.
+        token: fencing token: higher than every earlier token of this queue.
+        until_ms: until when this process relies on the lease, by the monotonic clock, in ms; 0: it has ended. A renewal
+            extends it.
 
-    Thread-safety: written by the group-log thread, read by any; a read is one attribute.
+    Thread-safety: the group-log thread writes it, any thread may read it; a read is one attribute.
     """
 
     __slots__ = ("queue", "token", "until_ms")
@@ -27,7 +28,7 @@ class Lease:
         self.until_ms = until_ms
 
     def holds(self, now_ms: int) -> bool:
-        """Whether this process may work on the queue, and commit it, at this monotonic instant in ms."""
+        """Return whether this process may process and commit the queue at this monotonic instant in ms."""
         return now_ms < self.until_ms
 
     def __repr__(self) -> str:
@@ -36,13 +37,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class QueueStarted:
-    """The queue is ours: consume it.
+    """This process has the lease of the queue: consume it.
 
     Attributes:
-        lease: by which.
-        next_offset: position from the log; begin at the larger of it and the committed one if that commit carries a
-            token, else at the committed one (somebody has reset it). None: the log knows none.
-        reconsume_counts: failed attempts so far of messages the last owner did not finish.
+        lease: the lease.
+        next_offset: offset from the log. Start at the larger of it and the committed offset if that commit carries a
+            token, else at the committed offset (an operator has reset it). None: the log has no offset.
+        reconsume_counts: failed attempts so far of messages that the last owner did not finish.
     """
 
     lease: Lease
@@ -52,11 +53,11 @@ class QueueStarted:
 
 @dataclass(frozen=True, slots=True)
 class QueueStopped:
-    """Hand no message of the queue to a listener any more, then say `drained`.
+    """Pass no further message of the queue to a listener, then call `drained`.
 
     Attributes:
-        lease: of the run that ends. It still holds only if the reason is UNWANTED; then commit and say `committed`.
-        reason: why.
+        lease: the lease that ends. It is still valid only if the reason is UNWANTED; then commit and call `committed`.
+        reason: why the queue stops.
     """
 
     lease: Lease
@@ -65,10 +66,11 @@ class QueueStopped:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """Other members are alive than before.
+    """The set of live members has changed.
 
     Attributes:
-        client_ids: of all of them, sorted, the own one among them once its first heartbeat was read back.
+        client_ids: client ids of all live members, sorted. This member's own id is included once its first heartbeat
+            was read back.
     """
 
     client_ids: tuple[str, ...]

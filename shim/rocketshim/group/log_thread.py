@@ -1,36 +1,36 @@
-"""The group-log thread: it alone reads and writes a group's log, and tells others which queues they hold.
+"""The group-log thread: it alone reads and writes a group's log, and publishes the leases of this process.
 
 How to use it::
 
     log = GroupLogThread(...)                    # clients are made in its own thread
     log.start()
-    log.want({MessageQueue("orders", queue_id=0)})       # all queues this process is to hold, again at each change
+    log.want({MessageQueue("orders", queue_id=0)})       # all queues that this process wants, again at each change
     event = log.events.get()                     # QueueStarted, QueueStopped, MembersChanged, in order
     ...                                          # lease.holds(now_ms) before each listener call and each commit
     log.progress(lease, next_offset, counts)     # now and then: renewals carry it to the next owner
-    log.drained(lease)                           # after QueueStopped: no listener holds a message of the queue
+    log.drained(lease)                           # after QueueStopped: no listener has a message of the queue
     log.committed(lease, next_offset, counts)    # after the last commit, if the reason was UNWANTED: the lock is free
-    log.stop(5.0)                                # gives back what is drained and committed in time, says goodbye
+    log.stop(5.0)                                # releases what is drained and committed in time, and leaves
 
-Every method may be called from any thread; none of them waits but `start` and `stop`. Each `QueueStarted` is followed
-by exactly one `QueueStopped` before the queue starts again, and both are to be answered as above. `want` less than
-before, `drained` and `committed` may be said at once, one after the other, by a caller who has stopped, drained and
-committed already (a rebalance): the order of the calls is what counts.
+Any thread may call every method. Only `start` and `stop` wait. Exactly one `QueueStopped` follows each `QueueStarted`
+before the queue starts again; the caller answers both as above. In a rebalance the caller has already stopped, drained
+and committed. It may then call `want` with fewer queues, `drained` and `committed` one directly after the other: only
+the order of the calls matters.
 
-What is decided stands in the core: `group_log` (who owns what, from the log alone), `queue_lock` (what this process may
-believe, and what it writes). This file only acts:
+The core makes the decisions: `group_log` (who owns what, from the log alone) and `queue_lock` (which leases this
+process may rely on, and what it writes). This module only acts:
 
-* One consumer, assigned to the log's one partition from its first record on; it joins nothing. One idempotent
-  producer, records appended at once and in order.
-* A turn: take what others say, read and fold what is new, ask the holder what is due, append it. While a record of ours
-  is on its way the thread waits at the consumer, else at the queue of what others say, 20 ms at most.
-* The log is *lost* when its topic has another id, its bounds do not fit to what was folded, or the position that is
-  read is not there: every lease ends, a new fold begins, and nothing is claimed for one lease. A record of a version we
-  do not know ends every lease too.
-* Members with another allocation strategy share out unfairly, not unsafely: they are said.
-* A log without LogAppendTime, and a group that shares its queues out another way, are errors: every lease ends, `error`
-  says why and the thread ends.
-* A leave is written only when everything was given back. Whoever does not drain in time leaves its leases to run out.
+* One consumer is assigned to the log's one partition, from its first record on; it joins no group. One idempotent
+  producer appends records immediately and in order.
+* One iteration accepts commands, reads and folds new records, asks the holder what is due, and appends it. While a
+  record of this process is on its way, the thread waits in the consumer, else in the queue of commands, 20 ms at most.
+* The log is *lost* when its topic has another id, when its bounds do not match what was folded, or when the offset to
+  read does not exist. Then every lease ends, a new fold begins, and nothing is claimed for the duration of one lease. A
+  record of an unknown version ends every lease, too.
+* Members with another allocation strategy allocate queues unfairly, but not unsafely: they are logged.
+* A log without LogAppendTime is an error, and so is a group that allocates its queues in another way. Every lease ends,
+  `error` is set, and the thread ends.
+* A leave is written only when everything was released. The leases of a member that does not drain in time expire.
 """
 
 import math
@@ -97,19 +97,19 @@ class GroupLogThread:
         settings: times of locks and heartbeats.
         make_consumer: makes the reader: `auto.offset.reset=error`, `read_uncommitted`, `group.id` of the group.
         make_producer: makes the writer: idempotent, `acks=all`, no linger.
-        clock: monotonic time; the one that `Lease.holds` is asked by.
-        strategy: name of the allocation strategy; None: Kafka's group protocol shares the queues out.
-        token_floor: asks the reader's cluster for a number above every token that commits of the group carry; None
-            where there is none. Called before the log's end is read. It may raise KafkaException.
-        topic_id: tells when the log's topic was created again; None: not looked at.
+        clock: monotonic time; the same clock as for `Lease.holds`.
+        strategy: name of the allocation strategy; None: Kafka's group protocol allocates the queues.
+        token_floor: returns a number above every token that commits of the group carry, or None if no commit carries
+            one. It is called with the reader, before the log's end is read. It may raise KafkaException.
+        topic_id: detects when the log's topic was created again; None: this is not checked.
 
     Attributes:
-        events: what happened, for one reader.
+        events: events, for one reader.
         error: why the thread has ended by itself; None: it has not.
-        members: client ids of the members alive, sorted.
+        members: client ids of the live members, sorted.
 
-    Thread-safety: as described at the top of the module. `open`, `turn` and `close` are the thread's own, and the
-    tests'.
+    Thread-safety: as described at the top of the module. Only the thread itself and tests call `open`, `turn` and
+    `close`.
 
     Source: `RebalanceImpl#lockAll`, `RebalanceLockManager` of RocketMQ.
     """
@@ -132,7 +132,7 @@ class GroupLogThread:
         self.members: tuple[str, ...] = ()
         self.owner = owner
         self.log_lost_count = 0
-        self._place = TopicPartition(topic, 0)
+        self._partition = TopicPartition(topic, 0)
         self._settings = settings
         self._make_consumer = make_consumer
         self._make_producer = make_producer
@@ -146,15 +146,15 @@ class GroupLogThread:
         self._begin_at_ms = 0
         self._check_at_ms = 0
         self._wakeup_ms = 0
-        self._changed = False  # something was said or failed since the last tick
+        self._changed = False  # a command came or a send failed since the last tick
         self._known_id: str | None = None
         self._leases: dict[MessageQueue, Lease] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._reports: deque[tuple[int, KafkaError | None]] = deque()
         self._sent_seq = 0
         self._read_seq = 0
-        self._strangers: set[Owner] = set()
-        self._other_ways: set[Owner] = set()
+        self._other_leases: set[Owner] = set()
+        self._other_strategies: set[Owner] = set()
         self._consumer: ConsumerClient | None = None
         self._producer: ProducerClient | None = None
         self._close_by_ms: int | None = None
@@ -168,15 +168,15 @@ class GroupLogThread:
         self._thread.start()
 
     def stop(self, timeout_s: float, answer: Callable[[], None] | None = None) -> bool:
-        """Give everything back and end; whether it ended in time. Safe twice, and before `start`.
+        """Release everything and end the thread; return whether it ended in time. A second call does nothing.
 
-        Queues that are not said to be drained and committed within the time keep their leases until these run out.
+        It may also be called before `start`. A queue that is not reported as drained and committed in time keeps its
+        lease until the lease expires.
 
         Args:
-            timeout_s: in seconds.
-            answer: called again and again while that lasts, to take what comes into `events` and answer it: a claim on
-                its way may still be granted, and then keeps its queue from others until it is given back. None: nobody
-                answers.
+            timeout_s: how long to wait for queues to be drained and committed, in seconds.
+            answer: called repeatedly during the wait, to read `events` and answer them. A claim on its way may still be
+                granted; its queue is then unavailable to others until it is released. None: no events are answered.
         """
         self.close_within(timeout_s)
         for _ in range(math.ceil((timeout_s + _LEAVE_S) / _ANSWER_AGAIN_S)):
@@ -191,7 +191,7 @@ class GroupLogThread:
         return False
 
     def close_within(self, timeout_s: float) -> None:
-        """Ask for what `stop` does, and do not wait."""
+        """Request what `stop` does, and do not wait."""
         by_ms = self._now_ms() + round(timeout_s * 1_000)
 
         def close() -> None:
@@ -201,20 +201,20 @@ class GroupLogThread:
         self._commands.put(close)
 
     def want(self, queues: Collection[MessageQueue]) -> None:
-        """All queues this process is to hold from now on; those it holds and that are missing here are stopped."""
+        """Set all queues that this process wants from now on; stop the queues that it has and no longer wants."""
         wanted = frozenset(queues)
         self._commands.put(lambda: self._perform(self._holder.want(wanted, self._now_ms())))
 
     def progress(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
-        """How far a queue is; the next renewal carries it. Ignored when the lease has ended."""
+        """Report the progress of a queue; the next renewal carries it. Ignored when the lease has ended."""
         self._commands.put(lambda: self._holder.progress(lease.queue, lease.token, next_offset, reconsume_counts))
 
     def drained(self, lease: Lease) -> None:
-        """No listener holds a message of the queue, and none will under this lease."""
+        """Report that no listener has a message of the queue, and that none will get one under this lease."""
         self._commands.put(lambda: self._perform(self._holder.drained(lease.queue, lease.token, self._now_ms())))
 
     def committed(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
-        """The drained queue's position is committed, or there was none to commit: the lock is released."""
+        """Release the lock: the drained queue's offset is committed, or there was none to commit."""
         self._commands.put(
             lambda: self._perform(
                 self._holder.committed(lease.queue, lease.token, next_offset, reconsume_counts, self._now_ms())
@@ -224,58 +224,58 @@ class GroupLogThread:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Read and write until `stop`, or until it cannot go on; then `error` says why."""
+        """Read and write until `stop`, or until an error ends the thread; then `error` has the reason."""
         try:
             self.open()
             while not self.over:
                 self.turn(self._wait_s())
-        except BaseException as error:  # noqa: BLE001 - the top of a thread: kept, said, and every lease ends
+        except BaseException as error:  # noqa: BLE001 - the top of a thread: it is kept and logged, and every lease ends
             self._fail(error)
-            _LOG.exception("group.log-thread-failed", extra={"topic": self._place.topic})
+            _LOG.exception("group.log-thread-failed", extra={"topic": self._partition.topic})
         finally:
             self.close()
 
     def open(self) -> None:
-        """Make the clients; no network yet."""
+        """Make the clients, without network calls."""
         self._producer = self._make_producer()
         self._consumer = self._make_consumer()
 
     @property
     def over(self) -> bool:
-        """Whether the thread is to end: it has said goodbye, its time to is over, or it has failed."""
+        """Return whether the thread must end: it has left the group, its time to stop is over, or it has failed."""
         if self.error is not None:
             return True
         if self._close_by_ms is None:
             return False
         left = self._holder.left and self._sent_seq == self._read_seq
-        nothing_held = not self._reading and not self._leases
-        return left or nothing_held or self._now_ms() >= self._close_by_ms
+        has_nothing = not self._reading and not self._leases
+        return left or has_nothing or self._now_ms() >= self._close_by_ms
 
     def turn(self, wait_s: float) -> None:
-        """One turn; waits this long at most for something to happen.
+        """Do one iteration; wait at most `wait_s` seconds for a record or a command.
 
         Raises:
-            RocketshimError: it cannot go on.
+            RocketshimError: the thread cannot continue.
         """
         messages = self._wait(wait_s)
-        self._obey()
+        self._run_commands()
         if not self._reading:
             self._begin()
             return
         now_ms = self._now_ms()
         if now_ms >= self._check_at_ms and self._is_lost(now_ms):
-            return  # what was read is another log's
+            return  # the messages belong to another log
         for message in messages:
             if message.error() is None:
-                self._take(message)
+                self._fold(message)
             elif self._client_error(message.error()):
                 return
-        self._settle()
+        self._process_reports()
         if messages or self._changed or self._now_ms() >= self._wakeup_ms:
             self._tick()
 
     def close(self) -> None:
-        """End every lease, flush what was appended, let the clients go. Safe twice."""
+        """End every lease, flush appended records and close the clients. A second call does nothing."""
         for lease in self._leases.values():
             lease.until_ms = 0
         producer, consumer = self._producer, self._consumer
@@ -291,18 +291,18 @@ class GroupLogThread:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _wait_s(self) -> float:
-        """How long nothing is due."""
+        """Return how long nothing is due, in seconds."""
         until_ms = min(self._wakeup_ms, self._check_at_ms) if self._reading else self._begin_at_ms
         return max(0.0, (until_ms - self._now_ms()) / 1_000)
 
-    def _obey(self) -> None:
-        """Do what others have said."""
+    def _run_commands(self) -> None:
+        """Run the commands of other threads."""
         while self._commands.qsize():
             self._changed = True
             self._commands.get()()
 
     def _tick(self) -> None:
-        """Do what is due, and note when there will be something again: a look at every queue, so not at each turn."""
+        """Do what is due and note when something is due next. It visits every queue, so not every iteration does it."""
         self._changed = False
         self._perform(self._holder.tick(self._log, self._now_ms()))
         self._publish()
@@ -328,7 +328,7 @@ class GroupLogThread:
         return [] if first is None else [first, *consumer.consume(_READ_COUNT - 1, 0)]
 
     def _begin(self) -> None:
-        """Begin a fold at the log's first record, unless the cluster does not answer."""
+        """Begin a fold at the log's first record; if the cluster does not answer, try again later."""
         now_ms = self._now_ms()
         if now_ms < self._begin_at_ms:
             return
@@ -337,13 +337,13 @@ class GroupLogThread:
         try:
             self._known_id = None if self._topic_id is None else self._topic_id.now()
             floor = None if self._token_floor is None else self._token_floor(consumer)
-            bounds = consumer.get_watermark_offsets(self._place, timeout=_ANSWER_S)
+            bounds = consumer.get_watermark_offsets(self._partition, timeout=_ANSWER_S)
             if bounds is None:
                 return
             low, high = bounds
-            consumer.assign([TopicPartition(self._place.topic, 0, low)])
+            consumer.assign([TopicPartition(self._partition.topic, 0, low)])
         except KafkaException as error:
-            _LOG.warning("group.log-unreachable", extra={"topic": self._place.topic, "error": str(error)})
+            _LOG.warning("group.log-unreachable", extra={"topic": self._partition.topic, "error": str(error)})
             return
         self._log = GroupLog(low)
         self._reading = True
@@ -351,48 +351,50 @@ class GroupLogThread:
         self._perform(self._holder.begin(high, self._now_ms(), floor))
         self._tick()
 
-    def _take(self, message: Any) -> None:
+    def _fold(self, message: Any) -> None:
         kind, append_ms = message.timestamp()
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             raise TopicMismatchError(
-                f"{self._place.topic}: message.timestamp.type is CreateTime, should be LogAppendTime: leases are "
-                "counted by append times. Mend it (rocketshim init --mend), or delete the topic while no member runs"
+                f"{self._partition.topic}: message.timestamp.type is CreateTime, it must be LogAppendTime, because "
+                "append times measure leases. Fix it (rocketshim init --mend), or delete the topic while no member runs"
             )
         offset = message.offset()
         try:
             record = decode_group_record(message.value())
         except UnknownVersionError as error:
             _LOG.error(
-                "group.log-unreadable", extra={"topic": self._place.topic, "offset": offset, "error": str(error)}
+                "group.log-unreadable", extra={"topic": self._partition.topic, "offset": offset, "error": str(error)}
             )
             self._observe(self._log.unreadable(offset, append_ms))
         except MalformedRecordError as error:
-            _LOG.warning("group.record-void", extra={"topic": self._place.topic, "offset": offset, "error": str(error)})
+            _LOG.warning(
+                "group.record-void", extra={"topic": self._partition.topic, "offset": offset, "error": str(error)}
+            )
             self._observe(self._log.skip(offset, append_ms))
         else:
-            self._look_at_lease(record)
+            self._check_lease(record)
             self._observe(self._log.fold(offset, append_ms, record))
 
     def _observe(self, folded: Folded) -> None:
         if folded.owner == self.owner and folded.seq is not None and folded.seq <= self._sent_seq:
-            self._read_seq = max(self._read_seq, folded.seq)  # else an operator has written it for us: a release
+            self._read_seq = max(self._read_seq, folded.seq)  # else an operator has written it in our name: a release
         if folded.began_anew:
-            _LOG.warning("group.log-began-anew", extra={"topic": self._place.topic, "offset": folded.offset})
+            _LOG.warning("group.log-began-anew", extra={"topic": self._partition.topic, "offset": folded.offset})
         self._perform(self._holder.observe(folded, self._now_ms()))
         if folded.members_changed:
-            self._look_at_members()
+            self._check_members()
 
-    def _look_at_members(self) -> None:
-        """Who is there now, and do they share the queues out as this member does? A look at all of them, sorted."""
+    def _check_members(self) -> None:
+        """Publish a changed list of members, and check that all of them allocate queues as this member does."""
         conflict = self._log.conflicting_member(self.owner, self._strategy)
         if conflict is not None and (conflict.strategy is None) != (self._strategy is None):
             raise ConsumerError(
-                f"{conflict.owner.client_id} was first in this group and shares its queues out by "
+                f"{conflict.owner.client_id} was first in this group and allocates its queues by "
                 f"{conflict.strategy or 'the group protocol of Kafka'}, this member by "
-                f"{self._strategy or 'the group protocol of Kafka'}: use one way in the whole group"
+                f"{self._strategy or 'the group protocol of Kafka'}: configure the same in the whole group"
             )
-        if conflict is not None and conflict.owner not in self._other_ways:
-            self._other_ways.add(conflict.owner)
+        if conflict is not None and conflict.owner not in self._other_strategies:
+            self._other_strategies.add(conflict.owner)
             _LOG.error(
                 "group.strategies-differ",
                 extra={"client_id": conflict.owner.client_id, "theirs": conflict.strategy, "mine": self._strategy},
@@ -402,13 +404,13 @@ class GroupLogThread:
             self.members = members
             self.events.put(MembersChanged(members))
 
-    def _look_at_lease(self, record: GroupRecord) -> None:
-        """Different leases in one group are safe but for the wait after the log was lost, so they are said."""
+    def _check_lease(self, record: GroupRecord) -> None:
+        """Log a lease of another length: such leases are safe, except for the wait after the log was lost."""
         if record.lease_ms == self._settings.lock_lease_ms:
             return
         owner = Owner(record.client_id, record.incarnation)
-        if owner not in self._strangers:
-            self._strangers.add(owner)
+        if owner not in self._other_leases:
+            self._other_leases.add(owner)
             _LOG.warning(
                 "group.leases-differ",
                 extra={
@@ -418,23 +420,23 @@ class GroupLogThread:
                 },
             )
 
-    # --- a log that is not what it was -------------------------------------------------------------------------------
+    # --- a lost log --------------------------------------------------------------------------------------------------
 
     def _client_error(self, error: KafkaError) -> bool:
-        """Say what the client says; whether the log is lost."""
+        """Log an error of the client; return whether the log is lost."""
         if error.code() in _GONE:
-            self._lost(f"the position to read is not there: {error.str()}")
+            self._lost(f"the offset to read does not exist: {error.str()}")
             return True
         if error.fatal():
             raise KafkaException(error)
-        _LOG.warning("group.client-error", extra={"topic": self._place.topic, "error": str(error)})
+        _LOG.warning("group.client-error", extra={"topic": self._partition.topic, "error": str(error)})
         return False
 
     def _is_lost(self, now_ms: int) -> bool:
-        """Look at the topic's id and the log's bounds, at every heartbeat.
+        """Check the topic's id and the log's bounds, at every heartbeat; return whether the log is lost.
 
-        Whoever was frozen for longer waits for the answer: meanwhile the log may have been created again and grown past
-        the position that is read here, and then nothing in it may tell.
+        A process that was frozen for longer than a heartbeat waits for the topic's id. Meanwhile the log may have been
+        created again and grown beyond the offset to read, and then its bounds do not show that.
         """
         late = now_ms >= self._check_at_ms + self._settings.heartbeat_every_ms
         topic_id = None
@@ -447,21 +449,21 @@ class GroupLogThread:
             self._lost("the topic was created again")
             return True
         try:
-            bounds = self._client().get_watermark_offsets(self._place, timeout=_CHECK_S)
+            bounds = self._client().get_watermark_offsets(self._partition, timeout=_CHECK_S)
         except KafkaException:
-            return False  # away: beliefs end by themselves
+            return False  # unreachable: leases expire by themselves
         if bounds is None:
             return False
         low, high = bounds
         continuity = self._log.continuity(low, high)
         if continuity is Continuity.CONTINUES:
             return False
-        self._lost(f"{continuity.name.lower()}: it holds {low} to {high}, the next to read is {self._log.next_offset}")
+        self._lost(f"{continuity.name.lower()}: it has {low} to {high}, the next to read is {self._log.next_offset}")
         return True
 
     def _lost(self, why: str) -> None:
         self.log_lost_count += 1
-        _LOG.error("group.log-lost", extra={"topic": self._place.topic, "why": why})
+        _LOG.error("group.log-lost", extra={"topic": self._partition.topic, "why": why})
         self._reading = False
         self._begin_at_ms = 0
         self._perform(self._holder.log_lost(self._log.token_floor, self._now_ms()))
@@ -490,7 +492,7 @@ class GroupLogThread:
                     assert_never(action)
 
     def _end(self, queue: MessageQueue, reason: StopReason) -> None:
-        """Stop a queue. While it drains because it is unwanted its lease goes on, so that it can be committed."""
+        """Stop a queue. An unwanted queue keeps its lease while it drains, so that it can be committed."""
         lease = self._leases[queue]
         if reason is not StopReason.UNWANTED:
             lease.until_ms = 0
@@ -499,11 +501,11 @@ class GroupLogThread:
         self.events.put(QueueStopped(lease, reason))
 
     def _publish(self) -> None:
-        """Let the leases show until when is believed; one that has run out this moment is still to be stopped."""
+        """Update the expiry times of the leases; a lease that has expired just now is still to be stopped."""
         for queue, lease in list(self._leases.items()):
             if self._holder.token_of(queue, _ANY_TIME_MS) == lease.token:
                 lease.until_ms = self._holder.believed_until_ms(queue) or 0
-            else:  # given back, or lapsed while it drained
+            else:  # released, or expired while it drained
                 lease.until_ms = 0
                 del self._leases[queue]
 
@@ -513,19 +515,19 @@ class GroupLogThread:
             return
         self._sent_seq = record.seq
 
-        def reported(error: KafkaError | None, message: Any) -> None:
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
             self._reports.append((record.seq, delivery_error(error, message)))
 
         try:
-            producer.produce(self._place.topic, encode_group_record(record), partition=0, on_delivery=reported)
+            producer.produce(self._partition.topic, encode_group_record(record), partition=0, on_delivery=on_delivery)
             producer.poll(0)
         except BufferError:
             self._reports.append((record.seq, KafkaError(KafkaError._QUEUE_FULL)))  # noqa: SLF001
         except KafkaException as error:
             self._reports.append((record.seq, error.args[0]))
 
-    def _settle(self) -> None:
-        """Take delivery reports in. Only failures mean something: what was stored is read back."""
+    def _process_reports(self) -> None:
+        """Process delivery reports. Only failures matter: stored records are read back."""
         producer = self._producer
         if producer is None:
             return
@@ -534,15 +536,15 @@ class GroupLogThread:
             seq, failed = self._reports.popleft()
             if failed is None:
                 continue
-            _LOG.warning("group.record-not-stored", extra={"topic": self._place.topic, "error": str(failed)})
+            _LOG.warning("group.record-not-stored", extra={"topic": self._partition.topic, "error": str(failed)})
             if failed.fatal() or failed.code() == KafkaError._FATAL:  # noqa: SLF001
                 broken = failed
             self._changed = True
             self._perform(self._holder.send_failed(seq, self._now_ms()))
             if seq == self._sent_seq:
-                self._read_seq = seq  # nothing to be read back
+                self._read_seq = seq  # this record will not be read back
         if broken is not None:
-            _LOG.error("group.producer-renewed", extra={"topic": self._place.topic, "error": str(broken)})
+            _LOG.error("group.producer-renewed", extra={"topic": self._partition.topic, "error": str(broken)})
             close_producer(producer, _FLUSH_S)
             self._producer = self._make_producer()
 
@@ -555,8 +557,8 @@ class GroupLogThread:
         return self._clock.monotonic_ns() // 1_000_000
 
 
-def _try(end: Callable[[], Any]) -> None:
+def _try(call: Callable[[], Any]) -> None:
     try:
-        end()
+        call()
     except (KafkaException, RuntimeError) as error:
         _LOG.warning("group.client-error", extra={"error": str(error)})

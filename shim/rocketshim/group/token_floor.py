@@ -1,4 +1,4 @@
-"""What the group's commits know of tokens: needed when the group's log was created again while nobody was there."""
+"""The fencing tokens in the group's commits: needed when the group log was created again while no member was alive."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -14,10 +14,10 @@ _TIMEOUT_S: Final = 10.0
 
 
 def token_floor(consumer: ConsumerClient, topics: Iterable[str]) -> int | None:
-    """A number above every token that the group's commits on these topics carry; None: none carries one.
+    """Return a number above every token that the group's commits on these topics carry; None: none carries one.
 
     Args:
-        consumer: made with the group's id; it need not be a member.
+        consumer: consumer with the group's id; it need not be a member.
         topics: physical names.
 
     Raises:
