@@ -1,8 +1,9 @@
-"""Committing: what may be written, what is on its way, what the group has. Owned by the poll thread.
+"""Offset commits: which offsets may be committed, which are on their way, which are stored. Owned by the poll thread.
 
-Kafka takes offsets that go backwards without a word (our measurement), so the guard is here: within an assignment a
-position is sent only if it is above everything sent before. What was sent and refused is sent again with the next
-commit. A commit is never a reason to end: the next one covers it; how long none has worked is kept for whoever watches.
+Kafka accepts offsets that go backwards without an error (our measurement). So the check is here: within an assignment
+an offset is sent only if it is above every offset sent before. An offset that was sent and refused is sent again with
+the next commit. A failed commit never ends the consumer, because the next commit covers it. How long commits have been
+failing is recorded for monitoring.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,9 +25,9 @@ class Committer:
     """Commits of one consumer.
 
     Args:
-        metadata: the text that a commit of a partition carries.
-        store: where positions are kept; None: in Kafka. Into any other store every commit is synchronous.
-        may: whether a partition may be committed at this instant; None: always.
+        metadata: returns the text that a commit of a partition carries.
+        store: where offsets are stored; None: in Kafka. Commits to any other store are synchronous.
+        may: returns whether a partition may be committed at this instant; None: always.
 
     Thread-safety: none; the poll thread's.
     """
@@ -42,19 +43,19 @@ class Committer:
         self._store = store
         self._sent: dict[TopicPartitionKey, int] = {}
         self._stored: dict[TopicPartitionKey, int] = {}
-        self.outstanding = 0  # asynchronous commits without an answer
-        self.failed = 0  # commits that were refused, since the start
+        self.outstanding = 0  # asynchronous commits that have no answer yet
+        self.failed = 0  # number of commits refused since the start
         self.failing_since_ms: int | None = None
 
     def adopt(self, place: TopicPartitionKey, start: int) -> None:
-        """A partition was assigned, to begin at `start`, which counts as committed."""
+        """Add an assigned partition that starts at `start`, which counts as committed."""
         self._sent[place] = self._stored[place] = start
 
     def move(self, consumer: ConsumerClient, place: TopicPartitionKey, position: int) -> None:
-        """Commit a position whatever was committed before, back or forth; what is sent from now on lies above it.
+        """Commit an offset, above or below earlier commits; only higher offsets are sent from now on.
 
         Raises:
-            KafkaException: it was not taken; nothing changed here.
+            KafkaException: the commit was refused; nothing has changed here.
         """
         asked = [TopicPartition(*place, position, metadata=self._metadata(place))]
         for item in (self._store or consumer).commit(offsets=asked, asynchronous=False):
@@ -63,22 +64,26 @@ class Committer:
         self.adopt(place, position)
 
     def position(self, place: TopicPartitionKey) -> int:
-        """The position that was last sent of a partition that is held, or its start."""
+        """Return the offset that was last sent for an assigned partition, or its start."""
         return self._sent[place]
 
     def stored(self, place: TopicPartitionKey) -> int:
-        """The position that was last taken, or where the partition began; -1: it is not held."""
+        """Return the offset that was last stored, or the partition's start; -1: the partition is not assigned."""
         return self._stored.get(place, -1)
 
     def forget(self, place: TopicPartitionKey) -> None:
-        """A partition has left."""
+        """Remove a partition that is no longer assigned."""
         self._sent.pop(place, None)
         self._stored.pop(place, None)
 
     def commit(
         self, consumer: ConsumerClient, queues: Iterable[PartitionQueue], *, now_ms: int, asynchronous: bool
     ) -> bool:
-        """Commit what is done of these queues; whether there was something to commit and it was taken (or sent)."""
+        """Commit the finished offsets of these queues.
+
+        Returns:
+            Whether there was something to commit and it was stored, or sent if `asynchronous`.
+        """
         offsets = self._due(queues)
         if not offsets:
             return False
@@ -106,9 +111,9 @@ class Committer:
         return not refused
 
     def commit_again(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey], *, now_ms: int) -> None:
-        """Commit once more what was sent of these partitions, since what commits carry has changed.
+        """Commit the last sent offsets of these partitions again, because the metadata of commits has changed.
 
-        Nothing where positions are kept elsewhere than in Kafka.
+        Do nothing if offsets are not stored in Kafka.
         """
         known = [(place, self._sent.get(place, -1)) for place in places if self._may is None or self._may(place)]
         offsets = [TopicPartition(*place, sent, metadata=self._metadata(place)) for place, sent in known if sent >= 0]
@@ -133,18 +138,18 @@ class Committer:
         return due
 
     def answered(self, error: KafkaError | None, partitions: list[TopicPartition], now_ms: int) -> None:
-        """An asynchronous commit's answer (librdkafka's `on_commit`)."""
+        """Process the answer to an asynchronous commit (librdkafka's `on_commit`)."""
         self.outstanding = max(0, self.outstanding - 1)
         refused = False
         for item in partitions:
             place = (item.topic, item.partition)
             wrong = error or item.error
             if wrong is None:
-                if item.offset <= self._sent.get(place, -1):  # else it was moved back since
+                if item.offset <= self._sent.get(place, -1):  # else `move` has set a lower offset since
                     self._stored[place] = max(self._stored[place], item.offset)
                 continue
             refused = True
-            if self._sent.get(place) == item.offset:  # else a later commit, or a later assignment, has taken over
+            if self._sent.get(place) == item.offset:  # else a later commit or assignment has replaced it
                 self._sent[place] = self._stored[place]
         if refused or error is not None:
             self._refused(str(error or [item.error for item in partitions]), now_ms)

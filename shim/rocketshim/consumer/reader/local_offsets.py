@@ -1,14 +1,14 @@
-"""Positions in a local file: the offset store of BROADCASTING, where each consumer has its own.
+"""Offsets in a local file: the offset store of BROADCASTING, where each consumer has its own.
 
-It has the shape of the Kafka consumer's `committed` and `commit`, so that whoever resolves starts and commits need not
-know which it is. Rules:
+It has the `committed` and `commit` methods of the Kafka consumer, so that the code that finds starts and commits works
+with either. Rules:
 
-* A file is written beside the old one, forced to the disk and then put in its place; the old one becomes `.bak`. A
-  crash at any instant leaves the old positions or the new ones.
-* A file that is not whole is never taken for "no positions" (RocketMQ does, and begins at the end): `.bak` is used if
-  it is whole, which repeats some seconds of messages; else it is an error.
-* A lock file keeps a second process with the same client id out: the two would overwrite each other's positions.
-* A write that fails (disk full) is a refused commit: said, counted, and done again with the next one.
+* A new file is written beside the old one, synced to the disk, and renamed over it; the old one becomes `.bak`. A crash
+  at any instant leaves the old offsets or the new ones.
+* A damaged file never counts as "no offsets" (in RocketMQ it does, and consumption starts at the end). `.bak` is used
+  if it is intact, which repeats some seconds of messages; else it is an error.
+* A lock file excludes a second process with the same client id: the two would overwrite each other's offsets.
+* A write that fails (disk full) is a refused commit: it is logged, counted, and repeated with the next commit.
 
 Source: `LocalFileOffsetStore` of RocketMQ.
 """
@@ -37,13 +37,13 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9@_-]")
 
 
 def offset_folder(base: str | None, client_id: str, names: TopicNames, group: str) -> Path:
-    """The folder of a client's offset file of a group.
+    """Return the directory of a client's offset file for a group.
 
     Args:
-        base: folder of all of them; None: `~/.rocketshim_offsets`.
-        client_id: two clients with the same one share the file, and exclude each other.
-        names: of the consumer's namespace.
-        group: of the consumer.
+        base: directory of all offset files; None: `~/.rocketshim_offsets`.
+        client_id: id of the client. Two clients with the same id share the file, and exclude each other.
+        names: names of the consumer's namespace.
+        group: the consumer's group.
     """
     root = Path(base).expanduser() if base is not None else Path.home() / ".rocketshim_offsets"
     safe = _UNSAFE.sub("-", client_id)[:120]
@@ -53,18 +53,18 @@ def offset_folder(base: str | None, client_id: str, names: TopicNames, group: st
 
 
 class LocalOffsetStore:
-    """Positions of one client in one group.
+    """Offsets of one client in one group.
 
     Args:
-        folder: where the file lies; made if it is missing.
-        cluster: id of the cluster the positions are of; `""`: not known, and not compared.
-        topic_id: asked for the id of a topic; `""`: not known.
+        folder: directory of the file; it is created if it is missing.
+        cluster: id of the cluster that the offsets belong to; `""`: unknown, and not compared.
+        topic_id: returns the id of a topic; `""`: unknown.
 
     Raises:
-        OffsetStoreError: another process has it, the file is not whole, it is of another cluster, or it cannot be
+        OffsetStoreError: another process uses the file, it is damaged, it belongs to another cluster, or it cannot be
             read or written. Nothing was changed.
 
-    Thread-safety: made in one thread, then the poll thread's.
+    Thread-safety: one thread makes it; then only the poll thread uses it.
     """
 
     def __init__(self, folder: Path, cluster: str, topic_id: Callable[[str], str]) -> None:
@@ -75,7 +75,7 @@ class LocalOffsetStore:
             self._lock = os.open(folder / "offsets.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise OffsetStoreError(
-                f"positions cannot be kept in {folder}: {error}; choose another offset_store_dir"
+                f"cannot store offsets in {folder}: {error}; choose another offset_store_dir"
             ) from error
         try:
             self._take_lock()
@@ -91,13 +91,13 @@ class LocalOffsetStore:
         self.close()
 
     def close(self) -> None:
-        """Let others have the file. Safe twice."""
+        """Release the file for other processes. A second call does nothing."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        """Positions as `confluent_kafka.Consumer.committed` gives them; -1001 where there is none."""
+        """Return offsets in the form of `confluent_kafka.Consumer.committed`; -1001 where none is stored."""
         del timeout
         for topic in sorted({item.topic for item in partitions}):
             self._content = self._content.identified(topic, self._topic_id(topic))
@@ -109,10 +109,10 @@ class LocalOffsetStore:
         return found
 
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool = False) -> list[TopicPartition]:
-        """Store positions; on the disk when it returns, also when asked to be asynchronous.
+        """Store offsets; they are on the disk when this returns, even with `asynchronous`.
 
         Raises:
-            KafkaException: `_FS`, the file cannot be written; what it says is as before.
+            KafkaException: `_FS`, the file cannot be written; its content is unchanged.
         """
         del asynchronous
         moved = {(item.topic, item.partition): Stored(item.offset, item.metadata or "") for item in offsets}
@@ -134,8 +134,8 @@ class LocalOffsetStore:
             with suppress(OSError):
                 holder = os.pread(self._lock, 64, 0).decode("ascii", "replace").strip()
                 raise OffsetStoreError(
-                    f"{self._path} is in use by process {holder or '?'}: two consumers of one client id would "
-                    "overwrite each other's positions; give each its own client_id"
+                    f"{self._path} is in use by process {holder or '?'}: two consumers with one client id would "
+                    "overwrite each other's offsets; give each its own client_id"
                 ) from error
             raise OffsetStoreError(f"{self._path} is in use, or cannot be locked: {error}") from error
         os.ftruncate(self._lock, 0)
@@ -144,13 +144,13 @@ class LocalOffsetStore:
     def _of_cluster(self, content: OffsetFile, cluster: str) -> OffsetFile:
         if cluster and content.cluster not in {"", cluster}:
             raise OffsetStoreError(
-                f"{self._path} holds positions of the cluster {content.cluster}, this one is {cluster}: choose "
-                "another offset_store_dir or client_id, or remove the file to begin by consume_from_where"
+                f"{self._path} has offsets of the cluster {content.cluster}, but this cluster is {cluster}: choose "
+                "another offset_store_dir or client_id, or remove the file to start by consume_from_where"
             )
         return OffsetFile(cluster or content.cluster, content.topic_ids, content.positions)
 
     def _read(self) -> OffsetFile | None:
-        """What the file says, else its predecessor; None: there are none."""
+        """Read the file, or its backup if the file is missing or damaged; None: neither exists."""
         backup = self._path.with_name(f"{_FILE}.bak")
         found, trouble = False, ""
         for path in (self._path, backup):
@@ -170,8 +170,8 @@ class LocalOffsetStore:
                 return content
         if found:
             raise OffsetStoreError(
-                f"the positions are lost: {trouble}. Restore the file, or remove {self._path} and {backup.name} to "
-                "begin by consume_from_where"
+                f"the offsets are lost: {trouble}. Restore the file, or remove {self._path} and {backup.name} to "
+                "start by consume_from_where"
             )
         return None
 

@@ -1,4 +1,4 @@
-"""Where positions are kept: the Kafka consumer itself has this shape, and `local_offsets.LocalOffsetStore`."""
+"""The protocol of an offset store; the Kafka consumer and `local_offsets.LocalOffsetStore` implement it."""
 
 from typing import Literal, Protocol
 
@@ -8,10 +8,10 @@ __all__ = ["OffsetStore"]
 
 
 class OffsetStore(Protocol):
-    """The two calls by which positions are read and written; as those of `confluent_kafka.Consumer`."""
+    """The two methods that read and write offsets, as in `confluent_kafka.Consumer`."""
 
     def committed(self, partitions: list[TopicPartition], timeout: float = ...) -> list[TopicPartition]:
-        """What is stored; a negative offset: nothing."""
+        """Return the stored offsets; a negative offset means that none is stored."""
 
     def commit(self, *, offsets: list[TopicPartition], asynchronous: Literal[False]) -> list[TopicPartition]:
-        """Store, and return when it is stored."""
+        """Store offsets; return when they are stored."""

@@ -1,7 +1,7 @@
-"""Who says which partitions a consumer reads, where Kafka's group protocol does not.
+"""Decide which partitions a consumer reads where Kafka's group protocol does not decide it.
 
-A consumer that shares out by itself is no member of a Kafka group: it assigns itself what a `PartitionAssigner` wants.
-The poll loop asks it each turn and treats what comes and goes like any assignment and revocation.
+Such a consumer is not a member of a Kafka group: it assigns itself the partitions that a `PartitionAssigner` wants. The
+poll loop asks the assigner in each iteration, and treats changes like assignments and revocations of a group.
 """
 
 from collections.abc import Callable, Collection
@@ -20,42 +20,45 @@ _TIMEOUT_S: Final = 1.0
 
 
 class PartitionAssigner(Protocol):
-    """Says which partitions are to be read. Owned by the poll thread."""
+    """Decides which partitions the consumer reads. Owned by the poll thread."""
 
     def open(self) -> None:
-        """The loop begins."""
+        """Prepare; the loop begins."""
 
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
     ) -> set[TopicPartitionKey] | None:
-        """The partitions to read from now on.
+        """Return the partitions to read from now on.
 
         Args:
-            lookups: to ask about topics.
-            held: what is read now.
+            lookups: client for look-ups of topics.
+            held: partitions that are assigned now.
             now_ms: monotonic time in ms.
 
         Returns:
-            All of them; None: as before.
+            All partitions to read; None: no change.
 
         Raises:
-            RocketshimError: the consumer cannot go on.
+            RocketshimError: the consumer cannot continue.
         """
 
     def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
-        """Whether messages of a partition may be handed out and committed at this instant."""
+        """Return whether messages of a partition may be handed out and committed at this instant."""
 
     def gave_up(self, place: TopicPartitionKey) -> None:
-        """The loop has given a partition up: committed if it held, and nothing more of it begins."""
+        """Note that the loop has given up a partition.
+
+        It was committed if `holds` was true, and no further message of it is handed out.
+        """
 
     def close(self) -> None:
-        """The loop has ended; everything was given up."""
+        """Clean up; the loop has ended and has given up every partition."""
 
 
 def partitions_of(
     lookups: LookupClient, topics: Collection[str], held: Collection[TopicPartitionKey]
 ) -> set[TopicPartitionKey]:
-    """Every partition of these topics; of a topic that cannot be told now, those held.
+    """Return every partition of these topics; if a topic cannot be looked up now, return its partitions in `held`.
 
     Raises:
         KafkaException: the cluster did not answer.
@@ -75,8 +78,8 @@ class BroadcastAssigner:
     """BROADCASTING: every queue of every topic, looked up at an interval.
 
     Args:
-        topics: asked for the physical topics.
-        interval_ms: between two looks, in ms.
+        topics: returns the physical topics.
+        interval_ms: time between two look-ups, in ms.
 
     Source: `RebalanceImpl#rebalanceByTopic`, case BROADCASTING.
     """
@@ -91,7 +94,7 @@ class BroadcastAssigner:
         """See `PartitionAssigner`."""
 
     def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
-        """See `PartitionAssigner`: there is nobody to share with."""
+        """See `PartitionAssigner`: always true, because partitions are not divided among members."""
         del place, now_ms
         return True
 

@@ -1,4 +1,4 @@
-"""What the poll thread's parts ask of a queue, however it is consumed."""
+"""Protocols of an assigned queue and of the work of a listener thread, for concurrent and orderly consumption."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol, TypeVar
@@ -9,57 +9,57 @@ __all__ = ["PartitionQueue", "QueueT", "Work"]
 
 
 class PartitionQueue(FlowCounts, Protocol):
-    """A queue that is held: a `ProcessQueue`, or an `OrderlyPartition`."""
+    """An assigned queue: a `ProcessQueue` or an `OrderlyPartition`."""
 
     paused: bool
-    """For `flow_control`."""
+    """Whether `flow_control` has paused it."""
 
     @property
     def topic(self) -> str:
-        """Physical topic."""
+        """Return the physical topic."""
 
     @property
     def partition(self) -> int:
-        """Its number."""
+        """Return the partition number."""
 
     @property
     def epoch(self) -> int:
-        """Number of the assignment."""
+        """Return the number of the assignment."""
 
     @property
     def dropped(self) -> bool:
-        """Whether it is given up."""
+        """Return whether the queue was given up."""
 
     @property
     def settled(self) -> bool:
-        """Whether nothing of it is in a listener's hands or on its way to another topic."""
+        """Return whether no message of it is with a listener or on its way to another topic."""
 
     @property
     def next_offset(self) -> int | None:
-        """The position to commit; None: nothing new."""
+        """Return the offset to commit; None: nothing new."""
 
     def put(self, messages: Sequence[Any]) -> None:
-        """Take fetched messages. Raises ValueError when their offsets do not rise."""
+        """Add fetched messages. Raises ValueError if their offsets do not rise."""
 
     def withhold(self) -> int:
-        """Let nothing more of it begin; how many messages that were handed out come back so."""
+        """Stop handing out messages; return how many handed-out messages were taken back."""
 
     def drop(self) -> None:
-        """Forget everything; results that come are ignored."""
+        """Discard everything; later results are ignored."""
 
     def oldest_in_work_ms(self, now_ms: int) -> int:
-        """How long the oldest listener call has lasted, in ms."""
+        """Return how long the oldest running listener call has taken, in ms."""
 
 
 QueueT = TypeVar("QueueT", bound=PartitionQueue)
 
 
 class Work(Protocol):
-    """Messages that one listener thread was given: a `Chunk`, or an `OrderlyTask`."""
+    """Messages that one listener thread processes: a `Chunk` or an `OrderlyTask`."""
 
     @property
     def dropped(self) -> bool:
-        """Whether the queue they are of is given up."""
+        """Return whether the queue of the messages was given up."""
 
     def stored(self, messages: Collection[Any]) -> None:
-        """The next hops of these, which failed, are stored."""
+        """Note that the next hops of these failed messages are stored."""

@@ -1,8 +1,8 @@
-"""Which partitions are paused, and why: a partition is read again only when its last reason has gone.
+"""Paused partitions and the reasons: a partition is read again only when its last reason is gone.
 
-librdkafka's pauses stick: they survive a revocation and make a partition that comes back deliver nothing, for ever (our
-measurement; the Java client forgets them). So this object alone pauses and resumes, knows every reason, resumes what
-is newly assigned, and forgets what has left. Owned by the poll thread.
+librdkafka keeps pauses: they survive a revocation, and a partition that is assigned again then delivers nothing,
+forever (our measurement; the Java client forgets them). So this object alone pauses and resumes. It knows every reason,
+resumes newly assigned partitions, and forgets revoked ones. Owned by the poll thread.
 """
 
 from collections.abc import Iterable
@@ -21,15 +21,15 @@ class PauseReason(Flag):
     """Why a partition is not read."""
 
     FLOW = auto()
-    """It holds too much (`core.flow_control`)."""
+    """Too much of it is buffered (`core.flow_control`)."""
     SUSPENDED = auto()
     """The whole consumer is suspended."""
     UNRESOLVED = auto()
-    """It is not known yet where to begin."""
+    """Its start offset is not known yet."""
     USER = auto()
-    """The program has asked for it."""
+    """The program has paused it."""
     LOCK = auto()
-    """Its queue lock is not ours (orderly mode)."""
+    """This process does not have its queue lock (orderly mode)."""
 
 
 _NONE: Final = PauseReason(0)
@@ -42,46 +42,46 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self._held: dict[TopicPartitionKey, PauseReason] = {}
+        self._reasons: dict[TopicPartitionKey, PauseReason] = {}
 
     def why(self, place: TopicPartitionKey) -> PauseReason:
-        """The reasons for which a partition is paused; none of them: it is read."""
-        return self._held.get(place, _NONE)
+        """Return the reasons for which a partition is paused; no reason: it is read."""
+        return self._reasons.get(place, _NONE)
 
     def hold(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
-        """Pause partitions for a reason; one that has it already keeps it."""
+        """Pause partitions for a reason; a partition that already has the reason keeps it."""
         new = []
         for place in places:
-            before = self._held.get(place, _NONE)
-            self._held[place] = before | reason
+            before = self._reasons.get(place, _NONE)
+            self._reasons[place] = before | reason
             if not before:
                 new.append(TopicPartition(*place))
         if new:
             consumer.pause(new)
 
     def release(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
-        """Take a reason away; what has none left is read again."""
+        """Remove a reason; resume the partitions that have no reason left."""
         free = []
         for place in places:
-            before = self._held.get(place, _NONE)
+            before = self._reasons.get(place, _NONE)
             left = before & ~reason
             if left:
-                self._held[place] = left
+                self._reasons[place] = left
             elif before:
-                del self._held[place]
+                del self._reasons[place]
                 free.append(TopicPartition(*place))
         if free:
             consumer.resume(free)
 
     def adopt(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey]) -> None:
-        """Partitions that were assigned just now: whatever pause stuck to them is lifted."""
+        """Resume newly assigned partitions, which may still be paused from an earlier assignment."""
         new = list(places)
         for place in new:
-            self._held.pop(place, None)
+            self._reasons.pop(place, None)
         if new:
             consumer.resume([TopicPartition(*place) for place in new])
 
     def forget(self, places: Iterable[TopicPartitionKey]) -> None:
-        """Partitions that have left."""
+        """Remove partitions that are no longer assigned."""
         for place in places:
-            self._held.pop(place, None)
+            self._reasons.pop(place, None)

@@ -1,4 +1,4 @@
-"""What was fetched at once, by partition."""
+"""Divide a fetched batch by partition."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -15,9 +15,9 @@ _STRIDE: Final = 64
 
 
 def runs_of(batch: list[Any]) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
-    """The runs of one partition in what was fetched, in order; a partition may have several.
+    """Yield the runs of messages of one partition in a fetched batch, in order; a partition may have several runs.
 
-    Fetched messages come in long runs, so 64 are compared at a time, in C: half the cost of a look at each.
+    Fetched messages come in long runs. So 64 messages are compared at a time, in C, at half the cost of comparing each.
     """
     topics: list[Any] = list(map(_TOPIC, batch))
     numbers: list[Any] = list(map(_PARTITION, batch))

@@ -1,24 +1,24 @@
-"""RocketMQ's own allocation: every member computes its share alone, and consumes what it holds the lease of.
+"""RocketMQ's own allocation: each member computes its share by itself, and consumes the queues that it has leases of.
 
-`StrategyAssigner` says which queues are this member's: topic by topic, a strategy over all queues and the members that
-the group's log knows, anew at every change and every `rebalance_interval_ms`. Members that see different lists for a
-moment compute shares that overlap; so a share is only a wish. `LeasedAssigner` turns it into leases, claimed in the
-group's log, and lets the poll loop read what is held (in orderly mode `OrderlyLoop` does that itself). Rules of leases,
-for concurrent consumption:
+`StrategyAssigner` computes the queues of this member. For each topic it applies a strategy to all queues and to the
+members in the group log, at every change and every `rebalance_interval_ms`. Members that see different lists for a
+moment compute shares that overlap, so a share is only a wish. `LeasedAssigner` claims leases for the share in the group
+log, and lets the poll loop read the leased queues (in orderly mode `OrderlyLoop` does that itself). Rules of leases in
+concurrent consumption:
 
-* Nothing is read, handed to listeners or committed without the queue's lease: Kafka does not fence the commits of a
+* Without the queue's lease nothing is read, passed to listeners or committed: Kafka does not fence the commits of a
   consumer that assigns itself.
-* A queue that is given up is drained (`revoke_drain_ms`), committed, then released. A listener that takes longer goes
-  on; its messages are delivered again by the next owner. That is what concurrent consumption promises: at least once.
-* A lease that was lost ends the queue at once: nothing more of it is handed out or committed. Should it come back, it
-  begins anew from the committed position.
-* A new owner begins at the committed position. Commits carry no token and releases no position: commits are of finished
-  prefixes, so whichever of two comes last, nothing between is lost, and what an operator has reset stays reset.
+* A queue that is given up is drained (`revoke_drain_ms`), committed, then released. A listener that takes longer
+  continues, and the next owner delivers its messages again. Concurrent consumption promises only at-least-once.
+* A lost lease ends the queue immediately: nothing more of it is handed out or committed. If the lease comes back, the
+  queue starts again from the committed offset.
+* A new owner starts at the committed offset. Commits carry no token, and releases carry no offset. A commit covers only
+  a finished prefix. So nothing is lost between two commits, whichever comes last, and an operator's reset stays.
 
 Owned by the poll thread.
 
-Source: `RebalanceImpl#rebalanceByTopic`; leases are ours (RocketMQ's concurrent consumers hold none, and two of them
-may consume one queue for a while).
+Source: `RebalanceImpl#rebalanceByTopic`. The leases are an addition: RocketMQ's concurrent consumers have none, and two
+of them may consume one queue for a while.
 """
 
 from collections.abc import Callable, Collection
@@ -45,16 +45,16 @@ _STOP_S: Final = 2.0
 
 
 class StrategyAssigner:
-    """The queues that a strategy gives to one member.
+    """The queues that a strategy allocates to one member.
 
     Args:
-        strategy: the same in the whole group.
-        group: logical name.
-        client_id: own id.
-        topics: asked for the physical topics to share out.
-        logical: logical names of topics that have another one (the group's retry topic).
-        members: asked for the client ids of the members alive.
-        interval_ms: queues are looked up and shared out at least this often, in ms.
+        strategy: allocation strategy; the same in the whole group.
+        group: logical name of the group.
+        client_id: id of this member.
+        topics: returns the physical topics to allocate.
+        logical: physical to logical name of topics where they differ (the group's retry topic).
+        members: returns the client ids of the live members.
+        interval_ms: queues are looked up and allocated at least this often, in ms.
 
     Thread-safety: none; the poll thread's.
     """
@@ -86,7 +86,7 @@ class StrategyAssigner:
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
     ) -> set[TopicPartitionKey] | None:
-        """See `PartitionAssigner`: the own share; None while the own first heartbeat has not been read back."""
+        """See `PartitionAssigner`: this member's share; None until its first heartbeat was read back."""
         seen = frozenset(self._topics()), tuple(self._members())
         if (seen == self._seen and now_ms < self._next_ms) or (self._seen is None and self._client_id not in seen[1]):
             return None
@@ -128,7 +128,7 @@ class StrategyAssigner:
         try:
             share: list[Any] = share_of(self._strategy, self._group, self._client_id, places, members)
             return {places[queue] for queue in share if queue in places}
-        except BaseException:  # noqa: BLE001 - a strategy is user code; as in RocketMQ what was held is kept
+        except BaseException:  # noqa: BLE001 - a strategy is user code; as in RocketMQ the assigned queues are kept
             _LOG.exception(
                 "consumer.strategy-failed", extra={"topic": topic, "strategy": safe_text(self._strategy, repr)}
             )
@@ -136,11 +136,11 @@ class StrategyAssigner:
 
 
 class LeasedAssigner:
-    """A share of which only that is read whose lease is held.
+    """An assigner that reads only those queues of a share whose lease this process has.
 
     Args:
-        share: what is wished for.
-        log: of the group; not started.
+        share: computes the wanted queues.
+        log: the group-log thread, not started.
 
     Thread-safety: none; the poll thread's.
     """
@@ -148,7 +148,7 @@ class LeasedAssigner:
     def __init__(self, share: StrategyAssigner, log: GroupLogThread) -> None:
         self._share = share
         self._log = log
-        self._wished: set[TopicPartitionKey] | None = None
+        self._wanted: set[TopicPartitionKey] | None = None
         self._leases: dict[TopicPartitionKey, Lease] = {}
         self._lost: dict[TopicPartitionKey, Lease] = {}
         self._given: set[TopicPartitionKey] | None = None
@@ -163,47 +163,48 @@ class LeasedAssigner:
         """See `PartitionAssigner`.
 
         Raises:
-            RocketshimError: the group's log cannot be followed any more, or the group shares its queues another way.
+            RocketshimError: the group log can no longer be read, or the group allocates its queues in another way.
         """
         if self._log.error is not None:
             raise self._log.error
         self._take_events(held)
-        share = self._share.wanted(lookups, self._wished or (), now_ms)
-        if share is not None and share != self._wished:
+        share = self._share.wanted(lookups, self._wanted or (), now_ms)
+        if share is not None and share != self._wanted:
             self._want(share)
             _LOG.info("consumer.share", extra={"queues": partition_names(sorted(share))})
-        if self._wished is None:
+        if self._wanted is None:
             return None
-        given = {place for place in self._leases if place in self._wished}
+        given = {place for place in self._leases if place in self._wanted}
         if given == self._given:
             return None
         self._given = given
         return given
 
     def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
-        """Whether the queue may be worked on and committed at this instant."""
+        """Return whether the queue may be processed and committed at this instant."""
         lease = self._leases.get(place)
         return lease is not None and lease.holds(now_ms)
 
     def gave_up(self, place: TopicPartitionKey) -> None:
-        """Nothing more of the queue begins, and what could be committed is: the lease goes back."""
+        """Release the lease: nothing more of the queue is handed out, and what could be committed is committed."""
         lost = self._lost.pop(place, None)
         if lost is not None:
             self._log.drained(lost)
         lease = self._leases.pop(place, None)
         if lease is not None:
-            if self._wished and place in self._wished:  # the log takes back only what is not wanted
-                self._want(self._wished - {place})
+            if self._wanted and place in self._wanted:  # the log releases only queues that are not wanted
+                self._want(self._wanted - {place})
             self._release(lease)
 
     def close(self) -> None:
-        """Give everything back and say goodbye; a few seconds at most."""
+        """Release everything and leave the group; this takes a few seconds at most."""
         self._want(set())
         for place in [*self._lost, *self._leases]:
             self.gave_up(place)
-        self._log.stop(_STOP_S, self._give_back_the_rest)
+        self._log.stop(_STOP_S, self._release_new_leases)
 
-    def _give_back_the_rest(self) -> None:
+    def _release_new_leases(self) -> None:
+        """Release the leases that arrive while the log stops."""
         while self._log.events.qsize():
             match self._log.events.get():
                 case QueueStarted(lease) | QueueStopped(lease):
@@ -212,16 +213,16 @@ class LeasedAssigner:
                     pass
 
     def _want(self, share: set[TopicPartitionKey]) -> None:
-        self._wished = share
+        self._wanted = share
         self._log.want([MessageQueue(topic, queue_id=number) for topic, number in share])
 
     def _take_events(self, held: Collection[TopicPartitionKey]) -> None:
-        """Take in what happened; after the loss of a queue that is read the loop has to end it before anything else."""
+        """Process events, up to the loss of an assigned queue: the loop must end that queue before anything else."""
         while self._log.events.qsize():
             event = self._log.events.get()
             match event:
                 case QueueStarted(lease):
-                    self._leases[_place(lease)] = lease  # if it is not wished for any more its QueueStopped follows
+                    self._leases[_key_of(lease)] = lease  # if it is no longer wanted, its QueueStopped follows
                 case QueueStopped(lease, reason):
                     if self._stopped(lease, reason, held):
                         return
@@ -231,16 +232,16 @@ class LeasedAssigner:
                     assert_never(event)
 
     def _stopped(self, lease: Lease, reason: StopReason, held: Collection[TopicPartitionKey]) -> bool:
-        place = _place(lease)
+        place = _key_of(lease)
         if self._leases.get(place) is not lease:
-            self._release(lease)  # given up before
+            self._release(lease)  # it was given up before
             return False
         if place not in held:
             del self._leases[place]
             self._release(lease)
             return False
         if reason is StopReason.UNWANTED:
-            return False  # the loop gives it up
+            return False  # the loop gives it up, and then calls `gave_up`
         del self._leases[place]
         self._lost[place] = lease
         return True
@@ -250,5 +251,5 @@ class LeasedAssigner:
         self._log.committed(lease, None, ())
 
 
-def _place(lease: Lease) -> TopicPartitionKey:
+def _key_of(lease: Lease) -> TopicPartitionKey:
     return lease.queue.topic, lease.queue.queue_id

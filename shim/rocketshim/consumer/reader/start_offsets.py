@@ -1,14 +1,14 @@
-"""Where each partition begins, what its commits carry, and how it is taken up.
+"""Start offsets of partitions: where each one starts, what its commits carry, and how it is assigned.
 
-The decision is `core.start_position`'s; `StartOffsets` asks Kafka for what it needs: committed offsets and their
-metadata of *all* partitions of the topic, the end of a log, the offset of a time. A start that was resolved (and not
-committed before) is committed at once, before the first message is handed out: else a crash before the first commit
-would begin at another end of the log and lose what lay between.
+`core.start_position` makes the decision. `StartOffsets` asks Kafka for its input: committed offsets and their metadata
+of *all* partitions of the topic, the end of a log, the offset of a time. A start that was resolved, and not committed
+before, is committed immediately, before the first message is handed out. Otherwise, after a crash before the first
+commit, the group would start at the new end of the log and lose the messages in between.
 
-`PartitionStarter` assigns partitions at their starts. One whose start cannot be found out now (coordinator away) is
-assigned paused, and looked for again (`core.retry_rotation`). Until then it lies at offset 0, never at "the beginning":
-that would be a look-up of librdkafka's, whose answer, when it comes late, moves a partition that has been told where to
-read (seen under load).
+`PartitionStarter` assigns partitions at their starts. A partition whose start cannot be found now (the coordinator is
+unreachable) is assigned paused, and its start is looked up again (`core.retry_rotation`). Until then it is at offset 0,
+never at "the beginning". "The beginning" makes librdkafka look up the offset, and a late answer moves a partition that
+was already sought to its start (seen under load).
 
 Owned by the poll thread.
 """
@@ -45,31 +45,31 @@ __all__ = ["UNKNOWN_START", "PartitionStarter", "StartOffsets", "paused_assignme
 _LOG = safe_logger("rocketshim.consumer")
 TokenOf = Callable[[TopicPartitionKey], int | None]
 UNKNOWN_START: Final = -1
-"""In place of an offset: it cannot be told yet."""
+"""Stands for an offset that is not known yet."""
 
 _TIMEOUT_S: Final = 10.0
-_HELD_AT: Final = 0
+_PAUSED_AT: Final = 0
 
 
 class StartOffsets:
-    """Start positions of one consumer.
+    """Start offsets of one consumer.
 
     Args:
-        retry_topic: physical name of the group's retry topic: it always begins at its earliest record.
-        where: for a group that has consumed nothing of a topic yet.
+        retry_topic: physical name of the group's retry topic; it always starts at its earliest record.
+        where: where a group starts that has consumed nothing of a topic yet.
         timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
-        digest: of the group's subscription, carried by each commit.
-        subscription: the same as text.
-        store: where positions are kept; None: in Kafka.
+        digest: digest of the group's subscription; each commit carries it.
+        subscription: the subscription as text.
+        store: where offsets are stored; None: in Kafka.
 
     Attributes:
-        conflicts: topic to the subscription of a member that committed there and subscribes differently, as text. Two
-            subscriptions of one group lose messages: each skips what the other wants.
-        found_tokens: fencing token that the commit of a partition carried when it was resolved last; None: the commit
-            carries none. A partition that is missing here had no commit.
-        token_of: the token that commits of a partition are to carry; None: none (default).
-        may: whether a partition may be committed at this instant; always by default.
-        lookups: answers questions about topics and offsets; None (default): the consumer itself.
+        conflicts: topic to the subscription, as text, of a member that committed there and subscribes differently. Two
+            subscriptions in one group lose messages: each member skips what the other wants.
+        found_tokens: fencing token in the commit of a partition when it was last resolved; None: the commit carries
+            none. A partition without an entry had no commit.
+        token_of: returns the token for commits of a partition; None (default): no token.
+        may: returns whether a partition may be committed at this instant; by default always.
+        lookups: client for look-ups of topics and offsets; None (default): the consumer itself.
 
     Thread-safety: none; the poll thread's.
 
@@ -101,21 +101,21 @@ class StartOffsets:
         self.conflicts: dict[str, str] = {}
 
     def subscribe(self, digest: str, subscription: str) -> None:
-        """The subscription has changed; commits carry the new one from now on."""
+        """Set a changed subscription; commits carry it from now on."""
         self._digest = digest
         self._subscription = subscription
 
     def metadata(self, place: TopicPartitionKey) -> str:
-        """What a commit of this partition carries."""
+        """Return the metadata of a commit of this partition."""
         born = self._born.get(place, 0)
         return encode_metadata(CommitMetadata(self._digest, born, self._subscription, self.token_of(place)))
 
     def resolve(
         self, consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float = _TIMEOUT_S
     ) -> list[TopicPartition]:
-        """The same partitions with the offsets to begin at; starts that were resolved here are committed.
+        """Return the same partitions with their start offsets, and commit starts that were resolved here.
 
-        Those that may not be committed any more by now are not: somebody else's they are, who may be further.
+        Skip the commit of partitions that we no longer own; the new owner may already have committed further.
 
         Arguments and errors as in `find`; after an error nothing was committed.
         """
@@ -130,12 +130,12 @@ class StartOffsets:
     def find(
         self, consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float = _TIMEOUT_S
     ) -> tuple[list[TopicPartition], list[TopicPartition]]:
-        """The same partitions with the offsets to begin at, and those of them that nobody has committed yet.
+        """Return the same partitions with their start offsets, and those of them that have no commit yet.
 
         Args:
-            consumer: as usual.
-            partitions: their offsets are not looked at.
-            timeout_s: for each question, in seconds.
+            consumer: the Kafka consumer.
+            partitions: the partitions; their offsets are ignored.
+            timeout_s: timeout of each request, in seconds.
 
         Raises:
             KafkaException: the cluster did not answer.
@@ -171,7 +171,8 @@ class StartOffsets:
         self, consumer: ConsumerClient, topic: str, assigned: list[int], timeout_s: float
     ) -> tuple[int, dict[int, Found]]:
         listed = (self.lookups or consumer).list_topics(topic, timeout=timeout_s).topics.get(topic)
-        numbers = sorted({*assigned, *(() if listed is None else listed.partitions)})  # a broker may be behind
+        # the assigned ones, too: the broker's metadata may be outdated
+        numbers = sorted({*assigned, *(() if listed is None else listed.partitions)})
         self._counts[topic] = len(numbers)
         found: dict[int, Found] = {}
         asked = [TopicPartition(topic, number) for number in numbers]
@@ -186,9 +187,9 @@ class StartOffsets:
         return len(numbers), found
 
     def look(self, consumer: ConsumerClient, topics: Iterable[str], timeout_s: float) -> None:
-        """Look whether anybody has committed of these topics under another subscription, whoever holds them now.
+        """Check whether any member has committed these topics under another subscription.
 
-        A member that holds none of a topic's queues would not find out otherwise, until it takes one over.
+        A member that has no queue of a topic would otherwise find out only when it gets one.
 
         Raises:
             KafkaException: the cluster did not answer.
@@ -207,7 +208,7 @@ class StartOffsets:
             self._compare(topic, found)
 
     def _compare(self, topic: str, commits: Iterable[CommitMetadata | None]) -> None:
-        if topic == self._retry_topic or self._store is not None:  # a store of one's own has no other members
+        if topic == self._retry_topic or self._store is not None:  # other members do not write into a local store
             return
         others = [each for each in commits if each is not None and digest_conflict(self._digest, each) is not None]
         if not others:
@@ -245,19 +246,19 @@ class StartOffsets:
 
 
 def paused_assignment(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """Partitions as they are assigned while nothing of them is to be read: paused at once, and sought later."""
-    return [TopicPartition(item.topic, item.partition, _HELD_AT) for item in partitions]
+    """Return partitions in the form in which they are assigned to be paused immediately and sought later."""
+    return [TopicPartition(item.topic, item.partition, _PAUSED_AT) for item in partitions]
 
 
 class PartitionStarter:
-    """Partitions that come to one consumer: each begins at its start, or is held until that is known.
+    """Assigns partitions to one consumer: each at its start offset, or paused until that is known.
 
     Args:
-        starts: says where.
-        pauses: of the consumer.
-        begin: called with each partition and the offset it begins at, once it is assigned; `UNKNOWN_START` for one that
-            is held, and again when its start is known.
-        now_ms: monotonic time in ms.
+        starts: finds start offsets.
+        pauses: pauses of the consumer.
+        begin: called with each partition and its start offset once it is assigned. For a paused partition it is called
+            with `UNKNOWN_START`, and again when the start is known.
+        now_ms: returns monotonic time in ms.
 
     Thread-safety: none; the poll thread's.
     """
@@ -273,55 +274,55 @@ class PartitionStarter:
         self._pauses = pauses
         self._begin = begin
         self._now_ms = now_ms
-        self._held: set[TopicPartitionKey] = set()
+        self._waiting: set[TopicPartitionKey] = set()
         self._turns: RetryRotation[TopicPartitionKey] = RetryRotation()
 
     def __contains__(self, place: object) -> bool:
-        """Whether a partition is held: nothing that is fetched of it counts."""
-        return place in self._held
+        """Return whether a partition waits for its start: messages fetched from it are ignored."""
+        return place in self._waiting
 
     def take_up(self, consumer: ConsumerClient, partitions: list[TopicPartition], *, look: bool = True) -> None:
-        """Assign partitions that were given to this consumer; for `on_assign`.
+        """Assign the partitions that this consumer was given; for `on_assign`.
 
         Args:
-            consumer: as usual.
-            partitions: their offsets are not looked at.
-            look: False: their starts are not even asked for (the consumer is closing).
+            consumer: the Kafka consumer.
+            partitions: the partitions; their offsets are ignored.
+            look: False: their starts are not looked up (the consumer is closing).
 
         Raises:
-            KafkaException, RuntimeError: they could not be assigned.
+            KafkaException, RuntimeError: the partitions could not be assigned.
         """
         known: dict[TopicPartitionKey, int] = {}
         if look and partitions:
             try:
                 known = self._resolve(consumer, partitions)
             except KafkaException as error:
-                self._say_unknown(error, partitions)
+                self._log_unknown(error, partitions)
         self.assign(consumer, partitions, known)
 
     def assign(
         self, consumer: ConsumerClient, partitions: list[TopicPartition], known: Mapping[TopicPartitionKey, int]
     ) -> None:
-        """Assign partitions at these starts, and hold those that have none.
+        """Assign partitions at these starts; pause those that have none.
 
         Raises:
-            KafkaException, RuntimeError: they could not be assigned.
+            KafkaException, RuntimeError: the partitions could not be assigned.
         """
         places = [(item.topic, item.partition) for item in partitions]
-        held = [place for place in places if place not in known]
-        consumer.incremental_assign([TopicPartition(*place, known.get(place, _HELD_AT)) for place in places])
+        waiting = [place for place in places if place not in known]
+        consumer.incremental_assign([TopicPartition(*place, known.get(place, _PAUSED_AT)) for place in places])
         self._pauses.adopt(consumer, places)
-        self._pauses.hold(consumer, held, PauseReason.UNRESOLVED)
-        self._held.update(held)
+        self._pauses.hold(consumer, waiting, PauseReason.UNRESOLVED)
+        self._waiting.update(waiting)
         for place in places:
             self._begin(place, known.get(place, UNKNOWN_START))
 
     def look_again(self, consumer: ConsumerClient) -> None:
-        """Begin what is held and whose start can be told by now; one that cannot be told holds up no other."""
-        if not self._held:
+        """Look up the starts of waiting partitions again, and start those that are known now; none delays another."""
+        if not self._waiting:
             return
         began_ms = self._now_ms()
-        places, timeout_s = self._turns.pick(sorted(self._held), began_ms)
+        places, timeout_s = self._turns.pick(sorted(self._waiting), began_ms)
         if not places:
             return
         partitions = [TopicPartition(*place) for place in places]
@@ -331,17 +332,17 @@ class PartitionStarter:
             for place, offset in known.items():
                 consumer.seek(TopicPartition(*place, offset))
         except KafkaException as error:
-            self._say_unknown(error, partitions)
+            self._log_unknown(error, partitions)
             known = {}
         self._turns.tried(places, failed=not known, began_ms=began_ms, now_ms=self._now_ms())
-        self._held.difference_update(known)
+        self._waiting.difference_update(known)
         for place, offset in known.items():
             self._begin(place, offset)
         self._pauses.release(consumer, known, PauseReason.UNRESOLVED)
 
     def forget(self, places: Iterable[TopicPartitionKey]) -> None:
-        """Partitions that have left, or whose position was set otherwise."""
-        self._held.difference_update(places)
+        """Remove partitions that are no longer assigned, or whose offset was set in another way."""
+        self._waiting.difference_update(places)
 
     def _resolve(
         self, consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float = _TIMEOUT_S
@@ -350,6 +351,6 @@ class PartitionStarter:
         return {(item.topic, item.partition): item.offset for item in starts}
 
     @staticmethod
-    def _say_unknown(error: KafkaException, partitions: Iterable[TopicPartition]) -> None:
+    def _log_unknown(error: KafkaException, partitions: Iterable[TopicPartition]) -> None:
         names = [f"{item.topic}/{item.partition}" for item in partitions]
         _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": names})

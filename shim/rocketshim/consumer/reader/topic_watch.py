@@ -1,8 +1,8 @@
-"""Which topics a consumer reads, and whether they are there.
+"""Which topics a consumer reads, and whether they exist.
 
-Where patterns stand for topics, it is looked at an interval which there are. A topic that the cluster says it does not
-know may be one that was made just now, or a broker's that is behind: it is doubted for half a minute, and then looked
-for. Owned by the poll thread.
+Topics that match patterns are looked up at an interval. A topic that the cluster reports as unknown may be new, or the
+broker's metadata may be outdated. So the consumer waits for half a minute, and then looks the topic up. Owned by the
+poll thread.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ __all__ = ["FindTopics", "TopicWatch"]
 
 _LOG = safe_logger("rocketshim.consumer")
 FindTopics = Callable[[Iterable[str]], list[str]]
-"""Takes the names of all topics there are, gives those to read now."""
+"""Takes the names of all existing topics, and returns those to read now."""
 
 _TIMEOUT_S: Final = 5.0
 _MISSING_GRACE_MS: Final = 30_000
@@ -28,12 +28,12 @@ class TopicWatch:
     """The topics of one consumer.
 
     Args:
-        topics: physical names of those to read at first.
-        find: says what to read, of what there is; None: `topics` stay as they are.
-        interval_ms: between two looks, in ms.
+        topics: physical names of the topics to read at first.
+        find: chooses the topics to read from the existing ones; None: `topics` do not change.
+        interval_ms: time between two look-ups, in ms.
 
     Attributes:
-        topics: physical names of those to read now.
+        topics: physical names of the topics to read now.
 
     Thread-safety: none; the poll thread's.
     """
@@ -43,17 +43,17 @@ class TopicWatch:
         self._find = find
         self._interval_ms = interval_ms
         self._next_look_ms = 0
-        self._doubted: dict[str, int] = {}  # and until when
+        self._unknown: dict[str, int] = {}  # topic to the time of its look-up, monotonic ms
 
     def change(self, topics: list[str], find: FindTopics | None) -> bool:
-        """Read these from now on; whether they are others than before."""
+        """Set the topics to read from now on; return whether they have changed."""
         self._find = find
         self._next_look_ms = 0
         changed, self.topics = topics != self.topics, topics
         return changed
 
     def look(self, lookups: LookupClient, now_ms: int) -> bool:
-        """Look which topics there are, if it is time; whether that changes what is to be read."""
+        """Look up the existing topics, if it is time; return whether the topics to read have changed."""
         if self._find is None or now_ms < self._next_look_ms:
             return False
         self._next_look_ms = now_ms + self._interval_ms
@@ -67,15 +67,15 @@ class TopicWatch:
         return changed
 
     def doubt(self, topic: str, now_ms: int) -> None:
-        """The cluster says that there is no such topic."""
-        self._doubted.setdefault(topic, now_ms + _MISSING_GRACE_MS)
+        """Note that the cluster reports a topic as unknown."""
+        self._unknown.setdefault(topic, now_ms + _MISSING_GRACE_MS)
 
     def missing(self, lookups: LookupClient, now_ms: int) -> TopicMissingError | None:
-        """Look for what was doubted half a minute ago; one that is still not there is a reason to end."""
-        if not self._doubted:
+        """Look up topics that were reported as unknown half a minute ago; return an error for a missing one."""
+        if not self._unknown:
             return None
-        for topic in [topic for topic, until_ms in self._doubted.items() if now_ms >= until_ms]:
-            del self._doubted[topic]
+        for topic in [topic for topic, until_ms in self._unknown.items() if now_ms >= until_ms]:
+            del self._unknown[topic]
             try:
                 found = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
             except KafkaException as error:
@@ -83,5 +83,5 @@ class TopicWatch:
                 self.doubt(topic, now_ms)
                 continue
             if found is None or not found.partitions:
-                return TopicMissingError(f"{topic} is subscribed and has not been there for a while; create it")
+                return TopicMissingError(f"the subscribed topic {topic} does not exist; create it")
         return None

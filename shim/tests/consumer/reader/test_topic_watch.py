@@ -27,7 +27,7 @@ def test_without_patterns_nothing_is_looked_for_and_a_change_is_looked_at_at_onc
     assert watch.topics == ["orders"]
 
 
-def test_what_is_doubted_is_looked_for_half_a_minute_later(kafka: InMemoryKafka) -> None:
+def test_unknown_topic_is_looked_up_again_after_half_a_minute(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
     watch = TopicWatch(["orders"], None, 1_000)
     for topic in ("orders", "gone"):
