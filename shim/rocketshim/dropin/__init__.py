@@ -1,7 +1,7 @@
 """Drop-in classes: change `from confluent_kafka import …` to `from rocketshim.dropin import …` and keep every line.
 
-`Consumer` and `Producer` are the originals with additions that do nothing until they are asked for; every other public
-name of `confluent_kafka` is the original itself.
+`Consumer` and `Producer` are the originals with additions that do nothing until the program uses them. Every other
+public name of `confluent_kafka` is the original itself.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -75,5 +75,5 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers know the names above
 
     def __getattr__(name: str) -> Any:
-        """A name that a later `confluent_kafka` has, or a submodule of it."""
+        """Return a name that a later `confluent_kafka` has, or a submodule of it."""
         return getattr(confluent_kafka, name)

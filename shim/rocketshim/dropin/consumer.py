@@ -1,9 +1,9 @@
-"""`Consumer`: `confluent_kafka.Consumer` with retry, and nothing else until it is switched on.
+"""`Consumer`: `confluent_kafka.Consumer` with retry, and the original in every call until retry is enabled.
 
-`Consumer` overrides no method of the original but the constructor, so that switched off each call goes to the C client
-as it always did. With `rocketshim.retry.enable` the constructor gives the object another class: `rocketshim.dropin
-.retrying_consumer.RetryingConsumer` comes between `Consumer` and whatever class of the user's was called, so that a
-subclass that overrides `poll` and calls `super().poll()` reaches ours.
+`Consumer` overrides no method of the original except the constructor. So each call goes directly to the C client while
+retry is off. With `rocketshim.retry.enable` the constructor changes the class of the object: `rocketshim.dropin
+.retrying_consumer.RetryingConsumer` comes between `Consumer` and the user's subclass. So a subclass that overrides
+`poll` and calls `super().poll()` reaches our `poll`.
 """
 
 import functools
@@ -28,20 +28,20 @@ __all__ = ["Consumer"]
 
 
 class Consumer(confluent_kafka.Consumer):
-    """A `confluent_kafka.Consumer` whose messages can be sent back, to come again later or to the dead letters.
+    """A `confluent_kafka.Consumer` that can send a message back: to be delivered again later, or to the dead letters.
 
-    Constructed as the original is. Keys that begin with `rocketshim.` are taken out of a copy of the configuration;
-    `rocketshim.dropin.settings.ConsumerDropinSettings` lists them. Without `rocketshim.retry.enable` it behaves as the
-    original in every call, and nothing is created or subscribed on the cluster.
+    The constructor takes the arguments of the original. Keys that begin with `rocketshim.` are removed from a copy of
+    the configuration; `rocketshim.dropin.settings.ConsumerDropinSettings` lists them. Without `rocketshim.retry.enable`
+    it behaves as the original in every call, and nothing is created or subscribed on the cluster.
 
-    With it, `subscribe` reads the group's retry topic along. A retried message comes from `poll` like any other and
-    shows its true coordinates in that topic, so that every way of committing, storing and seeking is right.
+    With it, `subscribe` also subscribes to the group's retry topic. `poll` returns a retried message like any other,
+    with its true coordinates in that topic, so that every way of committing, storing and seeking works.
 
     Raises:
-        ConfigError: a `rocketshim.` key that does not exist or has a value out of range, or a client setting that
-            retries cannot work with. Everything else as the original.
+        ConfigError: a `rocketshim.` key does not exist or its value is out of range, or a client setting does not work
+            with retries. Everything else as the original.
 
-    Thread-safety: as the original; the methods added here may be called from any thread.
+    Thread-safety: as the original; any thread may call the methods that are added here.
     """
 
     __slots__ = ("__weakref__", "_rocketshim")
@@ -56,7 +56,7 @@ class Consumer(confluent_kafka.Consumer):
             on_revoke: Callable[[Self, list[TopicPartition]], None] | None = None,
             on_lost: Callable[[Self, list[TopicPartition]], None] | None = None,
         ) -> None:
-            """As the original; callbacks may name this class as their first argument's."""
+            """As the original; the first argument of a callback may have this class as its type."""
 
     else:
 
@@ -69,7 +69,7 @@ class Consumer(confluent_kafka.Consumer):
             if not settings.retry_enable:
                 super().__init__(*args, **kwargs)
                 return
-            from rocketshim.dropin.state import prepare  # noqa: PLC0415 - loaded when it is switched on
+            from rocketshim.dropin.state import prepare  # noqa: PLC0415 - loaded only if retry is enabled
 
             state, config = prepare(settings, args, kwargs)
             super().__init__(config)
@@ -85,26 +85,27 @@ class Consumer(confluent_kafka.Consumer):
         level: int | None = None,
         delay: timedelta | str | None = None,
     ) -> None:
-        """Send a message back, to be delivered to this group again after a while; return when that is stored.
+        """Send a message back, to be delivered to this group again later; return when the retry is stored.
 
-        After `rocketshim.max.reconsume.times` failed attempts it goes to the group's dead letters instead. Afterwards
-        the message is committed by the loop's own way, like any handled one. A second call for it has no effect.
+        After `rocketshim.max.reconsume.times` failed attempts the message goes to the group's dead letters instead.
+        Afterwards the program commits the message in its usual way, like any handled message. A second call for the
+        same message has no effect.
 
         Args:
             message: as `poll` or `consume` returned it.
-            error: why, for those who look at retries and dead letters; None: nothing to say.
+            error: the reason, for operators who look at retries and dead letters; None: no reason.
             level: exactly this delay level; below 0: the dead letters; None or 0: 3 + the failed attempts so far.
-            delay: exactly this long, as a timedelta or like `"90s"`; None: a level.
+            delay: exactly this delay, as a timedelta or like `"90s"`; None: a level.
 
         Raises:
             FeatureNotEnabledError: `rocketshim.retry.enable` is not set.
             ValueError: the message carries an error, was changed, or both level and delay are given. Nothing was sent.
-            StaleMessageError: it is of an assignment that is over. Nothing was sent.
-            NotSupportedError: the partitions were given by `assign()`, with which no retry topic is read. Nothing was
-                sent.
-            SendTimeoutError: not known to be stored within `rocketshim.hop.timeout.ms`.
-            SendError, ClusterError: not stored. Until a later call succeeds the message holds down the automatically
-                stored offset of its partition.
+            StaleMessageError: the message belongs to an assignment that has ended. Nothing was sent.
+            NotSupportedError: the partitions were assigned by `assign()`, which does not read the retry topic. Nothing
+                was sent.
+            SendTimeoutError: no confirmation within `rocketshim.hop.timeout.ms`; the retry may or may not be stored.
+            SendError, ClusterError: the retry is not stored. Until a later call succeeds, the automatically stored
+                offset of the partition does not pass the message.
 
         Thread-safety: any thread.
         """
@@ -116,10 +117,10 @@ class Consumer(confluent_kafka.Consumer):
 
         Args:
             message: as `poll` or `consume` returned it.
-            reason: why, for those who look at dead letters.
+            reason: the reason, for operators who look at dead letters.
 
         Raises:
-            As `reconsume_later`, but for `NotSupportedError`: dead letters need no retry topic.
+            As `reconsume_later`, except `NotSupportedError`: dead letters need no retry topic.
 
         Thread-safety: any thread.
         """
@@ -127,19 +128,19 @@ class Consumer(confluent_kafka.Consumer):
         raise _off("dead_letter")
 
     def reconsume_times(self, message: Message) -> int:
-        """Failed attempts so far: 0 at the first delivery, and always where retry is not switched on.
+        """Return the failed attempts so far: 0 at the first delivery, and always 0 if retry is off.
 
         Raises:
             ValueError: the message carries an error.
-            MalformedRecordError: a retry record that breaks the wire format, or a header's name that is no UTF-8; send
-                the message back, and it is parked.
+            MalformedRecordError: a retry record breaks the wire format, or a header name is not UTF-8; send the message
+                back, and it is parked.
 
         Thread-safety: any thread.
         """
         return self._view(message).reconsume_times
 
     def origin(self, message: Message) -> Origin:
-        """Topic, partition and offset of the first delivery; the message's own if it has not failed before.
+        """Return topic, partition and offset of the first delivery; the message's own if it has not failed before.
 
         Raises:
             As `reconsume_times`.
@@ -149,18 +150,18 @@ class Consumer(confluent_kafka.Consumer):
         return self._view(message).origin
 
     def tag(self, message: Message) -> str | None:
-        """The message's one tag; None if it has none.
+        """Return the message's one tag; None if it has none.
 
         Raises:
             ValueError: the message carries an error.
-            MalformedRecordError: a header's name is no UTF-8.
+            MalformedRecordError: a header name is not UTF-8.
 
         Thread-safety: any thread.
         """
         return self._view(message).tag
 
     def uniq_key(self, message: Message) -> str:
-        """The id that is the same at each delivery; for a message without one, where it lay at first.
+        """Return the id that is the same at each delivery; for a message without one, its first coordinates.
 
         Raises:
             As `reconsume_times`.
@@ -174,29 +175,29 @@ class Consumer(confluent_kafka.Consumer):
 
 
 def checked(message: Message) -> Message:
-    """The message, if it is one.
+    """Return the message if it is a fetched message.
 
     Raises:
         ValueError: it carries an error, or was never fetched.
     """
     error = message.error()
     if error is not None:
-        raise ValueError(f"this is no message but the event {error.name()}: look at error() first")
+        raise ValueError(f"this is not a message but the event {error.name()}: check error() first")
     if message.topic() is None or message.partition() is None or message.offset() is None:
         raise ValueError("this message was never fetched: it has no topic, partition or offset")
     return message
 
 
 def viewed(message: Message, *, trusted: bool) -> MessageView:
-    """A message with its headers read.
+    """Return a view of a message, with its headers read.
 
     Args:
         message: as fetched.
-        trusted: it lay on the retry topic.
+        trusted: it comes from the retry topic.
 
     Raises:
-        ValueError: it is no message.
-        MalformedRecordError: a header's name is no UTF-8, which the client cannot read.
+        ValueError: it carries an error, or was never fetched.
+        MalformedRecordError: a header name is not UTF-8, which the client cannot read.
     """
     read_again(checked(message))
     return MessageView(message, trusted)
@@ -204,14 +205,14 @@ def viewed(message: Message, *, trusted: bool) -> MessageView:
 
 def _off(method: str) -> FeatureNotEnabledError:
     return FeatureNotEnabledError(
-        f"{method}() needs the setting rocketshim.retry.enable: put 'rocketshim.retry.enable': True into the "
+        f"{method}() needs the setting rocketshim.retry.enable: set 'rocketshim.retry.enable': True in the "
         "consumer's configuration, and run rocketshim init and a worker"
     )
 
 
 @functools.cache
 def _layered(cls: type[Consumer]) -> type[Consumer]:
-    """The class with the reading layer between it and `Consumer`."""
+    """Return the class with `RetryingConsumer` between it and `Consumer`."""
     from rocketshim.dropin.retrying_consumer import RetryingConsumer  # noqa: PLC0415 - it is a subclass of this module's class
 
     if cls is Consumer:

@@ -1,4 +1,4 @@
-"""How many lanes a schedule topic has, asked of the cluster now and then; and which a record goes to."""
+"""The number of lanes of a schedule topic, looked up once a minute, and the lane that a record goes to."""
 
 import time
 from collections.abc import Callable
@@ -17,37 +17,37 @@ _METADATA_TTL_S: Final = 60.0
 
 
 class Lanes:
-    """The lanes of a schedule topic, known for a minute.
+    """The lanes of a schedule topic, cached for a minute.
 
     Args:
         topic: physical name of the schedule topic.
-        timeout_s: longest wait for an answer, in seconds; 10 at most.
+        timeout_s: maximum wait for an answer, in seconds; 10 at most.
 
-    Thread-safety: `choose`, from any thread.
+    Thread-safety: any thread may call `choose`.
     """
 
     def __init__(self, topic: str, timeout_s: float = _METADATA_TIMEOUT_S) -> None:
         self._topic = topic
         self._timeout_s = min(timeout_s, _METADATA_TIMEOUT_S)
-        self._known = (0, 0.0)  # lanes, monotonic time until which that is believed, in seconds
-        self._turns = LaneSelector()
+        self._known = (0, 0.0)  # lanes, and the monotonic time in seconds at which they are looked up again
+        self._selector = LaneSelector()
 
     def choose(self, key: bytes | None, list_topics: Callable[..., Any]) -> int:
-        """The lane of a record.
+        """Return the lane of a record.
 
         Args:
-            key: of the record; None: no key.
-            list_topics: of a Kafka client; called once a minute.
+            key: key of the record; None: no key.
+            list_topics: the method of a Kafka client; called once a minute.
 
         Raises:
-            TopicMissingError: the schedule topic is not there.
+            TopicMissingError: the schedule topic does not exist.
             BrokerUnavailableError: no broker answered in time.
         """
         lanes, until = self._known
         if time.monotonic() >= until:
             lanes = self._count(list_topics)
             self._known = (lanes, time.monotonic() + _METADATA_TTL_S)
-        return self._turns.choose(key, lanes)
+        return self._selector.choose(key, lanes)
 
     def _count(self, list_topics: Callable[..., Any]) -> int:
         try:
@@ -55,11 +55,11 @@ class Lanes:
             found = list_topics(timeout=self._timeout_s).topics.get(self._topic)
         except KafkaException as error:
             raise BrokerUnavailableError(
-                f"no broker said within {self._timeout_s:g} s which partitions {self._topic!r} has "
+                f"no broker reported the partitions of {self._topic!r} within {self._timeout_s:g} s "
                 f"({error.args[0].name()}); nothing was sent"
             ) from error
         if found is None or not found.partitions:
             raise TopicMissingError(
-                f"the topic {self._topic!r} is not there; nothing was sent. Create it: rocketshim init"
+                f"the topic {self._topic!r} does not exist; nothing was sent. Create it: rocketshim init"
             )
         return max(1, len(found.partitions) // DelayLevels.STRIDE)

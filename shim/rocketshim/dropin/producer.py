@@ -1,9 +1,9 @@
 """`Producer`: `confluent_kafka.Producer` whose `produce` takes a delay, a tag and business keys.
 
-A call without any of these is the original's, argument for argument. With one of them the record is made as
-`rocketshim.Producer` makes it: headers of the wire format, and for a delay the schedule topic in place of the named
-one, from which a worker delivers it. The original's other methods are not touched; a delivery report of a delayed
-message shows where it lies, in the schedule topic.
+A call without any of these is passed to the original, argument for argument. With one of them the record is made as
+`rocketshim.Producer` makes it: it has the headers of the wire format. A delayed record goes to the schedule topic
+instead of the named topic, and a worker delivers it from there. The other methods of the original are unchanged. The
+delivery report of a delayed message has its coordinates in the schedule topic.
 """
 
 import itertools
@@ -30,14 +30,13 @@ Headers = dict[str, str | bytes | None] | list[tuple[str, str | bytes | None]]
 
 
 class Producer(confluent_kafka.Producer):
-    """A `confluent_kafka.Producer` that can send later.
+    """A `confluent_kafka.Producer` that can send delayed messages.
 
-    Constructed as the original is. Keys that begin with `rocketshim.` are taken out of a copy of the configuration;
-    `rocketshim.dropin.settings.ProducerDropinSettings` lists them.
+    The constructor takes the arguments of the original. Keys that begin with `rocketshim.` are removed from a copy of
+    the configuration; `rocketshim.dropin.settings.ProducerDropinSettings` lists them.
 
     Raises:
-        ConfigError: a `rocketshim.` key that does not exist or has a value out of range. Everything else as the
-            original.
+        ConfigError: a `rocketshim.` key does not exist, or its value is out of range. Everything else as the original.
 
     Thread-safety: as the original.
     """
@@ -51,7 +50,7 @@ class Producer(confluent_kafka.Producer):
     _broker_clock: BrokerClock
     _on_delivery: Any
 
-    if not TYPE_CHECKING:  # type checkers see the original's
+    if not TYPE_CHECKING:  # type checkers use the original's constructor
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             values, args, kwargs = take(args, kwargs)
@@ -88,37 +87,36 @@ class Producer(confluent_kafka.Producer):
             topic: as the original's.
             value: as the original's.
             key: as the original's.
-            partition: as the original's; of a delayed message it is the partition it is delivered to. -1: by key.
-                A delayed message is delivered by the Java client's partitioner (murmur2); set `partitioner` to
-                `murmur2_random` if those sent at once are to meet it.
-            callback: as the original's; a delayed message shows where it lies in the schedule topic.
-            on_delivery: likewise.
-            timestamp: as the original's; with the arguments below also the time the message was born.
-            headers: as the original's; with the arguments below user properties, with the limits of
+            partition: as the original's; for a delayed message, the partition that it is delivered to. -1: by key. A
+                delayed message is delivered by the Java client's partitioner (murmur2). Set `partitioner` to
+                `murmur2_random` if messages that are sent without delay must go to the same partition.
+            callback: as the original's; a delayed message has its coordinates in the schedule topic.
+            on_delivery: as `callback`.
+            timestamp: as the original's; with the arguments below also the time at which the message was born.
+            headers: as the original's; with the arguments below they are user properties, with the limits of
                 `rocketshim.Message`.
-            delay_level: deliver after the delay of this level; 0 or less: at once. None: no level.
+            delay_level: deliver after the delay of this level; 0 or less: immediately. None: no level.
             delay: deliver this long after it was stored: a timedelta, `"90s"`, or seconds. None: no delay.
             deliver_at: deliver at this time on the broker's clock: epoch ms or an aware datetime. None: no time.
             tag: one tag to filter by. None: no tag.
             keys: business keys to search by.
 
         Raises:
-            MessageError: more than one delay, a delay longer than `rocketshim.max.delay.ms`, a reserved header, or
-                another rule of `rocketshim.Message` is broken. Nothing was sent.
-            FeatureNotEnabledError: a delayed send inside a transaction, which `rocketshim.allow.delay.in.transaction`
-                does not allow: until the transaction ends it would hold up its delay queue for everybody. Nothing was
-                sent.
-            TopicMissingError: the schedule topic is not there. Nothing was sent.
-            BrokerUnavailableError: no broker said how many lanes it has. Nothing was sent.
+            MessageError: more than one delay is given, a delay is longer than `rocketshim.max.delay.ms`, a header is
+                reserved, or another rule of `rocketshim.Message` is broken. Nothing was sent.
+            FeatureNotEnabledError: this is a delayed send inside a transaction, and
+                `rocketshim.allow.delay.in.transaction` is not set: until the transaction ends, it would block its delay
+                queue for everybody. Nothing was sent.
+            TopicMissingError: the schedule topic does not exist. Nothing was sent.
+            BrokerUnavailableError: no broker reported the number of lanes of the schedule topic. Nothing was sent.
             Everything else as the original.
 
         Thread-safety: any thread.
 
         Source: `MessageConst.PROPERTY_DELAY_TIME_LEVEL`, `PROPERTY_TAGS`, `PROPERTY_KEYS`.
         """
-        report = (
-            on_delivery if callback is None else callback
-        )  # the original takes a None for a callback, and calls none
+        # the original accepts None as a callback, and then calls none
+        report = on_delivery if callback is None else callback
         if delay_level is None and delay is None and deliver_at is None and tag is None and not keys:
             super().produce(topic, value, key, partition, report, None, timestamp, headers)
             return
@@ -137,24 +135,24 @@ class Producer(confluent_kafka.Producer):
         out = self._record(message, timestamp, None if partition < 0 else partition, sent_ns, sent_ms)
         if out.topic == self._names.schedule:
             self._check_transaction()
-            report = self._learning(report, sent_ns, sent_ms)
+            report = self._clocked(report, sent_ns, sent_ms)
         to = -1 if out.partition is None else out.partition
         super().produce(out.topic, out.value, out.key, to, report, None, timestamp, [*out.headers])
 
-    def _learning(self, report: Any, sent_ns: int, sent_ms: int) -> Any:
-        """Return a delivery callback that notes the brokers' clock, and then does what the original would do."""
+    def _clocked(self, report: Any, sent_ns: int, sent_ms: int) -> Any:
+        """Return a delivery callback that updates the estimate of the brokers' clock, and then calls the user's."""
         report = self._on_delivery if report is None else report
         if report is not None and not callable(report):
-            return report  # the original's to refuse
+            return report  # the original refuses it
 
-        def reported(error: KafkaError | None, record: Message) -> None:
+        def observed(error: KafkaError | None, record: Message) -> None:
             kind, append_ms = record.timestamp()
             if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
                 self._broker_clock.reported(append_ms, sent_ns, sent_ms)
             if report is not None:
                 report(error, record)
 
-        return reported
+        return observed
 
     def _record(
         self, message: ShimMessage, timestamp: int, partition: int | None, sent_ns: int, sent_ms: int
@@ -177,7 +175,7 @@ class Producer(confluent_kafka.Producer):
     def _check_transaction(self) -> None:
         if self._in_transaction and not self._settings.allow_delay_in_transaction:
             raise FeatureNotEnabledError(
-                "a delayed send inside a transaction holds up its delay queue for everybody until the transaction "
+                "a delayed send inside a transaction blocks its delay queue for everybody until the transaction "
                 "ends: send it before or after, or set 'rocketshim.allow.delay.in.transaction': True"
             )
 

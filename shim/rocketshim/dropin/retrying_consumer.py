@@ -1,32 +1,33 @@
-"""The consumer with retry switched on: the group's retry topic is read along, offsets are stored when handled.
+"""The consumer with retry enabled: it also reads the group's retry topic, and stores offsets of handled messages.
 
-**Reading along.** `subscribe` adds the retry topic. The client's three rebalance callbacks are always ours; each tells
-the partitions of the retry topic (and those of the shim's topics that only a pattern matched, which are never assigned)
-from the user's, calls the user's callback with the user's, and then assigns or unassigns all, unless the callback has
-done so: then its own call took ours with it. A partition of the retry topic that has no committed offset, or one that
-is not in its log any more, begins at the beginning, whatever `auto.offset.reset` says: what waits there belongs to this
-group. Where that cannot be told in time it is assigned all the same, paused, and a later `poll` goes where it begins.
+**The retry topic.** `subscribe` adds the retry topic. The client's three rebalance callbacks are always ours. Each of
+them separates the user's partitions from those of the retry topic, and from those of rocketshim topics that only a
+pattern matched; the latter are never assigned. It calls the user's callback with the user's partitions, and then
+assigns or unassigns all of them. If the user's callback has done so itself, its call has included ours. A partition of
+the retry topic starts at the beginning if it has no committed offset, or one that is no longer in its log, regardless
+of `auto.offset.reset`: the messages there belong to this group. If this cannot be found out in time, the partition is
+assigned paused, and a later `poll` seeks to its start.
 
-**Errors in callbacks.** An error that escapes from a callback into the client makes it drop the message it was about to
-return. So ours let nothing escape: the error is raised by the `poll` or `consume` in which it happened, and a message
-that came with it is returned by the next call.
+**Errors in callbacks.** If an error escapes from a callback into the client, the client drops the message that it was
+about to return. So our callbacks let no error escape. The `poll` or `consume` in which it happened raises it, and the
+next call returns a message that came with it.
 
 **Offsets.** The client stores a message's offset when it returns the message. Here that happens at the next `poll`,
-`consume` or `close` (the caller came back, so what it had is handled), or at a `commit()` without arguments, which says
-so. What was returned is what the client's `position` says, so nothing is noted per message. While messages keep coming
-`poll` stores offsets every 100 ms, and always before it waits. A send-back that is under way or has failed holds its
-partition's offset down.
+`consume` or `close`: the caller has come back, so it has handled its messages. It also happens at a `commit()` without
+arguments, which means the same. The client's `position` tells what was returned, so nothing is recorded per message.
+While messages keep coming, `poll` stores offsets every 100 ms, and always before it waits. The stored offset does not
+pass a message whose send-back is in progress or has failed.
 
-**Threads.** The client lets one call in at a time: a call from another thread waits for the `poll` that is under way,
-be it for ever. So a send-back from another thread must not ask the client where it is while the poll thread waits in
-it; it takes the positions that were noted just before the wait (`State.positions`), which are exact, since a call
-that waits has returned nothing yet. Nor may it while a `poll` that does not wait is under way, whose rebalance callback
-may wait for that very thread: it tries again until the `poll` is over or the callback's positions are noted, as before
-each callback. The one that we cannot see is a handler of the client's `logger`: a thread for which it waits gives up
-after the hop timeout.
+**Threads.** The client allows one call at a time: a call from another thread waits for a running `poll`, if necessary
+forever. So a send-back from another thread must not ask the client for the position while the poll thread waits in it.
+It uses the positions that were recorded just before the wait (`State.positions`). They are exact, because a call that
+waits has returned nothing yet. Nor may it ask during a `poll` that does not wait, because a rebalance callback of that
+`poll` may wait for this thread. It tries again until the `poll` is over, or until the positions are recorded, as they
+are before each callback. One case is not visible to us: a handler of the client's `logger`. A thread for which such a
+handler waits gives up after the hop timeout.
 
-Not handled: a message that is sent back by one thread in the moment in which another loses its partition may be
-delivered twice, as at any loss of a partition.
+Not handled: a message may be delivered twice if one thread sends it back at the moment when another loses its
+partition, as at any loss of a partition.
 """
 
 from collections.abc import Callable, Iterator
@@ -65,8 +66,8 @@ __all__ = ["RetryingConsumer"]
 _LOG = safe_logger("rocketshim.dropin")
 _SETTLE_INTERVAL_S: Final = 0.1
 _COMMITTED_TIMEOUT_S: Final = 10.0
-_OWED_TIMEOUT_S: Final = 1.0
-_HELD_AT: Final = 0  # not "the beginning": a late answer to the client's own look-up would undo the seek
+_START_TIMEOUT_S: Final = 1.0
+_PAUSED_AT: Final = 0  # not "the beginning": a late answer to the client's look-up of it would undo the seek
 _NOT_READ: Final = "dropin.retry-topic-not-read"
 _COMMITTED: Final = frozenset({OFFSET_INVALID, OFFSET_STORED})
 _Original = confluent_kafka.Consumer
@@ -75,7 +76,7 @@ _consume = _Original.consume
 
 
 class RetryingConsumer(Consumer):
-    """See `Consumer`, of whose objects this becomes the class."""
+    """See `Consumer`: this class becomes the class of its objects."""
 
     __slots__ = ()
 
@@ -90,14 +91,14 @@ class RetryingConsumer(Consumer):
         delay: timedelta | str | None = None,
     ) -> None:
         if level is not None and delay is not None:
-            raise ValueError("level and delay are given: a retry waits for one of them")
+            raise ValueError("both level and delay are given: give one of them")
         delay_ms = None if delay is None else parse_duration_ms(delay)
         state = self._rocketshim
         checked(message)
         if not state.reads_retries and not state.retry_partitions():
             raise NotSupportedError(
-                "with assign() the group's retry topic is not read along, so a message sent back would lie there: use "
-                "subscribe(), or dead_letter()"
+                "with assign() the group's retry topic is not read, so a message that was sent back would stay there: "
+                "use subscribe(), or dead_letter()"
             )
         self._send_back(message, lambda: state.send_back.retry(message, error, level=level, delay_ms=delay_ms))
 
@@ -116,7 +117,7 @@ class RetryingConsumer(Consumer):
         if not is_ours:
             future.result()
             return
-        state.dirty = True  # the offset may be stored already: hold it down again
+        state.dirty = True  # the offset may be stored already: it must be lowered again
         try:
             self._ensure_topics()
             store()
@@ -127,14 +128,14 @@ class RetryingConsumer(Consumer):
         state.dirty = True
 
     def _position(self, place: TopicPartitionKey) -> TopicPartition:
-        """The offset after the last one handed out; negative for none. From any thread, without waiting for `poll`."""
+        """Return the offset after the last one handed out, negative for none; any thread, no wait for `poll`."""
         state = self._rocketshim
-        if get_ident() == state.poller:  # also from its callbacks, in which it may be in the client already
+        if get_ident() == state.poller:  # also from its callbacks, in which it may already be in a client call
             return self._position_now(place)
         deadline = monotonic() + state.settings.hop_timeout_ms / 1_000
         while True:
             with state.entering:
-                state.asking = True  # before looking at `polling`, as `poll` sets that before looking at this
+                state.asking = True  # set before `polling` is read, as `poll` sets `polling` before it reads this
                 try:
                     if state.waiting:
                         return state.positions.get(place, TopicPartition(*place, OFFSET_INVALID))
@@ -144,11 +145,11 @@ class RetryingConsumer(Consumer):
                     state.asking = False
             if monotonic() > deadline:
                 raise SendTimeoutError(
-                    f"a poll has been in a handler of the client's logger for {state.settings.hop_timeout_ms} ms, and "
-                    "until it returns nothing can be sent back from another thread; nothing was sent. A log handler "
-                    "must not wait for a thread that sends back"
+                    f"a poll has been in a handler of the client's logger for {state.settings.hop_timeout_ms} ms; "
+                    "until it returns, no other thread can send a message back; nothing was sent. A log handler must "
+                    "not wait for a thread that sends messages back"
                 )
-            sleep(0.0005)  # a poll that does not wait is under way; in a callback of it positions are noted
+            sleep(0.0005)  # a poll that does not wait is running; its callbacks record the positions
 
     def _position_now(self, place: TopicPartitionKey) -> TopicPartition:
         state = self._rocketshim
@@ -157,7 +158,7 @@ class RetryingConsumer(Consumer):
             return state.positions.get(place, unknown)
         try:
             return super().position([unknown])[0]
-        except (RuntimeError, KafkaException):  # closed, or not known
+        except (RuntimeError, KafkaException):  # the client is closed, or the partition is unknown
             return unknown
 
     def _ensure_topics(self) -> None:
@@ -188,7 +189,7 @@ class RetryingConsumer(Consumer):
             state.polling = True
             try:
                 if state.asking:
-                    state.entering.acquire()  # once it is free, nobody who has not seen `polling` is in the client
+                    state.entering.acquire()  # once it is free, no thread that has not seen `polling` is in the client
                     state.entering.release()
                 message = _poll(self, 0.0)
             finally:
@@ -209,13 +210,13 @@ class RetryingConsumer(Consumer):
         return self._attend_all(messages) if state.raised else messages
 
     def _wait(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Make a call of the client's that may wait, after what was returned before has been settled."""
+        """Make a client call that may wait, after the offsets of returned messages were stored."""
         state = self._rocketshim
         if state.dirty:
             self._settle()
         state.poller = get_ident()
         with state.entering:
-            waiting, state.waiting = state.waiting, True  # it waits already where a callback polls
+            waiting, state.waiting = state.waiting, True  # already set if a callback polls
         try:
             return call(self, *args)
         finally:
@@ -228,17 +229,17 @@ class RetryingConsumer(Consumer):
         return self._slowly(num_messages, timeout, lambda count, left: self._wait(_consume, count, left))
 
     def _slowly(self, count: int, timeout: float, fetch: Callable[[int, float], Any]) -> list[Message]:
-        """Messages with what was put by first, and without the ends of the retry topic.
+        """Return messages, buffered ones first, without the ends of the retry topic.
 
         Args:
-            count: most messages.
-            timeout: as the caller gave it, in seconds; negative: for ever.
-            fetch: takes the count and the time that are left; returns one message, a list or None.
+            count: maximum number of messages.
+            timeout: as the caller gave it, in seconds; negative: forever.
+            fetch: takes the remaining count and time; returns one message, a list or None.
         """
         state = self._rocketshim
         self._attend_all([])
         if state.awaiting_start:
-            self._begin_owed()
+            self._start_awaiting()
         if state.buffered and count > 0:
             self._settle()
             messages = [state.buffered.popleft() for _ in range(min(count, len(state.buffered)))]
@@ -260,7 +261,7 @@ class RetryingConsumer(Consumer):
         return next(iter(self._attend_all([] if message is None else [message])), None)
 
     def _attend_all(self, messages: list[Message]) -> list[Message]:
-        """After a call in which a callback failed: put by what came, and raise."""
+        """Return the messages; if a callback has failed in the call, buffer them and raise its error."""
         state = self._rocketshim
         if not state.raised:
             return messages
@@ -278,7 +279,7 @@ class RetryingConsumer(Consumer):
         )
 
     def _settle(self) -> None:
-        """Note how far messages were returned, and store these offsets: all that was returned is handled."""
+        """Record how far messages were returned, and store these offsets: every returned message is handled."""
         state = self._rocketshim
         state.dirty = False
         state.settle_at = monotonic() + _SETTLE_INTERVAL_S
@@ -286,14 +287,13 @@ class RetryingConsumer(Consumer):
         self._store_handled(state.positions)
 
     def _note(self) -> None:
-        """Note how far messages were returned."""
+        """Record how far messages were returned."""
         state = self._rocketshim
         places = state.ledger.places()
-        if places and not state.waiting:  # in a callback of a call that waits, what it holds is not returned yet
+        if places and not state.waiting:  # in a callback of a call that waits, its messages are not returned yet
             found = super().position([TopicPartition(*place) for place in places])
-            positions = {
-                partition_key(each): each for each in found
-            }  # with the leader's epoch, as the client stores it
+            # with the leader's epoch, as the client stores it
+            positions = {partition_key(each): each for each in found}
             for message in reversed(state.buffered):
                 if message.error() is None:
                     place = message.topic() or "", _number(message.partition())
@@ -301,7 +301,7 @@ class RetryingConsumer(Consumer):
             state.positions = positions
 
     def _store_handled(self, positions: dict[TopicPartitionKey, TopicPartition]) -> None:
-        """Store these positions, or what holds them down."""
+        """Store these positions, or the lowest failing offset if that is lower."""
         state = self._rocketshim
         if not state.stores:
             return
@@ -310,14 +310,13 @@ class RetryingConsumer(Consumer):
                 positions[place] if positions[place].offset == offset else TopicPartition(*place, offset)
                 for place, offset in to_store.items()
             ]
-            done = self._stored(stores)
+            done = self._store_each(stores)
             state.ledger.stored({partition_key(each): each.offset for each in done})
-            positions = {
-                partition_key(each): positions[partition_key(each)] for each in done
-            }  # another thread may have stored
+            # another thread may have stored offsets meanwhile
+            positions = {partition_key(each): positions[partition_key(each)] for each in done}
 
-    def _stored(self, stores: list[TopicPartition]) -> list[TopicPartition]:
-        """Store offsets; returns those that could be."""
+    def _store_each(self, stores: list[TopicPartition]) -> list[TopicPartition]:
+        """Store offsets; return those that were stored."""
         try:
             super().store_offsets(offsets=stores)
         except KafkaException:
@@ -326,7 +325,7 @@ class RetryingConsumer(Consumer):
                 try:
                     super().store_offsets(offsets=[each])
                     done.append(each)
-                except KafkaException as error:  # being taken away at this moment
+                except KafkaException as error:  # the partition is being revoked now
                     _LOG.debug("dropin.not-stored", extra={"partition": str(each), "error": str(error)})
             return done
         return stores
@@ -350,15 +349,15 @@ class RetryingConsumer(Consumer):
                     )
                 )
             several = given[0] if isinstance(given[0], list) else given
-            rest = [each for each in several if not self._has_left(each)]
-            if len(rest) < len(several):
-                if isinstance(given[0], list) and rest:
-                    super().store_offsets(offsets=rest)
+            assigned = [each for each in several if not self._has_left(each)]
+            if len(assigned) < len(several):
+                if isinstance(given[0], list) and assigned:
+                    super().store_offsets(offsets=assigned)
                 return
         super().store_offsets(*args, **kwargs)
 
     def _has_left(self, each: object) -> bool:
-        """Whether this is of a partition of the retry topic that was taken away: no callback tells the user of it."""
+        """Return whether this belongs to a revoked partition of the retry topic; no callback tells the user of it."""
         state = self._rocketshim
         match each:
             case Message():
@@ -371,22 +370,22 @@ class RetryingConsumer(Consumer):
 
     def seek(self, partition: TopicPartition) -> None:  # noqa: D102 - the original's
         if not _is_a(partition, TopicPartition):
-            super().seek(partition)  # the original says what is wrong
+            super().seek(partition)  # the original raises the error
             return
         state, place = self._rocketshim, partition_key(partition)
         before = self._position(place)
         super().seek(partition)
-        if not state.buffered:  # what lies before the target is left behind, and so handled
+        if not state.buffered:  # messages before the target count as handled
             goes_on = partition.offset >= before.offset or partition.offset == OFFSET_END
             self._store_handled({place: before if goes_on else TopicPartition(*place, partition.offset)})
         state.ledger.sought(place, partition.offset, before.offset)
 
     def consumer_group_metadata(self) -> Any:
-        """Refused: offsets sent to a transaction and retries that are stored outside of it do not go together."""
-        super().consumer_group_metadata()  # after close() it raises, as ever
+        """Refuse the call: offsets in a transaction and retries that are stored outside of it do not fit together."""
+        super().consumer_group_metadata()  # after close() it raises, as in the original
         raise NotSupportedError(
-            "send_offsets_to_transaction is refused with rocketshim.retry.enable: a message sent back is stored at "
-            "once, also if the transaction that commits its offset is aborted. Use a consumer without it"
+            "send_offsets_to_transaction is refused with rocketshim.retry.enable: a message that is sent back is "
+            "stored immediately, even if the transaction that commits its offset is aborted. Use a consumer without it"
         )
 
     # --- assignment --------------------------------------------------------------------------------------------------
@@ -397,7 +396,7 @@ class RetryingConsumer(Consumer):
         given = dict(zip(names, args, strict=False)) | kwargs
         wrong = given.keys() - set(names) or not all(map(callable, given.values()))
         if wrong or not _is_a(topics, list) or not topics or len(args) > len(names):
-            super().subscribe(topics, *args, **kwargs)  # the original says what is wrong
+            super().subscribe(topics, *args, **kwargs)  # the original raises the error
             return
         topics = [str(each) for each in topics]  # as the client does
         self._ensure_topics()
@@ -478,10 +477,10 @@ class RetryingConsumer(Consumer):
     def _starts(
         self, retry_partitions: list[TopicPartition], theirs: list[TopicPartition], timeout_s: float
     ) -> tuple[list[TopicPartition], dict[TopicPartitionKey, int]]:
-        """Where partitions begin: those of the retry topic, and the user's that were held before.
+        """Return the starts of partitions: those of the retry topic, and the user's that were assigned before.
 
         Raises:
-            KafkaException: the committed offsets could not be had in time.
+            KafkaException: the committed offsets were not available in time.
         """
         state = self._rocketshim
         asked = [*retry_partitions, *(each for each in theirs if state.ledger.was_held(partition_key(each)))]
@@ -500,7 +499,7 @@ class RetryingConsumer(Consumer):
         return ready, offsets
 
     def _is_there(self, partition: TopicPartition, committed: dict[TopicPartitionKey, int], timeout_s: float) -> bool:
-        """Whether a partition has a committed offset that is in its log still; else the client would reset it."""
+        """Return whether a partition has a committed offset that is still in its log; else the client resets it."""
         offset = committed.get(partition_key(partition))
         if offset is None or self._rocketshim.resets_to_beginning:
             return offset is not None
@@ -518,10 +517,9 @@ class RetryingConsumer(Consumer):
             rebalance.retry_partitions, rebalance.starts = self._starts(retry_partitions, theirs, _COMMITTED_TIMEOUT_S)
         except KafkaException as error:
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
-            rebalance.retry_partitions = [TopicPartition(*partition_key(each), _HELD_AT) for each in retry_partitions]
-            state.awaiting_start |= {
-                partition_key(each) for each in retry_partitions
-            }  # paused, until it is known where they begin
+            rebalance.retry_partitions = [TopicPartition(*partition_key(each), _PAUSED_AT) for each in retry_partitions]
+            # paused until their start is known
+            state.awaiting_start |= {partition_key(each) for each in retry_partitions}
             state.settle_attention()
         self._call(state.callbacks[0], theirs, rebalance)
         if not rebalance.done:
@@ -532,19 +530,19 @@ class RetryingConsumer(Consumer):
             self._begin(partitions, rebalance.starts)
         self._follow_pauses()
 
-    def _begin_owed(self) -> None:
-        """Begin those of the retry topic whose committed offsets could not be had when they were assigned.
+    def _start_awaiting(self) -> None:
+        """Start the retry-topic partitions whose committed offsets were not available when they were assigned.
 
-        They were assigned all the same, paused: in an eager group nothing can be assigned between two rebalances.
+        They were assigned paused, because in an eager group nothing can be assigned between two rebalances.
         """
         state = self._rocketshim
-        owed = [TopicPartition(*place) for place in state.ledger.places() if place in state.awaiting_start]
+        waiting = [TopicPartition(*place) for place in state.ledger.places() if place in state.awaiting_start]
         try:
-            ready, committed = self._starts(owed, [], _OWED_TIMEOUT_S)
+            ready, committed = self._starts(waiting, [], _START_TIMEOUT_S)
             for each in ready:
                 place, offset = partition_key(each), each.offset
                 super().seek(TopicPartition(*place, committed[place] if offset in _COMMITTED else offset))
-        except KafkaException as error:  # tried again by the next poll
+        except KafkaException as error:  # the next poll tries again
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
             return
         state.awaiting_start.clear()
@@ -554,12 +552,12 @@ class RetryingConsumer(Consumer):
     def _released(self, partitions: list[TopicPartition], callback: Callable[..., Any] | None) -> None:
         state = self._rocketshim
         theirs = [each for each in partitions if not state.is_internal(each.topic)]
-        is_told = bool(theirs) or all(each.topic != state.retry_topic for each in partitions)
+        notifies_user = bool(theirs) or all(each.topic != state.retry_topic for each in partitions)
         retry_partitions = [each for each in partitions if each.topic == state.retry_topic]
         rebalance = Rebalance(retry_partitions, {})
-        if is_told:
+        if notifies_user:
             self._call(callback, theirs, rebalance)
-        if state.dirty:  # sent back in the callback, and the client is about to commit what is stored
+        if state.dirty:  # the callback has sent a message back, and the client is about to commit the stored offsets
             self._settle()
         if not rebalance.done:
             if state.cooperative:
@@ -579,16 +577,16 @@ class RetryingConsumer(Consumer):
         try:
             with self._in_callback():
                 callback(self, partitions)
-        except BaseException as error:  # noqa: BLE001 - user code; raised by the call that it happened in
+        except BaseException as error:  # noqa: BLE001 - user code; the call in which it happened raises it
             state.raise_later(error)
         finally:
             state.rebalance = None
 
     @contextmanager
     def _in_callback(self) -> Iterator[None]:
-        """A callback of the user's in a call of the client's, in which other threads may send back."""
+        """Let other threads send back during a user callback in a client call."""
         state = self._rocketshim
-        if get_ident() != state.poller:  # a thread of the client's own, as for `oauth_cb`
+        if get_ident() != state.poller:  # a thread of the client itself, as for `oauth_cb`
             yield
             return
         self._note()
@@ -618,13 +616,13 @@ class RetryingConsumer(Consumer):
         self._follow_pauses()
 
     def _follow_pauses(self, *, asked: bool = False) -> None:
-        """Pause the retry topic while all of the user's partitions are paused, and those that may not begin yet.
+        """Pause the retry topic while all of the user's partitions are paused, and those whose start is unknown.
 
-        The client keeps a pause across assignments, so that what was paused in an earlier one is resumed here too.
+        The client keeps a pause across assignments. So partitions that were paused in an earlier one are resumed here.
 
         Args:
-            asked: the user has asked for a pause. Whoever has nothing but partitions of the retry topic pauses an empty
-                list, and is then to get nothing until the next `resume` or rebalance.
+            asked: the user has called `pause`. A program that has only partitions of the retry topic pauses an empty
+                list, and then gets no message until the next `resume` or rebalance.
         """
         state = self._rocketshim
         retry_partitions = [each for each in state.retry_partitions() if partition_key(each) not in state.paused]
@@ -636,7 +634,7 @@ class RetryingConsumer(Consumer):
             is_paused = waits or partition_key(each) in state.awaiting_start
             self._finish(_Original.pause if is_paused else _Original.resume, [each])
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- closing -----------------------------------------------------------------------------------------------------
 
     def set_sasl_credentials(self, username: str, password: str) -> None:  # noqa: D102 - the original's
         super().set_sasl_credentials(username, password)
@@ -661,12 +659,12 @@ class RetryingConsumer(Consumer):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_value: BaseException | None, exc_traceback: TracebackType | None
     ) -> bool | None:
-        RetryingConsumer.close(self)  # as the original: not a close() of a subclass
+        RetryingConsumer.close(self)  # as the original: it does not call a subclass's close()
         return None
 
 
 def _on_assign(consumer: RetryingConsumer, partitions: list[TopicPartition]) -> None:
-    consumer._assigned(partitions)  # noqa: SLF001 - no bound methods for the client: it would hold the consumer
+    consumer._assigned(partitions)  # noqa: SLF001 - not a bound method: the client would keep the consumer alive
 
 
 def _on_revoke(consumer: RetryingConsumer, partitions: list[TopicPartition]) -> None:
@@ -678,7 +676,7 @@ def _on_revoke(consumer: RetryingConsumer, partitions: list[TopicPartition]) -> 
 
 def _on_lost(consumer: RetryingConsumer, partitions: list[TopicPartition]) -> None:
     state = consumer._rocketshim  # noqa: SLF001
-    state.ledger.remove([partition_key(each) for each in partitions])  # they are another member's already
+    state.ledger.remove([partition_key(each) for each in partitions])  # another member already has them
     consumer._released(partitions, state.callbacks[2] or state.callbacks[1])  # noqa: SLF001 - as the client
 
 
@@ -687,5 +685,5 @@ def _number(value: int | None) -> int:
 
 
 def _is_a(value: object, kind: type) -> bool:
-    """`isinstance`, for what the signature promises and a caller may still get wrong."""
+    """Return `isinstance`, for an argument whose type the signature promises but a caller may get wrong."""
     return isinstance(value, kind)

@@ -1,11 +1,11 @@
 """Send-back of the drop-in consumer: the caller's thread makes the next hop and waits until it is stored.
 
-One idempotent producer per consumer, made at the first send-back (a consumer whose messages never fail opens none), and
-one daemon thread that polls it, in which delivery reports resolve futures. A producer that has failed for good is given
-up and the next send-back makes another.
+There is one idempotent producer per consumer, made at the first send-back. A consumer whose messages never fail makes
+none. One daemon thread polls the producer; in it, delivery reports resolve futures. A producer with a fatal error is
+abandoned, and the next send-back makes another.
 
-A record that breaks the wire format is parked, one that is too large with its headers becomes a dead letter by
-reference: both are stored hops and so end the message as any other.
+A record that breaks the wire format is parked. A record that is too large with its headers becomes a dead letter by
+reference. Both are stored hops, and so finish the message like any other hop.
 """
 
 import random
@@ -42,13 +42,13 @@ _DEAD_LETTER_LEVEL: Final = -1
 
 
 class HopStore:
-    """Stores records and waits for the delivery report.
+    """Stores records and waits for their delivery reports.
 
     Args:
         config: librdkafka settings of the producer.
-        timeout_s: `delivery.timeout.ms` of them, in seconds.
+        timeout_s: its `delivery.timeout.ms`, in seconds.
 
-    Thread-safety: every method, from any thread.
+    Thread-safety: any thread may call every method.
     """
 
     def __init__(self, config: dict[str, Any], timeout_s: float) -> None:
@@ -65,9 +65,9 @@ class HopStore:
         """Produce a record and return when it is stored; produce it again while it is reported without an offset.
 
         Raises:
-            KafkaException: the delivery report's or the call's error.
-            SendTimeoutError: no report in time; it may or may not be stored.
-            ClosedError: closed; nothing was sent.
+            KafkaException: the error of the delivery report or of the call.
+            SendTimeoutError: no report came in time; the record may or may not be stored.
+            ClosedError: the store is closed; nothing was sent.
         """
         deadline = time.monotonic() + self._timeout_s + _GRACE_S
         while True:
@@ -86,7 +86,7 @@ class HopStore:
         """Produce a record once and return the error of its report; None: it is stored."""
         future: Future[KafkaError | None] = Future()
 
-        def reported(error: KafkaError | None, record: Message) -> None:
+        def on_delivery(error: KafkaError | None, record: Message) -> None:
             future.set_result(delivery_error(error, record))
 
         while True:
@@ -96,13 +96,15 @@ class HopStore:
                     out.value,
                     out.key,
                     -1 if out.partition is None else out.partition,
-                    on_delivery=reported,
+                    on_delivery=on_delivery,
                     headers=list(out.headers),
                 )
                 break
             except BufferError as error:
                 if time.monotonic() >= deadline:
-                    raise SendTimeoutError(f"the queue of the inner producer stayed full; {out.topic!r}") from error
+                    raise SendTimeoutError(
+                        f"the queue of the inner producer stayed full; nothing was sent to {out.topic!r}"
+                    ) from error
                 self._over.wait(0.005)
             except KafkaException as error:
                 self._give_up_if_fatal(producer, error.args[0])
@@ -115,16 +117,16 @@ class HopStore:
             ) from error
 
     def list_topics(self, *, timeout: float) -> Any:
-        """The producer's own view of the cluster; `timeout` in seconds.
+        """Return the cluster's topics, as the producer sees them; `timeout` in seconds.
 
         Raises:
             KafkaException: no broker answered in time.
-            ClosedError: closed.
+            ClosedError: the store is closed.
         """
         return self._open().list_topics(timeout=timeout)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """As the client's; also for a producer that is made later."""
+        """Set the credentials as the client does; also for a producer that is made later."""
         with self._lock:
             self._credentials = (username, password)
             producer = self._producer
@@ -132,14 +134,14 @@ class HopStore:
             producer.set_sasl_credentials(username, password)
 
     def tell_credentials(self, client: Any) -> None:
-        """Give another client of this consumer the credentials that were set last."""
+        """Set the credentials that were set last in another client of this consumer."""
         with self._lock:
             credentials = self._credentials
         if credentials is not None:
             client.set_sasl_credentials(*credentials)
 
     def close(self) -> None:
-        """End the producer. What is under way is waited for; safe twice."""
+        """Close the producer after waiting for records in flight. A second call does nothing."""
         with self._lock:
             self._closed = True
             producer, self._producer = self._producer, None
@@ -153,7 +155,7 @@ class HopStore:
                 reporter.join()
 
     def __del__(self) -> None:
-        self._over.set()  # a consumer that was dropped unclosed leaves no thread behind
+        self._over.set()  # a consumer that is collected without close() leaves no thread running
 
     def _give_up_if_fatal(self, producer: Producer, error: KafkaError) -> None:
         with self._lock:
@@ -181,14 +183,14 @@ class HopStore:
 
 
 def _serve(producer: Producer, over: threading.Event, timeout_s: float) -> None:
-    """Take delivery reports in until it is over, and then those of what is still under way.
+    """Process delivery reports until `over` is set, and then those of the records in flight.
 
-    A fatal error of the producer comes out of `poll` once, before the reports, and so does an error in a callback.
+    `poll` raises a fatal error of the producer once, before the reports. It also raises an error in a callback.
     """
     while not over.is_set():
         try:
             producer.poll(_POLL_S)
-        except BaseException as error:  # noqa: BLE001 - of user code too; whoever waits for a report is to get it
+        except BaseException as error:  # noqa: BLE001 - of user code too; the caller that waits for a report must get it
             _LOG.warning("dropin.producer-error", extra={"error": safe_text(error)})
     try:
         producer.flush(timeout_s)
@@ -200,12 +202,12 @@ class DropinSendBack:
     """Makes and stores the next hop of a message.
 
     Args:
-        store: stores it.
-        names, levels, group: of the consumer.
+        store: stores the hop.
+        names, levels, group: names, delay levels and group of the consumer.
         limit: `max_reconsume_times` of the group.
-        timeout_s: how long the cluster is asked for lanes, in seconds.
+        timeout_s: how long to wait for the cluster to report the number of lanes, in seconds.
 
-    Thread-safety: every method, from any thread.
+    Thread-safety: any thread may call every method.
 
     Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, `AbstractSendMessageProcessor#consumerSendMsgBack`.
     """
@@ -226,11 +228,11 @@ class DropinSendBack:
     def retry(
         self, message: Message, error: BaseException | str | None, *, level: int | None, delay_ms: int | None
     ) -> None:
-        """Send to the retry topic by way of a delay, or to the dead letters where the limit is reached."""
+        """Send to the retry topic after a delay, or to the dead letters if the limit is reached."""
         self._send(message, self._failure(error, "ReconsumeLater"), level or 0, delay_ms)
 
     def kill(self, message: Message, reason: BaseException | str) -> None:
-        """Send to the dead letters at once."""
+        """Send to the dead letters immediately."""
         self._send(message, self._failure(reason, "DeadLetter"), _DEAD_LETTER_LEVEL, None)
 
     def _failure(self, error: BaseException | str | None, name: str) -> Failure:
@@ -244,7 +246,7 @@ class DropinSendBack:
             if content is not None and not isinstance(content, bytes):
                 raise MessageError(
                     f"the message's {what} was replaced by {type(content).__name__}; only a message as it was fetched "
-                    "can be sent back: keep what you decode beside it, not in it"
+                    "can be sent back: keep decoded values outside the message"
                 )
         view = MessageView(message, message.topic() == self._retry_topic)
         try:

@@ -1,18 +1,19 @@
-"""What is known of each partition of an assignment: which messages were sent back, which hold its offset down.
+"""Record of each assigned partition: which messages were sent back, and which of them limit its stored offset.
 
-A partition's entry lives from its assignment to its loss, so an entry *is* the epoch: a message belongs to it if its
-offset lies between the position the assignment began at and the position that was handed out. Whether a message
-object came from this assignment or from an earlier one that had the same offsets cannot be told, and does not matter:
-it has been delivered again, or is about to be.
+A partition's entry exists from its assignment to its loss, so an entry *is* the epoch. A message belongs to it if its
+offset lies between the start of the assignment and the position that was handed out. A message object may come from
+this assignment or from an earlier one with the same offsets. The two cannot be distinguished, and it does not matter:
+the message was delivered again, or is about to be.
 
 Three sets of offsets for each partition:
 
-* `sent`: a send-back is under way (a future that is not done) or stored. A second call for the message waits for the
-  first and has no effect of its own. Bounded: of more than 10,000 stored ones the oldest are forgotten.
-* `failing`: a send-back is under way or was not stored. The stored offset never passes the lowest.
-* `redelivering`: failing ones that the program has gone back to by `seek`; they count until they were handed out again.
+* `sent`: a send-back is in progress (its future is not done) or stored. A second call for the message waits for the
+  first and has no effect of its own. Bounded: above 10,000 entries, the oldest stored ones are removed.
+* `failing`: a send-back is in progress or was not stored. The stored offset never passes the lowest of them.
+* `redelivering`: failing messages before which the program has moved by `seek`. They count until they are handed out
+  again.
 
-Thread-safety: every method, under one lock; nothing is called while it is held.
+Thread-safety: any thread may call every method; one lock guards them, and nothing is called while it is held.
 """
 
 import threading
@@ -30,7 +31,7 @@ TopicPartitionKey = tuple[str, int]
 _KEPT_COUNT: Final = 10_000
 
 
-class _Held:
+class _Partition:
     """One partition in one assignment."""
 
     __slots__ = ("began_at", "failing", "handed_out", "redelivering", "sent", "stored")
@@ -43,8 +44,8 @@ class _Held:
         self.failing: set[int] = set()
         self.redelivering: set[int] = set()
 
-    def stands_at(self, position: int) -> None:
-        """A position before the beginning: the topic was made anew, and the client has reset the offset."""
+    def observe(self, position: int) -> None:
+        """Handle a position before the start: the topic was created again, and the client has reset the offset."""
         if 0 <= position < self.began_at:
             self.began_at = 0
 
@@ -54,60 +55,60 @@ class SendBackTracker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[TopicPartitionKey, _Held] = {}
-        self._once_held: set[TopicPartitionKey] = set()
+        self._assigned: dict[TopicPartitionKey, _Partition] = {}
+        self._once_assigned: set[TopicPartitionKey] = set()
 
     def places(self) -> list[TopicPartitionKey]:
-        """Every partition of the assignment."""
+        """Return every partition of the assignment."""
         with self._lock:
-            return list(self._held)
+            return list(self._assigned)
 
     def was_held(self, place: TopicPartitionKey) -> bool:
-        """Whether an earlier assignment had this partition, so that old messages of it may be about."""
+        """Return whether an earlier assignment had this partition, so that the program may still have its messages."""
         with self._lock:
-            return place in self._once_held
+            return place in self._once_assigned
 
     def add(self, began_at: Mapping[TopicPartitionKey, int]) -> None:
         """Begin a partition's epoch.
 
         Args:
-            began_at: lowest offset each can hand out; 0 where it is not known.
+            began_at: lowest offset that each partition can hand out; 0 if it is not known.
         """
         with self._lock:
             for place, offset in began_at.items():
-                if place not in self._held:
-                    self._held[place] = _Held(offset)
+                if place not in self._assigned:
+                    self._assigned[place] = _Partition(offset)
 
     def remove(self, places: Iterable[TopicPartitionKey]) -> None:
-        """End the epoch of these partitions; their unfinished send-backs no longer matter here."""
+        """End the epoch of these partitions; their unfinished send-backs no longer have an effect here."""
         with self._lock:
             for place in places:
-                if self._held.pop(place, None) is not None:
-                    self._once_held.add(place)
+                if self._assigned.pop(place, None) is not None:
+                    self._once_assigned.add(place)
 
     def begin(self, place: TopicPartitionKey, offset: int, position: int) -> tuple[Future[None], bool]:
         """Begin a send-back, or find the one that was begun before.
 
         Args:
-            place: of the message.
-            offset: of the message.
+            place: topic and partition of the message.
+            offset: offset of the message.
             position: the offset after the last one handed out, negative for none.
 
         Returns:
-            The send-back's future, and whether the caller is to do it and to call `end`.
+            The send-back's future, and whether the caller must do the send-back and call `end`.
 
         Raises:
             StaleMessageError: the message was not handed out by this assignment. Nothing has changed.
         """
         with self._lock:
-            held = self._held.get(place)
+            held = self._assigned.get(place)
             if held is not None:
-                held.stands_at(position)
+                held.observe(position)
             if held is None or not held.began_at <= offset < max(position, held.handed_out):
                 raise StaleMessageError(
-                    f"the message at {place[0]}/{place[1]}/{offset} is not of the current assignment: its partition "
-                    "was taken away (or the consumer closed), and whoever has it now gets the message again, unless it "
-                    "was committed; drop it"
+                    f"the message at {place[0]}/{place[1]}/{offset} does not belong to the current assignment: its "
+                    "partition was revoked, or the consumer was closed. Drop the message: the new owner of the "
+                    "partition gets it again, unless it was committed"
                 )
             known = held.sent.get(offset)
             if known is not None:
@@ -121,9 +122,9 @@ class SendBackTracker:
             return future, True
 
     def end(self, place: TopicPartitionKey, offset: int, future: Future[None], error: BaseException | None) -> None:
-        """End a send-back: it is stored, or `error` says why it is not and a later call may try again."""
+        """End a send-back: it is stored, or `error` is the reason why not, and a later call may try again."""
         with self._lock:
-            held = self._held.get(place)
+            held = self._assigned.get(place)
             if held is not None and held.sent.get(offset) is future:
                 if error is None:
                     held.failing.discard(offset)
@@ -135,15 +136,15 @@ class SendBackTracker:
             future.set_exception(error)
 
     def sought(self, place: TopicPartitionKey, offset: int, position: int) -> None:
-        """The program went to an offset: what lies from there on is handed out again and may be sent back again.
+        """Note a seek: messages from the target on are handed out again, and may be sent back again.
 
         Args:
-            place: partition.
-            offset: where it went; negative (a logical offset) counts as 0.
-            position: the offset after the last one handed out before, negative for none.
+            place: topic and partition.
+            offset: target of the seek; negative (a logical offset) counts as 0.
+            position: the offset after the last one handed out before the seek, negative for none.
         """
         with self._lock:
-            held = self._held.get(place)
+            held = self._assigned.get(place)
             if held is None:
                 return
             target = max(offset, 0)
@@ -157,21 +158,21 @@ class SendBackTracker:
                 del held.sent[each]
 
     def to_store(self, positions: Mapping[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
-        """The offsets to store, where they differ from what was stored before; `stored` is to be told of them after.
+        """Return the offsets to store, if they differ from those stored before; call `stored` with them afterwards.
 
         Args:
             positions: the offset after the last message that counts as handled, negative for none.
 
         Returns:
-            For each partition the position, or the lowest offset that is held down.
+            For each partition the position, or the lowest failing offset if that is lower.
         """
         result: dict[TopicPartitionKey, int] = {}
         with self._lock:
             for place, position in positions.items():
-                held = self._held.get(place)
+                held = self._assigned.get(place)
                 if held is None or position < 0:
                     continue
-                held.stands_at(position)
+                held.observe(position)
                 if held.redelivering:
                     held.redelivering = {each for each in held.redelivering if each >= position}
                 lowest = min((*held.failing, *held.redelivering), default=position)
@@ -181,14 +182,14 @@ class SendBackTracker:
         return result
 
     def stored(self, offsets: Mapping[TopicPartitionKey, int]) -> None:
-        """These offsets were stored.
+        """Note that these offsets were stored.
 
-        Several threads may store at once, in another order than they asked: whoever stored asks `to_store` again after
-        this, and stores what it answers, so that no offset stays that is higher than what is held down.
+        Several threads may store at the same time, in another order than their calls of `to_store`. So each caller
+        calls `to_store` again after this, and stores the result. Then no stored offset stays above a failing one.
         """
         with self._lock:
             for place, offset in offsets.items():
-                held = self._held.get(place)
+                held = self._assigned.get(place)
                 if held is not None:
                     held.stored = offset
 

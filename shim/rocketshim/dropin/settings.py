@@ -1,8 +1,8 @@
-"""Settings of the drop-in classes: keys that begin with `rocketshim.`, taken out of a copy of the configuration.
+"""Settings of the drop-in classes: keys that begin with `rocketshim.`, removed from a copy of the configuration.
 
-The client's own constructor accepts a dict, keyword arguments, or both; `take` reads whichever there are and gives back
-arguments in the same form without our keys. A configuration that holds none of them comes back as the very same
-objects, so that whatever the original does with it (its errors included) it goes on doing.
+The client's own constructor accepts a dict, keyword arguments, or both. `take` reads what is given, and returns
+arguments in the same form without our keys. A configuration without our keys is returned as the same objects, so that
+the original treats it as before, errors included.
 """
 
 import re
@@ -36,17 +36,17 @@ _CONNECTION: Final = re.compile(
     r"|topic\.metadata\.refresh\..*|statistics\.interval\.ms|debug|log_level|logger|log\..*|plugin\.library\.paths"
     r"|https\..*|(error|throttle|stats|oauth|oauthbearer_token_refresh)_cb"
 )
-"""What a second client of the same program shares with the first: where the brokers are, who one is, who is told."""
+"""Settings that a second client of the same program shares with the first: brokers, identity, callbacks, logging."""
 
 _TRUE: Final = frozenset({"true", "t", "1", "yes", "on"})
 _FALSE: Final = frozenset({"false", "f", "0", "no", "off"})
 
 
 def is_true(value: Any) -> bool:
-    """A boolean as librdkafka reads one, from a bool or a text.
+    """Return a boolean as librdkafka reads it, from a bool or a text.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: the value is neither true nor false.
     """
     text = str(value).strip().lower()
     if text in _TRUE:
@@ -60,19 +60,19 @@ Truth = Annotated[bool, BeforeValidator(is_true)]
 
 
 class ConsumerDropinSettings(Settings):
-    """Settings of `rocketshim.dropin.Consumer`; in the configuration each is written as the key that is named first.
+    """Settings of `rocketshim.dropin.Consumer`. Each description begins with the setting's key in the configuration.
 
     Attributes:
-        retry_enable: `rocketshim.retry.enable`: read the group's retry topic along and allow send-back. Default False.
+        retry_enable: `rocketshim.retry.enable`: also read the group's retry topic, and allow send-back. Default False.
         max_reconsume_times: `rocketshim.max.reconsume.times`: failed attempts before a message becomes a dead letter;
-            -1: 16; other negatives and 0: the first failure is the last. Default 16.
-        delay_levels: `rocketshim.delay.levels`: the level table as RocketMQ writes it. Default RocketMQ's.
-        namespace: `rocketshim.namespace`: prefix of every shim topic, `""` (default) for none.
-        create_topics: `rocketshim.create.topics`: create what is missing of the shim's topics at `subscribe`. Default
-            True.
-        hop_timeout_ms: `rocketshim.hop.timeout.ms`: how long a send-back tries to be stored, in ms, at least 100.
-            Default 30 s.
-        producer: `rocketshim.producer.<key>`: librdkafka settings of the inner producer, over those it inherits.
+            -1: 16; other negative numbers and 0: the first failure is final. Default 16.
+        delay_levels: `rocketshim.delay.levels`: the table of delay levels in RocketMQ's notation. Default RocketMQ's.
+        namespace: `rocketshim.namespace`: prefix of every topic that rocketshim creates, `""` (default) for none.
+        create_topics: `rocketshim.create.topics`: create missing rocketshim topics at `subscribe`. Default True.
+        hop_timeout_ms: `rocketshim.hop.timeout.ms`: how long a send-back tries to store its record, in ms, at least
+            100. Default 30 s.
+        producer: `rocketshim.producer.<key>`: librdkafka settings of the inner producer; they override those it
+            inherits.
     """
 
     retry_enable: Truth = False
@@ -85,13 +85,13 @@ class ConsumerDropinSettings(Settings):
 
 
 class ProducerDropinSettings(Settings):
-    """Settings of `rocketshim.dropin.Producer`; in the configuration each is written as the key that is named first.
+    """Settings of `rocketshim.dropin.Producer`. Each description begins with the setting's key in the configuration.
 
     Attributes:
-        delay_levels: `rocketshim.delay.levels`: the level table as RocketMQ writes it. Default RocketMQ's.
-        namespace: `rocketshim.namespace`: prefix of every shim topic, `""` (default) for none.
-        allow_delay_in_transaction: `rocketshim.allow.delay.in.transaction`: let delayed sends into a transaction; until
-            it ends, it holds up its delay queue for everybody. Default False.
+        delay_levels: `rocketshim.delay.levels`: the table of delay levels in RocketMQ's notation. Default RocketMQ's.
+        namespace: `rocketshim.namespace`: prefix of every topic that rocketshim creates, `""` (default) for none.
+        allow_delay_in_transaction: `rocketshim.allow.delay.in.transaction`: allow delayed sends in a transaction. Until
+            the transaction ends, it blocks its delay queue for everybody. Default False.
         max_delay_ms: `rocketshim.max.delay.ms`: longest delay, in ms, at least 1. Default 40 days.
     """
 
@@ -105,11 +105,11 @@ def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any],
     """Split the arguments of a client's constructor.
 
     Args:
-        args: positional ones: a configuration dict, or whatever else (then it is the original's to refuse).
-        kwargs: keyword ones; as in the original they win over the dict.
+        args: positional arguments: a configuration dict. The original refuses anything else.
+        kwargs: keyword arguments; as in the original they override the dict.
 
     Returns:
-        Our settings by field name, and the arguments for the original. None of ours: the same objects.
+        Our settings by field name, and the arguments for the original. Without our keys these are the same objects.
     """
     first = args[0] if args else None
     config: dict[str, Any] = first if isinstance(first, dict) else {}
@@ -132,17 +132,17 @@ def _is_ours(key: object) -> bool:
 
 
 def connection(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a consumer's configuration that another client of the same program is made with."""
+    """Return the part of a consumer's configuration that other clients of the same program use."""
     return {key: value for key, value in config.items() if _CONNECTION.fullmatch(key)}
 
 
 def inner_producer_config(config: Mapping[str, Any], settings: ConsumerDropinSettings) -> dict[str, Any]:
-    """Configuration of the inner producer: the consumer's connection, `rocketshim.producer.*`, what we insist on.
+    """Return the inner producer's configuration: the consumer's connection, `rocketshim.producer.*`, required settings.
 
-    Settings that load code pass: they come from the same place as the consumer's, which has loaded them already.
+    Settings that load code are accepted: they come from the consumer's configuration, which has loaded them already.
 
     Raises:
-        ConfigError: a setting that correctness rests on, with another value.
+        ConfigError: a setting that is required for correctness has another value.
     """
     return merge(
         {**connection(config), **settings.producer},

@@ -1,4 +1,4 @@
-"""What a consumer with retry switched on keeps beside the C client, and how it is made from the configuration."""
+"""The state of a consumer with retry enabled, beside the C client, and how the configuration makes it."""
 
 import threading
 from collections import deque
@@ -28,12 +28,12 @@ _CALLBACKS: Final = ("error_cb", "stats_cb", "throttle_cb", "oauth_cb", "on_comm
 
 @dataclass(slots=True)
 class Rebalance:
-    """A rebalance callback that is under way.
+    """A rebalance callback in progress.
 
     Attributes:
-        retry_partitions: the partitions of the retry topic in it, ready to be assigned.
-        starts: lowest offset each partition can hand out, where that is known.
-        done: the user's callback has assigned or unassigned by itself, and ours with it.
+        retry_partitions: its partitions of the retry topic, ready to be assigned.
+        starts: lowest offset that each partition can hand out, if it is known.
+        done: the user's callback has itself assigned or unassigned the partitions, and ours with them.
     """
 
     retry_partitions: list[TopicPartition]
@@ -43,38 +43,38 @@ class Rebalance:
 
 @dataclass(slots=True)
 class State:
-    """Everything of ours of one consumer; the poll thread's, but for `ledger`, `send_back` and what `entering` guards.
+    """Our state of one consumer. The poll thread owns it, except `ledger`, `send_back` and what `entering` guards.
 
     Attributes:
-        settings: as given.
+        settings: the drop-in settings.
         connection: librdkafka settings for an admin client.
-        retry_topic: physical name of the group's.
-        stores: the user left storing offsets to the client, and so we do it.
+        retry_topic: physical name of the group's retry topic.
+        stores: the user lets the client store offsets, so we store them.
         cooperative: the rebalance protocol is incremental.
-        resets_to_beginning: `auto.offset.reset` is `earliest` by one of its names.
-        sees_ends: the client reports the ends of partitions, and those of the retry topic are to be swallowed.
-        dirty: something was returned since offsets were last stored.
-        settle_at: monotonic time at which offsets are stored next while messages keep coming, in seconds.
-        positions: how far each partition was handed out when offsets were last stored: exact while `waiting`.
-        waiting: the poll thread is in a call of the client's that may wait, or in a callback, so nobody else may call
-            the client; for good once `close` was called.
-        polling: the poll thread is in a call of the client's that does not wait.
-        asking: another thread looks whether it may call the client, or is in it; spares `poll` the lock.
+        resets_to_beginning: `auto.offset.reset` is `earliest`, by one of its names.
+        sees_ends: the client reports the ends of partitions; those of the retry topic must be filtered out.
+        dirty: a message was returned since offsets were last stored.
+        settle_at: monotonic time of the next store of offsets while messages keep coming, in seconds.
+        positions: how far each partition was handed out when offsets were last stored; exact while `waiting`.
+        waiting: the poll thread is in a client call that may wait, or in a callback, so no other thread may call the
+            client. It stays set once `close` was called.
+        polling: the poll thread is in a client call that does not wait.
+        asking: another thread checks whether it may call the client, or is calling it; spares `poll` the lock.
         poller: the thread that polled last.
-        entering: guards `waiting` and `asking`, and is held by other threads while they are in the client.
-        slow_path: a message is put by, an error is to be raised, or ends are to be swallowed: take the slow way.
+        entering: lock that guards `waiting` and `asking`; other threads hold it while they call the client.
+        slow_path: a message is buffered, an error is to be raised, or ends are to be filtered out.
         subscribed: `subscribe` was called, and `unsubscribe` not since.
-        reads_retries: the retry topic is read along.
+        reads_retries: the retry topic is read, too.
         named: topics that the user subscribed to by name.
-        callbacks: the user's, for assign, revoke and lost.
-        rebalance: the callback under way.
-        paused: partitions the user has paused; the client keeps a pause across assignments, and so do we.
-        ensured: the shim's topics are known to be there.
+        callbacks: the user's callbacks for assign, revoke and lost.
+        rebalance: the callback in progress.
+        paused: partitions that the user has paused; the client keeps a pause across assignments, and so do we.
+        ensured: the rocketshim topics are known to exist.
         closing: `close` was called.
-        buffered: messages that the client gave out in a call that raised.
-        awaiting_start: partitions of the retry topic that are assigned, and paused until it is known where they begin.
-        raised: errors of callbacks, to be raised by the call they happened in.
-        consumer: gives the consumer this belongs to; None: it is being made, or is gone.
+        buffered: messages that the client returned in a call that raised.
+        awaiting_start: assigned partitions of the retry topic that are paused until their start is known.
+        raised: errors of callbacks, to be raised by the call in which they happened.
+        consumer: returns the consumer of this state; None: it is being made, or is gone.
     """
 
     settings: ConsumerDropinSettings
@@ -112,15 +112,15 @@ class State:
     consumer: "Callable[[], RetryingConsumer | None]" = lambda: None
 
     def is_internal(self, topic: str) -> bool:
-        """Whether a topic is not the user's: the group's retry topic, or one of the shim's that a pattern matched."""
+        """Return whether a topic is internal: the group's retry topic, or a rocketshim topic that a pattern matched."""
         return topic == self.retry_topic or (topic not in self.named and self.names.is_ours(topic))
 
     def layout(self) -> Layout:
-        """How the shim's topics have to be."""
+        """Return the required layout of the rocketshim topics."""
         return Layout(self.names, self.settings.delay_levels)
 
     def during(self, callback: Callable[..., Any]) -> Callable[..., Any]:
-        """A callback of the user's that is not of a rebalance, in which another thread may send back."""
+        """Wrap a user callback other than a rebalance callback, so that another thread may send back during it."""
 
         def called(*args: Any) -> Any:
             consumer = self.consumer()
@@ -132,37 +132,37 @@ class State:
         return called
 
     def raise_later(self, error: BaseException) -> None:
-        """Keep an error of a callback, which must not escape into the client: it would drop the message at hand."""
+        """Keep an error of a callback; it must not escape into the client, which would drop the message in hand."""
         self.raised.append(error)
         self.slow_path = True
 
     def settle_attention(self) -> None:
-        """Say again whether the slow way is needed."""
+        """Update whether the slow path is needed."""
         self.slow_path = self.sees_ends or bool(self.buffered) or bool(self.raised) or bool(self.awaiting_start)
 
     def retry_partitions(self) -> list[TopicPartition]:
-        """The partitions of the retry topic in the assignment."""
+        """Return the assigned partitions of the retry topic."""
         return [TopicPartition(*place) for place in self.ledger.places() if place[0] == self.retry_topic]
 
 
 def partition_key(partition: TopicPartition) -> TopicPartitionKey:
-    """Topic and number of a partition."""
+    """Return topic and number of a partition."""
     return partition.topic, partition.partition
 
 
 def prepare(
     settings: ConsumerDropinSettings, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[State, dict[str, Any]]:
-    """The state of a consumer and the configuration of its client.
+    """Make the state of a consumer and the configuration of its client.
 
     Args:
-        settings: with retry switched on.
-        args: the constructor's, without our keys.
-        kwargs: likewise.
+        settings: drop-in settings with retry enabled.
+        args: positional arguments of the constructor, without our keys.
+        kwargs: keyword arguments, likewise.
 
     Raises:
-        TypeError: no configuration dict, as the original says it.
-        ConfigError: a client setting that retries cannot work with.
+        TypeError: there is no configuration dict; the text is the original's.
+        ConfigError: a client setting does not work with retries.
     """
     if len(args) > 1 or not all(isinstance(each, dict) for each in args):
         raise TypeError("expected configuration dict")
@@ -171,7 +171,7 @@ def prepare(
     if not group:
         raise ConfigError("rocketshim.retry.enable needs a group.id: retries belong to a group")
     if str(config.get(_ISOLATION, "read_committed")).lower() != "read_committed":
-        raise ConfigError(f"{_ISOLATION} has to be read_committed with rocketshim.retry.enable: leave it out")
+        raise ConfigError(f"{_ISOLATION} must be read_committed with rocketshim.retry.enable: leave it out")
     names = TopicNames(settings.namespace)
     stores = is_true(config.get(_STORE, True))
     config[_STORE] = False
