@@ -1,1 +1,1 @@
-"""What push and orderly consumers share; `reader` serves every consumer, `push`, `orderly`, `pull` are the kinds."""
+"""The consumers: `push`, `orderly` and `pull`. Push and orderly share the modules here; all of them use `reader`."""

@@ -1,14 +1,14 @@
-"""Handing messages to the listener threads and taking results back. Owned by the poll thread.
+"""Hand messages to the listener threads and process their results. Owned by the poll thread.
 
-* How large a chunk is follows from the *minimum* time per message of the last 32 chunks, never from the mean: it
-  contains waiting for the interpreter lock and takes fast listeners for slow (tried: 0.86 of raw with the minimum, 0.56
-  with chunks of one). Below 10 µs a chunk holds 1,024 messages, since to wake a thread costs more than the listener
-  does; below 200 µs 64; above, as many as take 8 ms, one batch from 8 ms on, and never so many that a thread is left
-  without work while another has a quarter of its chunks before it.
-* A chunk that is at the same call as 10 ms ago gives back what it has not begun, and what it is through with is taken
-  in, so that one slow message does not hold its neighbours. Of a chunk that coroutines share the same is asked for when
-  a call has timed out.
-* What failed goes to `SendBack` as soon as its chunk is reported.
+* The size of a chunk follows from the *minimum* time per message of the last 32 chunks, never from the mean. The mean
+  includes waiting for the interpreter lock, and makes fast listeners look slow (tried: 0.86 of raw with the minimum,
+  0.56 with chunks of one). Below 10 µs per message a chunk has 1,024 messages, because waking a thread costs more than
+  the listener. Below 200 µs it has 64. Above that it has as many as take 8 ms; from 8 ms per message on it has one
+  batch. It is never so large that one thread is idle while another still has a quarter of its chunks to do.
+* If a chunk is in the same call as 10 ms ago, its messages that have not begun are taken back, and its finished ones
+  are processed. So one slow message does not delay its neighbours. For a chunk that several coroutines share, this
+  happens when a call has timed out.
+* A failed message goes to `SendBack` as soon as its chunk is reported.
 """
 
 from abc import ABC, abstractmethod
@@ -45,14 +45,14 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(slots=True)
 class Result(Generic[TaskT, AnswerT]):
-    """A chunk that a listener thread is through with.
+    """A chunk that a listener thread has finished.
 
     Attributes:
-        chunk: as taken; in order, an `OrderlyTask`.
-        outcomes: the messages that did not succeed; None when all did. In order, every answer.
-        elapsed_ns: how long the thread held the chunk.
-        still_open: it is not through with the chunk: these offsets are in work; None: it is.
-        died: a defect of ours that ended the thread; user code cannot.
+        chunk: the chunk; in orderly mode an `OrderlyTask`.
+        outcomes: the messages that did not succeed; None if all did. In orderly mode, every answer.
+        elapsed_ns: how long the thread had the chunk.
+        still_open: offsets in progress, if the thread has not finished the chunk; None: it has.
+        died: a defect in rocketshim that ended the thread; user code cannot end it.
     """
 
     chunk: TaskT
@@ -63,35 +63,35 @@ class Result(Generic[TaskT, AnswerT]):
 
 
 class Pool(Protocol[TaskT, AnswerT]):
-    """What runs chunks: threads (`pool.ListenerPool`) or an event loop."""
+    """Runs chunks: threads (`pool.ListenerPool`) or an event loop."""
 
     results: SimpleQueue[Result[TaskT, AnswerT]]
     size: int
     shares_chunks: bool
-    """Whether several workers take from one chunk at once: then no message waits for its neighbour."""
+    """Whether several workers process one chunk at the same time: then no message waits for its neighbour."""
 
     def submit(self, chunk: TaskT) -> None:
-        """Hand a chunk over; never blocks."""
+        """Accept a chunk; never block."""
 
     def report_part(self, chunk: TaskT) -> None:
-        """Have said what of a chunk is through, if several workers share it."""
+        """Report the finished messages of a chunk, if several workers share it."""
 
     def resize(self, size: int) -> None:
-        """Have this many workers from now on."""
+        """Set the number of workers."""
 
     def stop(self, timeout_s: float) -> bool:
-        """Let every worker end after its chunk; whether all did within the time."""
+        """End every worker after its chunk; return whether all ended in time."""
 
     def wait(self, timeout_s: float, gather_s: float) -> Result[TaskT, AnswerT]:
-        """The next result; raises `queue.Empty` when none came in time.
+        """Return the next result; raise `queue.Empty` if none came in time.
 
-        Having one, it waits so long for others to gather.
+        Once one result is available, wait up to `gather_s` for more.
         """
 
 
 @dataclass(slots=True)
 class DispatchCounts:
-    """What the listeners did; read from any thread, written by the poll thread."""
+    """Counts of listener results; any thread reads them, the poll thread writes them."""
 
     succeeded: int = 0
     failed: int = 0
@@ -99,7 +99,7 @@ class DispatchCounts:
     failed_by_type: dict[str, int] = field(default_factory=dict)
 
     def add_failed(self, kind: ConsumeReturnType) -> None:
-        """One more message that failed so; the dictionary is replaced, since others may be reading it."""
+        """Count a failed message of this type; replace the dictionary, because other threads may be reading it."""
         self.failed_by_type = self.failed_by_type | {kind.value: self.failed_by_type.get(kind.value, 0) + 1}
 
 
@@ -107,16 +107,16 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
     """The poll thread's side of the listener threads.
 
     Args:
-        pool: runs what is handed out.
-        batch_count: most messages of one listener call.
-        left: called with a queue of which messages have left.
+        pool: runs chunks.
+        batch_count: maximum number of messages of one listener call.
+        left: called with a queue when messages have left it.
 
     Thread-safety: none; the poll thread's.
     """
 
     def __init__(self, pool: Pool[TaskT, AnswerT], batch_count: int, left: Callable[[QueueT], None]) -> None:
         self.counts = DispatchCounts()
-        self.in_flight = 0  # messages handed out and not reported
+        self.in_flight = 0  # messages handed out and not yet reported
         self.died: BaseException | None = None
         self._pool = pool
         self._batch_count = batch_count
@@ -124,23 +124,23 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
 
     @abstractmethod
     def hand_out(self, queues: Iterable[QueueT]) -> None:
-        """Hand out everything that may begin."""
+        """Hand out all messages that may be processed now."""
 
     @abstractmethod
     def _take(self, result: Result[TaskT, AnswerT]) -> None:
-        """Take in a result."""
+        """Process a result."""
 
     def gather_s(self) -> float:
-        """How long results may lie there without a worker being short of work, in seconds."""
+        """Return how long results may wait without a worker running out of work, in seconds."""
         return 0.0
 
     @property
     def has_results(self) -> bool:
-        """Whether a result lies there."""
+        """Return whether a result is available."""
         return self._pool.results.qsize() > 0
 
     def take_results(self, now_ms: int) -> None:
-        """Take in every result that lies there.
+        """Process every available result.
 
         Args:
             now_ms: monotonic time in ms.
@@ -151,7 +151,7 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
             self._take(results.get())
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for one result, no longer than this."""
+        """Wait for one result, at most `timeout_s` seconds, and process it."""
         try:
             result = self._pool.wait(timeout_s, self.gather_s())
         except Empty:
@@ -159,7 +159,7 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
         self._take(result)
 
     def withhold(self, queues: Iterable[QueueT]) -> None:
-        """Let nothing more of these queues begin."""
+        """Stop handing out messages of these queues."""
         for queue in queues:
             self.in_flight -= queue.withhold()
 
@@ -168,8 +168,8 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
     """Hands out chunks to be consumed concurrently.
 
     Args:
-        pool, batch_count, left: as `Dispatch`.
-        send_back: called with each message that failed.
+        pool, batch_count, left: see `Dispatch`.
+        send_back: called with each failed message.
 
     Thread-safety: none; the poll thread's.
     """
@@ -183,12 +183,12 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
     ) -> None:
         super().__init__(pool, batch_count, left)
         self._send_back = send_back
-        self._many: dict[Chunk[Any], Any] = {}  # chunks that can be split, and the call they were in at the last look
+        self._splittable: dict[Chunk[Any], Any] = {}  # chunks that can be split, and their call at the last check
         self._per_message_ns: deque[int] = deque(maxlen=_WINDOW)
-        self._next_look_ms = 0
+        self._next_check_ms = 0
 
     def hand_out(self, queues: Iterable[ProcessQueue[Any]]) -> None:
-        """Hand out everything that is pending."""
+        """Hand out all pending messages."""
         waiting = [queue for queue in queues if queue.pending_count]
         if not waiting:
             return
@@ -201,11 +201,11 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
                 count = len(chunk.messages)
                 self.in_flight += count
                 if count > self._batch_count and not self._pool.shares_chunks:
-                    self._many[chunk] = None
+                    self._splittable[chunk] = None
                 self._pool.submit(chunk)
 
     def chunk_count(self, backlog: int) -> int:
-        """Most messages of the next chunk, when so many are in flight or pending."""
+        """Return the maximum size of the next chunk, if `backlog` messages are in flight or pending."""
         if self._pool.shares_chunks:
             return max(self._batch_count, min(_SHARED_CHUNK, backlog // _SHARED_CHUNK))
         quickest = self._quickest_ns()
@@ -217,9 +217,9 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
         return max(fair - fair % self._batch_count, self._batch_count)
 
     def gather_s(self) -> float:
-        """How long results may lie there without a worker being short of work, in seconds.
+        """Return how long results may wait without a worker running out of work, in seconds.
 
-        Taking them in one by one would cost more than the listeners do.
+        Processing them one by one would cost more than the listeners do.
         """
         quickest = self._quickest_ns()
         if quickest is None or quickest <= _SLOW_NS or self._pool.shares_chunks:
@@ -231,14 +231,14 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
         return min(times) if len(times) == _WINDOW else None
 
     def take_results(self, now_ms: int) -> None:
-        """Take in every result that lies there; split chunks that are stuck."""
+        """Process every available result; split chunks that are stuck."""
         super().take_results(now_ms)
-        if now_ms >= self._next_look_ms:
-            self._next_look_ms = now_ms + _STUCK_MS
-            self._give_back()
+        if now_ms >= self._next_check_ms:
+            self._next_check_ms = now_ms + _STUCK_MS
+            self._split_stuck()
 
     def ask_for_part(self, queue: ProcessQueue[Any]) -> None:
-        """Calls of a queue have timed out: have what else is through of their chunks."""
+        """Ask for the finished messages in chunks of a queue whose calls have timed out."""
         for chunk in queue.late:
             self._pool.report_part(chunk)
 
@@ -247,7 +247,7 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
         if result.still_open is not None:
             self._take_part(chunk, result.still_open, outcomes or [])
             return
-        self._many.pop(chunk, None)
+        self._splittable.pop(chunk, None)
         count = len(chunk.messages)
         self.in_flight -= count
         if result.died is not None:
@@ -275,10 +275,10 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
         new = outcomes[chunk.outcomes_taken :]
         chunk.outcomes_taken = max(chunk.outcomes_taken, len(outcomes))
         to_send = queue.report_part(chunk, still_open, [outcome.message for outcome in new])
-        through = count - len(chunk.messages)
-        self.in_flight -= through
+        finished = count - len(chunk.messages)
+        self.in_flight -= finished
         self._send_failed(chunk, new, to_send)
-        self.counts.succeeded += through - len(new)
+        self.counts.succeeded += finished - len(new)
         self._left(queue)
 
     def _send_failed(self, chunk: Chunk[Any], outcomes: list[FailedMessage], to_send: Iterable[Any]) -> None:
@@ -289,20 +289,21 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
             self._send_back(chunk, outcome)
         self.counts.failed += len(outcomes)
 
-    def _give_back(self) -> None:
-        first = islice(self._many.items(), 2 * self._pool.size)  # what is begun is among the oldest
+    def _split_stuck(self) -> None:
+        """Split chunks that are in the same call as at the last check."""
+        first = islice(self._splittable.items(), 2 * self._pool.size)  # running chunks are among the oldest
         for chunk, seen in list(first):
             at = chunk.in_work
             if at is not None and at is seen:
-                del self._many[chunk]
+                del self._splittable[chunk]
                 for part in chunk.queue.split(chunk, self._batch_count):
                     self._pool.submit(part)
                 self._take_before(chunk, at)
             else:
-                self._many[chunk] = at
+                self._splittable[chunk] = at
 
     def _take_before(self, chunk: Chunk[Any], in_work: Any) -> None:
-        """Take in what a chunk's thread was through with when it began this call."""
+        """Process the messages that the chunk's thread had finished when it began this call."""
         first = (in_work[0] if isinstance(in_work, tuple | list) else in_work).offset()
         before = list(takewhile(lambda outcome: outcome.message.offset() < first, chunk.outcomes))
         still_open = {offset for message in chunk.messages if (offset := message.offset()) >= first}

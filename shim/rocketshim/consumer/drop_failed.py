@@ -1,4 +1,4 @@
-"""What becomes of a failed message where nothing is retried (BROADCASTING): it is said, counted and dropped.
+"""Handle failed messages where nothing is retried (BROADCASTING): log, count and drop them.
 
 Source: `ConsumeMessageConcurrentlyService#processConsumeResult`, case BROADCASTING. Owned by the poll thread.
 """
@@ -17,7 +17,7 @@ _LOG = safe_logger("rocketshim.consumer")
 
 
 class DropFailed:
-    """Takes the place of `SendBack`.
+    """Replaces `SendBack` in BROADCASTING.
 
     Thread-safety: none; the poll thread's.
     """
@@ -27,7 +27,7 @@ class DropFailed:
 
     @property
     def outstanding(self) -> int:
-        """Nothing is ever on its way."""
+        """Return 0: no hop is ever on its way."""
         return 0
 
     def send(self, chunk: Work, outcome: FailedMessage) -> None:
@@ -36,15 +36,15 @@ class DropFailed:
         self._drop(chunk, outcome.message, failure.exception_class, failure.text)
 
     def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
-        """Drop a message whose listener call has lasted too long; the call itself goes on."""
+        """Drop a message whose listener call has taken too long; the call itself continues."""
         del at_ms
         self._drop(chunk, message, "ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms")
 
     def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
-        """Nothing is on its way."""
+        """Do nothing: no hop is on its way."""
 
     def close(self) -> None:
-        """There is no producer."""
+        """Do nothing: there is no producer."""
 
     def _drop(self, chunk: Work, message: Any, name: str, text: str) -> None:
         record = coordinates(message)

@@ -1,17 +1,18 @@
-"""Calling user code: one chunk, its filter, its listener, its outcomes. Runs in listener threads.
+"""Call user code: one chunk, its filter, its listener, its outcomes. Runs in listener threads.
 
-Rules of this file:
+Rules of this module:
 
-* User code runs here and nowhere else, under no lock, and never touches a Kafka object.
-* Every exception of user code is an outcome, also `SystemExit` and its like, as RocketMQ catches every Throwable: a
-  message must not be able to end a thread, and with it the consumer, each time it is delivered again.
-* A message that the filter does not match has succeeded: nobody is called, its offset moves.
-* A record of the group's own retry topic shows the topic of its first delivery, and goes to that topic's listener. One
-  that has no listener any more goes to the dead-letter topic (`NoListener`); one that breaks the wire format is parked.
-* What user code left behind (an exception, a context, a status) is user code too: its `str()` may raise, its
-  `ack_index` may be a text, its `__class__` may lie. It is read with care (`outcome.safe_text`, `as_int`, `attribute`,
-  `class_name`, `type(…)`), and what cannot be read is a failure of the message, said in its `FAIL_TEXT` or in the log.
-* Nothing is looked up per message that can be looked up per chunk: the hot path is `_one_by_one`.
+* User code runs only here, under no lock, and never gets a Kafka object.
+* Every exception of user code is an outcome, `SystemExit` included, as RocketMQ catches every Throwable. A message must
+  not be able to end a thread, and with it the consumer, each time it is delivered.
+* A message that the filter does not match has succeeded: no listener is called, and its offset moves on.
+* A record of the group's own retry topic has the topic of its first delivery, and goes to that topic's listener. If
+  there is no such listener any more, it goes to the dead-letter topic (`NoListener`). If it breaks the wire format, it
+  is parked.
+* An exception, a context or a status from user code is user code, too: its `str()` may raise, its `ack_index` may be a
+  text, its `__class__` may lie. It is read with care (`outcome.safe_text`, `as_int`, `attribute`, `class_name`,
+  `type(…)`). If it cannot be read, the message has failed, and `FAIL_TEXT` or the log has the reason.
+* What can be looked up per chunk is not looked up per message: `_one_by_one` is the hot path.
 """
 
 import inspect
@@ -53,19 +54,19 @@ Sieve = Callable[[Iterable[Any], Callable[[Any, Exception], None]], Iterator[Any
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One topic and who listens to it.
+    """One topic and its listener.
 
     Attributes:
         topic: logical topic, or a pattern that begins with `^`.
-        listener: called with a message (or a list of them) and the context.
-        matches: asked with a record's headers; None: everything matches.
-        selects: asked with the message itself, in place of `matches`; what it raises is a failure of the message.
+        listener: called with a message (or a list of messages) and the context.
+        matches: filter, called with a record's headers; None: everything matches.
+        selects: filter, called with the message itself instead of `matches`. If it raises, the message has failed.
         expression: the filter as text, for listings.
-        digest: of the filter, by which members that subscribe differently find each other.
-        matches_retry: asked with the headers of a retried message; None: it is not filtered again.
-        sieve: a faster form of `matches` over many records (`TagFilter.sieve`); None: there is none.
-        orderly: the listener gets a queue's messages one after the other.
-        awaits: the listener is an `async def` function.
+        digest: digest of the filter; it detects members that subscribe differently.
+        matches_retry: filter, called with the headers of a retried message; None: retried messages are not filtered.
+        sieve: a faster form of `matches` for many records (`TagFilter.sieve`); None: there is none.
+        orderly: whether the listener gets a queue's messages one after the other.
+        awaits: whether the listener is an `async def` function.
     """
 
     topic: str
@@ -81,13 +82,13 @@ class Subscription:
 
 
 def adapt(function: Callable[..., Any]) -> Listener:
-    """A listener from a function of one argument (the message) or two (the message and the context).
+    """Make a listener from a function of one argument (the message) or two (the message and the context).
 
     Raises:
-        ConfigError: it takes neither one nor two arguments.
+        ConfigError: the function takes neither one nor two arguments.
     """
     if not callable(function):
-        raise ConfigError(f"{function!r} is no listener: it has to be callable with a message and a context")
+        raise ConfigError(f"{function!r} is not a listener: it must be callable with a message and a context")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -101,18 +102,20 @@ def adapt(function: Callable[..., Any]) -> Listener:
     try:
         signature.bind(None)
     except TypeError as error:
-        raise ConfigError(f"{function!r} is no listener: it takes neither (message, context) nor (message)") from error
+        raise ConfigError(
+            f"{function!r} is not a listener: it takes neither (message, context) nor (message)"
+        ) from error
     return WithoutContext(function)
 
 
 def matching(
     matches: HeaderFilter, records: Iterable[Any], unreadable: Callable[[Any, Exception], None]
 ) -> Iterator[Any]:
-    """Those of many records that a filter selects; `unreadable` is told of each whose headers it cannot read."""
+    """Yield the records that a filter selects; call `unreadable` with each record whose headers cannot be read."""
     for record in records:
         try:
             wanted = matches(read_headers(record))
-        except Exception as error:  # noqa: BLE001 - the client's: header names that are no UTF-8, and what may come
+        except Exception as error:  # noqa: BLE001 - of the client: header names that are not UTF-8, and future errors
             unreadable(record, error)
         else:
             if wanted:
@@ -128,13 +131,13 @@ class WithoutContext:
         self.function = function
 
     def __call__(self, message: Any, context: ConsumeConcurrentlyContext) -> Any:
-        """Call it."""
+        """Call the function with the message."""
         del context
         return self.function(message)
 
 
-def _said(answer: object) -> tuple[str, str]:
-    """Class and text of the failure that an answer is."""
+def _failure_of(answer: object) -> tuple[str, str]:
+    """Return class and text of the failure that a listener's answer means."""
     if answer is ConsumeStatus.RECONSUME_LATER:
         return "ReconsumeLater", "the listener asked for it"
     return "ReturnedNoStatus", f"the listener returned {safe_text(answer, repr):.200}"
@@ -145,12 +148,12 @@ class ChunkRunner:
 
     Args:
         group: the consumer group.
-        subscription_of: finds the subscription of a logical topic; None: nobody listens to it.
+        subscription_of: returns the subscription of a logical topic; None: the topic has no listener.
         retry_topic: physical name of the group's retry topic.
-        batch_count: most messages a listener call gets; above 1 it gets lists.
-        clock: for the time of a failure.
+        batch_count: maximum number of messages of a listener call; above 1 the listener gets lists.
+        clock: tells the time of a failure.
 
-    Thread-safety: immutable but for what user code does; every listener thread uses the same object.
+    Thread-safety: immutable, except for what user code does; every listener thread uses the same object.
     """
 
     __slots__ = ("_batch_count", "_clock", "_group", "_queues", "_retry_topic", "_subscription_of")
@@ -174,14 +177,14 @@ class ChunkRunner:
         """Call the listener for every message of a chunk that is still in `todo`.
 
         Returns:
-            The messages that did not succeed; None when all did.
+            The messages that did not succeed; None if all did.
         """
         topic, context = chunk.queue.topic, self.context_of(chunk)
         if topic == self._retry_topic:
             return self._retried(chunk, context)
         subscription = self._subscription_of(topic)
         if subscription is None:
-            return self._unheard(chunk, topic)
+            return self._without_listener(chunk, topic)
         if subscription.selects is not None:
             return self._selected(chunk, subscription, subscription.selects, context)
         if self._batch_count == 1:
@@ -189,7 +192,7 @@ class ChunkRunner:
         return self._in_batches(chunk, subscription, context)
 
     def context_of(self, chunk: Chunk[Any]) -> ConsumeConcurrentlyContext:
-        """A fresh context for calls with messages of a chunk."""
+        """Return a new context for calls with messages of a chunk."""
         queue = chunk.queue
         place = (queue.topic, queue.partition)
         message_queue = self._queues.get(place)
@@ -213,7 +216,7 @@ class ChunkRunner:
                 if succeeded and context.ack_index is ALL and context.delay_level_when_next_consume is NOT_ASKED:
                     continue  # nearly always: the context is untouched
                 outcomes += self._answered((message,), status, context)
-            except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
+            except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it has raised
                 outcomes.append(self._raised(message, error, context))
             context = context.fresh()
         return outcomes or None
@@ -230,13 +233,13 @@ class ChunkRunner:
         return outcomes or None
 
     def _matching(self, chunk: Chunk[Any], subscription: Subscription, outcomes: list[FailedMessage]) -> Iterator[Any]:
-        """Take what is to be handed to the listener; a record that the filter cannot read failed, and no other."""
+        """Yield the messages for the listener; a record that the filter cannot read has failed, but no other."""
         matches = subscription.matches
         if matches is None:
             return chunk.todo
 
         def unreadable(message: Any, error: Exception) -> None:
-            outcomes.append(self._raised(message, error, self.context_of(chunk)))  # nobody asked for anything
+            outcomes.append(self._raised(message, error, self.context_of(chunk)))  # no listener has set anything
 
         if subscription.sieve is not None:
             return subscription.sieve(chunk.todo, unreadable)
@@ -254,12 +257,12 @@ class ChunkRunner:
         while True:
             batch: list[Any] = []
             views: list[MessageView] = []
-            chunk.in_work = None  # what succeeded is not to time out while the selector runs
+            chunk.in_work = None  # a finished message must not time out while the selector runs
             for message in todo:
                 view = MessageView(message, trusted=False)
                 try:
                     selected = selects(view)
-                except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
+                except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it has raised
                     outcomes.append(self._raised(message, error, context))
                     continue
                 if selected:
@@ -290,7 +293,7 @@ class ChunkRunner:
             outcomes.extend(self._raised(message, error, context) for message in batch)
 
     def _retried(self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext) -> list[FailedMessage] | None:
-        """Messages of the retry topic, one by one: each goes to the listener of the topic it first came from."""
+        """Process messages of the retry topic one by one; each goes to the listener of its original topic."""
         outcomes: list[FailedMessage] = chunk.outcomes
         for message in chunk.todo:
             view = MessageView(message, trusted=True)
@@ -311,11 +314,11 @@ class ChunkRunner:
             context = context.fresh()
         return outcomes or None
 
-    def _unheard(self, chunk: Chunk[Any], topic: str) -> list[FailedMessage]:
+    def _without_listener(self, chunk: Chunk[Any], topic: str) -> list[FailedMessage]:
         return [self._no_listener(message, topic) for message in chunk.todo]
 
     def _malformed(self, message: Any, error: MalformedRecordError) -> FailedMessage:
-        """A message of the retry topic that breaks the wire format, or whose headers cannot be read: to be parked."""
+        """Make the outcome of a retry-topic message that breaks the wire format or has unreadable headers: park it."""
         return FailedMessage(message, self._failure(error), malformed=error.reason)
 
     def _no_listener(self, message: Any, topic: str) -> FailedMessage:
@@ -340,7 +343,7 @@ class ChunkRunner:
     def _answered(
         self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext
     ) -> Iterable[FailedMessage]:
-        """What did not succeed of a call that returned."""
+        """Return the messages that did not succeed in a call that returned."""
         items = item_answers(status, len(batch)) if self._batch_count > 1 else None
         if items is not None:
             pairs = zip(batch, items, strict=True)
@@ -348,7 +351,7 @@ class ChunkRunner:
         ack_index = as_int(context.ack_index)
         done = succeeded_count(status, ALL if ack_index is None else ack_index, len(batch))
         if done == 0 and status is not None and status is not ConsumeStatus.CONSUME_SUCCESS:
-            name, text = _said(status)
+            name, text = _failure_of(status)
         elif ack_index is None:
             done = 0
             name = "AckIndexError"
@@ -362,15 +365,15 @@ class ChunkRunner:
         return [FailedMessage(message, failure, asked_level=level) for message in batch[done:]]
 
     def _item(self, message: Any, answer: object, context: ConsumeConcurrentlyContext) -> FailedMessage:
-        """One message of a batch, of which the listener says by itself that it failed."""
+        """Make the outcome of one message of a batch that the listener has reported as failed."""
         if issubclass(type(answer), BaseException):
             return self._raised(message, cast("BaseException", answer), context)
-        failure = Failure(*_said(answer), self._clock.wall_ms())
+        failure = Failure(*_failure_of(answer), self._clock.wall_ms())
         return FailedMessage(message, failure, asked_level=self._asked_level(context.delay_level_when_next_consume))
 
     @staticmethod
     def _asked_level(asked: object) -> int:
-        """The level that user code asked for; what is no level is said, and counts as not asked."""
+        """Return the level that user code has requested; a value that is not a level is logged and ignored."""
         if asked is None:
             return NOT_ASKED
         level = as_int(asked)

@@ -1,7 +1,7 @@
-"""How a listener speaks: what it may raise, what it may set, and what became of each message.
+"""The interface of a listener: exceptions that it may raise, its context, and the record of a failed message.
 
-`RetryLater` and `DeadLetter` are the only exceptions with a meaning of their own; every other one is a failure like
-any other. What a listener sets on its context counts only for the call it was given to.
+Only the exceptions `RetryLater` and `DeadLetter` have a meaning of their own; every other exception is an ordinary
+failure. What a listener sets on its context counts only for that call.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ __all__ = [
 
 DEAD_LETTER_LEVEL: Final = -1
 NOT_ASKED: Final = 0
-_MAX_SHOWN_CHARS: Final = 4_096  # a record keeps 1 KiB, a log line needs no more
+_MAX_SHOWN_CHARS: Final = 4_096  # a record stores 1 KiB, and a log line needs no more
 _QUALNAME: Final = type.__dict__["__qualname__"]
 
 
@@ -40,17 +40,17 @@ def safe_text(value: object, how: Callable[[Any], str] = str) -> str:
     """
     try:
         return str.__str__(how(value))[:_MAX_SHOWN_CHARS]  # a plain text, also of a subclass
-    except BaseException as error:  # noqa: BLE001 - user code; nothing is lost, the text says it
+    except BaseException as error:  # noqa: BLE001 - user code; the text reports the error
         return f"({how.__name__}() of a {class_name(value)} raised {class_name(error)})"
 
 
 def class_name(value: object) -> str:
-    """Return the qualified name of an object's class, whatever its class or metaclass says."""
+    """Return the qualified name of an object's class, even if its class or metaclass lies about it."""
     return str.__str__(_QUALNAME.__get__(type(value)))
 
 
 def attribute(value: object, name: str, default: object = None) -> object:
-    """Return an attribute of an object of user code; the default where it cannot be read."""
+    """Return an attribute of an object of user code; return the default if it cannot be read."""
     try:
         return getattr(value, name, default)
     except BaseException:  # noqa: BLE001 - `__getattribute__` and properties are user code
@@ -58,30 +58,30 @@ def attribute(value: object, name: str, default: object = None) -> object:
 
 
 def as_int(value: object) -> int | None:
-    """A whole number that user code set, also one of numpy's; None: it is none."""
+    """Return a whole number that user code has set, including numpy's; None: it is not a whole number."""
     try:
-        return index(value)  # type: ignore[arg-type]  # what it is not for raises
+        return index(value)  # type: ignore[arg-type]  # it raises for any other type
     except BaseException:  # noqa: BLE001 - `__index__` is user code
         return None
 
 
-class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it asks for something, nothing is wrong
-    """Raised by a listener: try this message (in a batch: all of it) again later.
+class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it is a request, not an error
+    """Raise this in a listener to retry the message (in a batch: all messages) later.
 
     Args:
-        delay: how long, as `"30s"`, `"5m"`, a number of seconds, a timedelta; more than 40 days are 40 days. None: the
-            retry policy decides, unless `level` says.
-        level: delay level, 1 or more; the highest of the table at most.
+        delay: how long to wait, as `"30s"`, `"5m"`, a number of seconds or a timedelta; 40 days at most, longer delays
+            are shortened. None: the retry policy decides, unless `level` is given.
+        level: delay level, 1 or more; a level above the table's highest counts as the highest.
 
     Raises:
-        ConfigError: both, or a delay or level that is none.
+        ConfigError: both are given, or the delay or level is not valid.
     """
 
     def __init__(self, delay: Duration | None = None, *, level: int | None = None) -> None:
         if delay is not None and level is not None:
             raise ConfigError(f"RetryLater takes a delay ({delay!r}) or a level ({level!r}), not both")
         if level is not None and level < 1:
-            raise ConfigError(f"RetryLater(level={level}): levels begin at 1; raise DeadLetter to give a message up")
+            raise ConfigError(f"RetryLater(level={level}): levels begin at 1; raise DeadLetter to stop retrying")
         self.delay_ms = None if delay is None else parse_duration_ms(delay)
         self.level = level
         when = "later" if level is None else f"at level {level}"
@@ -89,10 +89,10 @@ class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it asks for someth
 
 
 class DeadLetter(Exception):  # noqa: N818 - as above
-    """Raised by a listener: this message (in a batch: all of it) goes to the dead-letter topic now.
+    """Raise this in a listener to send the message (in a batch: all messages) to the dead-letter topic now.
 
     Args:
-        reason: why, for whoever reads dead letters; cut to 1 KiB.
+        reason: the reason, for operators who read dead letters; cut to 1 KiB.
     """
 
     def __init__(self, reason: object = "") -> None:
@@ -100,16 +100,17 @@ class DeadLetter(Exception):  # noqa: N818 - as above
 
 
 class ConsumeConcurrentlyContext:
-    """What a listener is told and may set, for one call.
+    """What a listener gets and may set, for one call.
 
     Attributes:
         group: the consumer group.
-        message_queue: where the messages come from.
+        message_queue: the queue of the messages.
         epoch: number of the assignment of that queue to this consumer.
-        fencing_token: None: concurrent mode holds no lock.
-        delay_level_when_next_consume: level of the next retry if the call fails: 0 (default) as the retry policy says,
-            above 0 exactly this level, below 0 the dead-letter topic at once.
-        ack_index: index of the last message of the batch that is done; the rest failed. Counts only with success.
+        fencing_token: None, because concurrent mode has no lock.
+        delay_level_when_next_consume: level of the next retry if the call fails. 0 (default): the retry policy decides;
+            above 0: exactly this level; below 0: the dead-letter topic, immediately.
+        ack_index: index of the last message of the batch that succeeded; the messages after it failed. It counts only
+            if the call returns success.
 
     Source: `ConsumeConcurrentlyContext` of RocketMQ.
     """
@@ -126,31 +127,31 @@ class ConsumeConcurrentlyContext:
 
     @property
     def untouched(self) -> bool:
-        """Whether the listener has set nothing. By identity, so that nothing of the user's is called."""
-        asked = getattr(self, "delay_level_when_next_consume", None)  # what it deleted was touched
+        """Return whether the listener has set nothing. It compares by identity, so that no user code is called."""
+        asked = getattr(self, "delay_level_when_next_consume", None)  # a deleted attribute counts as set
         return getattr(self, "ack_index", None) is ALL and asked is NOT_ASKED
 
     def fresh(self) -> "ConsumeConcurrentlyContext":
-        """A context for the next call: this one if nothing was set, else a new one."""
+        """Return a context for the next call: this one if nothing was set, else a new one."""
         return self if self.untouched else self.copy()
 
     def copy(self) -> "ConsumeConcurrentlyContext":
-        """A context for another call, with nothing set."""
+        """Return a context for another call, with nothing set."""
         return ConsumeConcurrentlyContext(self.group, self.message_queue, self.epoch)
 
 
 @dataclass(slots=True)
 class FailedMessage:
-    """A message that did not succeed, as facts for the retry policy.
+    """A message that did not succeed: the facts for the retry policy.
 
     Attributes:
         message: the Kafka record.
-        failure: class, text and time of what happened.
-        asked_level: 0 none, above 0 that level, below 0 the dead-letter topic.
-        asked_delay_ms: delay asked for, in ms, or None.
-        malformed: the record breaks the wire format, for this reason: it is parked and no listener sees it.
-        reconsume_times: failed attempts before this one, where they were counted elsewhere (orderly mode); None: as the
-            record says.
+        failure: class, text and time of the failure.
+        asked_level: requested level. 0: none; above 0: that level; below 0: the dead-letter topic.
+        asked_delay_ms: requested delay in ms, or None.
+        malformed: why the record breaks the wire format; it is parked, and no listener gets it. None: it does not.
+        reconsume_times: failed attempts before this one, if they were counted elsewhere (orderly mode); None: the
+            record has the count.
     """
 
     message: Any

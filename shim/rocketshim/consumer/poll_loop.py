@@ -1,22 +1,22 @@
 """The poll thread: it owns the Kafka consumer, every process queue, every commit and the rebalance callbacks.
 
-A turn: take in what the listener threads are through with, take in delivery reports, commit when it is time, hand out
-what is pending, fetch. Rules:
+One iteration processes the results of the listener threads and the delivery reports, commits when it is time, hands out
+pending messages, and fetches. Rules:
 
 * User code is never called here, and nothing here blocks on a listener for longer than a fraction of a second.
-* The consumer is polled at least twice a second, so that a slow listener never costs the membership of the group. What
-  holds too much is paused (`flow_control`), after the listeners were given 50 ms to catch up, or half a second while
-  all of them have work: a pause throws away what librdkafka has fetched. Whether it may go on is looked at each time
-  messages leave.
-* Nothing of a partition is handed out before its start is known and committed (`start_offsets.PartitionStarter`).
-* Commits are the positions after the longest finished prefixes, every `offset_commit_interval_ms`, at revoke, suspend
-  and close; `commits.Committer` keeps them from going backwards.
-* A rebalance callback never raises (an exception there would eat a fetched record): what goes wrong is kept and raised
-  in the loop.
-* Offsets that go backwards within an assignment mean that the log was cut or made anew: the queue is dropped, and a
-  new epoch begins where the log goes on. Repeats, no loss.
-* Closing: nothing new begins, what is in work may end until the deadline while the group is still served, then one
-  commit, then the group is left.
+* The consumer is polled at least twice a second, so that a slow listener never costs the membership of the group. A
+  queue with too many buffered messages is paused (`flow_control`). Before that the listeners get 50 ms to catch up, or
+  half a second while all of them have work, because a pause discards what librdkafka has fetched. Each time messages
+  leave a queue, the loop checks whether it may be resumed.
+* No message of a partition is handed out before its start is known and committed (`start_offsets.PartitionStarter`).
+* Commits are the offsets after the longest finished prefixes, every `offset_commit_interval_ms`, and at revoke, suspend
+  and close. `commits.Committer` prevents them from going backwards.
+* A rebalance callback never raises, because an exception there would lose a fetched record. An error is kept, and the
+  loop raises it.
+* Offsets that go backwards within an assignment mean that the log was cut or created again. The queue is dropped, and a
+  new epoch starts where the log continues. Messages may be repeated, but none is lost.
+* Closing: no new call begins, and running calls may finish until the deadline while the group is still served. Then the
+  loop commits once, and leaves the group.
 """
 
 import threading
@@ -61,7 +61,7 @@ _SHOW_MS: Final = 1_000
 _LEAVE_S: Final = 1.0
 _IDLE_S: Final = 0.1
 _BUSY_S: Final = 0.005
-_GATHER_S: Final = 0.001  # results are accounts, nobody waits for them: a turn for each would cost more than they
+_GATHER_S: Final = 0.001  # nothing waits for results, and an iteration for each would cost more than they do
 _CATCH_UP_MS: Final = 50
 _SATURATED_MS: Final = 500
 _COMPARE_TIMEOUT_S: Final = 0.5
@@ -69,7 +69,7 @@ _COMPARE_TIMEOUT_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """The figures of one poll loop; all durations in ms, `topic_*` -1 for none."""
+    """The settings of one poll loop; all durations in ms; `topic_*` -1 for no limit."""
 
     batch_count: int
     commit_interval_ms: int
@@ -83,26 +83,27 @@ class LoopSettings:
     fetch_count: int = 1_000
     pull_interval_ms: int = 0
     group: str = ""
-    unsubscribes: bool = True  # before it is closed; see `clients.close_consumer`
+    unsubscribes: bool = True  # whether to unsubscribe before closing; see `clients.close_consumer`
 
 
 class PollLoop(ABC, Generic[QueueT]):
-    """One thread's loop over one Kafka consumer: what both ways of consuming share.
+    """The loop of one thread over one Kafka consumer: what concurrent and orderly consumption share.
 
     Args:
-        make_consumer: called in the loop's own thread.
-        make_lookup_client: makes a client that joins no group, for questions while the consumer fetches; likewise.
+        make_consumer: makes the Kafka consumer; called in the loop's own thread.
+        make_lookup_client: makes a client that joins no group, for look-ups while the consumer fetches; called in the
+            loop's own thread, too.
         topics: physical topics to subscribe to.
-        make_send_back: makes the sender of failed messages, in the loop's own thread too.
+        make_send_back: makes the sender of failed messages; called in the loop's own thread, too.
         pool: runs the listeners.
-        starts: where partitions begin and what their commits carry.
-        settings: the figures.
+        starts: finds start offsets and the metadata of commits.
+        settings: the settings of the loop.
         clock: monotonic time.
-        sharing: says which partitions to read; None: Kafka's group protocol, over `topics`.
-        store: where positions are kept; None: in Kafka.
-        find: asked at an interval what to read, of the topics there are; None: `topics` stay as they are.
+        sharing: decides which partitions to read; None: Kafka's group protocol, over `topics`.
+        store: where offsets are stored; None: in Kafka.
+        find: called at an interval to choose the topics to read from the existing ones; None: `topics` do not change.
 
-    Thread-safety: `run` belongs to one thread; `stop`, `ask` and the figures may be used from any.
+    Thread-safety: only one thread calls `run`; any thread may call `stop` and `ask` and read the counts.
     """
 
     def __init__(
@@ -122,11 +123,11 @@ class PollLoop(ABC, Generic[QueueT]):
     ) -> None:
         self.error: BaseException | None = None
         self.assigned = threading.Event()
-        self.opened = threading.Event()  # or failed to open
+        self.opened = threading.Event()  # also set if opening has failed
         self.is_open = False
         self.commits = Committer(starts.metadata, store, None if sharing is None else self._may)
         self.dispatch: Dispatch[QueueT, Any, Any] = self._make_dispatch(pool, settings.batch_count)
-        self.state: ConsumerState | None = None  # made anew each second; read from any thread
+        self.state: ConsumerState | None = None  # replaced each second; any thread may read it
         self.turn_ended_ms = 0
         self._make_consumer = make_consumer
         self._watch = TopicWatch(topics, find, settings.watch_interval_ms)
@@ -137,9 +138,9 @@ class PollLoop(ABC, Generic[QueueT]):
         self._settings = settings
         self._clock = clock
         self._sharing = sharing
-        self._shared: set[TopicPartitionKey] = set()  # what `sharing` has been given
+        self._shared: set[TopicPartitionKey] = set()  # the partitions that `sharing` wanted last
         self._next_comparison_ms: int | None = None  # None: nothing was assigned yet
-        self._stop_by_ms: int | None = None  # None: not asked to stop; no event, whose lock a signal handler may need
+        self._stop_by_ms: int | None = None  # None: no stop requested; no Event: a signal handler may need its lock
         self._closing = False
         self._suspended = False
         self._queues: dict[TopicPartitionKey, QueueT] = {}
@@ -165,32 +166,32 @@ class PollLoop(ABC, Generic[QueueT]):
         self._consumer: ConsumerClient | None = None
         self._send_back: FailedSink | None = None
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------------------------------
 
     @property
     def send_back(self) -> FailedSink | None:
-        """The sender of failed messages, once the loop runs; for its counts."""
+        """Return the sender of failed messages, once the loop runs; for its counts."""
         return self._send_back
 
     @property
     def queues(self) -> list[QueueT]:
-        """The process queues held now; for figures."""
+        """Return the process queues assigned now; for counts."""
         return list(self._queues.values())
 
     @property
     def suspended(self) -> bool:
-        """Whether nothing is read on purpose."""
+        """Return whether the consumer is suspended."""
         return self._suspended
 
     def stop(self, timeout_ms: int) -> None:
-        """Ask the loop to end within a time. Safe twice, from any thread; the earlier deadline counts."""
+        """Request the loop to end within a time. Any thread may call it, also twice; the earlier deadline counts."""
         by_ms = self._now_ms() + timeout_ms
         self._stop_by_ms = by_ms if self._stop_by_ms is None else min(by_ms, self._stop_by_ms)
 
     def ask(self, action: Callable[[ConsumerClient], T]) -> "Future[T]":
-        """Have something done with the Kafka consumer in the loop's thread, between two turns.
+        """Run an action with the Kafka consumer in the loop's thread, between two iterations.
 
-        The future is cancelled when the loop ends first.
+        The future is cancelled if the loop ends first.
         """
         future: Future[T] = Future()
 
@@ -199,14 +200,14 @@ class PollLoop(ABC, Generic[QueueT]):
                 return
             try:
                 future.set_result(action(self._client()))
-            except Exception as error:  # noqa: BLE001 - whoever asked gets it
+            except Exception as error:  # noqa: BLE001 - the caller of `ask` gets it
                 future.set_exception(error)
 
         self._asked.put(act)
         return future
 
     def run(self) -> None:
-        """Consume until `stop`, or until the loop cannot go on; then `error` says why. Never raises."""
+        """Consume until `stop`, or until an error ends the loop; then `error` has the reason. Never raises."""
         self._keep_error(self._consume)
         self.opened.set()
         self._keep_error(self.close)
@@ -219,12 +220,12 @@ class PollLoop(ABC, Generic[QueueT]):
     def _keep_error(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except BaseException as error:  # noqa: BLE001 - the top of a thread: kept, said, and raised by the facade
+        except BaseException as error:  # noqa: BLE001 - the top of a thread: kept, logged, and raised by the facade
             self.error = error if self.error is None else self.error
             _LOG.exception("consumer.poll-thread-failed")
 
     def open(self) -> None:
-        """Make the clients and subscribe; no network yet, but to ask for the topics that patterns stand for."""
+        """Make the clients and subscribe, without network calls except the look-up of topics that match patterns."""
         self._send_back = self._make_send_back()
         self._consumer = self._make_consumer()
         self._watch.look(self.lookups, self._now_ms())
@@ -241,14 +242,14 @@ class PollLoop(ABC, Generic[QueueT]):
             )
 
     def turn(self) -> None:
-        """One turn of the loop.
+        """Do one iteration of the loop.
 
         Raises:
-            ConsumerError: the loop cannot go on.
+            ConsumerError: the loop cannot continue.
         """
         now_ms = self._now_ms()
         self.dispatch.take_results(now_ms)
-        self._settle(now_ms)
+        self._process_reports(now_ms)
         self._keep_house(now_ms)
         while self._asked.qsize():
             self._asked.get()()
@@ -260,7 +261,7 @@ class PollLoop(ABC, Generic[QueueT]):
         self.turn_ended_ms = now_ms
 
     def close(self) -> None:
-        """Finish what is in work within the deadline, commit, leave the group. Safe twice."""
+        """Finish running calls within the deadline, commit, leave the group. A second call is safe."""
         deadline_ms = self._now_ms() if self._stop_by_ms is None else self._stop_by_ms
         consumer = self._consumer
         self._closing = True
@@ -280,10 +281,10 @@ class PollLoop(ABC, Generic[QueueT]):
             if self._send_back is not None:
                 self._send_back.close()
             while self._asked.qsize():
-                self._asked.get()()  # finds the consumer closed and says so
+                self._asked.get()()  # the action finds the consumer closed, and its future gets that error
 
     def _finish_up(self, consumer: ConsumerClient, deadline_ms: int) -> None:
-        """Join, drain and commit, polling on, so that neither rebalances nor reports wait for us."""
+        """Join, drain and commit while polling, so that rebalances and reports do not wait for this consumer."""
         self._finish_joining(consumer, deadline_ms)
         self._pauses.hold(consumer, list(self._queues), PauseReason.SUSPENDED)
         self.dispatch.withhold(self._queues.values())
@@ -291,24 +292,24 @@ class PollLoop(ABC, Generic[QueueT]):
             if self._now_ms() >= deadline_ms:
                 break
             self._wait(_BUSY_S)
-            consumer.poll(0)  # what it gives is not done, so not committed: the next owner gets it
+            consumer.poll(0)  # its message is not finished, so not committed: the next owner gets it
         now_ms = self._now_ms()
         self.commits.commit(consumer, self._queues.values(), now_ms=now_ms, asynchronous=True)
         while self.commits.outstanding and self._now_ms() < max(deadline_ms, now_ms + 1_000):
             before_ms = self._now_ms()
             consumer.poll(_BUSY_S)
-            if self._now_ms() == before_ms:  # a clock that only others move
+            if self._now_ms() == before_ms:  # a test's clock, which only the test moves
                 break
 
     def _finish_joining(self, consumer: ConsumerClient, deadline_ms: int) -> None:
-        """Poll until the first rebalance is over: the other members would wait for one that leaves before.
+        """Poll until the first rebalance is over: the other members would wait for a member that leaves before.
 
-        Not with KIP-848, where nobody waits, and where a member that is given nothing hears nothing.
+        Not with KIP-848: there no member waits, and a member without partitions gets no callback.
         """
         while self._settings.unsubscribes and self._is_joining and self.error is None and self._now_ms() < deadline_ms:
             before_ms = self._now_ms()
             consumer.poll(_IDLE_S)
-            if self._now_ms() == before_ms:  # a clock that only others move
+            if self._now_ms() == before_ms:  # a test's clock, which only the test moves
                 break
 
     @property
@@ -316,7 +317,7 @@ class PollLoop(ABC, Generic[QueueT]):
         return self._sharing is None and not self.assigned.is_set()
 
     def _leave(self, consumer: ConsumerClient | None, deadline_ms: int) -> None:
-        """Leave the group and close the client, or leave it behind where nobody answers."""
+        """Leave the group and close the client; abandon the client if no broker answers."""
         if consumer is None:
             return
         unanswered = self.commits.outstanding
@@ -341,22 +342,22 @@ class PollLoop(ABC, Generic[QueueT]):
             )
         _LOG.warning("consumer.not-left", extra={"group": group})
 
-    # --- what each way of consuming does its own way -----------------------------------------------------------------
+    # --- what concurrent and orderly consumption implement -----------------------------------------------------------
 
     @abstractmethod
     def _make_dispatch(self, pool: Pool[Any, Any], batch_count: int) -> Dispatch[QueueT, Any, Any]:
-        """What hands messages to the pool's listener threads."""
+        """Make the dispatch that hands messages to the pool's listener threads."""
 
     @abstractmethod
     def _make_queue(self, place: TopicPartitionKey, epoch: int) -> QueueT:
-        """A queue that begins."""
+        """Make the queue of a partition whose epoch begins."""
 
     @abstractmethod
     def _sweep(self, now_ms: int) -> None:
-        """Look for listener calls that last too long; every `sweep_interval_ms`."""
+        """Find listener calls that take too long; called every `sweep_interval_ms`."""
 
     def _idle_s(self) -> float:
-        """How long the consumer is polled while no listener has work."""
+        """Return how long the consumer is polled while no listener has work, in seconds."""
         return _IDLE_S
 
     # --- fetching ----------------------------------------------------------------------------------------------------
@@ -378,21 +379,26 @@ class PollLoop(ABC, Generic[QueueT]):
             return
         self._fresh.clear()
         batch = consumer.consume(count - 1, 0) if count > 1 else []
-        batch.insert(0, first)  # a new list would count every reference anew
+        batch.insert(0, first)  # a new list would count every reference again
         if any(map(_ERROR, batch)):  # an error is true, None is not
             for message in batch:
                 if message.error() is not None:
                     self._client_error(message)
             batch = [message for message in batch if message.error() is None]
-        moved = self._fresh & self._queues.keys()  # what came and has gone again is dropped below
+        moved = (
+            self._fresh & self._queues.keys()
+        )  # messages of partitions that were assigned and revoked since are dropped below
         for place, run in runs_of(batch):
-            if place in moved:  # assigned within `consume`: the run may be of the assignment before
+            if place in moved:  # assigned within `consume`: the run may belong to the previous assignment
                 consumer.seek(TopicPartition(*place, self.commits.position(place)))
             else:
                 self._put(place, run)
 
     def _keep_interval(self, wait_s: float) -> int:
-        """How many messages may be fetched now; 0: none, and it has waited; 1: only since the group is to be served."""
+        """Return how many messages may be fetched now.
+
+        0: none, and the wait is over. 1: only because the consumer must poll to stay in the group.
+        """
         left_ms = self._next_pull_ms - self._now_ms()
         if left_ms > 0:
             self._wait(min(left_ms / 1_000, wait_s))
@@ -407,7 +413,7 @@ class PollLoop(ABC, Generic[QueueT]):
     def _put(self, place: TopicPartitionKey, run: list[Any]) -> None:
         queue = self._queues.get(place)
         if queue is None or place in self._uptake:
-            return  # revoked meanwhile, or read from again once its start is known
+            return  # it was revoked meanwhile, or is read again once its start is known
         try:
             queue.put(run)
         except ValueError:
@@ -418,23 +424,23 @@ class PollLoop(ABC, Generic[QueueT]):
             self._queues[place].put(run)
 
     def _begin(self, place: TopicPartitionKey, offset: int) -> None:
-        """A new epoch of a partition, from this offset on."""
+        """Begin a new epoch of a partition, from this offset on."""
         before = self._queues.get(place)
         if before is not None:
             self.dispatch.withhold([before])
             before.drop()
         self._epoch += 1
-        if offset >= 0:  # else held: `_put` drops what comes of it, and it is sought once its start is known
+        if offset >= 0:  # else it waits: `_put` drops its messages, and it is sought once its start is known
             self._fresh.add(place)
         self._queues[place] = self._make_queue(place, self._epoch)
         self.commits.adopt(place, offset)
 
     def _catch_up(self, consumer: ConsumerClient) -> None:
-        """Give the listeners a moment; then pause what still holds too much, and keep polling.
+        """Give the listeners time to catch up; then pause the queues that are still too full, and keep polling.
 
-        A longer moment while all of them have work: nothing else could be begun meanwhile, and to pause, with 20
-        threads that take 1 ms, meant to fetch each message ten times. And while hops are on their way to the broker,
-        which takes milliseconds mostly.
+        They get more time while all of them have work: no other call could begin meanwhile, and with 20 threads that
+        take 1 ms, a pause caused each message to be fetched ten times. They also get more time while hops are on their
+        way to the broker, which mostly takes milliseconds.
         """
         began_ms = self._now_ms()
         while True:
@@ -453,11 +459,11 @@ class PollLoop(ABC, Generic[QueueT]):
             return
         if message.error() is not None:
             self._client_error(message)
-        else:  # it was fetched before the pause took hold
+        else:  # it was fetched before the pause took effect
             self._put((message.topic(), message.partition()), [message])
 
     def _left(self, queue: QueueT) -> None:
-        """Messages have left a queue: whatever was paused for their sake may go on."""
+        """Resume a queue, if messages have left it and it is below its thresholds again."""
         if queue.paused and self._consumer is not None:
             self._throttle.go_on(self._consumer, [queue])
 
@@ -468,7 +474,7 @@ class PollLoop(ABC, Generic[QueueT]):
             self.error = KafkaException(error)
         elif code in DENIED:
             self.error = NotAuthorizedError(
-                f"reading {message.topic() or 'in this group'} is not allowed: {error.str()}"
+                f"not authorized to read {message.topic() or 'in this group'}: {error.str()}"
             )
         else:
             topic = message.topic()
@@ -484,13 +490,13 @@ class PollLoop(ABC, Generic[QueueT]):
 
     @property
     def _hops(self) -> int:
-        """How many failed messages are not stored elsewhere yet."""
+        """Return how many failed messages are not yet stored elsewhere."""
         return 0 if self._send_back is None else self._send_back.outstanding
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait for one result, then take in everything that has come.
+        """Wait for one result, then process all results and delivery reports.
 
-        With hops on their way no longer than 5 ms, or for one of their reports when no listener has work.
+        While hops are on their way, wait at most 5 ms; if no listener has work, wait for a delivery report instead.
         """
         hops = self._hops
         if hops:
@@ -500,9 +506,9 @@ class PollLoop(ABC, Generic[QueueT]):
             self.dispatch.wait(timeout_s)
         now_ms = self._now_ms()
         self.dispatch.take_results(now_ms)
-        self._settle(now_ms, timeout_s if reports_only else 0)
+        self._process_reports(now_ms, timeout_s if reports_only else 0)
 
-    def _settle(self, now_ms: int, wait_s: float = 0.0) -> None:
+    def _process_reports(self, now_ms: int, wait_s: float = 0.0) -> None:
         if self._send_back is not None and self._send_back.outstanding:
             self._send_back.settle(now_ms, wait_s)
 
@@ -567,7 +573,7 @@ class PollLoop(ABC, Generic[QueueT]):
         )
 
     def _compare_subscriptions(self, consumer: ConsumerClient, now_ms: int) -> None:
-        """Does anybody in this group subscribe differently? Two subscriptions of one group lose messages."""
+        """Check whether a member of the group subscribes differently: two subscriptions of one group lose messages."""
         self._next_comparison_ms = now_ms + self._settings.watch_interval_ms
         try:
             self._starts.look(consumer, self._watch.topics, _COMPARE_TIMEOUT_S)
@@ -578,13 +584,13 @@ class PollLoop(ABC, Generic[QueueT]):
         return self._sharing is None or self._sharing.holds(place, self._now_ms())
 
     def _workable(self) -> Iterable[QueueT]:
-        """The queues of which messages may be handed out now."""
+        """Return the queues whose messages may be handed out now."""
         if self._sharing is None:
             return self._queues.values()
         return [queue for place, queue in self._queues.items() if self._may(place)]
 
     def _follow(self, consumer: ConsumerClient, sharing: PartitionAssigner, now_ms: int) -> None:
-        """Read what is to be read by now, and nothing else."""
+        """Assign and revoke partitions until exactly the wanted ones are read."""
         wanted = sharing.wanted(self.lookups, self._shared, now_ms)
         if wanted is None:
             return
@@ -601,12 +607,12 @@ class PollLoop(ABC, Generic[QueueT]):
             self._on_assign(consumer, new)
         self.assigned.set()
 
-    # --- asked from other threads ------------------------------------------------------------------------------------
+    # --- actions for `ask`, requested by other threads ---------------------------------------------------------------
 
     def read_topics(self, consumer: ConsumerClient, topics: list[str], find: FindTopics | None) -> None:
         """Read these topics from now on, and look for others if there is a `find`. For `ask`.
 
-        What is committed says the new subscription, also of queues where nothing comes.
+        Commit every queue again, so that its commit carries the new subscription even if no message arrives.
         """
         self.commits.commit_again(consumer, self._committable(), now_ms=self._now_ms())
         if self._watch.change(topics, find):
@@ -616,21 +622,23 @@ class PollLoop(ABC, Generic[QueueT]):
         return [place for place in self._queues if place not in self._uptake]
 
     def suspend(self, consumer: ConsumerClient) -> None:
-        """Read nothing more until `resume_reading`; what was read is handled. For `ask`."""
+        """Stop reading until `resume_reading`; messages that were read are still processed. For `ask`."""
         self._suspended = True
         self._pauses.hold(consumer, list(self._queues), PauseReason.SUSPENDED)
         self.commits.commit(consumer, self._queues.values(), now_ms=self._now_ms(), asynchronous=True)
 
     def resume_reading(self, consumer: ConsumerClient) -> None:
-        """Read again. For `ask`."""
+        """Resume reading. For `ask`."""
         self._suspended = False
         self._pauses.release(consumer, list(self._queues), PauseReason.SUSPENDED)
 
     def seek(self, consumer: ConsumerClient, targets: Mapping[TopicPartitionKey, int]) -> None:
-        """Go on elsewhere, in a new epoch: what was read is forgotten, what is in work no longer counts. For `ask`.
+        """Continue at other offsets, in a new epoch: buffered messages are discarded, running calls no longer count.
+
+        For `ask`.
 
         Raises:
-            ConsumerError: a queue is not held here; nothing was moved.
+            ConsumerError: a queue is not assigned to this consumer; nothing was moved.
             KafkaException: Kafka refused; the queues before that one were moved, that one and the others were not.
         """
         absent = [
@@ -639,22 +647,25 @@ class PollLoop(ABC, Generic[QueueT]):
             if (topic, number) not in self._queues or not self._may((topic, number))
         ]
         if absent:
-            raise ConsumerError(f"{', '.join(absent)}: not read by this consumer now; seek where they are read")
+            raise ConsumerError(
+                f"{', '.join(absent)}: not read by this consumer now; nothing was moved. Seek in the consumer that "
+                "reads them"
+            )
         for place, offset in targets.items():
             self.commits.move(consumer, place, offset)
-            consumer.seek(TopicPartition(*place, offset))  # if it fails, the next commit puts the group back
+            consumer.seek(TopicPartition(*place, offset))  # if it fails, the next commit restores the group's offset
             self._uptake.forget([place])
             self._begin(place, offset)
             self._pauses.release(consumer, [place], PauseReason.FLOW | PauseReason.UNRESOLVED)
 
     def held(self, topic: str) -> list[TopicPartitionKey]:
-        """The queues of a topic that are read now."""
+        """Return the queues of a topic that are read now."""
         return [place for place in self._queues if place[0] == topic]
 
     # --- rebalancing: called from `poll` and `close`; none of these may raise ----------------------------------------
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """An asynchronous commit's answer."""
+        """Process the answer to an asynchronous commit."""
         self.commits.answered(error, partitions, self._now_ms())
 
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
@@ -713,7 +724,7 @@ class PollLoop(ABC, Generic[QueueT]):
                 self._sharing.gave_up(place)
 
     def _drain(self, deadline_ms: int, queues: list[QueueT]) -> None:
-        """Wait for listeners and hops of these queues, no longer than to the deadline; nothing new of them begins."""
+        """Wait for listeners and hops of these queues, at most until the deadline; hand out nothing more of them."""
         self.dispatch.withhold(queues)
         while any(not queue.settled for queue in queues):
             left_ms = deadline_ms - self._now_ms()

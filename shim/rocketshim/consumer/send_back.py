@@ -1,11 +1,11 @@
-"""The next hop of a message that failed: retry record, dead letter, parked record; stored before it counts as done.
+"""The next hop of a failed message: retry record, dead letter or parked record; the message is done once it is stored.
 
-Owned by the poll thread. `send` decides and produces; `settle` takes delivery reports in. The producer is the sender's
-own: one that is broken for good is replaced, and what was in flight with it is made again. A hop that is not stored
-for a passing reason is made again after a while (RocketMQ: 5 s, `submitConsumeRequestLater`), it holds its partition's
-commit and is counted and said; it does not count as a failed attempt. One that can never work, because the record with
-its headers is too large for the next topic, becomes a dead letter by reference. The retry record is made from the
-record as fetched, never from what the listener held.
+Owned by the poll thread. `send` decides and produces; `settle` processes delivery reports. The producer belongs to this
+sender: after a fatal error it is replaced, and its hops in flight are sent again. A hop that is not stored for a
+transient reason is sent again later (RocketMQ: 5 s, `submitConsumeRequestLater`). Until then its partition's commit
+does not pass the message. The hop is counted and logged, but it does not count as a failed attempt. A hop that can
+never succeed, because the record with its headers is too large for the next topic, becomes a dead letter by reference.
+The retry record is made from the record as fetched, never from the object that the listener had.
 """
 
 import random
@@ -49,7 +49,7 @@ _LONG_MAX: Final = 2**63 - 1
 
 @dataclass(slots=True)
 class SendBackCounts:
-    """What was sent back; read from any thread, written by the poll thread."""
+    """Counts of sent-back messages; any thread reads them, the poll thread writes them."""
 
     retried: int = 0
     dead: int = 0
@@ -72,25 +72,25 @@ def _is_hop(answer: object) -> TypeGuard[NextHop]:
 
 
 class FailedSink(Protocol):
-    """Who takes failed messages: `SendBack`, or `drop_failed.DropFailed`. Owned by the poll thread."""
+    """Accepts failed messages: `SendBack` or `drop_failed.DropFailed`. Owned by the poll thread."""
 
     counts: SendBackCounts
 
     @property
     def outstanding(self) -> int:
-        """Hops that are not stored yet."""
+        """Return the number of hops that are not stored yet."""
 
     def send(self, chunk: Work, outcome: FailedMessage) -> None:
-        """Take a failed message."""
+        """Accept a failed message."""
 
     def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
-        """Take a message whose listener call has lasted too long."""
+        """Accept a message whose listener call has taken too long."""
 
     def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
-        """Take delivery reports in, make hops again whose pause is over; wait so long for the first report."""
+        """Process delivery reports and send due hops again; wait up to `wait_s` seconds for the first report."""
 
     def close(self) -> None:
-        """Give up what is not stored, and end. Safe twice."""
+        """Abandon hops that are not stored, and close. A second call does nothing."""
 
 
 class _Hop:
@@ -116,12 +116,12 @@ class SendBack:
     """Sends failed messages to their next hop.
 
     Args:
-        make_producer: makes one with idempotence and `acks=all`; called at once, and where one is broken for good.
-        names, levels, group: of the consumer.
-        lanes: asks how many lanes the schedule topic has, 1 or more.
-        policy: decides levels and delays the listener did not ask for.
+        make_producer: makes a producer with idempotence and `acks=all`; called immediately, and after a fatal error.
+        names, levels, group: names, delay levels and group of the consumer.
+        lanes: returns the number of lanes of the schedule topic, 1 or more.
+        policy: decides level and delay if the listener did not request one.
         limit: `max_reconsume_times` of the group.
-        back_off_ms: pause before a hop that was not stored is made again, in ms.
+        back_off_ms: pause before a hop that was not stored is sent again, in ms.
 
     Thread-safety: none; the poll thread's.
 
@@ -157,11 +157,11 @@ class SendBack:
         self._again: deque[tuple[int, _Hop]] = deque()
         self._outstanding = 0
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
-        self._turns = LaneSelector()
+        self._lane_selector = LaneSelector()
 
     @property
     def outstanding(self) -> int:
-        """Hops that are not stored yet."""
+        """Return the number of hops that are not stored yet."""
         return self._outstanding + len(self._again)
 
     def send(self, chunk: Work, outcome: FailedMessage) -> None:
@@ -177,22 +177,22 @@ class SendBack:
                 self._plan(hop, outcome)
         except MalformedRecordError as error:
             self._park(hop, error.reason)
-        except RocketshimError as error:  # a hop that cannot be made of this record at all
+        except RocketshimError as error:  # no hop can be made from this record
             _LOG.error("consumer.no-hop", extra={"record": coordinates(message), "error": str(error)})
             self._park(hop, "no-hop")
         self._produce(hop)
 
     def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
-        """Send a message back whose listener call has lasted too long, at level 3 (`ProcessQueue#cleanExpiredMsg`)."""
+        """Send back, at level 3, a message whose listener call took too long (`ProcessQueue#cleanExpiredMsg`)."""
         failure = Failure("ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms", at_ms)
         self.send(chunk, FailedMessage(message, failure, asked_level=TIMED_OUT_LEVEL))
 
     def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
-        """Take delivery reports in, make hops again whose pause is over.
+        """Process delivery reports, and send hops again whose pause is over.
 
         Args:
             now_ms: monotonic time in ms.
-            wait_s: longest wait for the first report, in seconds.
+            wait_s: maximum wait for the first report, in seconds.
         """
         self._broken = poll_callbacks(self._producer, wait_s) or self._broken
         self._take_reports(now_ms)
@@ -204,13 +204,13 @@ class SendBack:
                 self._produce(hop)
 
     def close(self) -> None:
-        """Give up what is not stored, and end. Safe twice."""
+        """Abandon hops that are not stored, and close. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             close_producer(self._producer, _LAST_REPORTS_S)
 
     def _renew(self, error: KafkaError, now_ms: int) -> None:
-        """Go on with another producer; what was in flight with the broken one is made again."""
+        """Replace the producer after a fatal error; its hops in flight are sent again."""
         _LOG.error("consumer.producer-renewed", extra={"error": str(error)})
         close_producer(self._producer, _LAST_REPORTS_S)
         self._producer = self._make_producer()
@@ -255,17 +255,17 @@ class SendBack:
             trusted=hop.trusted,
             failure=hop.failure,
             reconsume_times=hop.reconsume_times,
-            lane=lambda: self._turns.choose(hop.message.key(), self._lanes()),
+            lane=lambda: self._lane_selector.choose(hop.message.key(), self._lanes()),
             envelope=envelope,
         )
 
     def _decide(self, failed: Failed) -> NextHop:
-        """What the policy says; a policy that raises or answers nonsense is said, and the level table decides."""
+        """Return the policy's decision; if it raises or returns an invalid value, log that and use the level table."""
         try:
             answer = decide(failed, self._policy)
             if _is_hop(answer):
                 return answer
-            _LOG.error("consumer.retry-policy-failed", extra={"error": f"it answered {safe_text(answer, repr):.200}"})
+            _LOG.error("consumer.retry-policy-failed", extra={"error": f"it returned {safe_text(answer, repr):.200}"})
         except BaseException as error:  # noqa: BLE001 - a policy is user code
             _LOG.error("consumer.retry-policy-failed", extra={"error": safe_text(error, repr)})
         return decide(replace(failed, asked_level=0, asked_delay_ms=None), _FALLBACK)
@@ -276,7 +276,7 @@ class SendBack:
 
     def _produce(self, hop: _Hop) -> None:
         out = hop.out
-        if out is None:  # planned by every path of send
+        if out is None:  # every path of `send` has set it
             return
         self._outstanding += 1
         try:
@@ -305,7 +305,7 @@ class SendBack:
             self._again.append((now_ms + self._back_off_ms, hop))
 
     def _made_smaller(self, hop: _Hop, out: OutgoingRecord) -> bool:
-        """Make a hop smaller that was too large; False if there is nothing left to leave out."""
+        """Make a hop that was too large smaller; return False if nothing more can be left out."""
         if hop.count_as in {"retried", "dead"}:
             hop.count_as = "dead_by_reference"
             hop.out = dead_letter_by_reference(
@@ -318,12 +318,12 @@ class SendBack:
             )
             return True
         if out.value is not None:
-            out.value = None  # a parked record; its body stays where PARK_FROM says
+            out.value = None  # a parked record; its body stays at the coordinates in PARK_FROM
             return True
         bare = bare_parked(out)
         if hop.count_as != "parked" or bare == out:
             return False
-        hop.out = bare  # and so do its key and its headers
+        hop.out = bare  # its key and its headers stay there, too
         return True
 
     def _count(self, hop: _Hop) -> None:

@@ -1,6 +1,6 @@
-"""A push consumer's state, as `rocketshim.health` shows it and Prometheus collects it. Made by the poll thread.
+"""A push consumer's state, which `rocketshim.health` serves and Prometheus collects. The poll thread makes it.
 
-A consumer that is suspended is ready: it does what it was told.
+A suspended consumer is ready: it does what the program has requested.
 """
 
 from collections.abc import Iterable
@@ -22,15 +22,15 @@ class ConsumerQueueState:
         topic: physical name.
         queue_id: number of the partition.
         epoch: number of its assignment.
-        position: the position after the longest finished prefix; None: nothing is finished since it was assigned.
-        committed: position that was last committed or where it began.
+        position: the offset after the longest finished prefix; None: nothing has finished since the assignment.
+        committed: the last committed offset, or the start offset.
         lag: messages between `position` and the end of the log; None: not known yet.
-        msg_count: messages held and not finished.
+        msg_count: buffered messages that are not finished.
         msg_bytes: bytes of their bodies.
-        oldest_in_work_ms: age of the oldest listener call, as the sweeps saw it, in ms.
-        reconsume_times: failed attempts of the oldest message that has failed here and is not finished; 0: there is
-            none; None: not in order, failed messages are sent back.
-        failing_ms: since that message's first failure in this consumer, in ms.
+        oldest_in_work_ms: age of the oldest listener call at the last sweep, in ms.
+        reconsume_times: failed attempts of the oldest unfinished message that has failed here; 0: there is none; None:
+            not in orderly mode, where failed messages are sent back.
+        failing_ms: time since that message's first failure in this consumer, in ms.
         paused: why it is not read now (`FLOW`, `SUSPENDED`, `UNRESOLVED`); empty: it is read.
     """
 
@@ -50,22 +50,22 @@ class ConsumerQueueState:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState(LoopState):
-    """What a push consumer was doing at one instant.
+    """The state of a push consumer at one instant.
 
     Attributes:
         at_ns: monotonic instant.
         group: consumer group.
-        is_member: whether the group has given it its share (which may be none).
-        suspended: whether it reads nothing on purpose.
-        commits_fail_since_ns: since when positions could not be committed; None: they can.
-        commits_failed: commits that were refused.
-        workers: listener threads, or async calls at once.
+        is_member: whether the consumer has its assignment from the group, which may be empty.
+        suspended: whether the consumer is suspended, and so reads nothing.
+        commits_fail_since_ns: since when commits have failed; None: they succeed.
+        commits_failed: number of refused commits.
+        workers: listener threads, or maximum number of concurrent async calls.
         in_flight: messages handed out and not finished.
-        messages: messages by how they ended (`ConsumeReturnType`).
-        listener_s: seconds that listeners had messages in hand.
-        send_back: what was sent back.
-        subscription_conflicts: topics on which another subscription of the group has committed, with that one as text.
-        queues: what it reads.
+        messages: number of messages by result (`ConsumeReturnType`).
+        listener_s: seconds that listeners have spent on messages.
+        send_back: counts of sent-back messages.
+        subscription_conflicts: topics on which another subscription of the group has committed, with its text.
+        queues: the queues that the consumer reads.
     """
 
     at_ns: int
@@ -84,15 +84,15 @@ class ConsumerState(LoopState):
 
     @property
     def oldest_in_work_ms(self) -> int:
-        """Age of the oldest listener call, in ms; 0: none is known."""
+        """Return the age of the oldest listener call, in ms; 0: none is known."""
         return max((queue.oldest_in_work_ms for queue in self.queues), default=0)
 
     def shown(self, now_ns: int) -> dict[str, Any]:
-        """As JSON."""
+        """Return the state as JSON."""
         return self._shown(now_ns, oldest_in_work_ms=self.oldest_in_work_ms)
 
     def metrics(self) -> Iterable[Metric]:
-        """As metrics, each labelled with the group."""
+        """Return the state as metrics, each labelled with the group."""
         mine = {"group": self.group}
 
         def metric(name: str, kind: str, about: str, *samples: tuple[dict[str, str], float]) -> Metric:
@@ -105,7 +105,7 @@ class ConsumerState(LoopState):
         hops = [({"hop": name}, float(count)) for name, count in asdict(self.send_back).items()]
         yield metric("sent_back_total", "counter", "failed messages by where they went", *hops)
         yield metric("commits_failed_total", "counter", "commits that were refused", ({}, self.commits_failed))
-        yield metric("workers", "gauge", "listener threads, or async calls at once", ({}, self.workers))
+        yield metric("workers", "gauge", "listener threads, or concurrent async calls", ({}, self.workers))
         yield metric("in_flight_messages", "gauge", "messages handed out and not finished", ({}, self.in_flight))
         yield metric(
             "oldest_in_work_seconds", "gauge", "age of the oldest listener call", ({}, self.oldest_in_work_ms / 1e3)
@@ -127,7 +127,7 @@ class ConsumerState(LoopState):
 
 
 def return_type_of(failure_class: str) -> ConsumeReturnType:
-    """How a listener call ended whose message failed so (`Failure.exception_class`)."""
+    """Return the result of a listener call from its message's failure class (`Failure.exception_class`)."""
     match failure_class:
         case "ReconsumeLater" | "AckIndexError":
             return ConsumeReturnType.FAILED

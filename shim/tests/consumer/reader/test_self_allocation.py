@@ -302,7 +302,7 @@ def test_a_member_of_the_group_protocol_is_refused_by_those_who_allocate_themsel
     kafka.wait_until(lambda: bool(held(first)), guard_s=GUARD_S)
     second = start(Heard(), "b", orderly=True, allocate_message_queue_strategy=None)
     kafka.wait_until(second._ended.is_set, guard_s=GUARD_S)
-    with pytest.raises(ConsumerError, match="use one way"):
+    with pytest.raises(ConsumerError, match="configure the same"):
         second.stop()
     second._loop = None  # the fixture has nothing to stop
 
