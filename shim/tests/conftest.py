@@ -137,7 +137,7 @@ def hostile(request: pytest.FixtureRequest) -> BaseException:
 
 
 class _Raising:
-    """A filter, a handler and a factory of log records at once; each raises when it is used."""
+    """A filter, a handler and a factory of log records in one; each raises when it is used."""
 
     level = 0
 

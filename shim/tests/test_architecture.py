@@ -64,13 +64,13 @@ def test_headers_are_read_by_the_call_that_is_checked() -> None:
 
 
 @pytest.mark.parametrize("path", modules("core"), ids=name_of)
-def test_core_module_imports_nothing_of_the_shells(path: Path) -> None:
+def test_core_module_imports_no_shell(path: Path) -> None:
     ours = {name for name in imported(ast.parse(path.read_text(encoding="utf-8"))) if name.startswith("rocketshim")}
     assert not {name for name in ours if not any(name == may or name.startswith(f"{may}.") for may in MAY_IMPORT)}
 
 
 @pytest.mark.parametrize("path", modules("core"), ids=name_of)
-def test_core_module_keeps_no_state_of_its_own(path: Path) -> None:
+def test_core_module_has_no_global_state(path: Path) -> None:
     """A module-level list, dict or set would be shared by every object of the process; a `Final` one is a table."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, MUTABLE):
@@ -87,7 +87,7 @@ def test_core_is_found() -> None:
 
 
 @pytest.mark.parametrize("folder", ["core", "filters"])
-def test_importing_what_needs_no_kafka_client_loads_none(folder: str) -> None:
+def test_modules_that_need_no_kafka_client_load_none(folder: str) -> None:
     names = [name_of(path) for path in modules(folder)]
     assert names
     program = (

@@ -67,7 +67,7 @@ def test_a_public_name_resolves(name: str) -> None:
     assert name in dir(rocketshim)
 
 
-def test_a_name_that_is_none_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         rocketshim.no_such_name  # noqa: B018
 
@@ -88,7 +88,7 @@ def test_the_front_door_has_at_most_fifty_names() -> None:
 @pytest.mark.parametrize(
     ("name", "home"), [("TopicMissingError", "rocketshim.errors"), ("murmur2", "rocketshim_topics")]
 )
-def test_a_name_that_moved_still_works_and_says_where_it_is_now(name: str, home: str) -> None:
+def test_a_moved_name_still_works_and_warns_with_its_new_module(name: str, home: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"import {name} from {home}"):
         assert getattr(rocketshim, name) is getattr(sys.modules[home], name)
 

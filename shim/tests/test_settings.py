@@ -85,12 +85,12 @@ def test_settings_out_of_range_are_refused(values: dict[str, object]) -> None:
     ],
     ids=str,
 )
-def test_what_is_wrong_is_said_with_value_rule_and_way_out(values: dict[str, object], said: str) -> None:
+def test_an_error_names_value_rule_and_solution(values: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         PushConsumerSettings.make(**{"bootstrap": "localhost:9092", "group": "g", **values})
 
 
-def test_a_setting_that_is_missing_is_named() -> None:
+def test_a_missing_setting_is_named() -> None:
     with pytest.raises(ConfigError, match=r"WorkerSettings: allow is required$"):
         WorkerSettings.make(bootstrap="localhost:9092")
 

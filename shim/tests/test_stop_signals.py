@@ -9,7 +9,7 @@ from rocketshim.stop_signals import STOP_SIGNALS, StopSignals
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_asks_and_the_handlers_before_come_back(number: signal.Signals) -> None:
+def test_a_signal_requests_a_stop_and_earlier_handlers_are_restored(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in STOP_SIGNALS]
     with StopSignals() as signals:
         assert not signals.asked
@@ -18,7 +18,7 @@ def test_a_signal_asks_and_the_handlers_before_come_back(number: signal.Signals)
     assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
 
 
-def test_only_a_second_ctrl_c_a_second_later_forces() -> None:
+def test_only_a_second_ctrl_c_after_a_second_forces_the_end() -> None:
     now_s = 100.0
     signals = StopSignals(lambda: now_s)
     signals.hear(signal.SIGTERM)
@@ -31,7 +31,7 @@ def test_only_a_second_ctrl_c_a_second_later_forces() -> None:
         signals.hear(signal.SIGINT)
 
 
-def test_a_block_inside_another_takes_over_what_that_one_heard() -> None:
+def test_an_inner_block_copies_the_signals_of_the_outer_one() -> None:
     with StopSignals(lambda: 1.0) as outer:
         outer.hear(signal.SIGINT)
         with StopSignals(lambda: 2.0) as inner:
@@ -40,7 +40,7 @@ def test_a_block_inside_another_takes_over_what_that_one_heard() -> None:
                 inner.hear(signal.SIGINT)
 
 
-def test_in_another_thread_nothing_is_handled() -> None:
+def test_outside_of_the_main_thread_no_signal_is_handled() -> None:
     before = [signal.getsignal(each) for each in STOP_SIGNALS]
     seen: list[bool] = []
 

@@ -31,7 +31,7 @@ class Pool:
 
 
 class Desk:
-    """A dispatch with its pool, and a queue of so many messages."""
+    """A dispatch with its pool, and a queue with a number of messages."""
 
     def __init__(self, count: int = 0, *, batch_count: int = 1, size: int = 20) -> None:
         self.pool = Pool(size)
@@ -57,7 +57,7 @@ class Desk:
         self.pool.results.put(Result(chunk, outcomes or None, elapsed_ns))
 
     def learn(self, per_message_ns: int) -> None:
-        """Let it have seen enough chunks that took so long."""
+        """Report enough chunks with this time per message."""
         other: ProcessQueue[Any] = ProcessQueue("learnt", 0)
         other.put([Record(offset) for offset in range(40)])
         while (chunk := other.take(1)) is not None:
@@ -66,7 +66,7 @@ class Desk:
         self.dispatch.take_results(0)
 
 
-def test_until_listeners_are_known_a_chunk_is_one_batch() -> None:
+def test_a_chunk_is_one_batch_until_listener_times_are_known() -> None:
     assert Desk(batch_count=7).dispatch.chunk_count(10_000) == 7
 
 
@@ -77,19 +77,19 @@ def test_until_listeners_are_known_a_chunk_is_one_batch() -> None:
         (1_000, 2_000, 5, 2_000),
         (100_000, 1, 5, 64),
         (1_000_000, 1, 100_000, 8),  # as many as take 8 ms
-        (1_000_000, 1, 80, 1),  # never so many that a thread is left without work
+        (1_000_000, 1, 80, 1),  # never so large that a thread has no work
         (1_000_000, 3, 100_000, 6),  # whole batches
         (100_000_000, 1, 100_000, 1),
     ],
 )
-def test_how_many_messages_a_chunk_holds(per_message_ns: int, batch_count: int, backlog: int, count: int) -> None:
+def test_the_size_of_a_chunk(per_message_ns: int, batch_count: int, backlog: int, count: int) -> None:
     desk = Desk(batch_count=batch_count)
     desk.learn(per_message_ns)
     assert desk.dispatch.chunk_count(backlog) == count
 
 
 @given(st.lists(st.integers(min_value=1, max_value=60), min_size=1, max_size=4), st.data())
-def test_every_message_is_handed_out_once_and_what_failed_is_sent_back_once(
+def test_each_message_is_handed_out_once_and_each_failure_is_sent_back_once(
     counts: list[int], data: st.DataObject
 ) -> None:
     desk = Desk()
@@ -108,10 +108,10 @@ def test_every_message_is_handed_out_once_and_what_failed_is_sent_back_once(
     assert len(desk.sent_back) == failed_in_all == desk.dispatch.counts.failed
     assert desk.dispatch.counts.succeeded == sum(counts) - failed_in_all
     assert all(queue.msg_count == 0 or not queue.settled for queue in queues)
-    assert sum(queue.msg_count for queue in queues) == failed_in_all  # owed until their next hop is stored
+    assert sum(queue.msg_count for queue in queues) == failed_in_all  # unfinished until their next hop is stored
 
 
-def test_a_chunk_that_stands_gives_back_what_it_has_not_begun() -> None:
+def test_a_stuck_chunk_is_split_and_its_pending_messages_are_taken_back() -> None:
     desk = Desk(64)
     desk.learn(1_000)
     desk.dispatch.hand_out([desk.queue])
@@ -130,7 +130,7 @@ def test_a_chunk_that_stands_gives_back_what_it_has_not_begun() -> None:
 
 
 @pytest.mark.parametrize("batch_count", [1, 2])
-def test_of_a_chunk_that_stands_what_came_before_counts_at_once(batch_count: int) -> None:
+def test_finished_messages_of_a_stuck_chunk_count_immediately(batch_count: int) -> None:
     desk = Desk(64, batch_count=batch_count)
     desk.learn(1_000)
     desk.dispatch.hand_out([desk.queue])
@@ -157,7 +157,7 @@ def test_of_a_chunk_that_stands_what_came_before_counts_at_once(batch_count: int
     assert (desk.queue.next_offset, desk.queue.msg_count, desk.queue.msg_bytes) == (64, 0, 0)
 
 
-def test_what_is_withheld_is_in_flight_no_more() -> None:
+def test_withheld_messages_are_no_longer_in_flight() -> None:
     desk = Desk(10)
     desk.dispatch.hand_out([desk.queue])
     desk.dispatch.withhold([desk.queue])
@@ -166,7 +166,7 @@ def test_what_is_withheld_is_in_flight_no_more() -> None:
     assert len(desk.pool.given) == 10
 
 
-def test_results_of_a_dropped_queue_wake_nothing() -> None:
+def test_results_of_a_dropped_queue_resume_nothing() -> None:
     desk = Desk(1)
     desk.dispatch.hand_out([desk.queue])
     desk.queue.drop()

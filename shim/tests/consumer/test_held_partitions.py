@@ -8,7 +8,7 @@ from rocketshim.testing import InMemoryKafka
 
 
 class AssignedWhileFetching:
-    """A consumer whose partition is assigned anew, with an unknown start, inside a fetch that brings records of it."""
+    """A consumer whose partition is assigned again, with an unknown start, inside a fetch that brings its records."""
 
     def __init__(self, real: Any, again: Any) -> None:
         self.sought: list[int] = []
@@ -28,7 +28,7 @@ class AssignedWhileFetching:
         self._real.seek(place)
 
 
-def test_it_is_not_sought_to_the_end_by_records_that_came_before(kafka: InMemoryKafka, bench: Any) -> None:
+def test_records_of_an_earlier_assignment_do_not_seek_a_partition_to_the_end(kafka: InMemoryKafka, bench: Any) -> None:
     kafka.append("orders", b"x")
     made = bench([].append)
     made.run()
@@ -49,7 +49,7 @@ def test_it_is_not_sought_to_the_end_by_records_that_came_before(kafka: InMemory
     assert [offset for offset in consumer.sought if offset < 0] == []
 
 
-def test_one_that_comes_and_goes_within_a_fetch_is_not_sought_at_all(kafka: InMemoryKafka, bench: Any) -> None:
+def test_a_partition_that_comes_and_goes_within_a_fetch_is_not_sought(kafka: InMemoryKafka, bench: Any) -> None:
     kafka.append("orders", b"x")
     made = bench([].append)
     made.run()

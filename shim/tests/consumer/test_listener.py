@@ -69,7 +69,7 @@ class Odd:
 
 @pytest.mark.parametrize("batch_count", [1, 3])
 @pytest.mark.parametrize("error", [Mute(), OSError("\ud800"), OSError("x" * 100_000), GeneratorExit(), SystemExit(3)])
-def test_whatever_a_listener_raises_its_messages_failed(error: BaseException, batch_count: int) -> None:
+def test_any_exception_of_a_listener_fails_its_messages(error: BaseException, batch_count: int) -> None:
     def handle(message: Any) -> None:
         del message
         raise error
@@ -79,7 +79,7 @@ def test_whatever_a_listener_raises_its_messages_failed(error: BaseException, ba
     assert {outcome.asked_level for outcome in outcomes} == {0}
 
 
-def test_an_error_that_cannot_be_shown_says_so() -> None:
+def test_an_error_without_readable_text_is_reported_as_such() -> None:
     def handle(message: Any) -> None:
         del message
         raise Mute
@@ -89,14 +89,14 @@ def test_an_error_that_cannot_be_shown_says_so() -> None:
 
 @pytest.mark.parametrize("answer", [True, 0, 1, "SUCCESS", Odd(), float("nan"), [None]])
 @pytest.mark.parametrize("batch_count", [1, 3])
-def test_a_value_that_is_no_status_is_a_failure(answer: object, batch_count: int) -> None:
+def test_a_value_that_is_not_a_status_is_a_failure(answer: object, batch_count: int) -> None:
     outcomes = run(lambda message: answer, batch_count=batch_count)  # noqa: ARG005
     assert [outcome.failure.exception_class for outcome in outcomes] == ["ReturnedNoStatus"] * 3
 
 
 @pytest.mark.parametrize("ack_index", ["1", None, 1.5, Odd(), [1]])
 @pytest.mark.parametrize("batch_count", [1, 3])
-def test_an_ack_index_that_is_no_whole_number_fails_the_call(ack_index: Any, batch_count: int) -> None:
+def test_an_ack_index_that_is_not_an_integer_fails_the_call(ack_index: Any, batch_count: int) -> None:
     def handle(message: Any, context: Any) -> None:
         del message
         context.ack_index = ack_index
@@ -115,7 +115,7 @@ def test_an_ack_index_that_was_deleted_fails_the_call() -> None:
 @pytest.mark.parametrize(
     ("ack_index", "failed"), [(-1, [0, 1, 2]), (0, [1, 2]), (True, [2]), (2, []), (99, []), (-(10**30), [0, 1, 2])]
 )
-def test_messages_behind_the_ack_index_failed(ack_index: int, failed: list[int]) -> None:
+def test_messages_after_the_ack_index_have_failed(ack_index: int, failed: list[int]) -> None:
     def handle(messages: Any, context: Any) -> None:
         del messages
         context.ack_index = ack_index
@@ -123,7 +123,7 @@ def test_messages_behind_the_ack_index_failed(ack_index: int, failed: list[int])
     assert [outcome.message.offset() for outcome in run(handle, batch_count=3)] == failed
 
 
-def test_a_list_answers_for_each_message_of_a_batch() -> None:
+def test_a_list_has_one_answer_for_each_message_of_a_batch() -> None:
     """And so the others of its batch are not repeated."""
     answers: list[Any] = [
         None,
@@ -160,7 +160,7 @@ def test_a_list_that_is_not_one_answer_for_each_message_is_a_failure(answers: An
     assert len(run(lambda messages: answers, batch_count=batch_count)) == 3  # noqa: ARG005
 
 
-def test_an_ack_index_says_nothing_about_a_call_that_failed() -> None:
+def test_the_ack_index_of_a_failed_call_is_ignored() -> None:
     def handle(messages: Any, context: Any) -> ConsumeStatus:
         del messages
         context.ack_index = "nonsense"
@@ -170,7 +170,7 @@ def test_an_ack_index_says_nothing_about_a_call_that_failed() -> None:
 
 
 @pytest.mark.parametrize(("asked", "level"), [("3", 0), (None, 0), (2.0, 0), (Odd(), 0), (5, 5), (-1, -1), (True, 1)])
-def test_a_level_that_is_none_was_not_asked_for(asked: Any, level: int) -> None:
+def test_an_invalid_level_counts_as_not_requested(asked: Any, level: int) -> None:
     def raises(message: Any, context: Any) -> None:
         context.delay_level_when_next_consume = asked
         raise OSError(message)
@@ -184,7 +184,7 @@ def test_a_level_that_is_none_was_not_asked_for(asked: Any, level: int) -> None:
         assert [outcome.asked_level for outcome in run(listener)] == [level] * 3
 
 
-def test_a_level_that_is_none_changes_nothing_when_the_call_succeeds() -> None:
+def test_an_invalid_level_changes_nothing_if_the_call_succeeds() -> None:
     def handle(message: Any, context: Any) -> None:
         del message
         context.delay_level_when_next_consume = "text"
@@ -192,7 +192,7 @@ def test_a_level_that_is_none_changes_nothing_when_the_call_succeeds() -> None:
     assert run(handle) == []
 
 
-def test_what_a_listener_sets_counts_for_its_call_only() -> None:
+def test_context_settings_count_for_one_call_only() -> None:
     def handle(message: Any, context: Any) -> ConsumeStatus:
         if message.queue_offset == 0:
             context.delay_level_when_next_consume = 9
@@ -201,7 +201,7 @@ def test_what_a_listener_sets_counts_for_its_call_only() -> None:
     assert [outcome.asked_level for outcome in run(handle)] == [9, 0, 0]
 
 
-def test_a_retry_that_was_spoiled_after_it_was_made_is_retried_as_the_policy_says() -> None:
+def test_a_retry_later_with_damaged_attributes_is_retried_by_the_policy() -> None:
     def handle(message: Any) -> None:
         del message
         later = RetryLater("3s")
@@ -211,7 +211,7 @@ def test_a_retry_that_was_spoiled_after_it_was_made_is_retried_as_the_policy_say
     assert [(one.asked_level, one.asked_delay_ms) for one in run(handle)] == [(0, None)] * 3
 
 
-def test_the_words_of_a_listener() -> None:
+def test_exceptions_of_a_listener_with_a_meaning() -> None:
     asked = {0: RetryLater("3s"), 1: RetryLater(level=4), 2: DeadLetter("why")}
 
     def handle(message: Any) -> None:
@@ -224,7 +224,7 @@ def test_the_words_of_a_listener() -> None:
 
 
 @pytest.mark.parametrize("batch_count", [1, 3])
-def test_a_filter_that_raises_fails_its_message_and_no_other(batch_count: int) -> None:
+def test_a_filter_that_raises_fails_only_its_message(batch_count: int) -> None:
     def selects(view: Any) -> bool:
         if view.queue_offset == 1:
             raise Mute
@@ -234,14 +234,14 @@ def test_a_filter_that_raises_fails_its_message_and_no_other(batch_count: int) -
     assert [outcome.message.offset() for outcome in outcomes] == [1]
 
 
-def test_shown_and_whole_never_raise() -> None:
+def test_safe_text_and_as_int_never_raise() -> None:
     assert safe_text("text") == "text"
     assert safe_text(Odd(), repr) == "(repr() of a Odd raised OSError)"
     assert [as_int(value) for value in (3, True, "3", 3.0, None, Odd())] == [3, 1, None, None, None, None]
 
 
 @pytest.mark.parametrize(("again", "called"), [(None, [1, 2]), (lambda headers: dict(headers)["a"] == b"1", [1])])
-def test_retried_messages_are_filtered_again_only_if_that_is_asked_for(again: Any, called: list[int]) -> None:
+def test_retried_messages_are_filtered_again_only_if_configured(again: Any, called: list[int]) -> None:
     queue: ProcessQueue[Any] = ProcessQueue("rmq.retry.g", 0)
     headers = [("RETRY_TOPIC", b"orders"), ("RECONSUME_TIMES", b"1")]
     queue.put(
@@ -260,7 +260,7 @@ def test_retried_messages_are_filtered_again_only_if_that_is_asked_for(again: An
 
 @pytest.mark.parametrize("batch_count", [1, 2])
 @pytest.mark.parametrize("sieve", [None, TagFilter("a").sieve])
-def test_a_record_that_the_filter_cannot_read_fails_and_no_other(
+def test_only_the_record_that_the_filter_cannot_read_fails(
     unreadable: Callable[[Any], Any], sieve: Any, batch_count: int
 ) -> None:
     queue: ProcessQueue[Any] = ProcessQueue("orders", 0)

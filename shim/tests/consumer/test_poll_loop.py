@@ -43,7 +43,7 @@ def test_messages_without_a_value_are_handled_and_committed(kafka: InMemoryKafka
     assert b.committed() == 5
 
 
-def test_a_commit_never_passes_a_message_in_work(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_commit_never_passes_a_message_in_progress(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 4)
     b = bench(nothing)
     b.turn(3)
@@ -69,7 +69,7 @@ def test_nothing_is_committed_twice_and_nothing_backwards(kafka: InMemoryKafka, 
     assert positions == [0, 3, 6, 9, 12]
 
 
-def test_a_refused_commit_is_made_again_with_the_next(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_refused_commit_is_repeated_with_the_next(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 3)
     b = bench(nothing)
     b.run()
@@ -117,7 +117,7 @@ def test_a_failure_is_finished_only_when_its_retry_is_stored(kafka: InMemoryKafk
     assert header(b.retries()[0], "FAIL_CLASS") == "OSError"
 
 
-def test_a_retry_that_cannot_be_stored_is_made_again_after_a_pause_and_counts_as_no_attempt(
+def test_a_retry_that_cannot_be_stored_is_sent_again_after_a_pause_and_is_not_an_attempt(
     kafka: InMemoryKafka, bench: Make
 ) -> None:
     fill(kafka, 1)
@@ -173,7 +173,7 @@ def test_a_retry_that_is_reported_without_an_offset_is_made_again_as_the_same_ho
     ],
     ids=repr,
 )
-def test_a_hop_that_is_made_again_goes_where_the_listener_asked_for(
+def test_a_repeated_hop_keeps_the_level_that_the_listener_requested(
     kafka: InMemoryKafka, bench: Make, asked: BaseException, topic: str, partition: int
 ) -> None:
     """RocketMQ's second way back, a normal send, forgets the level that was asked for and counts otherwise."""
@@ -226,7 +226,7 @@ def test_a_message_too_large_for_its_next_hop_becomes_a_dead_letter_by_reference
     ],
     ids=repr,
 )
-def test_where_a_failed_message_waits(kafka: InMemoryKafka, bench: Make, asked: BaseException, partition: int) -> None:
+def test_the_delay_of_a_failed_message(kafka: InMemoryKafka, bench: Make, asked: BaseException, partition: int) -> None:
     fill(kafka, 1)
 
     def handle(message: Any) -> None:
@@ -240,7 +240,7 @@ def test_where_a_failed_message_waits(kafka: InMemoryKafka, bench: Make, asked: 
     assert b.loop.error is None
 
 
-def test_a_listener_gives_a_message_up(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_listener_sends_a_message_to_the_dead_letters(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 2)
 
     def handle(message: Any, context: Any) -> None:
@@ -268,9 +268,7 @@ def test_the_limit_of_the_group(kafka: InMemoryKafka, bench: Make, limit: int, *
 
 
 @pytest.mark.parametrize("answer", [OSError("a policy that raises"), "nonsense"])
-def test_a_retry_policy_that_is_broken_does_not_end_the_consumer(
-    kafka: InMemoryKafka, bench: Make, answer: Any
-) -> None:
+def test_a_broken_retry_policy_does_not_end_the_consumer(kafka: InMemoryKafka, bench: Make, answer: Any) -> None:
     fill(kafka, 1)
 
     class Broken:
@@ -303,14 +301,14 @@ def test_a_retried_message_shows_its_first_topic_and_count(kafka: InMemoryKafka,
     assert seen == [("orders", 4)]
 
 
-def test_a_retried_message_whose_topic_has_no_listener_any_more_is_dead(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_retried_message_without_a_listener_becomes_a_dead_letter(kafka: InMemoryKafka, bench: Make) -> None:
     retried(kafka, topic="bills")
     b = bench(nothing)
     b.run()
     assert [header(dead, "FAIL_CLASS") for dead in b.dead()] == ["NoListener"]
 
 
-def test_a_malformed_retry_is_parked_and_its_queue_goes_on(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_malformed_retry_is_parked_and_its_queue_continues(kafka: InMemoryKafka, bench: Make) -> None:
     retried(kafka, times=b"many")
     retried(kafka)
     seen: list[Any] = []
@@ -345,7 +343,7 @@ def test_a_listener_of_batches_gets_retried_messages_as_lists_too(kafka: InMemor
     assert sorted(map(tuple, seen)) == [("orders",), ("orders",), ("orders", "orders")]
 
 
-def test_a_producer_that_is_broken_for_good_is_replaced(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_producer_with_a_fatal_error_is_replaced(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 1)
 
     def handle(message: Any) -> None:
@@ -382,7 +380,7 @@ def test_a_producer_that_dies_between_two_calls_is_replaced_too(kafka: InMemoryK
 # --- time-outs ----------------------------------------------------------------------------------------------------
 
 
-def test_a_call_that_lasts_too_long_is_sent_back_at_level_3_once(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_message_of_a_too_long_call_is_sent_back_once_at_level_3(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 2)
     b = bench(nothing, loop_settings={"consume_timeout_ms": 10_000})
     b.turn(3)
@@ -407,7 +405,7 @@ def test_a_call_that_lasts_too_long_is_sent_back_at_level_3_once(kafka: InMemory
 # --- flow ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_queue_that_holds_too_much_is_paused_and_goes_on_at_half(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_full_queue_is_paused_and_resumes_at_half(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 400)
     b = bench(nothing, limits=FlowLimits(count=50))
     b.turn(60)
@@ -428,7 +426,7 @@ def test_a_queue_that_holds_too_much_is_paused_and_goes_on_at_half(kafka: InMemo
     assert b.committed() == 400
 
 
-def test_one_stuck_message_holds_the_commit_and_no_more_than_the_span(kafka: InMemoryKafka, bench: Make) -> None:
+def test_one_stuck_message_stops_the_commit_and_at_most_the_span(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 3_000)
     b = bench(nothing, limits=FlowLimits(span=200))
     b.turn(2)
@@ -450,7 +448,7 @@ def test_one_stuck_message_holds_the_commit_and_no_more_than_the_span(kafka: InM
     assert b.committed() == 3_000
 
 
-def test_a_queue_paused_for_the_sake_of_others_goes_on_though_it_holds_nothing(
+def test_an_empty_queue_that_was_paused_because_of_others_is_resumed(
     kafka: InMemoryKafka, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rocketshim.consumer.reader.throttle._MAX_IN_FLIGHT", 40)
@@ -468,7 +466,7 @@ def test_a_queue_paused_for_the_sake_of_others_goes_on_though_it_holds_nothing(
     assert b.committed("bills") == 5
 
 
-def test_limits_of_the_topic_are_shared_out_among_the_queues_held(kafka: InMemoryKafka, bench: Make) -> None:
+def test_limits_of_the_topic_are_divided_among_the_assigned_queues(kafka: InMemoryKafka, bench: Make) -> None:
     kafka.create_topic("bills", 3)
     b = bench(nothing, topics=("orders", "bills"), loop_settings={"topic_count": 100})
     b.turn(5)
@@ -476,7 +474,7 @@ def test_limits_of_the_topic_are_shared_out_among_the_queues_held(kafka: InMemor
     assert b.loop._throttle._limits.count == 20
 
 
-def test_suspended_it_reads_nothing_and_commits_what_is_done(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_suspended_consumer_reads_nothing_and_commits_finished_messages(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 3)
     seen: list[Any] = []
     b = bench(seen.append)
@@ -496,7 +494,7 @@ def test_suspended_it_reads_nothing_and_commits_what_is_done(kafka: InMemoryKafk
 # --- assignment ---------------------------------------------------------------------------------------------------
 
 
-def test_a_partition_that_comes_back_is_read_though_it_was_paused(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_paused_partition_that_is_assigned_again_is_read(kafka: InMemoryKafka, bench: Make) -> None:
     kafka.create_topic("bills", 2)
     fill(kafka, 100, topic="bills", partition=0)
     fill(kafka, 100, topic="bills", partition=1)
@@ -541,7 +539,7 @@ def test_a_result_of_a_former_assignment_changes_nothing(kafka: InMemoryKafka, b
     assert b.committed() == 3
 
 
-def test_at_revocation_what_is_in_work_may_end_and_is_committed(kafka: InMemoryKafka, bench: Make) -> None:
+def test_at_revocation_running_calls_finish_and_are_committed(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 3)
     b = bench(nothing)
     b.turn(3)
@@ -561,7 +559,7 @@ def test_at_revocation_what_is_in_work_may_end_and_is_committed(kafka: InMemoryK
     assert [queue.topic for queue in b.loop.queues] == ["rmq.retry.g"]
 
 
-def test_a_revocation_waits_no_longer_than_it_may(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_revocation_waits_at_most_the_drain_time(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 1)
     b = bench(nothing)
     b.turn(3)
@@ -573,7 +571,7 @@ def test_a_revocation_waits_no_longer_than_it_may(kafka: InMemoryKafka, bench: M
     assert b.committed() == 0
 
 
-def test_a_start_that_cannot_be_found_out_is_looked_for_again(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_start_that_cannot_be_found_is_looked_up_again(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 3)
     seen: list[Any] = []
     b = bench(seen.append)
@@ -607,7 +605,7 @@ def test_a_start_that_cannot_be_found_out_is_looked_for_again(kafka: InMemoryKaf
     assert b.committed() == 5
 
 
-def test_a_log_that_was_made_anew_is_read_from_where_it_goes_on(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_log_that_was_created_again_is_read_from_its_new_start(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 5)
     seen: list[Any] = []
     b = bench(seen.append)
@@ -669,7 +667,7 @@ def test_partitions_that_came_later_are_read_from_their_start(kafka: InMemoryKaf
     assert len(seen) == 3
 
 
-def test_another_subscription_in_the_group_is_found_and_said(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_subscription_in_the_group_is_found_and_logged(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
     first = bench(nothing, digest="paid || created")
     first.run()
     first.loop.stop(0)
@@ -709,7 +707,7 @@ def test_a_topic_that_stays_missing_ends_the_consumer(bench: Make) -> None:
     assert isinstance(b.loop.error, TopicMissingError)
 
 
-def test_closing_lets_begun_calls_end_commits_and_leaves(kafka: InMemoryKafka, bench: Make) -> None:
+def test_closing_finishes_running_calls_commits_and_leaves(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 3)
     b = bench(nothing)
     b.turn(3)
@@ -722,7 +720,7 @@ def test_closing_lets_begun_calls_end_commits_and_leaves(kafka: InMemoryKafka, b
     b.loop.close()  # safe twice
 
 
-def test_closing_gives_up_a_call_that_never_ends_at_the_deadline(kafka: InMemoryKafka, bench: Make) -> None:
+def test_closing_abandons_a_call_that_never_ends_at_the_deadline(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 2)
     b = bench(nothing)
     b.turn(3)
@@ -736,7 +734,7 @@ def test_closing_gives_up_a_call_that_never_ends_at_the_deadline(kafka: InMemory
     assert kafka.members("g") == []
 
 
-def test_closing_with_the_broker_away_ends_in_time(kafka: InMemoryKafka, bench: Make) -> None:
+def test_closing_without_a_broker_ends_in_time(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 2)
     b = bench(nothing)
     b.turn(3)
@@ -747,7 +745,7 @@ def test_closing_with_the_broker_away_ends_in_time(kafka: InMemoryKafka, bench: 
     assert b.loop.error is None
 
 
-def test_after_an_error_what_is_done_is_committed_all_the_same(kafka: InMemoryKafka, bench: Make) -> None:
+def test_after_an_error_finished_messages_are_still_committed(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 2)
     b = bench(nothing)
     b.turn(3)
@@ -758,7 +756,7 @@ def test_after_an_error_what_is_done_is_committed_all_the_same(kafka: InMemoryKa
     assert b.committed() == 2
 
 
-def test_whoever_asks_a_closed_loop_is_told(bench: Make) -> None:
+def test_an_action_asked_of_a_closed_loop_fails(bench: Make) -> None:
     b = bench(nothing)
     b.loop.stop(0)
     asked = b.loop.ask(b.loop.suspend)
@@ -767,7 +765,7 @@ def test_whoever_asks_a_closed_loop_is_told(bench: Make) -> None:
         asked.result(0)
 
 
-def test_a_slow_message_gives_its_neighbours_back(kafka: InMemoryKafka, bench: Make) -> None:
+def test_the_neighbours_of_a_slow_message_are_taken_back(kafka: InMemoryKafka, bench: Make) -> None:
     b = bench(nothing)
     fill(kafka, 40)
     b.run(10)  # 32 fast chunks and more: from now on chunks are large

@@ -39,7 +39,7 @@ def chunks(count: int) -> list[Chunk[Any]]:
     return [chunk for chunk in taken if chunk is not None]
 
 
-def test_every_chunk_comes_back_once_with_what_its_run_said(make: Make) -> None:
+def test_each_chunk_is_returned_once_with_its_outcomes(make: Make) -> None:
     pool = make(lambda chunk: chunk.messages[0].offset(), 4)
     given = chunks(50)
     for chunk in given:
@@ -52,7 +52,7 @@ def test_every_chunk_comes_back_once_with_what_its_run_said(make: Make) -> None:
         pool.wait(0.0, 0)
 
 
-def test_a_thread_that_dies_of_a_defect_says_so_and_the_others_go_on(make: Make) -> None:
+def test_a_thread_that_dies_of_a_defect_reports_it_and_the_others_continue(make: Make) -> None:
     def run(chunk: Chunk[Any]) -> None:
         if chunk.messages[0].offset() == 0:
             raise AssertionError("a defect")
@@ -77,7 +77,7 @@ def test_the_number_of_threads_grows_and_shrinks(make: Make) -> None:
         pool.submit(chunk)
     assert inside.acquire(timeout=GUARD_S)
     pool.resize(3)
-    assert inside.acquire(timeout=GUARD_S)  # all three are in work at once
+    assert inside.acquire(timeout=GUARD_S)  # all three are running at the same time
     assert inside.acquire(timeout=GUARD_S)
     pool.resize(1)
     go.set()
@@ -90,7 +90,7 @@ def test_the_number_of_threads_grows_and_shrinks(make: Make) -> None:
     assert pool.size == 1
 
 
-def test_stop_waits_for_what_is_in_work_and_no_longer_than_it_may(make: Make) -> None:
+def test_stop_waits_for_running_chunks_at_most_the_timeout(make: Make) -> None:
     inside, go = threading.Event(), threading.Event()
 
     def run(chunk: Chunk[Any]) -> None:
@@ -108,7 +108,7 @@ def test_stop_waits_for_what_is_in_work_and_no_longer_than_it_may(make: Make) ->
     assert pool.stop(GUARD_S)
 
 
-def test_a_listener_thread_knows_that_it_is_one(make: Make) -> None:
+def test_a_listener_thread_is_recognised(make: Make) -> None:
     own: list[bool] = []
     pools: list[ListenerPool] = []
     pool = make(lambda _: own.append(pools[0].is_own_thread()))
@@ -121,7 +121,7 @@ def test_a_listener_thread_knows_that_it_is_one(make: Make) -> None:
 
 
 @pytest.mark.usefixtures("broken_logging")
-def test_a_thread_that_dies_says_so_before_it_logs(make: Make, hostile: BaseException) -> None:
+def test_a_thread_that_dies_reports_it_before_it_logs(make: Make, hostile: BaseException) -> None:
     def run(chunk: Chunk[Any]) -> None:
         del chunk
         raise hostile

@@ -1,4 +1,4 @@
-"""Reading on elsewhere: back and forth, committed at once, whatever was in work; and reading slowly on purpose."""
+"""Seeking: forwards and backwards, committed immediately, also during running calls; and pull intervals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,9 @@ def do(b: Any, targets: dict[tuple[str, int], int]) -> None:
 
 
 @pytest.mark.parametrize("target", [0, 3, 9, 10])
-def test_it_goes_on_at_the_offset_asked_for_and_the_group_knows(kafka: InMemoryKafka, bench: Make, target: int) -> None:
+def test_reading_continues_at_the_requested_offset_which_is_committed(
+    kafka: InMemoryKafka, bench: Make, target: int
+) -> None:
     fill(kafka, 10)
     seen: list[int] = []
     b = bench(lambda message: seen.append(message.queue_offset))
@@ -41,7 +43,7 @@ def test_it_goes_on_at_the_offset_asked_for_and_the_group_knows(kafka: InMemoryK
     assert b.committed() == 10
 
 
-def test_what_was_in_work_or_read_ahead_no_longer_counts(kafka: InMemoryKafka, bench: Make) -> None:
+def test_running_and_prefetched_messages_no_longer_count(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 10)
     seen: list[int] = []
     b = bench(lambda message: seen.append(message.queue_offset))
@@ -67,7 +69,7 @@ def test_a_queue_that_is_not_read_here_moves_nothing(kafka: InMemoryKafka, bench
     assert b.committed() == 3
 
 
-def test_a_move_that_cannot_be_committed_is_an_error_of_whoever_asked(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_seek_that_cannot_be_committed_raises_in_its_caller(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 3)
     b = bench(lambda message: None)  # noqa: ARG005
     b.run()
@@ -81,7 +83,7 @@ def test_a_move_that_cannot_be_committed_is_an_error_of_whoever_asked(kafka: InM
     assert (b.loop.error, b.committed()) == (None, 3)
 
 
-def test_with_a_pull_interval_a_fetch_of_so_many_comes_each_interval(kafka: InMemoryKafka, bench: Make) -> None:
+def test_with_a_pull_interval_one_fetch_comes_each_interval(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 40)
     began = kafka.clock.monotonic_ns()
     times: list[int] = []

@@ -1,4 +1,4 @@
-"""The next hop of a failed message: whatever the policy, the listener and the producer do, it is stored or owed."""
+"""The next hop of a failed message: whatever policy, listener and producer do, it is stored or still pending."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any,
     ],
     ids=lambda answer: type(answer).__name__,
 )  # fmt: skip
-def test_a_policy_that_answers_nonsense_is_not_asked_twice(kafka: InMemoryKafka, answer: Any) -> None:
+def test_a_policy_with_an_invalid_result_is_not_called_twice(kafka: InMemoryKafka, answer: Any) -> None:
     record, send_back, queue = failed(kafka, Fixed(answer))
     assert record.partition() == LEVELS.partition(3, 0)
     assert send_back.counts.retried == 1
@@ -90,7 +90,7 @@ def test_any_text_of_a_failure_can_be_stored(kafka: InMemoryKafka, text: str) ->
 
 
 @pytest.mark.parametrize(("level", "delay_ms"), [(10**30, None), (0, 10**30)])
-def test_what_was_asked_out_of_all_range_is_not_lost(kafka: InMemoryKafka, level: int, delay_ms: int | None) -> None:
+def test_a_request_far_out_of_range_is_not_lost(kafka: InMemoryKafka, level: int, delay_ms: int | None) -> None:
     _, send_back, queue = failed(kafka, asked_level=level, asked_delay_ms=delay_ms)
     assert send_back.counts.retried == 1
     assert queue.next_offset == 5

@@ -37,7 +37,7 @@ def mixed(message: Any) -> Any:
             return None
 
 
-def test_messages_are_counted_by_how_they_ended(kafka: InMemoryKafka, bench: Make) -> None:
+def test_messages_are_counted_by_result(kafka: InMemoryKafka, bench: Make) -> None:
     for _ in range(6):
         kafka.append("orders", b"")
     b = bench(mixed)
@@ -50,7 +50,7 @@ def test_messages_are_counted_by_how_they_ended(kafka: InMemoryKafka, bench: Mak
     assert (queue.position, queue.lag, queue.msg_count, queue.paused) == (6, 0, 0, "")
 
 
-def test_a_call_that_lasts_is_seen_and_named_when_it_is_too_long(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_long_call_is_visible_and_logged_when_it_is_too_long(kafka: InMemoryKafka, bench: Make) -> None:
     kafka.append("orders", b"12345")
     b = bench(mixed, loop_settings={"consume_timeout_ms": 10_000})
     b.turn(3)
@@ -66,9 +66,7 @@ def test_a_call_that_lasts_is_seen_and_named_when_it_is_too_long(kafka: InMemory
     assert state.messages["TIME_OUT"] == 1
 
 
-def test_a_subscription_that_differs_is_shown_until_the_groups_commits_say_otherwise(
-    kafka: InMemoryKafka, bench: Make
-) -> None:
+def test_a_differing_subscription_is_reported_until_the_commits_agree(kafka: InMemoryKafka, bench: Make) -> None:
     kafka.append("orders", b"")
     other = bench(mixed, digest="other")
     other.run()
@@ -85,9 +83,7 @@ def test_a_subscription_that_differs_is_shown_until_the_groups_commits_say_other
     assert shown(b).subscription_conflicts == {}
 
 
-def test_it_is_ready_while_it_is_a_member_and_can_commit_and_live_while_it_turns(
-    kafka: InMemoryKafka, bench: Make
-) -> None:
+def test_ready_while_it_is_a_member_and_commits_and_live_while_it_runs(kafka: InMemoryKafka, bench: Make) -> None:
     from confluent_kafka import KafkaError
 
     b = bench(mixed)
@@ -108,7 +104,7 @@ def test_it_is_ready_while_it_is_a_member_and_can_commit_and_live_while_it_turns
     assert state.commits_failed > 0
 
 
-def test_a_suspended_consumer_says_why_it_reads_nothing(bench: Make) -> None:
+def test_the_state_of_a_suspended_consumer_has_the_reason(bench: Make) -> None:
     b = bench(mixed)
     b.loop.ask(b.loop.suspend)
     b.turn()

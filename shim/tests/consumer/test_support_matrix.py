@@ -35,7 +35,7 @@ def test_the_matrix_names_it(section: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("section", dict(names()))
-def test_each_row_says_same_differs_or_not_here_and_why(section: str) -> None:
+def test_each_row_is_same_differs_or_not_here_with_a_reason(section: str) -> None:
     for row in rows(section):
         match = ROW.match(row)
         assert match is not None, row

@@ -19,7 +19,7 @@ ON = {**NOWHERE, "rocketshim.retry.enable": True}
 
 
 @pytest.mark.parametrize("config", [NOWHERE, {**NOWHERE, "rocketshim.retry.enable": "false"}])
-def test_switched_off_the_new_methods_name_the_setting(config: dict[str, Any]) -> None:
+def test_without_retry_the_new_methods_name_the_setting(config: dict[str, Any]) -> None:
     message = Message("t", 0, 1, headers=[("TAGS", b"a")])
     with Consumer(config) as consumer:
         assert type(consumer) is Consumer
@@ -35,7 +35,7 @@ def test_switched_off_the_new_methods_name_the_setting(config: dict[str, Any]) -
     "message", [Message("t", 0, 1, error=KafkaError(KafkaError._PARTITION_EOF)), Message("t"), Message()]
 )
 @pytest.mark.parametrize("config", [NOWHERE, ON])
-def test_what_is_no_message_is_a_value_error(config: dict[str, Any], message: Message) -> None:
+def test_an_event_instead_of_a_message_is_a_value_error(config: dict[str, Any], message: Message) -> None:
     with Consumer(config) as consumer:
         for look in (consumer.reconsume_times, consumer.origin, consumer.tag, consumer.uniq_key):
             with pytest.raises(ValueError, match=r"error\(\)|never fetched"):
@@ -45,7 +45,7 @@ def test_what_is_no_message_is_a_value_error(config: dict[str, Any], message: Me
                 consumer.dead_letter(message, "why")
 
 
-def test_a_retry_record_is_believed_and_others_are_not() -> None:
+def test_only_headers_of_retry_records_are_trusted() -> None:
     headers = [("RECONSUME_TIMES", b"3"), ("RETRY_TOPIC", b"orders"), ("ORIGIN_MESSAGE_ID", b"orders/1/7")]
     with Consumer(ON) as consumer:
         assert consumer.reconsume_times(Message("orders", 0, 1, headers=headers)) == 0
@@ -66,17 +66,17 @@ def test_a_retry_record_is_believed_and_others_are_not() -> None:
         ({"rocketshim.delay.levels": "soon"}, "soon"),
     ],
 )
-def test_a_setting_that_retries_cannot_work_with_is_refused(config: dict[str, Any], said: str) -> None:
+def test_a_setting_that_does_not_work_with_retries_is_refused(config: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Consumer({**ON, **config})
 
 
-def test_no_configuration_is_refused_as_the_original_does() -> None:
+def test_a_missing_configuration_is_refused_as_by_the_original() -> None:
     with pytest.raises(TypeError, match="expected configuration dict"):
         Consumer(["group.id"], **{"rocketshim.retry.enable": True})
 
 
-def test_a_subclass_stays_what_it_is() -> None:
+def test_a_subclass_keeps_its_name_and_methods() -> None:
     class Mine(Consumer):
         pass
 
@@ -105,7 +105,7 @@ def test_calls_after_close_are_the_originals_errors() -> None:
                 call(consumer)
 
 
-def test_a_consumer_that_was_never_closed_leaves_no_thread_of_ours() -> None:
+def test_a_consumer_that_was_never_closed_leaves_no_thread() -> None:
     consumer = Consumer(ON)
     consumer._rocketshim.hop_store._open()
     (thread,) = [each for each in threading.enumerate() if each.name == "rocketshim-dropin-reports"]
@@ -169,7 +169,7 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
     consumer.close()
 
 
-def test_messages_of_a_lost_partition_are_stale_in_the_callback_that_tells_of_it() -> None:
+def test_messages_of_a_lost_partition_are_stale_in_its_callback() -> None:
     refused: list[bool] = []
 
     def lost(consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -189,7 +189,7 @@ def test_messages_of_a_lost_partition_are_stale_in_the_callback_that_tells_of_it
         assert (refused, list(state.raised)) == ([True], [])
 
 
-def test_whoever_has_the_retry_topic_alone_pauses_it_with_an_empty_list() -> None:
+def test_a_consumer_of_the_retry_topic_alone_pauses_it_with_an_empty_list() -> None:
     class Watched(Consumer):
         def _finish(self, act: Any, *arguments: Any) -> None:
             acts.append((act.__name__, [each.topic for each in arguments[0]]))
@@ -221,7 +221,7 @@ def test_subscribing_to_nothing_is_refused_as_by_the_original() -> None:
                 consumer.subscribe([])
 
 
-def test_what_was_handed_out_in_an_earlier_assignment_is_not_stored_in_the_next() -> None:
+def test_offsets_of_an_earlier_assignment_are_not_stored_in_the_next() -> None:
     with Consumer(ON) as consumer:
         assert isinstance(consumer, RetryingConsumer)
         state, (old, kept) = consumer._rocketshim, (TopicPartition("t", 0, 100), TopicPartition("t", 1, 7))

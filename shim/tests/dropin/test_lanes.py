@@ -1,4 +1,4 @@
-"""Which lane a record goes to, and what is said where that cannot be known."""
+"""The lane that a record goes to, and the errors if the lanes cannot be looked up."""
 
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -33,7 +33,7 @@ def test_there_is_at_least_one_lane(partitions: int) -> None:
 
 
 @pytest.mark.parametrize("topic", ["missing", "schedule"])
-def test_a_missing_topic_is_named_with_the_way_out(topic: str) -> None:
+def test_a_missing_topic_is_named_with_the_solution(topic: str) -> None:
     with pytest.raises(TopicMissingError, match=f"{topic}.*rocketshim init"):
         Lanes(topic).choose(None, cluster(0, []))
 

@@ -15,7 +15,7 @@ def test_a_name_is_the_originals(name: str) -> None:
     assert getattr(dropin, name) is getattr(confluent_kafka, name)
 
 
-def test_two_are_ours_and_a_name_that_is_none_is_an_error() -> None:
+def test_two_names_are_ours_and_an_unknown_name_is_an_error() -> None:
     assert issubclass(dropin.Consumer, confluent_kafka.Consumer)
     assert issubclass(dropin.Producer, confluent_kafka.Producer)
     with pytest.raises(AttributeError, match="no_such_name"):

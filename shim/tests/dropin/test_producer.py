@@ -14,7 +14,7 @@ from rocketshim_topics import decode
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 
 
-def test_our_keys_are_taken_out_and_checked() -> None:
+def test_our_keys_are_removed_and_checked() -> None:
     assert isinstance(Producer(NOWHERE, **{"rocketshim.namespace": "pay"}), confluent_kafka.Producer)
     for wrong in ({"rocketshim.max.delay.ms": 0}, {"rocketshim.retry.enable": True}, {"rocketshim.namespace": "%"}):
         with pytest.raises(ConfigError):
@@ -70,7 +70,7 @@ def test_each_message_has_an_id_of_its_own() -> None:
     assert len(ids) == 3
 
 
-def test_a_transaction_that_could_not_begin_is_none() -> None:
+def test_a_transaction_that_could_not_begin_does_not_count() -> None:
     producer = Producer(NOWHERE)
     with pytest.raises(KafkaException):
         producer.begin_transaction()

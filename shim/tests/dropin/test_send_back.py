@@ -90,7 +90,7 @@ def test_a_message_whose_content_was_replaced_is_refused(changed: str) -> None:
     assert kept.records == []
 
 
-def test_who_else_waits_when_a_producer_is_given_up_gets_the_report() -> None:
+def test_other_waiting_callers_get_their_reports_when_a_producer_is_abandoned() -> None:
     store = HopStore({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "message.timeout.ms": 500}, 120)
     failed: list[KafkaException] = []
 
@@ -114,7 +114,7 @@ def test_who_else_waits_when_a_producer_is_given_up_gets_the_report() -> None:
 
 @pytest.mark.usefixtures("broken_logging")
 @pytest.mark.parametrize("error", [KafkaException(KafkaError(KafkaError._FATAL, fatal=True)), SystemExit(), OSError()])
-def test_reports_are_taken_in_after_an_error_came_out_of_the_producer(error: BaseException) -> None:
+def test_reports_are_processed_after_the_producer_has_raised_an_error(error: BaseException) -> None:
     class Failing:
         polls = 0
         flushed: float | None = None

@@ -24,12 +24,12 @@ def store(ledger: SendBackTracker, positions: dict[TopicPartitionKey, int]) -> d
 
 
 @pytest.mark.parametrize(("began_at", "position", "offset"), [(0, 5, 5), (0, 5, 9), (0, -1001, 0), (4, 5, 3)])
-def test_what_this_assignment_has_not_handed_out_is_stale(began_at: int, position: int, offset: int) -> None:
+def test_a_message_that_this_assignment_has_not_handed_out_is_stale(began_at: int, position: int, offset: int) -> None:
     with pytest.raises(StaleMessageError, match=f"orders/0/{offset}"):
         held(began_at).begin(PLACE, offset, position)
 
 
-def test_a_partition_that_is_not_held_is_stale_and_known_to_have_been_held() -> None:
+def test_a_revoked_partition_is_stale_and_known_as_once_assigned() -> None:
     ledger = held()
     assert not ledger.was_held(PLACE)
     ledger.remove([PLACE])
@@ -50,7 +50,7 @@ def test_a_send_back_is_begun_once_and_again_after_it_failed() -> None:
     assert ledger.begin(PLACE, 2, 5) == (again, False)
 
 
-def test_the_offset_is_held_down_while_a_send_back_runs_and_after_it_failed() -> None:
+def test_the_offset_stays_below_a_running_or_failed_send_back() -> None:
     ledger = held()
     future, _ = ledger.begin(PLACE, 2, 5)
     assert store(ledger, {PLACE: 5}) == {PLACE: 2}
@@ -62,7 +62,7 @@ def test_the_offset_is_held_down_while_a_send_back_runs_and_after_it_failed() ->
     assert store(ledger, {PLACE: 7}) == {PLACE: 7}
 
 
-def test_an_offset_that_could_not_be_stored_or_was_stored_late_is_asked_for_again() -> None:
+def test_an_offset_that_was_not_stored_or_stored_late_is_returned_again() -> None:
     ledger = held()
     late = ledger.to_store({PLACE: 5})
     assert late == ledger.to_store({PLACE: 5}) == {PLACE: 5}
@@ -80,7 +80,7 @@ def test_an_offset_stored_too_far_is_stored_again_lower() -> None:
     assert store(ledger, {PLACE: 5}) == {PLACE: 2}
 
 
-def test_after_a_seek_what_failed_holds_until_it_is_handed_out_again() -> None:
+def test_after_a_seek_a_failed_message_limits_the_offset_until_it_is_handed_out_again() -> None:
     ledger = held()
     future, _ = ledger.begin(PLACE, 2, 5)
     ledger.end(PLACE, 2, future, OSError())
@@ -91,7 +91,7 @@ def test_after_a_seek_what_failed_holds_until_it_is_handed_out_again() -> None:
     assert store(ledger, {PLACE: 3}) == {PLACE: 3}
 
 
-def test_after_a_seek_a_message_may_be_sent_back_anew() -> None:
+def test_after_a_seek_a_message_may_be_sent_back_again() -> None:
     ledger = held(3)
     future, _ = ledger.begin(PLACE, 4, 5)
     ledger.end(PLACE, 4, future, None)
@@ -100,7 +100,7 @@ def test_after_a_seek_a_message_may_be_sent_back_anew() -> None:
     assert ledger.begin(PLACE, 0, 1)[1], "before where the assignment began"
 
 
-def test_a_topic_made_anew_begins_before_where_the_assignment_began() -> None:
+def test_a_topic_created_again_starts_before_the_start_of_the_assignment() -> None:
     ledger = held(5_000)
     assert ledger.begin(PLACE, 2, 3)[1], "the client has reset the offset: not stale"
     ledger = held(5_000)
@@ -108,7 +108,7 @@ def test_a_topic_made_anew_begins_before_where_the_assignment_began() -> None:
     assert ledger.begin(PLACE, 2, 6_000)[1]
 
 
-def test_the_end_of_a_former_assignments_send_back_changes_nothing_here() -> None:
+def test_the_end_of_an_earlier_assignments_send_back_changes_nothing() -> None:
     ledger = held()
     old, _ = ledger.begin(PLACE, 2, 5)
     ledger.remove([PLACE])
@@ -120,7 +120,7 @@ def test_the_end_of_a_former_assignments_send_back_changes_nothing_here() -> Non
     assert store(ledger, {PLACE: 5}) == {PLACE: 5}
 
 
-def test_what_is_remembered_of_stored_send_backs_is_bounded() -> None:
+def test_the_record_of_stored_send_backs_is_bounded() -> None:
     ledger = held()
     for offset in range(10_001):
         future, _ = ledger.begin(PLACE, offset, 20_000)

@@ -14,7 +14,7 @@ def test_arguments_without_our_keys_come_back_as_the_same_objects() -> None:
     assert take(odd, {})[1] is odd
 
 
-def test_our_keys_are_taken_out_of_a_copy_and_keywords_win() -> None:
+def test_our_keys_are_removed_from_a_copy_and_keywords_win() -> None:
     config = {
         "group.id": "g",
         "rocketshim.retry.enable": "false",
@@ -46,7 +46,7 @@ def test_booleans_are_read_as_librdkafka_reads_them() -> None:
     assert [is_true(value) for value in (True, "true", "T", "1", False, "false", "0")] == [True] * 4 + [False] * 3
 
 
-def test_the_inner_producer_inherits_the_connection_and_nothing_of_a_consumer() -> None:
+def test_the_inner_producer_inherits_only_the_connection() -> None:
     def told(error: object) -> None:
         del error
 

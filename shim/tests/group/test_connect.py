@@ -19,7 +19,7 @@ from rocketshim_topics.message_queue import MessageQueue
         {"session.timeout.ms": 6_000},
     ],
 )
-def test_what_the_user_sets_for_his_consumer_does_not_reach_the_reader_of_the_log(client: dict[str, object]) -> None:
+def test_consumer_settings_of_the_user_do_not_reach_the_reader_of_the_log(client: dict[str, object]) -> None:
     settings = ConnectionSettings.make(bootstrap="b:1", client={**client, "security.protocol": "ssl"})
     config = log_reader_config(settings, "g")
     assert config["isolation.level"] == "read_uncommitted"
@@ -33,7 +33,7 @@ def test_client_ids_of_one_process_differ() -> None:
     assert new_client_id() != new_client_id()
 
 
-def test_a_connected_thread_holds_what_it_wants() -> None:
+def test_a_connected_thread_gets_the_queues_it_wants() -> None:
     kafka = InMemoryKafka()
     kafka.create_topics(Layout(TopicNames("pay"), DelayLevels.default()).for_group("g", with_log=True))
     thread = connect_group_log(

@@ -91,7 +91,7 @@ def fleet() -> Fleet:
     return Fleet()
 
 
-def test_a_member_of_a_new_group_gets_its_queues_at_once(fleet: Fleet) -> None:
+def test_a_member_of_a_new_group_gets_its_queues_immediately(fleet: Fleet) -> None:
     fleet.join("a", Q0, Q1)
     fleet.turn()
     assert [event.lease.queue for event in fleet.started("a")] == [Q0, Q1]
@@ -100,7 +100,7 @@ def test_a_member_of_a_new_group_gets_its_queues_at_once(fleet: Fleet) -> None:
     assert fleet.kinds() == ["member", "claim"]
 
 
-def test_a_lease_is_renewed_for_as_long_as_the_thread_turns(fleet: Fleet) -> None:
+def test_a_lease_is_renewed_while_the_thread_runs(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     fleet.wait(60_000)
@@ -108,7 +108,7 @@ def test_a_lease_is_renewed_for_as_long_as_the_thread_turns(fleet: Fleet) -> Non
     assert not fleet.stops("a")
 
 
-def test_a_queue_is_held_by_one_and_goes_over_when_it_is_given_back(fleet: Fleet) -> None:
+def test_a_queue_has_one_owner_and_changes_owner_when_it_is_released(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     fleet.join("b", Q0)
@@ -128,7 +128,7 @@ def test_a_queue_is_held_by_one_and_goes_over_when_it_is_given_back(fleet: Fleet
     assert started.lease.token > fleet.lease("a").token
 
 
-def test_what_was_stopped_before_it_was_said_is_released_without_a_wait(fleet: Fleet) -> None:
+def test_a_queue_that_was_drained_before_want_is_released_immediately(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     a, lease = fleet.members["a"], fleet.lease("a")
@@ -140,7 +140,7 @@ def test_what_was_stopped_before_it_was_said_is_released_without_a_wait(fleet: F
     assert not lease.holds(fleet.now_ms)
 
 
-def test_a_dead_owner_is_followed_after_one_lease(fleet: Fleet) -> None:
+def test_a_dead_owner_is_replaced_after_one_lease(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     fleet.join("b", Q0)
@@ -151,7 +151,7 @@ def test_a_dead_owner_is_followed_after_one_lease(fleet: Fleet) -> None:
     assert fleet.holds("b")
 
 
-def test_progress_travels_in_renewals_to_whoever_follows_a_dead_owner(fleet: Fleet) -> None:
+def test_renewals_carry_progress_to_the_successor_of_a_dead_owner(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     fleet.members["a"].progress(fleet.lease("a"), 41, ((41, 3),))
@@ -162,7 +162,7 @@ def test_progress_travels_in_renewals_to_whoever_follows_a_dead_owner(fleet: Fle
     assert (started.next_offset, started.reconsume_counts) == (41, ((41, 3),))
 
 
-def test_a_frozen_owner_finds_its_lease_ended_before_it_turns_again(fleet: Fleet) -> None:
+def test_the_lease_of_a_frozen_owner_has_ended_before_its_next_iteration(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     lease = fleet.lease("a")
@@ -176,7 +176,7 @@ def test_a_frozen_owner_finds_its_lease_ended_before_it_turns_again(fleet: Fleet
     assert fleet.lease("a").token > lease.token
 
 
-def test_a_lease_that_runs_out_between_two_looks_at_the_clock_is_stopped_all_the_same(fleet: Fleet) -> None:
+def test_a_lease_that_expires_between_two_reads_of_the_clock_is_still_stopped(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     fleet.clock.advance(3_000)
@@ -186,7 +186,7 @@ def test_a_lease_that_runs_out_between_two_looks_at_the_clock_is_stopped_all_the
     assert fleet.stops("a") == [StopReason.UNCONFIRMED]
 
 
-def test_nothing_starts_again_before_what_was_stopped_is_drained(fleet: Fleet) -> None:
+def test_a_stopped_queue_does_not_start_again_before_it_is_drained(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     fleet.clock.advance(3_000)
@@ -194,7 +194,7 @@ def test_nothing_starts_again_before_what_was_stopped_is_drained(fleet: Fleet) -
     assert len(fleet.started("a")) == 1
 
 
-def test_a_log_created_again_ends_every_lease_and_tokens_go_on_growing(fleet: Fleet) -> None:
+def test_a_log_created_again_ends_every_lease_and_tokens_keep_rising(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     fleet.wait(3_000)
@@ -213,7 +213,7 @@ def test_a_log_created_again_ends_every_lease_and_tokens_go_on_growing(fleet: Fl
     assert fleet.lease("a").token > lease.token
 
 
-def test_a_topic_with_another_id_is_another_log_however_long_it_is(fleet: Fleet) -> None:
+def test_a_topic_with_another_id_is_another_log_whatever_its_length(fleet: Fleet) -> None:
     class Ids:
         value = "one"
 
@@ -232,7 +232,7 @@ def test_a_topic_with_another_id_is_another_log_however_long_it_is(fleet: Fleet)
     assert fleet.stops("a") == [StopReason.LOG_LOST]
 
 
-def test_whoever_was_frozen_asks_which_log_it_is_before_it_reads_on(fleet: Fleet) -> None:
+def test_a_thread_that_was_frozen_checks_the_topic_id_before_it_reads(fleet: Fleet) -> None:
     class Ids:
         """An answer is as old as the question before."""
 
@@ -274,7 +274,7 @@ def test_a_log_truncated_before_it_was_read_ends_every_lease(fleet: Fleet) -> No
     assert fleet.stops("a") == [StopReason.LOG_LOST]
 
 
-def test_truncation_of_what_was_read_changes_nothing(fleet: Fleet) -> None:
+def test_truncation_of_records_already_read_changes_nothing(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     fleet.kafka.truncate(LOG, before_offset=2)
@@ -292,7 +292,7 @@ def test_a_record_of_an_unknown_version_ends_every_lease(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("value", [None, b"", b"null", b'{"v":1,"kind":"claim"}'])
-def test_a_record_that_is_none_is_passed_over(fleet: Fleet, value: bytes | None) -> None:
+def test_an_invalid_record_is_skipped(fleet: Fleet, value: bytes | None) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     fleet.kafka.append(LOG, value)
@@ -309,7 +309,7 @@ def test_a_log_without_append_times_is_refused(fleet: Fleet) -> None:
         fleet.turn()
 
 
-def test_a_group_is_shared_out_one_way_and_the_first_one_counts(fleet: Fleet) -> None:
+def test_a_group_allocates_in_the_way_of_its_first_member(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     fleet.join("b", Q1, strategy="averagely")
@@ -330,7 +330,7 @@ def test_members_come_and_go_by_heartbeats(fleet: Fleet) -> None:
     assert changes[-2:] == [("a", "b"), ("a",)]
 
 
-def test_closing_gives_back_says_goodbye_and_ends(fleet: Fleet) -> None:
+def test_closing_releases_leaves_and_ends(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     a = fleet.members["a"]
@@ -344,7 +344,7 @@ def test_closing_gives_back_says_goodbye_and_ends(fleet: Fleet) -> None:
     assert fleet.kinds()[-2:] == ["release", "leave"]
 
 
-def test_closing_does_not_release_what_a_listener_still_holds(fleet: Fleet) -> None:
+def test_closing_does_not_release_a_queue_that_a_listener_still_processes(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     fleet.members["a"].close_within(1)
@@ -354,7 +354,7 @@ def test_closing_does_not_release_what_a_listener_still_holds(fleet: Fleet) -> N
     assert "leave" not in fleet.kinds()
 
 
-def test_a_broker_that_is_away_ends_leases_in_time_and_only_them(fleet: Fleet) -> None:
+def test_an_unreachable_broker_ends_leases_in_time_but_not_the_thread(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     lease = fleet.lease("a")
@@ -377,7 +377,7 @@ def test_a_producer_that_is_broken_is_replaced(fleet: Fleet) -> None:
     assert fleet.holds("a")
 
 
-def test_a_broken_producer_that_says_so_once_more_when_it_is_given_up_is_replaced_and_closed_all_the_same(
+def test_a_broken_producer_that_fails_again_while_closing_is_still_replaced_and_closed(
     fleet: Fleet,
 ) -> None:
     fleet.join("a", Q0)
@@ -415,7 +415,7 @@ def test_the_token_floor_is_looked_up_before_the_end_of_the_log(fleet: Fleet) ->
     assert fleet.lease("a").token > 10**15
 
 
-def test_leases_that_differ_are_said_once(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+def test_differing_leases_are_logged_once(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     fleet.join("a", Q0)
     fleet.join("b", settings=QueueLockSettings(lock_lease_ms=9_000, lock_hold_ms=3_000, lock_renew_ms=1_000))
     fleet.wait(5_000)
@@ -423,7 +423,7 @@ def test_leases_that_differ_are_said_once(fleet: Fleet, caplog: pytest.LogCaptur
     assert len(said) == 2, "each says it of the other"
 
 
-def test_the_thread_keeps_its_promises_without_anybody_turning_it() -> None:
+def test_the_thread_works_by_itself() -> None:
     fleet = Fleet()
     fleet.join("a", Q0)
     member = fleet.members.pop("a")
@@ -441,7 +441,7 @@ def test_the_thread_keeps_its_promises_without_anybody_turning_it() -> None:
 
 
 @pytest.mark.parametrize("step_ms", [3_600_000, -3_600_000])
-def test_a_leaders_clock_that_steps_by_an_hour_neither_ends_nor_gives_away_a_lease(fleet: Fleet, step_ms: int) -> None:
+def test_a_clock_step_of_the_leader_neither_ends_nor_transfers_a_lease(fleet: Fleet, step_ms: int) -> None:
     calm = QueueLockSettings(lock_lease_ms=20_000, lock_hold_ms=6_000, lock_renew_ms=1_000)
     fleet.join("a", Q0, settings=calm)
     fleet.join("b", Q0, settings=calm)
@@ -458,7 +458,7 @@ def test_a_leaders_clock_that_steps_by_an_hour_neither_ends_nor_gives_away_a_lea
     assert fleet.holds(other), "and time goes on"
 
 
-def test_a_release_that_an_operator_writes_stops_an_owner_that_lives(fleet: Fleet) -> None:
+def test_a_release_written_by_an_operator_stops_a_live_owner(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     reader = fleet.kafka.consumer({"group.id": "g", "auto.offset.reset": "error"})
@@ -475,12 +475,12 @@ def test_a_release_that_an_operator_writes_stops_an_owner_that_lives(fleet: Flee
     assert fleet.holds("a")
 
 
-def test_nothing_is_released_that_nobody_holds(fleet: Fleet) -> None:
+def test_a_queue_without_an_owner_is_not_released(fleet: Fleet) -> None:
     reader = fleet.kafka.consumer({"group.id": "g", "auto.offset.reset": "error"})
     assert release_record(read_group_log(reader, LOG), Q0) is None
 
 
-def test_a_group_without_a_log_is_said(fleet: Fleet) -> None:
+def test_a_group_without_a_log_is_reported(fleet: Fleet) -> None:
     reader = fleet.kafka.consumer({"group.id": "g", "auto.offset.reset": "error"})
     with pytest.raises(TopicMissingError, match="no log"):
         read_group_log(reader, "rmq.group.other")
@@ -498,7 +498,7 @@ class Counted(GroupLog):
         return super().members
 
 
-def test_members_are_looked_at_when_they_change_and_not_at_each_record(fleet: Fleet) -> None:
+def test_members_are_checked_when_they_change_and_not_at_each_record(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     for number in range(20):
         fleet.join(f"m{number}")

@@ -14,7 +14,7 @@ PLACE = ("orders", 0)
 
 
 class Client:
-    """Keeps what was committed; raises what it is told to."""
+    """Records commits; raises the error that the test sets."""
 
     def __init__(self) -> None:
         self.commits: list[tuple[int, str | None]] = []
@@ -63,7 +63,7 @@ def test_a_position_below_the_start_is_not_sent(client: Any) -> None:
     assert client.commits == []
 
 
-def test_what_was_refused_at_once_is_sent_again(client: Any) -> None:
+def test_a_commit_that_is_refused_immediately_is_sent_again(client: Any) -> None:
     commits, queue = committer(), queue_done_to(4)
     client.error = KafkaError(KafkaError.ILLEGAL_GENERATION)
     assert not commits.commit(client, [queue], now_ms=7, asynchronous=False)
@@ -74,7 +74,7 @@ def test_what_was_refused_at_once_is_sent_again(client: Any) -> None:
     assert client.commits == [(4, "of orders")]
 
 
-def test_what_was_refused_later_is_sent_again(client: Any) -> None:
+def test_a_commit_that_is_refused_later_is_sent_again(client: Any) -> None:
     commits, queue = committer(), queue_done_to(4)
     commits.commit(client, [queue], now_ms=0, asynchronous=True)
     commits.answered(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(*PLACE, 4)], 5)
@@ -86,7 +86,7 @@ def test_what_was_refused_later_is_sent_again(client: Any) -> None:
     assert client.commits == [(4, "of orders")] * 2
 
 
-def test_an_answer_that_comes_after_a_new_assignment_changes_nothing(client: Any) -> None:
+def test_an_answer_after_a_new_assignment_changes_nothing(client: Any) -> None:
     commits, queue = committer(), queue_done_to(4)
     commits.commit(client, [queue], now_ms=0, asynchronous=True)
     commits.forget(PLACE)
@@ -96,7 +96,7 @@ def test_an_answer_that_comes_after_a_new_assignment_changes_nothing(client: Any
     assert not commits.commit(client, [queue], now_ms=0, asynchronous=True)
 
 
-def test_an_answer_for_a_partition_that_has_left_is_forgotten(client: Any) -> None:
+def test_an_answer_for_a_revoked_partition_is_ignored(client: Any) -> None:
     commits, queue = committer(), queue_done_to(4)
     commits.commit(client, [queue], now_ms=0, asynchronous=True)
     commits.forget(PLACE)
@@ -104,7 +104,7 @@ def test_an_answer_for_a_partition_that_has_left_is_forgotten(client: Any) -> No
     assert not commits.commit(client, [queue], now_ms=0, asynchronous=True)
 
 
-def test_what_was_sent_is_sent_once_more_when_commits_say_something_else(client: Any) -> None:
+def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> None:
     said = ["old"]
     commits = Committer(lambda _: said[0])
     commits.adopt(PLACE, 3)
@@ -115,7 +115,7 @@ def test_what_was_sent_is_sent_once_more_when_commits_say_something_else(client:
     assert commits.outstanding == 1
 
 
-def test_what_may_not_be_committed_or_lies_in_another_store_is_not_sent_again(client: Any) -> None:
+def test_forbidden_or_locally_stored_offsets_are_not_sent_again(client: Any) -> None:
     commits = Committer(lambda _: "", may=lambda place: place != PLACE)
     commits.adopt(PLACE, 3)
     commits.commit_again(client, [PLACE], now_ms=0)
@@ -125,7 +125,7 @@ def test_what_may_not_be_committed_or_lies_in_another_store_is_not_sent_again(cl
     assert client.commits == []
 
 
-def test_a_refusal_to_be_told_again_is_counted(client: Any) -> None:
+def test_a_refusal_of_a_repeated_commit_is_counted(client: Any) -> None:
     commits = committer()
     client.error = KafkaError(KafkaError._TRANSPORT)
     commits.commit_again(client, [PLACE], now_ms=7)

@@ -66,7 +66,7 @@ def test_positions_of_another_cluster_are_refused(tmp_path: Path) -> None:
         assert offsets(again, 0) == [5]
 
 
-def test_a_topic_that_was_made_anew_begins_at_its_first_message(tmp_path: Path) -> None:
+def test_a_topic_that_was_created_again_starts_at_its_first_message(tmp_path: Path) -> None:
     with store_of(tmp_path, t="first") as store:
         assert offsets(store, 0) == [OFFSET_INVALID]
         store.commit(offsets=[at(5), at(8, topic="other")])
@@ -103,7 +103,7 @@ def test_a_crash_while_writing_leaves_the_old_positions(
         assert offsets(again, 0) == [2]
 
 
-def test_a_file_that_is_not_whole_is_replaced_by_the_one_before(tmp_path: Path) -> None:
+def test_a_damaged_file_is_replaced_by_its_backup(tmp_path: Path) -> None:
     with store_of(tmp_path) as store:
         store.commit(offsets=[at(1)])
         store.commit(offsets=[at(2)])
@@ -113,17 +113,17 @@ def test_a_file_that_is_not_whole_is_replaced_by_the_one_before(tmp_path: Path) 
         assert offsets(again, 0) == [1]
 
 
-def test_positions_that_are_lost_are_an_error_and_never_a_new_beginning(tmp_path: Path) -> None:
+def test_lost_offsets_are_an_error_and_never_a_new_start(tmp_path: Path) -> None:
     with store_of(tmp_path) as store:
         store.commit(offsets=[at(1)])
     (tmp_path / "offsets.json").write_bytes(b"")
     with pytest.raises(OffsetStoreError, match="remove"):
         store_of(tmp_path)
     (tmp_path / "offsets.json").unlink()
-    store_of(tmp_path).close()  # the refused one has let go of the lock
+    store_of(tmp_path).close()  # the refused store has released the lock
 
 
-def test_a_write_that_fails_is_a_refused_commit_and_the_next_one_works(
+def test_a_failed_write_is_a_refused_commit_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with store_of(tmp_path) as store:
@@ -143,13 +143,13 @@ def test_a_write_that_fails_is_a_refused_commit_and_the_next_one_works(
         assert offsets(store, 0) == [3]
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OffsetStoreError, match="offset_store_dir"):
         store_of(tmp_path / "file" / "below")
 
 
-def test_every_client_and_group_has_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_each_client_and_group_has_its_own_directory(tmp_path: Path) -> None:
     names = TopicNames()
     ids = ["h@1", "h@2", "../x", "..", ".", "a/b", "a-b", "ü", "x" * 300, "x" * 301]
     folders = [

@@ -10,7 +10,7 @@ PLACE = ("orders", 0)
 
 
 class Client:
-    """What a Kafka consumer was told, and how often."""
+    """A Kafka consumer that records pauses and resumes."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[tuple[str, int]]]] = []
@@ -38,7 +38,7 @@ def test_the_last_reason_resumes(client: Any) -> None:
     assert client.calls == [("pause", [PLACE]), ("resume", [PLACE])]
 
 
-def test_what_is_not_paused_is_not_resumed(client: Any) -> None:
+def test_a_partition_that_is_not_paused_is_not_resumed(client: Any) -> None:
     pauses = Pauses()
     pauses.release(client, [PLACE], PauseReason.FLOW)
     pauses.hold(client, [], PauseReason.FLOW)
@@ -46,7 +46,7 @@ def test_what_is_not_paused_is_not_resumed(client: Any) -> None:
     assert client.calls == []
 
 
-def test_a_partition_that_is_assigned_is_resumed_whatever_stuck_to_it(client: Any) -> None:
+def test_an_assigned_partition_is_resumed_from_any_earlier_pause(client: Any) -> None:
     pauses = Pauses()
     pauses.hold(client, [PLACE], PauseReason.FLOW)
     pauses.forget([PLACE])

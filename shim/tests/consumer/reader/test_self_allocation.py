@@ -68,7 +68,9 @@ def still() -> InMemoryKafka:
 @pytest.mark.parametrize(
     "members", [["a"], ["a", "b"], ["a", "b", "c"], [f"m{number}" for number in range(9)]], ids=len
 )
-def test_the_shares_of_all_members_are_all_queues_once(still: InMemoryKafka, strategy: Any, members: list[str]) -> None:
+def test_the_shares_of_all_members_contain_each_queue_once(
+    still: InMemoryKafka, strategy: Any, members: list[str]
+) -> None:
     reader = still.consumer({"group.id": "g"})
     shares = [share_of_one(strategy, each, lambda: members).wanted(reader, (), 0) for each in members]
     found = Counter(place for share in shares for place in share or ())
@@ -99,7 +101,7 @@ def test_before_its_first_heartbeat_a_member_wants_nothing_and_when_it_is_gone_n
     assert share.wanted(reader, (), 0) == set()
 
 
-def test_a_strategy_that_raises_keeps_what_was_held(still: InMemoryKafka) -> None:
+def test_a_strategy_that_raises_keeps_the_assigned_queues(still: InMemoryKafka) -> None:
     class Broken:
         name = "BROKEN"
 
@@ -111,13 +113,13 @@ def test_a_strategy_that_raises_keeps_what_was_held(still: InMemoryKafka) -> Non
     assert share.wanted(still.consumer({"group.id": "g"}), held, 0) == held
 
 
-def test_a_configured_list_gives_what_it_names_of_what_there_is(still: InMemoryKafka) -> None:
+def test_a_configured_list_yields_its_existing_queues(still: InMemoryKafka) -> None:
     named = [MessageQueue("orders", queue_id=2), MessageQueue("orders", queue_id=77), MessageQueue("%RETRY%g")]
     share = share_of_one(AllocateMessageQueueByConfig(named), "a", lambda: ["a", "b"])
     assert share.wanted(still.consumer({"group.id": "g"}), (), 0) == {("orders", 2), (RETRY, 0)}
 
 
-def test_while_the_cluster_is_away_nothing_changes(still: InMemoryKafka) -> None:
+def test_while_the_cluster_is_unreachable_nothing_changes(still: InMemoryKafka) -> None:
     share = share_of_one(AllocateMessageQueueAveragely(), "a", lambda: ["a"])
     reader = still.consumer({"group.id": "g"})
     still.stop_broker()
@@ -215,7 +217,7 @@ def held(consumer: PushConsumer) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
-def test_members_share_by_the_strategy_and_hand_over(
+def test_members_allocate_by_the_strategy_and_hand_over(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer], orderly: bool
 ) -> None:
     """`AVG` of six queues: 6, then 3 and 3, then 2, 2, 2; the retry topic's one queue to the first member."""
@@ -241,7 +243,7 @@ def test_members_share_by_the_strategy_and_hand_over(
     assert kafka.members("g") == []  # Kafka's group protocol has no part in it
 
 
-def test_a_start_that_was_looked_up_for_longer_than_the_lease_lasts_is_not_committed(
+def test_a_start_found_after_the_lease_has_ended_is_not_committed(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer]
 ) -> None:
     fill(kafka, range(6))
@@ -271,7 +273,7 @@ def test_a_queue_whose_lease_has_ended_is_not_sought(
             consumer.seek(MessageQueue("orders", queue_id=0), 0)
 
 
-def test_nothing_is_committed_that_goes_back(kafka: InMemoryKafka, start: Callable[..., PushConsumer]) -> None:
+def test_no_commit_goes_backwards(kafka: InMemoryKafka, start: Callable[..., PushConsumer]) -> None:
     """Members come and go while messages flow: each partition's commits only rise, and all is heard."""
     heard = Heard()
     sent: list[bytes] = []
@@ -294,7 +296,7 @@ def test_nothing_is_committed_that_goes_back(kafka: InMemoryKafka, start: Callab
     }
 
 
-def test_a_member_of_the_group_protocol_is_refused_by_those_who_allocate_themselves(
+def test_a_member_of_the_group_protocol_is_refused_in_a_group_with_a_strategy(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer]
 ) -> None:
     """An orderly consumer of Kafka's group protocol writes the log too, and so they find each other."""
@@ -307,7 +309,7 @@ def test_a_member_of_the_group_protocol_is_refused_by_those_who_allocate_themsel
     second._loop = None  # the fixture has nothing to stop
 
 
-def test_members_with_strategies_that_differ_are_said_and_nothing_is_consumed_twice_at_once(
+def test_differing_strategies_are_logged_and_no_queue_has_two_consumers(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer], caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = Heard(), Heard()
@@ -324,7 +326,7 @@ def test_members_with_strategies_that_differ_are_said_and_nothing_is_consumed_tw
     assert held(first) == {("orders", 0), ("orders", 1), ("orders", 2), (RETRY, 0)}
 
 
-def test_a_queue_whose_lease_is_lost_is_not_committed_and_begins_anew_when_it_comes_back(
+def test_a_queue_with_a_lost_lease_is_not_committed_and_starts_again_with_a_new_one(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer]
 ) -> None:
     """Somebody frees the queue in the group's log, as `rocketshim group release` does, while a message is in work."""
@@ -362,6 +364,6 @@ def test_a_strategy_in_broadcasting_is_refused() -> None:
         )
 
 
-def test_a_strategy_that_is_none_is_refused() -> None:
+def test_an_invalid_strategy_is_refused() -> None:
     with pytest.raises(ConfigError, match="allocate_message_queue_strategy"):
         PushConsumer("b:1", group="g", allocate_message_queue_strategy="AVG")  # type: ignore[arg-type]

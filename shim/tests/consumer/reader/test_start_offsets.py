@@ -1,4 +1,4 @@
-"""Taking partitions up while their starts cannot be told; on the in-memory Kafka."""
+"""Assign partitions while their starts cannot be looked up; on the in-memory Kafka."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ class LateLookUps:
 
 
 class Unanswered:
-    """Starts that cannot be told the first so many times."""
+    """Start offsets whose first look-ups fail."""
 
     def __init__(self, bench: Any, times: int) -> None:
         self._resolve = bench.starts.resolve
@@ -53,7 +53,7 @@ class Unanswered:
         return self._resolve(consumer, partitions, timeout_s)
 
 
-def test_a_look_up_that_is_answered_late_moves_nothing(kafka: InMemoryKafka, unopened: Make) -> None:
+def test_a_late_answer_of_a_look_up_moves_nothing(kafka: InMemoryKafka, unopened: Make) -> None:
     """Old messages are not handed out when the start of a new group at the end of the log is found out late."""
     for _ in range(5):
         kafka.append("orders", b"old")
@@ -78,7 +78,7 @@ def test_a_look_up_that_is_answered_late_moves_nothing(kafka: InMemoryKafka, uno
     assert [item.offset for item in late[0].assigned] == [0, 0]  # nothing that Kafka's client would have to look up
 
 
-def test_a_partition_is_held_until_its_start_is_known_and_committed(kafka: InMemoryKafka, unopened: Make) -> None:
+def test_a_partition_is_paused_until_its_start_is_known_and_committed(kafka: InMemoryKafka, unopened: Make) -> None:
     kafka.append("orders", b"")
     b = unopened(lambda _: None)
     starts = Unanswered(b, 1_000)
@@ -100,7 +100,7 @@ def test_a_partition_is_held_until_its_start_is_known_and_committed(kafka: InMem
     assert b.committed() == 1
 
 
-def test_a_partition_whose_start_cannot_be_told_holds_up_no_other(kafka: InMemoryKafka, unopened: Make) -> None:
+def test_a_partition_with_an_unknown_start_delays_no_other(kafka: InMemoryKafka, unopened: Make) -> None:
     kafka.add_partitions("orders", 3)
     for number in range(3):
         kafka.append("orders", b"%d" % number, partition=number)
@@ -128,7 +128,7 @@ def test_a_partition_whose_start_cannot_be_told_holds_up_no_other(kafka: InMemor
     assert sorted(seen) == [b"0", b"1", b"2"]
 
 
-def test_a_partition_that_leaves_while_it_is_held_is_not_looked_for(unopened: Make) -> None:
+def test_a_partition_that_is_revoked_while_it_waits_is_not_looked_up(unopened: Make) -> None:
     b = unopened(lambda _: None)
     starts = Unanswered(b, 1)
     b.open()
@@ -140,7 +140,7 @@ def test_a_partition_that_leaves_while_it_is_held_is_not_looked_for(unopened: Ma
     assert [queue.topic for queue in b.loop.queues] == [b.names.retry("g")]
 
 
-def test_seeking_a_partition_that_is_held_begins_it(kafka: InMemoryKafka, unopened: Make) -> None:
+def test_seeking_a_waiting_partition_starts_it(kafka: InMemoryKafka, unopened: Make) -> None:
     for number in range(4):
         kafka.append("orders", b"%d" % number)
     seen: list[bytes] = []
@@ -153,4 +153,4 @@ def test_seeking_a_partition_that_is_held_begins_it(kafka: InMemoryKafka, unopen
     starts.left = 0
     b.clock.advance(1_000)
     b.run()
-    assert seen == [b"2", b"3"]  # it is not begun anew when the other one is
+    assert seen == [b"2", b"3"]  # it does not start again when the other one starts

@@ -5,7 +5,7 @@ from rocketshim.errors import TopicMissingError
 from rocketshim.testing import InMemoryKafka
 
 
-def test_topics_are_found_again_at_the_interval_only(kafka: InMemoryKafka) -> None:
+def test_topics_are_looked_up_only_at_the_interval(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
     watch = TopicWatch([], lambda existing: sorted(name for name in existing if name.startswith("orders")), 1_000)
     assert watch.look(consumer, 0)
@@ -17,7 +17,7 @@ def test_topics_are_found_again_at_the_interval_only(kafka: InMemoryKafka) -> No
     assert not watch.look(consumer, 2_000)
 
 
-def test_without_patterns_nothing_is_looked_for_and_a_change_is_looked_at_at_once(kafka: InMemoryKafka) -> None:
+def test_without_patterns_nothing_is_looked_up_and_a_change_is_looked_up_immediately(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
     watch = TopicWatch(["orders"], None, 1_000)
     assert not watch.look(consumer, 0)
@@ -38,7 +38,7 @@ def test_unknown_topic_is_looked_up_again_after_half_a_minute(kafka: InMemoryKaf
     assert watch.missing(consumer, 90_000) is None, "said once; the other one is there"
 
 
-def test_with_the_brokers_away_a_doubt_begins_anew(kafka: InMemoryKafka) -> None:
+def test_without_brokers_the_wait_for_an_unknown_topic_starts_again(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
     watch = TopicWatch(["orders"], None, 1_000)
     watch.doubt("gone", 0)
