@@ -194,10 +194,10 @@ class ChunkRunner:
     def context_of(self, chunk: Chunk[Any]) -> ConsumeConcurrentlyContext:
         """Return a new context for calls with messages of a chunk."""
         queue = chunk.queue
-        place = (queue.topic, queue.partition)
-        message_queue = self._queues.get(place)
+        key = (queue.topic, queue.partition)
+        message_queue = self._queues.get(key)
         if message_queue is None:
-            message_queue = self._queues[place] = MessageQueue(queue.topic, queue_id=queue.partition)
+            message_queue = self._queues[key] = MessageQueue(queue.topic, queue_id=queue.partition)
         return ConsumeConcurrentlyContext(self._group, message_queue, queue.epoch)
 
     def _one_by_one(

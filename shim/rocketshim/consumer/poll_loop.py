@@ -349,7 +349,7 @@ class PollLoop(ABC, Generic[QueueT]):
         """Make the dispatch that hands messages to the pool's listener threads."""
 
     @abstractmethod
-    def _make_queue(self, place: TopicPartitionKey, epoch: int) -> QueueT:
+    def _make_queue(self, key: TopicPartitionKey, epoch: int) -> QueueT:
         """Make the queue of a partition whose epoch begins."""
 
     @abstractmethod
@@ -388,11 +388,11 @@ class PollLoop(ABC, Generic[QueueT]):
         moved = (
             self._fresh & self._queues.keys()
         )  # messages of partitions that were assigned and revoked since are dropped below
-        for place, run in runs_of(batch):
-            if place in moved:  # assigned within `consume`: the run may belong to the previous assignment
-                consumer.seek(TopicPartition(*place, self.commits.position(place)))
+        for key, run in runs_of(batch):
+            if key in moved:  # assigned within `consume`: the run may belong to the previous assignment
+                consumer.seek(TopicPartition(*key, self.commits.position(key)))
             else:
-                self._put(place, run)
+                self._put(key, run)
 
     def _keep_interval(self, wait_s: float) -> int:
         """Return how many messages may be fetched now.
@@ -410,30 +410,28 @@ class PollLoop(ABC, Generic[QueueT]):
         self._next_pull_ms = self._now_ms() + self._settings.pull_interval_ms
         return self._settings.fetch_count
 
-    def _put(self, place: TopicPartitionKey, run: list[Any]) -> None:
-        queue = self._queues.get(place)
-        if queue is None or place in self._uptake:
+    def _put(self, key: TopicPartitionKey, run: list[Any]) -> None:
+        queue = self._queues.get(key)
+        if queue is None or key in self._uptake:
             return  # it was revoked meanwhile, or is read again once its start is known
         try:
             queue.put(run)
         except ValueError:
-            _LOG.warning(
-                "consumer.log-cut", extra={"partition": f"{place[0]}/{place[1]}", "first_offset": run[0].offset()}
-            )
-            self._begin(place, run[0].offset())
-            self._queues[place].put(run)
+            _LOG.warning("consumer.log-cut", extra={"partition": f"{key[0]}/{key[1]}", "first_offset": run[0].offset()})
+            self._begin(key, run[0].offset())
+            self._queues[key].put(run)
 
-    def _begin(self, place: TopicPartitionKey, offset: int) -> None:
+    def _begin(self, key: TopicPartitionKey, offset: int) -> None:
         """Begin a new epoch of a partition, from this offset on."""
-        before = self._queues.get(place)
+        before = self._queues.get(key)
         if before is not None:
             self.dispatch.withhold([before])
             before.drop()
         self._epoch += 1
         if offset >= 0:  # else it waits: `_put` drops its messages, and it is sought once its start is known
-            self._fresh.add(place)
-        self._queues[place] = self._make_queue(place, self._epoch)
-        self.commits.adopt(place, offset)
+            self._fresh.add(key)
+        self._queues[key] = self._make_queue(key, self._epoch)
+        self.commits.adopt(key, offset)
 
     def _catch_up(self, consumer: ConsumerClient) -> None:
         """Give the listeners time to catch up; then pause the queues that are still too full, and keep polling.
@@ -552,10 +550,10 @@ class PollLoop(ABC, Generic[QueueT]):
         )
 
     def _queue_shown(self, consumer: ConsumerClient, queue: QueueT, now_ms: int) -> ConsumerQueueState:
-        place = (queue.topic, queue.partition)
-        position, committed = queue.next_offset, self.commits.stored(place)
+        key = (queue.topic, queue.partition)
+        position, committed = queue.next_offset, self.commits.stored(key)
         try:
-            _, high = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+            _, high = consumer.get_watermark_offsets(TopicPartition(*key), cached=True)
         except (KafkaException, TypeError):
             high = -1
         at = committed if position is None else position
@@ -569,7 +567,7 @@ class PollLoop(ABC, Generic[QueueT]):
             msg_count=queue.msg_count,
             msg_bytes=queue.msg_bytes,
             oldest_in_work_ms=queue.oldest_in_work_ms(now_ms),
-            paused="|".join(reason.name or "" for reason in self._pauses.why(place)),
+            paused="|".join(reason.name or "" for reason in self._pauses.why(key)),
         )
 
     def _compare_subscriptions(self, consumer: ConsumerClient, now_ms: int) -> None:
@@ -580,14 +578,14 @@ class PollLoop(ABC, Generic[QueueT]):
         except KafkaException as error:
             _LOG.debug("consumer.subscriptions-unknown", extra={"error": str(error)})
 
-    def _may(self, place: TopicPartitionKey) -> bool:
-        return self._sharing is None or self._sharing.holds(place, self._now_ms())
+    def _may(self, key: TopicPartitionKey) -> bool:
+        return self._sharing is None or self._sharing.holds(key, self._now_ms())
 
     def _workable(self) -> Iterable[QueueT]:
         """Return the queues whose messages may be handed out now."""
         if self._sharing is None:
             return self._queues.values()
-        return [queue for place, queue in self._queues.items() if self._may(place)]
+        return [queue for key, queue in self._queues.items() if self._may(key)]
 
     def _follow(self, consumer: ConsumerClient, sharing: PartitionAssigner, now_ms: int) -> None:
         """Assign and revoke partitions until exactly the wanted ones are read."""
@@ -595,10 +593,10 @@ class PollLoop(ABC, Generic[QueueT]):
         if wanted is None:
             return
         gone = sorted(self._shared - wanted)
-        new = [TopicPartition(*place) for place in sorted(wanted - self._shared)]
+        new = [TopicPartition(*key) for key in sorted(wanted - self._shared)]
         self._shared = wanted
-        lost = [TopicPartition(*place) for place in gone if not sharing.holds(place, now_ms)]
-        given_back = [TopicPartition(*place) for place in gone if sharing.holds(place, now_ms)]
+        lost = [TopicPartition(*key) for key in gone if not sharing.holds(key, now_ms)]
+        given_back = [TopicPartition(*key) for key in gone if sharing.holds(key, now_ms)]
         if lost:
             self._on_lost(consumer, lost)
         if given_back:
@@ -619,7 +617,7 @@ class PollLoop(ABC, Generic[QueueT]):
             self._subscribe(consumer)
 
     def _committable(self) -> list[TopicPartitionKey]:
-        return [place for place in self._queues if place not in self._uptake]
+        return [key for key in self._queues if key not in self._uptake]
 
     def suspend(self, consumer: ConsumerClient) -> None:
         """Stop reading until `resume_reading`; messages that were read are still processed. For `ask`."""
@@ -651,16 +649,16 @@ class PollLoop(ABC, Generic[QueueT]):
                 f"{', '.join(absent)}: not read by this consumer now; nothing was moved. Seek in the consumer that "
                 "reads them"
             )
-        for place, offset in targets.items():
-            self.commits.move(consumer, place, offset)
-            consumer.seek(TopicPartition(*place, offset))  # if it fails, the next commit restores the group's offset
-            self._uptake.forget([place])
-            self._begin(place, offset)
-            self._pauses.release(consumer, [place], PauseReason.FLOW | PauseReason.UNRESOLVED)
+        for key, offset in targets.items():
+            self.commits.move(consumer, key, offset)
+            consumer.seek(TopicPartition(*key, offset))  # if it fails, the next commit restores the group's offset
+            self._uptake.forget([key])
+            self._begin(key, offset)
+            self._pauses.release(consumer, [key], PauseReason.FLOW | PauseReason.UNRESOLVED)
 
     def held(self, topic: str) -> list[TopicPartitionKey]:
         """Return the queues of a topic that are read now."""
-        return [place for place in self._queues if place[0] == topic]
+        return [key for key in self._queues if key[0] == topic]
 
     # --- rebalancing: called from `poll` and `close`; none of these may raise ----------------------------------------
 
@@ -669,59 +667,59 @@ class PollLoop(ABC, Generic[QueueT]):
         self.commits.answered(error, partitions, self._now_ms())
 
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        places = [(item.topic, item.partition) for item in partitions]
+        keys = [(item.topic, item.partition) for item in partitions]
         try:
             self._uptake.take_up(consumer, partitions, look=not self._closing)
             if self._suspended or self._closing:
-                self._pauses.hold(consumer, places, PauseReason.SUSPENDED)
+                self._pauses.hold(consumer, keys, PauseReason.SUSPENDED)
                 if self._closing:
-                    self.dispatch.withhold([self._queues[place] for place in places])
+                    self.dispatch.withhold([self._queues[key] for key in keys])
         except (KafkaException, RuntimeError) as error:
             self.error = self.error or error
             return
         self._throttle.share(len(self._queues))
         self._next_comparison_ms = self._now_ms()
         self.assigned.set()
-        _LOG.info("consumer.assigned", extra={"partitions": partition_names(places)})
+        _LOG.info("consumer.assigned", extra={"partitions": partition_names(keys)})
 
     def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        places = [(item.topic, item.partition) for item in partitions]
+        keys = [(item.topic, item.partition) for item in partitions]
         try:
             if not self._closing:
-                leaving = [self._queues[place] for place in places if place in self._queues]
+                leaving = [self._queues[key] for key in keys if key in self._queues]
                 self._drain(self._now_ms() + self._settings.revoke_drain_ms, leaving)
                 self.commits.commit(consumer, leaving, now_ms=self._now_ms(), asynchronous=False)
         except (KafkaException, RuntimeError) as error:
             self.error = self.error or error
         finally:
-            self._depart(consumer, partitions, places)
+            self._depart(consumer, partitions, keys)
 
     def _on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        places = [(item.topic, item.partition) for item in partitions]
-        _LOG.warning("consumer.lost", extra={"partitions": partition_names(places)})
-        self._depart(consumer, partitions, places)
+        keys = [(item.topic, item.partition) for item in partitions]
+        _LOG.warning("consumer.lost", extra={"partitions": partition_names(keys)})
+        self._depart(consumer, partitions, keys)
 
     def _depart(
-        self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[TopicPartitionKey]
+        self, consumer: ConsumerClient, partitions: list[TopicPartition], keys: list[TopicPartitionKey]
     ) -> None:
-        self._forget(places)
+        self._forget(keys)
         self._throttle.share(len(self._queues))
         try:
             consumer.incremental_unassign(partitions)
         except (KafkaException, RuntimeError) as error:
             self.error = self.error or error
 
-    def _forget(self, places: list[TopicPartitionKey]) -> None:
-        self._pauses.forget(places)
-        self._uptake.forget(places)
-        for place in places:
-            queue = self._queues.pop(place, None)
-            self.commits.forget(place)
+    def _forget(self, keys: list[TopicPartitionKey]) -> None:
+        self._pauses.forget(keys)
+        self._uptake.forget(keys)
+        for key in keys:
+            queue = self._queues.pop(key, None)
+            self.commits.forget(key)
             if queue is not None:
                 self.dispatch.withhold([queue])
                 queue.drop()
             if self._sharing is not None:
-                self._sharing.gave_up(place)
+                self._sharing.gave_up(key)
 
     def _drain(self, deadline_ms: int, queues: list[QueueT]) -> None:
         """Wait for listeners and hops of these queues, at most until the deadline; hand out nothing more of them."""

@@ -113,17 +113,17 @@ class ConsumerState(LoopState):
         yield metric("suspended", "gauge", "1: it reads nothing on purpose", ({}, int(self.suspended)))
         differ = [({"topic": topic}, 1.0) for topic in sorted(self.subscription_conflicts)]
         yield metric("subscription_conflicts", "gauge", "1: members of the group subscribe differently", *differ)
-        places = [({"topic": queue.topic, "queue_id": str(queue.queue_id)}, queue) for queue in self.queues]
-        lags = [(labels, queue.lag) for labels, queue in places if queue.lag is not None]
+        keys = [({"topic": queue.topic, "queue_id": str(queue.queue_id)}, queue) for queue in self.queues]
+        lags = [(labels, queue.lag) for labels, queue in keys if queue.lag is not None]
         yield metric("lag_messages", "gauge", "messages to the end of a queue", *lags)
-        yield metric("held_messages", "gauge", "messages of a queue held here", *((x, q.msg_count) for x, q in places))
-        yield metric("held_bytes", "gauge", "bytes of their bodies", *((x, q.msg_bytes) for x, q in places))
-        ordered = [(labels, queue) for labels, queue in places if queue.reconsume_times is not None]
+        yield metric("held_messages", "gauge", "messages of a queue held here", *((x, q.msg_count) for x, q in keys))
+        yield metric("held_bytes", "gauge", "bytes of their bodies", *((x, q.msg_bytes) for x, q in keys))
+        ordered = [(labels, queue) for labels, queue in keys if queue.reconsume_times is not None]
         tries = [(labels, queue.reconsume_times or 0) for labels, queue in ordered]
         ages = [(labels, queue.failing_ms / 1e3) for labels, queue in ordered]
         yield metric("failing_reconsume_times", "gauge", "failed attempts of what holds up a queue in order", *tries)
         yield metric("failing_seconds", "gauge", "for how long that fails", *ages)
-        yield metric("paused", "gauge", "1: a queue is not read now", *((x, int(bool(q.paused))) for x, q in places))
+        yield metric("paused", "gauge", "1: a queue is not read now", *((x, int(bool(q.paused))) for x, q in keys))
 
 
 def return_type_of(failure_class: str) -> ConsumeReturnType:

@@ -111,9 +111,9 @@ class RetryingConsumer(Consumer):
 
     def _send_back(self, message: Message, store: Callable[[], None]) -> None:
         state = self._rocketshim
-        place: TopicPartitionKey = (message.topic() or "", _number(message.partition()))
+        key: TopicPartitionKey = (message.topic() or "", _number(message.partition()))
         offset = _number(message.offset())
-        future, is_ours = state.ledger.begin(place, offset, self._position(place).offset)
+        future, is_ours = state.ledger.begin(key, offset, self._position(key).offset)
         if not is_ours:
             future.result()
             return
@@ -122,25 +122,25 @@ class RetryingConsumer(Consumer):
             self._ensure_topics()
             store()
         except BaseException as error:
-            state.ledger.end(place, offset, future, error)
+            state.ledger.end(key, offset, future, error)
             raise
-        state.ledger.end(place, offset, future, None)
+        state.ledger.end(key, offset, future, None)
         state.dirty = True
 
-    def _position(self, place: TopicPartitionKey) -> TopicPartition:
+    def _position(self, key: TopicPartitionKey) -> TopicPartition:
         """Return the offset after the last one handed out, negative for none; any thread, no wait for `poll`."""
         state = self._rocketshim
         if get_ident() == state.poller:  # also from its callbacks, in which it may already be in a client call
-            return self._position_now(place)
+            return self._position_now(key)
         deadline = monotonic() + state.settings.hop_timeout_ms / 1_000
         while True:
             with state.entering:
                 state.asking = True  # set before `polling` is read, as `poll` sets `polling` before it reads this
                 try:
                     if state.waiting:
-                        return state.positions.get(place, TopicPartition(*place, OFFSET_INVALID))
+                        return state.positions.get(key, TopicPartition(*key, OFFSET_INVALID))
                     if not state.polling:
-                        return self._position_now(place)
+                        return self._position_now(key)
                 finally:
                     state.asking = False
             if monotonic() > deadline:
@@ -151,11 +151,11 @@ class RetryingConsumer(Consumer):
                 )
             sleep(0.0005)  # a poll that does not wait is running; its callbacks record the positions
 
-    def _position_now(self, place: TopicPartitionKey) -> TopicPartition:
+    def _position_now(self, key: TopicPartitionKey) -> TopicPartition:
         state = self._rocketshim
-        unknown = TopicPartition(*place, OFFSET_INVALID)
+        unknown = TopicPartition(*key, OFFSET_INVALID)
         if state.waiting:
-            return state.positions.get(place, unknown)
+            return state.positions.get(key, unknown)
         try:
             return super().position([unknown])[0]
         except (RuntimeError, KafkaException):  # the client is closed, or the partition is unknown
@@ -289,15 +289,15 @@ class RetryingConsumer(Consumer):
     def _note(self) -> None:
         """Record how far messages were returned."""
         state = self._rocketshim
-        places = state.ledger.places()
-        if places and not state.waiting:  # in a callback of a call that waits, its messages are not returned yet
-            found = super().position([TopicPartition(*place) for place in places])
+        keys = state.ledger.places()
+        if keys and not state.waiting:  # in a callback of a call that waits, its messages are not returned yet
+            found = super().position([TopicPartition(*key) for key in keys])
             # with the leader's epoch, as the client stores it
             positions = {partition_key(each): each for each in found}
             for message in reversed(state.buffered):
                 if message.error() is None:
-                    place = message.topic() or "", _number(message.partition())
-                    positions[place] = TopicPartition(*place, _number(message.offset()))
+                    key = message.topic() or "", _number(message.partition())
+                    positions[key] = TopicPartition(*key, _number(message.offset()))
             state.positions = positions
 
     def _store_handled(self, positions: dict[TopicPartitionKey, TopicPartition]) -> None:
@@ -305,10 +305,10 @@ class RetryingConsumer(Consumer):
         state = self._rocketshim
         if not state.stores:
             return
-        while to_store := state.ledger.to_store({place: each.offset for place, each in positions.items()}):
+        while to_store := state.ledger.to_store({key: each.offset for key, each in positions.items()}):
             stores = [
-                positions[place] if positions[place].offset == offset else TopicPartition(*place, offset)
-                for place, offset in to_store.items()
+                positions[key] if positions[key].offset == offset else TopicPartition(*key, offset)
+                for key, offset in to_store.items()
             ]
             done = self._store_each(stores)
             state.ledger.stored({partition_key(each): each.offset for each in done})
@@ -361,24 +361,24 @@ class RetryingConsumer(Consumer):
         state = self._rocketshim
         match each:
             case Message():
-                place = each.topic() or "", _number(each.partition())
+                key = each.topic() or "", _number(each.partition())
             case TopicPartition():
-                place = partition_key(each)
+                key = partition_key(each)
             case _:
                 return False
-        return place[0] == state.retry_topic and place not in state.ledger.places()
+        return key[0] == state.retry_topic and key not in state.ledger.places()
 
     def seek(self, partition: TopicPartition) -> None:  # noqa: D102 - the original's
         if not _is_a(partition, TopicPartition):
             super().seek(partition)  # the original raises the error
             return
-        state, place = self._rocketshim, partition_key(partition)
-        before = self._position(place)
+        state, key = self._rocketshim, partition_key(partition)
+        before = self._position(key)
         super().seek(partition)
         if not state.buffered:  # messages before the target count as handled
             goes_on = partition.offset >= before.offset or partition.offset == OFFSET_END
-            self._store_handled({place: before if goes_on else TopicPartition(*place, partition.offset)})
-        state.ledger.sought(place, partition.offset, before.offset)
+            self._store_handled({key: before if goes_on else TopicPartition(*key, partition.offset)})
+        state.ledger.sought(key, partition.offset, before.offset)
 
     def consumer_group_metadata(self) -> Any:
         """Refuse the call: offsets in a transaction and retries that are stored outside of it do not fit together."""
@@ -463,7 +463,7 @@ class RetryingConsumer(Consumer):
 
     def _begin(self, partitions: list[TopicPartition], starts: dict[TopicPartitionKey, int]) -> None:
         begun, known = {partition_key(each) for each in partitions}, self._rocketshim.positions
-        self._rocketshim.positions = {place: each for place, each in known.items() if place not in begun}
+        self._rocketshim.positions = {key: each for key, each in known.items() if key not in begun}
         self._rocketshim.ledger.add(
             {
                 partition_key(each): starts.get(partition_key(each), 0)
@@ -491,7 +491,7 @@ class RetryingConsumer(Consumer):
         for each in committed.values():
             if each.error is not None:
                 raise KafkaException(each.error)
-        offsets = {place: each.offset for place, each in committed.items() if each.offset >= 0}
+        offsets = {key: each.offset for key, each in committed.items() if each.offset >= 0}
         ready = [
             each if self._is_there(each, offsets, timeout_s) else TopicPartition(*partition_key(each), OFFSET_BEGINNING)
             for each in retry_partitions
@@ -536,12 +536,12 @@ class RetryingConsumer(Consumer):
         They were assigned paused, because in an eager group nothing can be assigned between two rebalances.
         """
         state = self._rocketshim
-        waiting = [TopicPartition(*place) for place in state.ledger.places() if place in state.awaiting_start]
+        waiting = [TopicPartition(*key) for key in state.ledger.places() if key in state.awaiting_start]
         try:
             ready, committed = self._starts(waiting, [], _START_TIMEOUT_S)
             for each in ready:
-                place, offset = partition_key(each), each.offset
-                super().seek(TopicPartition(*place, committed[place] if offset in _COMMITTED else offset))
+                key, offset = partition_key(each), each.offset
+                super().seek(TopicPartition(*key, committed[key] if offset in _COMMITTED else offset))
         except KafkaException as error:  # the next poll tries again
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
             return
@@ -628,7 +628,7 @@ class RetryingConsumer(Consumer):
         retry_partitions = [each for each in state.retry_partitions() if partition_key(each) not in state.paused]
         if not state.reads_retries or not retry_partitions:
             return
-        theirs = {place for place in state.ledger.places() if not state.is_internal(place[0])}
+        theirs = {key for key in state.ledger.places() if not state.is_internal(key[0])}
         waits = theirs <= state.paused and (asked or bool(theirs))
         for each in retry_partitions:
             is_paused = waits or partition_key(each) in state.awaiting_start

@@ -63,10 +63,10 @@ class SendBackTracker:
         with self._lock:
             return list(self._assigned)
 
-    def was_held(self, place: TopicPartitionKey) -> bool:
+    def was_held(self, key: TopicPartitionKey) -> bool:
         """Return whether an earlier assignment had this partition, so that the program may still have its messages."""
         with self._lock:
-            return place in self._once_assigned
+            return key in self._once_assigned
 
     def add(self, began_at: Mapping[TopicPartitionKey, int]) -> None:
         """Begin a partition's epoch.
@@ -75,22 +75,22 @@ class SendBackTracker:
             began_at: lowest offset that each partition can hand out; 0 if it is not known.
         """
         with self._lock:
-            for place, offset in began_at.items():
-                if place not in self._assigned:
-                    self._assigned[place] = _Partition(offset)
+            for key, offset in began_at.items():
+                if key not in self._assigned:
+                    self._assigned[key] = _Partition(offset)
 
-    def remove(self, places: Iterable[TopicPartitionKey]) -> None:
+    def remove(self, keys: Iterable[TopicPartitionKey]) -> None:
         """End the epoch of these partitions; their unfinished send-backs no longer have an effect here."""
         with self._lock:
-            for place in places:
-                if self._assigned.pop(place, None) is not None:
-                    self._once_assigned.add(place)
+            for key in keys:
+                if self._assigned.pop(key, None) is not None:
+                    self._once_assigned.add(key)
 
-    def begin(self, place: TopicPartitionKey, offset: int, position: int) -> tuple[Future[None], bool]:
+    def begin(self, key: TopicPartitionKey, offset: int, position: int) -> tuple[Future[None], bool]:
         """Begin a send-back, or find the one that was begun before.
 
         Args:
-            place: topic and partition of the message.
+            key: topic and partition of the message.
             offset: offset of the message.
             position: the offset after the last one handed out, negative for none.
 
@@ -101,12 +101,12 @@ class SendBackTracker:
             StaleMessageError: the message was not handed out by this assignment. Nothing has changed.
         """
         with self._lock:
-            held = self._assigned.get(place)
+            held = self._assigned.get(key)
             if held is not None:
                 held.observe(position)
             if held is None or not held.began_at <= offset < max(position, held.handed_out):
                 raise StaleMessageError(
-                    f"the message at {place[0]}/{place[1]}/{offset} does not belong to the current assignment: its "
+                    f"the message at {key[0]}/{key[1]}/{offset} does not belong to the current assignment: its "
                     "partition was revoked, or the consumer was closed. Drop the message: the new owner of the "
                     "partition gets it again, unless it was committed"
                 )
@@ -121,10 +121,10 @@ class SendBackTracker:
                 _forget_oldest(held.sent)
             return future, True
 
-    def end(self, place: TopicPartitionKey, offset: int, future: Future[None], error: BaseException | None) -> None:
+    def end(self, key: TopicPartitionKey, offset: int, future: Future[None], error: BaseException | None) -> None:
         """End a send-back: it is stored, or `error` is the reason why not, and a later call may try again."""
         with self._lock:
-            held = self._assigned.get(place)
+            held = self._assigned.get(key)
             if held is not None and held.sent.get(offset) is future:
                 if error is None:
                     held.failing.discard(offset)
@@ -135,16 +135,16 @@ class SendBackTracker:
         else:
             future.set_exception(error)
 
-    def sought(self, place: TopicPartitionKey, offset: int, position: int) -> None:
+    def sought(self, key: TopicPartitionKey, offset: int, position: int) -> None:
         """Note a seek: messages from the target on are handed out again, and may be sent back again.
 
         Args:
-            place: topic and partition.
+            key: topic and partition.
             offset: target of the seek; negative (a logical offset) counts as 0.
             position: the offset after the last one handed out before the seek, negative for none.
         """
         with self._lock:
-            held = self._assigned.get(place)
+            held = self._assigned.get(key)
             if held is None:
                 return
             target = max(offset, 0)
@@ -168,8 +168,8 @@ class SendBackTracker:
         """
         result: dict[TopicPartitionKey, int] = {}
         with self._lock:
-            for place, position in positions.items():
-                held = self._assigned.get(place)
+            for key, position in positions.items():
+                held = self._assigned.get(key)
                 if held is None or position < 0:
                     continue
                 held.observe(position)
@@ -178,7 +178,7 @@ class SendBackTracker:
                 lowest = min((*held.failing, *held.redelivering), default=position)
                 offset = min(position, lowest)
                 if offset != held.stored:
-                    result[place] = offset
+                    result[key] = offset
         return result
 
     def stored(self, offsets: Mapping[TopicPartitionKey, int]) -> None:
@@ -188,8 +188,8 @@ class SendBackTracker:
         calls `to_store` again after this, and stores the result. Then no stored offset stays above a failing one.
         """
         with self._lock:
-            for place, offset in offsets.items():
-                held = self._assigned.get(place)
+            for key, offset in offsets.items():
+                held = self._assigned.get(key)
                 if held is not None:
                     held.stored = offset
 

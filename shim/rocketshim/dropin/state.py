@@ -142,7 +142,7 @@ class State:
 
     def retry_partitions(self) -> list[TopicPartition]:
         """Return the assigned partitions of the retry topic."""
-        return [TopicPartition(*place) for place in self.ledger.places() if place[0] == self.retry_topic]
+        return [TopicPartition(*key) for key in self.ledger.places() if key[0] == self.retry_topic]
 
 
 def partition_key(partition: TopicPartition) -> TopicPartitionKey:

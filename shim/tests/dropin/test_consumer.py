@@ -76,7 +76,7 @@ def test_a_missing_configuration_is_refused_as_by_the_original() -> None:
         Consumer(["group.id"], **{"rocketshim.retry.enable": True})
 
 
-def test_a_subclass_keeps_its_name_and_methods() -> None:
+def test_a_subclass_keeps_its_name_and_identity() -> None:
     class Mine(Consumer):
         pass
 

@@ -128,7 +128,7 @@ def test_a_queue_has_one_owner_and_changes_owner_when_it_is_released(fleet: Flee
     assert started.lease.token > fleet.lease("a").token
 
 
-def test_a_queue_that_was_drained_before_want_is_released_immediately(fleet: Fleet) -> None:
+def test_a_queue_drained_before_its_stop_event_is_released_immediately(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()
     a, lease = fleet.members["a"], fleet.lease("a")

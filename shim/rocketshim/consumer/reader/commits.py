@@ -47,34 +47,34 @@ class Committer:
         self.failed = 0  # number of commits refused since the start
         self.failing_since_ms: int | None = None
 
-    def adopt(self, place: TopicPartitionKey, start: int) -> None:
+    def adopt(self, key: TopicPartitionKey, start: int) -> None:
         """Add an assigned partition that starts at `start`, which counts as committed."""
-        self._sent[place] = self._stored[place] = start
+        self._sent[key] = self._stored[key] = start
 
-    def move(self, consumer: ConsumerClient, place: TopicPartitionKey, position: int) -> None:
+    def move(self, consumer: ConsumerClient, key: TopicPartitionKey, position: int) -> None:
         """Commit an offset, above or below earlier commits; only higher offsets are sent from now on.
 
         Raises:
             KafkaException: the commit was refused; nothing has changed here.
         """
-        asked = [TopicPartition(*place, position, metadata=self._metadata(place))]
+        asked = [TopicPartition(*key, position, metadata=self._metadata(key))]
         for item in (self._store or consumer).commit(offsets=asked, asynchronous=False):
             if item.error is not None:
                 raise KafkaException(item.error)
-        self.adopt(place, position)
+        self.adopt(key, position)
 
-    def position(self, place: TopicPartitionKey) -> int:
+    def position(self, key: TopicPartitionKey) -> int:
         """Return the offset that was last sent for an assigned partition, or its start."""
-        return self._sent[place]
+        return self._sent[key]
 
-    def stored(self, place: TopicPartitionKey) -> int:
+    def stored(self, key: TopicPartitionKey) -> int:
         """Return the offset that was last stored, or the partition's start; -1: the partition is not assigned."""
-        return self._stored.get(place, -1)
+        return self._stored.get(key, -1)
 
-    def forget(self, place: TopicPartitionKey) -> None:
+    def forget(self, key: TopicPartitionKey) -> None:
         """Remove a partition that is no longer assigned."""
-        self._sent.pop(place, None)
-        self._stored.pop(place, None)
+        self._sent.pop(key, None)
+        self._stored.pop(key, None)
 
     def commit(
         self, consumer: ConsumerClient, queues: Iterable[PartitionQueue], *, now_ms: int, asynchronous: bool
@@ -100,7 +100,7 @@ class Committer:
             return False
         refused = {(item.topic, item.partition): item.error for item in results if item.error is not None}
         taken = {(item.topic, item.partition): item.offset for item in offsets}
-        taken = {place: offset for place, offset in taken.items() if place not in refused}
+        taken = {key: offset for key, offset in taken.items() if key not in refused}
         self._sent.update(taken)
         if not asynchronous:
             self._stored.update(taken)
@@ -110,13 +110,13 @@ class Committer:
             self.failing_since_ms = None
         return not refused
 
-    def commit_again(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey], *, now_ms: int) -> None:
+    def commit_again(self, consumer: ConsumerClient, keys: Iterable[TopicPartitionKey], *, now_ms: int) -> None:
         """Commit the last sent offsets of these partitions again, because the metadata of commits has changed.
 
         Do nothing if offsets are not stored in Kafka.
         """
-        known = [(place, self._sent.get(place, -1)) for place in places if self._may is None or self._may(place)]
-        offsets = [TopicPartition(*place, sent, metadata=self._metadata(place)) for place, sent in known if sent >= 0]
+        known = [(key, self._sent.get(key, -1)) for key in keys if self._may is None or self._may(key)]
+        offsets = [TopicPartition(*key, sent, metadata=self._metadata(key)) for key, sent in known if sent >= 0]
         if not offsets or self._store is not None:
             return
         try:
@@ -128,13 +128,13 @@ class Committer:
     def _due(self, queues: Iterable[PartitionQueue]) -> list[TopicPartition]:
         due: list[TopicPartition] = []
         for queue in queues:
-            place = (queue.topic, queue.partition)
+            key = (queue.topic, queue.partition)
             position = queue.next_offset
-            sent = self._sent.get(place)
+            sent = self._sent.get(key)
             if position is None or sent is None or position <= sent:
                 continue
-            if self._may is None or self._may(place):
-                due.append(TopicPartition(*place, position, metadata=self._metadata(place)))
+            if self._may is None or self._may(key):
+                due.append(TopicPartition(*key, position, metadata=self._metadata(key)))
         return due
 
     def answered(self, error: KafkaError | None, partitions: list[TopicPartition], now_ms: int) -> None:
@@ -142,15 +142,15 @@ class Committer:
         self.outstanding = max(0, self.outstanding - 1)
         refused = False
         for item in partitions:
-            place = (item.topic, item.partition)
+            key = (item.topic, item.partition)
             wrong = error or item.error
             if wrong is None:
-                if item.offset <= self._sent.get(place, -1):  # else `move` has set a lower offset since
-                    self._stored[place] = max(self._stored[place], item.offset)
+                if item.offset <= self._sent.get(key, -1):  # else `move` has set a lower offset since
+                    self._stored[key] = max(self._stored[key], item.offset)
                 continue
             refused = True
-            if self._sent.get(place) == item.offset:  # else a later commit or assignment has replaced it
-                self._sent[place] = self._stored[place]
+            if self._sent.get(key) == item.offset:  # else a later commit or assignment has replaced it
+                self._sent[key] = self._stored[key]
         if refused or error is not None:
             self._refused(str(error or [item.error for item in partitions]), now_ms)
         else:

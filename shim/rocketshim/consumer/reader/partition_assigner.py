@@ -42,10 +42,10 @@ class PartitionAssigner(Protocol):
             RocketshimError: the consumer cannot continue.
         """
 
-    def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
+    def holds(self, key: TopicPartitionKey, now_ms: int) -> bool:
         """Return whether messages of a partition may be handed out and committed at this instant."""
 
-    def gave_up(self, place: TopicPartitionKey) -> None:
+    def gave_up(self, key: TopicPartitionKey) -> None:
         """Note that the loop has given up a partition.
 
         It was committed if `holds` was true, and no further message of it is handed out.
@@ -68,7 +68,7 @@ def partitions_of(
         listed = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
         if listed is None or listed.error is not None or not listed.partitions:
             _LOG.warning("consumer.topic-unknown", extra={"topic": topic})
-            found.update(place for place in held if place[0] == topic)
+            found.update(key for key in held if key[0] == topic)
         else:
             found.update((topic, number) for number in listed.partitions)
     return found
@@ -93,12 +93,12 @@ class BroadcastAssigner:
     def open(self) -> None:
         """See `PartitionAssigner`."""
 
-    def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
+    def holds(self, key: TopicPartitionKey, now_ms: int) -> bool:
         """See `PartitionAssigner`: always true, because partitions are not divided among members."""
-        del place, now_ms
+        del key, now_ms
         return True
 
-    def gave_up(self, place: TopicPartitionKey) -> None:
+    def gave_up(self, key: TopicPartitionKey) -> None:
         """See `PartitionAssigner`."""
 
     def close(self) -> None:

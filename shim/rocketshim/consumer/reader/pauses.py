@@ -44,44 +44,44 @@ class Pauses:
     def __init__(self) -> None:
         self._reasons: dict[TopicPartitionKey, PauseReason] = {}
 
-    def why(self, place: TopicPartitionKey) -> PauseReason:
+    def why(self, key: TopicPartitionKey) -> PauseReason:
         """Return the reasons for which a partition is paused; no reason: it is read."""
-        return self._reasons.get(place, _NONE)
+        return self._reasons.get(key, _NONE)
 
-    def hold(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
+    def hold(self, consumer: ConsumerClient, keys: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
         """Pause partitions for a reason; a partition that already has the reason keeps it."""
         new = []
-        for place in places:
-            before = self._reasons.get(place, _NONE)
-            self._reasons[place] = before | reason
+        for key in keys:
+            before = self._reasons.get(key, _NONE)
+            self._reasons[key] = before | reason
             if not before:
-                new.append(TopicPartition(*place))
+                new.append(TopicPartition(*key))
         if new:
             consumer.pause(new)
 
-    def release(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
+    def release(self, consumer: ConsumerClient, keys: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
         """Remove a reason; resume the partitions that have no reason left."""
         free = []
-        for place in places:
-            before = self._reasons.get(place, _NONE)
+        for key in keys:
+            before = self._reasons.get(key, _NONE)
             left = before & ~reason
             if left:
-                self._reasons[place] = left
+                self._reasons[key] = left
             elif before:
-                del self._reasons[place]
-                free.append(TopicPartition(*place))
+                del self._reasons[key]
+                free.append(TopicPartition(*key))
         if free:
             consumer.resume(free)
 
-    def adopt(self, consumer: ConsumerClient, places: Iterable[TopicPartitionKey]) -> None:
+    def adopt(self, consumer: ConsumerClient, keys: Iterable[TopicPartitionKey]) -> None:
         """Resume newly assigned partitions, which may still be paused from an earlier assignment."""
-        new = list(places)
-        for place in new:
-            self._reasons.pop(place, None)
+        new = list(keys)
+        for key in new:
+            self._reasons.pop(key, None)
         if new:
-            consumer.resume([TopicPartition(*place) for place in new])
+            consumer.resume([TopicPartition(*key) for key in new])
 
-    def forget(self, places: Iterable[TopicPartitionKey]) -> None:
+    def forget(self, keys: Iterable[TopicPartitionKey]) -> None:
         """Remove partitions that are no longer assigned."""
-        for place in places:
-            self._reasons.pop(place, None)
+        for key in keys:
+            self._reasons.pop(key, None)

@@ -103,12 +103,12 @@ class StrategyAssigner:
             share |= self._of_topic(topic, there, seen[1], held)
         return share
 
-    def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
+    def holds(self, key: TopicPartitionKey, now_ms: int) -> bool:
         """See `PartitionAssigner`."""
-        del place, now_ms
+        del key, now_ms
         return True
 
-    def gave_up(self, place: TopicPartitionKey) -> None:
+    def gave_up(self, key: TopicPartitionKey) -> None:
         """See `PartitionAssigner`."""
 
     def close(self) -> None:
@@ -122,17 +122,17 @@ class StrategyAssigner:
         held: Collection[TopicPartitionKey],
     ) -> set[TopicPartitionKey]:
         name = self._logical.get(topic, topic)
-        places = {MessageQueue(name, queue_id=place[1]): place for place in there if place[0] == topic}
-        if not places or self._client_id not in members:
+        keys = {MessageQueue(name, queue_id=key[1]): key for key in there if key[0] == topic}
+        if not keys or self._client_id not in members:
             return set()
         try:
-            share: list[Any] = share_of(self._strategy, self._group, self._client_id, places, members)
-            return {places[queue] for queue in share if queue in places}
+            share: list[Any] = share_of(self._strategy, self._group, self._client_id, keys, members)
+            return {keys[queue] for queue in share if queue in keys}
         except BaseException:  # noqa: BLE001 - a strategy is user code; as in RocketMQ the assigned queues are kept
             _LOG.exception(
                 "consumer.strategy-failed", extra={"topic": topic, "strategy": safe_text(self._strategy, repr)}
             )
-            return {place for place in held if place[0] == topic}
+            return {key for key in held if key[0] == topic}
 
 
 class LeasedAssigner:
@@ -174,33 +174,33 @@ class LeasedAssigner:
             _LOG.info("consumer.share", extra={"queues": partition_names(sorted(share))})
         if self._wanted is None:
             return None
-        given = {place for place in self._leases if place in self._wanted}
+        given = {key for key in self._leases if key in self._wanted}
         if given == self._given:
             return None
         self._given = given
         return given
 
-    def holds(self, place: TopicPartitionKey, now_ms: int) -> bool:
+    def holds(self, key: TopicPartitionKey, now_ms: int) -> bool:
         """Return whether the queue may be processed and committed at this instant."""
-        lease = self._leases.get(place)
+        lease = self._leases.get(key)
         return lease is not None and lease.holds(now_ms)
 
-    def gave_up(self, place: TopicPartitionKey) -> None:
+    def gave_up(self, key: TopicPartitionKey) -> None:
         """Release the lease: nothing more of the queue is handed out, and what could be committed is committed."""
-        lost = self._lost.pop(place, None)
+        lost = self._lost.pop(key, None)
         if lost is not None:
             self._log.drained(lost)
-        lease = self._leases.pop(place, None)
+        lease = self._leases.pop(key, None)
         if lease is not None:
-            if self._wanted and place in self._wanted:  # the log releases only queues that are not wanted
-                self._want(self._wanted - {place})
+            if self._wanted and key in self._wanted:  # the log releases only queues that are not wanted
+                self._want(self._wanted - {key})
             self._release(lease)
 
     def close(self) -> None:
         """Release everything and leave the group; this takes a few seconds at most."""
         self._want(set())
-        for place in [*self._lost, *self._leases]:
-            self.gave_up(place)
+        for key in [*self._lost, *self._leases]:
+            self.gave_up(key)
         self._log.stop(_STOP_S, self._release_new_leases)
 
     def _release_new_leases(self) -> None:
@@ -232,18 +232,18 @@ class LeasedAssigner:
                     assert_never(event)
 
     def _stopped(self, lease: Lease, reason: StopReason, held: Collection[TopicPartitionKey]) -> bool:
-        place = _key_of(lease)
-        if self._leases.get(place) is not lease:
+        key = _key_of(lease)
+        if self._leases.get(key) is not lease:
             self._release(lease)  # it was given up before
             return False
-        if place not in held:
-            del self._leases[place]
+        if key not in held:
+            del self._leases[key]
             self._release(lease)
             return False
         if reason is StopReason.UNWANTED:
             return False  # the loop gives it up, and then calls `gave_up`
-        del self._leases[place]
-        self._lost[place] = lease
+        del self._leases[key]
+        self._lost[key] = lease
         return True
 
     def _release(self, lease: Lease) -> None:

@@ -105,10 +105,10 @@ class StartOffsets:
         self._digest = digest
         self._subscription = subscription
 
-    def metadata(self, place: TopicPartitionKey) -> str:
+    def metadata(self, key: TopicPartitionKey) -> str:
         """Return the metadata of a commit of this partition."""
-        born = self._born.get(place, 0)
-        return encode_metadata(CommitMetadata(self._digest, born, self._subscription, self.token_of(place)))
+        born = self._born.get(key, 0)
+        return encode_metadata(CommitMetadata(self._digest, born, self._subscription, self.token_of(key)))
 
     def resolve(
         self, consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float = _TIMEOUT_S
@@ -277,9 +277,9 @@ class PartitionStarter:
         self._waiting: set[TopicPartitionKey] = set()
         self._turns: RetryRotation[TopicPartitionKey] = RetryRotation()
 
-    def __contains__(self, place: object) -> bool:
+    def __contains__(self, key: object) -> bool:
         """Return whether a partition waits for its start: messages fetched from it are ignored."""
-        return place in self._waiting
+        return key in self._waiting
 
     def take_up(self, consumer: ConsumerClient, partitions: list[TopicPartition], *, look: bool = True) -> None:
         """Assign the partitions that this consumer was given; for `on_assign`.
@@ -308,41 +308,41 @@ class PartitionStarter:
         Raises:
             KafkaException, RuntimeError: the partitions could not be assigned.
         """
-        places = [(item.topic, item.partition) for item in partitions]
-        waiting = [place for place in places if place not in known]
-        consumer.incremental_assign([TopicPartition(*place, known.get(place, _PAUSED_AT)) for place in places])
-        self._pauses.adopt(consumer, places)
+        keys = [(item.topic, item.partition) for item in partitions]
+        waiting = [key for key in keys if key not in known]
+        consumer.incremental_assign([TopicPartition(*key, known.get(key, _PAUSED_AT)) for key in keys])
+        self._pauses.adopt(consumer, keys)
         self._pauses.hold(consumer, waiting, PauseReason.UNRESOLVED)
         self._waiting.update(waiting)
-        for place in places:
-            self._begin(place, known.get(place, UNKNOWN_START))
+        for key in keys:
+            self._begin(key, known.get(key, UNKNOWN_START))
 
     def look_again(self, consumer: ConsumerClient) -> None:
         """Look up the starts of waiting partitions again, and start those that are known now; none delays another."""
         if not self._waiting:
             return
         began_ms = self._now_ms()
-        places, timeout_s = self._turns.pick(sorted(self._waiting), began_ms)
-        if not places:
+        keys, timeout_s = self._turns.pick(sorted(self._waiting), began_ms)
+        if not keys:
             return
-        partitions = [TopicPartition(*place) for place in places]
+        partitions = [TopicPartition(*key) for key in keys]
         known: dict[TopicPartitionKey, int] = {}
         try:
             known = self._resolve(consumer, partitions, timeout_s)
-            for place, offset in known.items():
-                consumer.seek(TopicPartition(*place, offset))
+            for key, offset in known.items():
+                consumer.seek(TopicPartition(*key, offset))
         except KafkaException as error:
             self._log_unknown(error, partitions)
             known = {}
-        self._turns.tried(places, failed=not known, began_ms=began_ms, now_ms=self._now_ms())
+        self._turns.tried(keys, failed=not known, began_ms=began_ms, now_ms=self._now_ms())
         self._waiting.difference_update(known)
-        for place, offset in known.items():
-            self._begin(place, offset)
+        for key, offset in known.items():
+            self._begin(key, offset)
         self._pauses.release(consumer, known, PauseReason.UNRESOLVED)
 
-    def forget(self, places: Iterable[TopicPartitionKey]) -> None:
+    def forget(self, keys: Iterable[TopicPartitionKey]) -> None:
         """Remove partitions that are no longer assigned, or whose offset was set in another way."""
-        self._waiting.difference_update(places)
+        self._waiting.difference_update(keys)
 
     def _resolve(
         self, consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float = _TIMEOUT_S

@@ -60,7 +60,7 @@ def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
 def test_positions_of_another_cluster_are_refused(tmp_path: Path) -> None:
     with store_of(tmp_path, "one") as store:
         store.commit(offsets=[at(5)])
-    with pytest.raises(ConsumerError, match="cluster one, this one is two"):
+    with pytest.raises(ConsumerError, match="cluster one, but this cluster is two"):
         store_of(tmp_path, "two")
     with store_of(tmp_path, "one") as again:
         assert offsets(again, 0) == [5]

@@ -329,7 +329,7 @@ def test_differing_strategies_are_logged_and_no_queue_has_two_consumers(
 def test_a_queue_with_a_lost_lease_is_not_committed_and_starts_again_with_a_new_one(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer]
 ) -> None:
-    """Somebody frees the queue in the group's log, as `rocketshim group release` does, while a message is in work."""
+    """An operator releases the queue in the group log (`rocketshim group release`) during a listener call."""
     begun, go_on, heard = threading.Event(), threading.Event(), Heard()
 
     def listener(message: Any) -> None:
