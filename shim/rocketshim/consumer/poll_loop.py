@@ -9,7 +9,7 @@ pending messages, and fetches. Rules:
   half a second while all of them have work, because a pause discards what librdkafka has fetched. Each time messages
   leave a queue, the loop checks whether it may be resumed.
 * No message of a partition is handed out before its start is known and committed (`start_offsets.PartitionStarter`).
-* Commits are the offsets after the longest finished prefixes, every `offset_commit_interval_ms`, and at revoke, suspend
+* Commits are the offsets after the longest finished prefixes, every `commit_interval_ms`, and at revoke, suspend
   and close. `commits.Committer` prevents them from going backwards.
 * A rebalance callback never raises, because an exception there would lose a fetched record. An error is kept, and the
   loop raises it.
