@@ -278,7 +278,7 @@ def test_people_get_text_and_a_count(broker: Broker, sound: list[str], capsys: p
     assert main(["doctor", "--bootstrap", broker.bootstrap, *sound, "--topic", "nowhere"]) == 2
     shown = capsys.readouterr().out
     assert "error   topic-missing  nowhere" in shown
-    assert "  mend  rocketshim init --topic nowhere" in shown
+    assert "  fix   rocketshim init --topic nowhere" in shown
 
 
 def test_the_commands_that_mend_do_mend(

@@ -49,9 +49,9 @@ def test_a_newcomers_topic_is_created_once_and_never_changed(
     ("words", "told"),
     [
         (["--topic", "%RETRY%payments"], "not a topic name"),
-        (["--topic", "rmq.dlq.payments"], "the shim makes its own topics"),
-        (["--topic", "SCHEDULE_TOPIC_XXXX"], "the shim makes its own topics"),
-        (["--partitions", "2"], "--partitions is for the topics that --topic names"),
+        (["--topic", "rmq.dlq.payments"], "is a topic of rocketshim: init creates these by itself"),
+        (["--topic", "SCHEDULE_TOPIC_XXXX"], "is a topic of rocketshim: init creates these by itself"),
+        (["--partitions", "2"], "--partitions applies to the topics of --topic only"),
     ],
 )
 def test_a_topic_that_is_not_the_users_is_refused(

@@ -97,8 +97,8 @@ def test_a_trace_says_what_retention_took_by_id_and_by_coordinates(place: Place,
     for what in (dead, hops[4], hops[3], first):
         assert json.loads(run("trace", what, *place.there, "--json")) == left, "also by what is there no more"
     shown = " ".join(run("trace", first, *place.there).split())
-    assert f"? {first} missing: retention has taken it" in shown
-    assert "retention has taken it; of attempt 1 nothing is left" in shown
+    assert f"? {first} missing: retention has deleted it" in shown
+    assert "retention has deleted it; no record is left of attempt 1" in shown
 
     assert "missing" not in run("trace", f"{place.source}/0/99", *place.there, code=2)
     run("trace", "no-such-id", *place.there, code=2)

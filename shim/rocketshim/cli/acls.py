@@ -1,4 +1,4 @@
-"""`rocketshim acls`: the least rights of a role, as `kafka-acls` commands or JSON. Talks to no broker."""
+"""`rocketshim acls`: print the minimum ACLs of a role as `kafka-acls` commands or JSON, without contacting a broker."""
 
 import json
 from typing import Annotated
@@ -15,37 +15,42 @@ app = typer.Typer()
 @app.command(epilog="Example: rocketshim acls --role worker --topic 'orders*' --principal User:shim-worker")
 def acls(
     *,
-    role: Annotated[Role, typer.Option(help="Who connects.")],
+    role: Annotated[Role, typer.Option(help="The role of the client that connects.")],
     topic: Annotated[
         list[str] | None,
         typer.Option(
             "--topic",
             metavar="TOPIC|PREFIX*",
-            help="A topic of yours that it sends to, consumes, delivers to or looks at; repeatable.",
+            help="One of your topics that the role sends to, consumes, delivers to or looks at; repeatable.",
         ),
     ] = None,
     group: Annotated[
-        list[str] | None, typer.Option("--group", help="A consumer's own group, or one to look at; repeatable.")
+        list[str] | None, typer.Option("--group", help="A consumer's own group, or a group to look at; repeatable.")
     ] = None,
     orderly: Annotated[
         bool, typer.Option("--orderly", help="A consumer with orderly listeners or an allocation strategy.")
     ] = False,
-    principal: Annotated[str | None, typer.Option(help="Kafka's name of it. Default: User: and the role.")] = None,
+    principal: Annotated[str | None, typer.Option(help="The Kafka principal. Default: User: and the role.")] = None,
     namespace: Namespace = "",
     bootstrap: Annotated[
-        str, typer.Option("--bootstrap", envvar="ROCKETSHIM_BOOTSTRAP", help="For the commands; nothing is asked.")
+        str,
+        typer.Option(
+            "--bootstrap",
+            envvar="ROCKETSHIM_BOOTSTRAP",
+            help="Broker address to print in the commands; it is not contacted.",
+        ),
     ] = "localhost:9092",
     as_json: Json = False,
 ) -> None:
-    """Print the least rights that a role needs, a kafka-acls command each. Grants nothing by itself.
+    """Print the minimum ACLs that a role needs, one kafka-acls command each. The command grants nothing itself.
 
-    Topics are created by whoever runs `init`: no role may create, alter or delete.
-    """  # fmt: skip
+    The user who runs `init` creates topics: no role may create, alter or delete.
+    """
     wanted = grants(role, TopicNames(namespace), groups=group or (), topics=topic or (), orderly=orderly)
-    who = principal or f"User:{role}"
+    full_principal = principal or f"User:{role}"
     if as_json:
-        typer.echo(json.dumps(bindings(wanted, principal=who), indent=1))
+        typer.echo(json.dumps(bindings(wanted, principal=full_principal), indent=1))
         return
-    for grant, command in zip(wanted, commands(wanted, principal=who, bootstrap=bootstrap), strict=True):
+    for grant, command in zip(wanted, commands(wanted, principal=full_principal, bootstrap=bootstrap), strict=True):
         typer.echo(f"# {grant.why}")
         typer.echo(command)

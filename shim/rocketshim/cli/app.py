@@ -1,17 +1,18 @@
-"""The frame of the command line: which commands there are, how they are found, how they end.
+"""The command line itself: the list of commands, how a command is loaded, and the exit codes.
 
 *Adding a command*: write `rocketshim/cli/<name>.py` with a `typer.Typer` called `app` (one `@app.command()` makes a
-plain command, several make a group) and add one line to `COMMANDS`. Another distribution adds one through the entry
-point group `rocketshim.commands`, whose value names such an object.
+plain command, several make a group) and add one line to `COMMANDS`. Another distribution adds a command through the
+entry point group `rocketshim.commands`, whose value names such an object.
 
-*Lazy*: only the module of the command that is called is imported. `rocketshim --help` shows the table and imports none.
+*Lazy imports*: only the module of the called command is imported. `rocketshim --help` shows the table and imports no
+command.
 
-*Ends*: exit code 0: fine. 1: an error, of usage too; or who read our output has gone, as `| head` does, and nothing is
-said. 2: a finding, something is not as it should be, said by `raise typer.Exit(FINDING)`. 130: Ctrl-C. An error of
-rocketshim's own tree becomes a readable line on stderr, with its traceback only when `ROCKETSHIM_DEBUG` is set. Any
-other exception is a defect of ours and shows its traceback always.
+*Exit codes*: 0: success. 1: an error, wrong usage included; also, without a message, when the reader of our output has
+closed it (as `| head` does). 2: a finding: something is not as it should be; a command reports it with
+`raise typer.Exit(FINDING)`. 130: Ctrl-C. A `RocketshimError` is printed as a readable line on stderr, with a traceback
+only if `ROCKETSHIM_DEBUG` is set. Any other exception is a bug in rocketshim and always shows its traceback.
 
-Colours: on a terminal only, and none with `NO_COLOR`, as rich does it.
+*Colours*: on a terminal only, and none with `NO_COLOR` (rich decides).
 """
 
 import importlib
@@ -29,39 +30,39 @@ from rocketshim.errors import RocketshimError
 __all__ = ["COMMANDS", "ERROR", "FINDING", "build", "main"]
 
 ERROR = 1
-"""Exit code of a command that could not do its work, and of wrong usage."""
+"""Exit code of a command that failed, and of wrong usage."""
 
 FINDING = 2
 """Exit code of a command that worked and found something that is not as it should be."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("rocketshim_local.cli.demo", "One day of real flights through delay, retry and dead letters."),
-    "init": ("rocketshim.cli.init", "Create the topics the shim needs, or say what would be created."),
-    "doctor": ("rocketshim.cli.doctor", "Is the set-up sound? What is wrong, what it costs, what mends it."),
+    "init": ("rocketshim.cli.init", "Create the topics that rocketshim needs, or show what would be created."),
+    "doctor": ("rocketshim.cli.doctor", "Check the set-up: problems, their impact, and how to fix them."),
     "send": ("rocketshim.cli.send", "Send one message, now or later."),
-    "run": ("rocketshim.cli.run", "Run a push consumer of yours, in one process or several."),
+    "run": ("rocketshim.cli.run", "Run your push consumer in one or more processes."),
     "worker": ("rocketshim.cli.worker", "Deliver delayed and retried messages when they are due."),
-    "delayed": ("rocketshim.cli.delayed", "See what waits in the delay queues, and until when."),
-    "parked": ("rocketshim.cli.parked", "See what the worker could not deliver, and send it again."),
-    "dlq": ("rocketshim.cli.dlq", "Dead letters: what is dead and why, and sending it again."),
-    "retry": ("rocketshim.cli.retry", "Retries: what came back to a group."),
-    "trace": ("rocketshim.cli.trace", "One message through its whole life."),
-    "group": ("rocketshim.cli.group", "A consumer group: how far it is, what its members subscribe to."),
-    "acls": ("rocketshim.cli.acls", "The least rights that each role needs, as kafka-acls commands."),
+    "delayed": ("rocketshim.cli.delayed", "Show the messages in the delay queues and when they are due."),
+    "parked": ("rocketshim.cli.parked", "Show messages that the worker could not deliver, and send them again."),
+    "dlq": ("rocketshim.cli.dlq", "Show dead letters and why they failed, and send them again."),
+    "retry": ("rocketshim.cli.retry", "Show the messages that a group receives as retries."),
+    "trace": ("rocketshim.cli.trace", "Show the history of one message."),
+    "group": ("rocketshim.cli.group", "Show a consumer group: its lag, subscriptions and queue locks."),
+    "acls": ("rocketshim.cli.acls", "Print the minimum ACLs of each role as kafka-acls commands."),
     "broker": (
         "rocketshim_local.cli.broker",
-        "A real Kafka on this machine; neither Docker nor an installed Java needed.",
+        "Run a real Kafka on this machine, without Docker or an installed Java.",
     ),
 }
-"""Command name to (module, its line in `rocketshim --help`), in the order of the help."""
+"""Command name to (module, line in `rocketshim --help`), in the order of the help."""
 
-_CONTRIBUTED = {"spark": "What failed, is anything lost, what to send again: Spark jobs over days of topics."}
-"""The lines in `rocketshim --help` of commands that come by entry points and that we know."""
+_CONTRIBUTED = {"spark": "Spark jobs over days of topics: failures, missing messages, what to send again."}
+"""Help lines of known commands that other distributions add through the entry point group."""
 
 ENTRY_POINT_GROUP = "rocketshim.commands"
-_COMPLETION_VARIABLE = "_ROCKETSHIM_COMPLETE"  # set by the shell; then nobody knows yet which command it is about
+_COMPLETION_VARIABLE = "_ROCKETSHIM_COMPLETE"  # set by the shell for completion: the command is not known yet
 
-# typer carries click inside and exports only this one of its errors; all of them share the base.
+# typer bundles click and exports only this one of its errors; all of them share the base class.
 _UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
@@ -69,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line.
 
     Args:
-        arguments: what follows the program's name; None: this process's.
+        arguments: the words after the program's name; None: those of this process.
 
     Returns:
-        the exit code, see the module. The console script passes it to `sys.exit`.
+        the exit code, as the module describes. The console script passes it to `sys.exit`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -81,12 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("ROCKETSHIM_DEBUG"):
             traceback.print_exc()
         else:
-            from rocketshim.cli.escaping import plain_lines  # noqa: PLC0415 - what ends well does without
+            from rocketshim.cli.escaping import plain_lines  # noqa: PLC0415 - only needed for errors
 
             typer.secho(f"error: {plain_lines(str(error))}", err=True)
         return ERROR
     except _UsageError as error:
-        error.show()  # type: ignore[attr-defined]  # the base named above has it
+        error.show()  # type: ignore[attr-defined]  # `ClickException` has it
         return ERROR
     except (KeyboardInterrupt, typer.Abort):
         return 130
@@ -94,15 +95,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
-    """Return the application for this command line: the called command in full, of the others name and line.
+    """Return the application for this command line.
+
+    The called command is loaded. The others are added with their name and help line only.
 
     Args:
-        arguments: what follows the program's name.
+        arguments: the words after the program's name.
     """
     app = typer.Typer(
         name="rocketshim",
         help="RocketMQ's consumption semantics on plain Apache Kafka: delay, retry, dead letters, order, filters. "
-        "Exit codes: 0 fine, 1 it could not be done, 2 a finding, 130 Ctrl-C.",
+        "Exit codes: 0 success, 1 an error, 2 a finding, 130 Ctrl-C.",
         epilog="Example: rocketshim broker run --brokers 3",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -130,7 +133,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _add(app: typer.Typer, name: str, loaded: typer.Typer) -> None:
-    """Add a command's module: its one command under that name, or several as a group."""
+    """Add a command's application: a single command under that name, or several as a group."""
     if len(loaded.registered_commands) == 1 and not loaded.registered_groups and loaded.registered_callback is None:
         only = loaded.registered_commands[0]
         if only.callback is not None:
@@ -140,8 +143,8 @@ def _add(app: typer.Typer, name: str, loaded: typer.Typer) -> None:
 
 
 def _named_only() -> None:
-    """Stand for a command that is listed and was not called."""
-    raise LookupError("a command was called whose module was not loaded")
+    """Stand in for a command that is listed but not called."""
+    raise LookupError("the module of the called command was not loaded")
 
 
 def _show_version(wanted: bool) -> None:
@@ -153,7 +156,7 @@ def _show_version(wanted: bool) -> None:
 def _root(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Accept the options that stand before a command."""

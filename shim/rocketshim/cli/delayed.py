@@ -1,4 +1,4 @@
-"""`rocketshim delayed ls | show | stats`: what waits in the delay queues, and until when."""
+"""`rocketshim delayed ls | show | stats`: show the messages in the delay queues and when they are due."""
 
 import json
 import time
@@ -29,7 +29,7 @@ from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.wire import headers_shown
 
 app = typer.Typer(
-    help="Delayed and retried messages that wait: read without touching the worker.",
+    help="Show waiting delayed and retried messages, without affecting the worker.",
     epilog="Example: rocketshim delayed stats --bootstrap localhost:9092",
     no_args_is_help=True,
 )
@@ -49,14 +49,14 @@ def ls(
     client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
-    topic: Annotated[str | None, typer.Option(help="Only what goes to this logical topic.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only messages for this logical topic.")] = None,
     where: Where = None,
     tags: Tags = None,
     limit: Limit = 50,
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """List messages that wait, queue by queue in the order in which they leave; with --follow as they are read."""
+    """List waiting messages by queue, in the order in which they leave; with --follow in the order of reading."""
     selects = selecting(where, tags)
     reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     shown: list[WaitingRecord] = []
@@ -107,22 +107,24 @@ def _by_due(entry: WaitingRecord) -> int:
 @app.command(epilog="Example: rocketshim delayed show 2/17")
 def show(
     *,
-    place: Annotated[str, typer.Argument(metavar="PARTITION/OFFSET", help="A place that `ls` has shown.")],
+    coordinates: Annotated[
+        str, typer.Argument(metavar="PARTITION/OFFSET", help="Partition and offset, as `ls` shows them.")
+    ],
     bootstrap: Bootstrap,
     client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     as_json: Json = False,
 ) -> None:
-    """Show one record of the schedule topic: headers and body. Exit code 2 if it is not there (any more)."""
-    partition, _, offset = place.partition("/")
+    """Show one record of the schedule topic with headers and body. Exit code 2 if it does not exist (any more)."""
+    partition, _, offset = coordinates.partition("/")
     if not partition.isdecimal() or not offset.isdecimal():
-        raise ConfigError(f"{place!r}: write PARTITION/OFFSET, as `rocketshim delayed ls` shows it")
+        raise ConfigError(f"{coordinates!r}: write PARTITION/OFFSET, as `rocketshim delayed ls` shows it")
     reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     with reader:
         message = reader.fetch(int(partition), int(offset))
     if message is None:
-        typer.echo(f"{place} is not there (any more)", err=True)
+        typer.echo(f"{coordinates} does not exist (any more)", err=True)
         raise typer.Exit(FINDING)
     if as_json:
         typer.echo(json.dumps({**asdict(waiting_record(message, levels)), **as_read(message)}, indent=1))
@@ -139,9 +141,9 @@ def stats(
     delay_levels: DelayLevelsText = None,
     as_json: Json = False,
 ) -> None:
-    """Count what waits in each queue (all of it is read), and say what leaves next.
+    """Count the waiting messages of each queue and show which leaves next. The command reads all of them.
 
-    Exit code 2 if something should have left over a minute ago.
+    Exit code 2 if a message should have left over a minute ago.
     """
     reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     with reader:
@@ -166,7 +168,7 @@ def stats(
     else:
         show_table(table)
     if late_ms > 60_000:
-        typer.echo(f"the oldest should have left {late_ms / 1_000:.0f} s ago: does a worker run?", err=True)
+        typer.echo(f"the oldest should have left {late_ms / 1_000:.0f} s ago: is a worker running?", err=True)
         raise typer.Exit(FINDING)
 
 

@@ -1,4 +1,7 @@
-"""`rocketshim dlq`: what is dead, and why (`ls`, `show`, `stats`, `export`), and what is done about it (`redrive`)."""
+"""`rocketshim dlq`: show dead letters and why they failed, send them again, or mark them as discarded.
+
+`ls`, `show`, `stats` and `export` are in this module; `plan`, `apply` and `discard` are in `rocketshim.cli.redrive`.
+"""
 
 import json
 from typing import Annotated
@@ -36,8 +39,8 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
 
 app = typer.Typer(
-    help="Dead letters: why they are dead (stats, ls, show; then: rocketshim trace ID), and sending them again (plan, "
-    "apply).",
+    help="Show dead letters and why they failed (stats, ls, show; then: rocketshim trace ID), and send them again "
+    "(plan, apply).",
     epilog="Example: rocketshim dlq stats --bootstrap localhost:9092 --group payments",
     no_args_is_help=True,
 )
@@ -58,13 +61,13 @@ def stats(
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Count dead letters by cause. Records that were read are counted, not offsets."""
+    """Count dead letters by cause. The command reads and counts records; it does not subtract offsets."""
     names = TopicNames(namespace)
     choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
-        opener = Decoder(names, dead_letter_topic_of(reader, names, group, topic))
-        counts = by_cause(counting(select(reader, opener, choice, log=log)))
+        decoder = Decoder(names, dead_letter_topic_of(reader, names, group, topic))
+        counts = by_cause(counting(select(reader, decoder, choice, log=log)))
     if as_json:
         rows = [
             {
@@ -80,7 +83,7 @@ def stats(
         ]
         typer.echo(json.dumps(rows, indent=1))
         return
-    typer.echo(f"{sum(each.count for each in counts)} dead letters in {opener.topic}")
+    typer.echo(f"{sum(each.count for each in counts)} dead letters in {decoder.topic}")
     if not counts:
         return
     table = Table(box=None, pad_edge=False)
@@ -92,8 +95,8 @@ def stats(
         table.add_column(column, no_wrap=True)
     for each in counts:
         times = (time_text(each.first_ms)[:-4], time_text(each.last_ms)[:-4])
-        place = each.sample.removeprefix(f"{opener.topic}/")
-        table.add_row(str(each.count), str(len(each.ids)), each.cause, each.text, *times, place)
+        coordinates = each.sample.removeprefix(f"{decoder.topic}/")
+        table.add_row(str(each.count), str(len(each.ids)), each.cause, each.text, *times, coordinates)
     console().print(table)
 
 
@@ -114,20 +117,20 @@ def ls(
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """List dead letters of a group, oldest first within a partition."""
+    """List the dead letters of a group, oldest first within a partition."""
     names = TopicNames(namespace)
     choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
-        opener = Decoder(names, dead_letter_topic_of(reader, names, group, topic))
-        entries = select(reader, opener, choice, follow=follow, log=log)
+        decoder = Decoder(names, dead_letter_topic_of(reader, names, group, topic))
+        entries = select(reader, decoder, choice, follow=follow, log=log)
         show_list(entries, limit=limit, as_json=as_json, follow=follow, with_state=True)
 
 
 @app.command(epilog="Example: rocketshim dlq show 0/17 --group payments")
 def show(
     *,
-    what: Annotated[str, typer.Argument(metavar="ID|PARTITION/OFFSET", help="Which dead letter.")],
+    what: Annotated[str, typer.Argument(metavar="ID|PARTITION/OFFSET", help="The dead letter to show.")],
     bootstrap: Bootstrap,
     client: Client = None,
     group: OfGroup = None,
@@ -135,16 +138,16 @@ def show(
     namespace: Namespace = "",
     as_json: Json = False,
 ) -> None:
-    """Show everything of one dead letter. Exit code 2 if there is none."""
+    """Show one dead letter in full. Exit code 2 if it does not exist."""
     names = TopicNames(namespace)
     settings = client_settings(client)
     with TopicReader(bootstrap, client=settings) as reader:
         log = read_log(reader, names.redrive_log)
         with TopicReader(bootstrap, client=settings) as sources:
-            opener = Decoder(names, dead_letter_topic_of(reader, names, group, topic), fetch=sources.fetch)
-            entry = find(reader, opener, what, log=log)
+            decoder = Decoder(names, dead_letter_topic_of(reader, names, group, topic), fetch=sources.fetch)
+            entry = find(reader, decoder, what, log=log)
     if entry is None:
-        typer.echo(f"no dead letter {what} in {opener.topic}", err=True)
+        typer.echo(f"no dead letter {what} in {decoder.topic}", err=True)
         raise typer.Exit(FINDING)
     show_one(entry, as_json=as_json)
 
@@ -168,13 +171,13 @@ def export(
     since: Since = None,
     everything: Everything = False,
 ) -> None:
-    """Write dead letters as JSON Lines, whole: headers and bodies too (what is not text as base64)."""
+    """Write complete dead letters as JSON Lines, with headers and bodies (as base64 where they are not text)."""
     names = TopicNames(namespace)
     choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
     settings = client_settings(client)
     with TopicReader(bootstrap, client=settings) as reader:
         log = read_log(reader, names.redrive_log)
         with TopicReader(bootstrap, client=settings) as sources:
-            opener = Decoder(names, dead_letter_topic_of(reader, names, group, topic), fetch=sources.fetch)
-            for entry in select(reader, opener, choice, log=log):
+            decoder = Decoder(names, dead_letter_topic_of(reader, names, group, topic), fetch=sources.fetch)
+            for entry in select(reader, decoder, choice, log=log):
                 typer.echo(json.dumps(entry.as_json()))

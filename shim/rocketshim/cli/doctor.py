@@ -1,4 +1,4 @@
-"""`rocketshim doctor`: what is wrong with the set-up, what it costs, and the command that mends it."""
+"""`rocketshim doctor`: check the set-up and print each problem, its impact and the command that fixes it."""
 
 import json
 from dataclasses import asdict
@@ -27,28 +27,28 @@ def doctor(
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="A topic of yours, source or target; repeatable.")
+        list[str] | None, typer.Option("--topic", help="One of your source or target topics; repeatable.")
     ] = None,
     group: Annotated[
         list[str] | None,
-        typer.Option("--group", help="A consumer group, besides those whose topics are found; repeatable."),
+        typer.Option("--group", help="Another group to check, besides those whose topics exist; repeatable."),
     ] = None,
     role: Annotated[
-        list[Role] | None, typer.Option("--role", help="Whether this principal has the rights of a role; repeatable.")
+        list[Role] | None, typer.Option("--role", help="Check that this principal has the ACLs of a role; repeatable.")
     ] = None,
     consume_timeout: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How long a handler in your own poll loop may take: 90s, 15m."),
+        typer.Option(metavar="DURATION", help="Longest time a handler in your own poll loop may take: 90s, 15m."),
     ] = None,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Measure the brokers' clocks: writes a record that every reader skips.")
+        bool, typer.Option("--probe", help="Measure the brokers' clocks; this writes a record that every reader skips.")
     ] = False,
     client: Client = None,
     as_json: Json = False,
 ) -> None:
-    """Say what is wrong with the set-up, what it costs and the command that mends it. Changes nothing.
+    """Check the set-up: print each problem, its impact and the command that fixes it. Changes nothing.
 
-    Exit code 2 with errors or warnings; notes alone are fine.
+    Exit code 2 if there are errors or warnings; notes alone give 0.
     """
     from rocketshim.admin.doctor.gather import gather  # noqa: PLC0415 - `--help` does without
 
@@ -80,11 +80,11 @@ def _show(found: list[Finding]) -> None:
         head = Text(f"{finding.severity:8}", style=_COLOURS[finding.severity])
         head.append(plain(f"{finding.check}  {finding.subject}"), style="bold")
         out.print(head, soft_wrap=True)
-        for label, text in (("", finding.what), ("costs", finding.cost), ("mend", finding.mend)):
+        for label, text in (("", finding.what), ("costs", finding.cost), ("fix", finding.mend)):
             out.print(Text(plain(f"  {label:6}{text}")), soft_wrap=True)
 
 
 def _counts(found: list[Finding]) -> str:
     numbers = {severity: sum(each.severity is severity for each in found) for severity in Severity}
-    said = [f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in numbers.items() if number]
-    return ", ".join(said) or "all is well"
+    parts = [f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in numbers.items() if number]
+    return ", ".join(parts) or "all is well"

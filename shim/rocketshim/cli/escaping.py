@@ -1,19 +1,19 @@
-"""Escape text that others wrote, so that it is safe to print: it may neither steer a terminal nor look like our lines.
+"""Escape untrusted text so that it is safe to print: it can neither control the terminal nor imitate our own lines.
 
-Failure texts, header names, ids and what group members say of themselves come from records, and anybody may write
-records. A line end in one of them would begin a line that looks like ours.
+Failure texts, header names, ids and the names of group members come from records, and anybody may write records. A line
+end in one of them would begin a line that looks like our own.
 """
 
 __all__ = ["plain", "plain_lines"]
 
 
 def plain(text: str) -> str:
-    """Return the text as one line: line ends, tabs, control and other non-printable characters are spelled out."""
+    """Return the text as one line, with line ends, tabs, control and other non-printable characters escaped."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def plain_lines(text: str) -> str:
-    """As `plain`, line by line: only for what may have several lines where it is shown."""
+    """Apply `plain` to each line; use it only where a text may take several lines."""
     return "\n".join(map(plain, text.split("\n")))

@@ -1,4 +1,4 @@
-"""`rocketshim group lag | subscriptions | locks | members | release`: where a group stands, who does what in it."""
+"""`rocketshim group lag | subscriptions | locks | members | release`: show a group's lag, subscriptions and locks."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames, parse_duration_ms
 
 app = typer.Typer(
-    help="A consumer group: how far it is, what its members subscribe to, who holds which queue.",
+    help="Show a consumer group: its lag, what its members subscribe to, and who holds which queue.",
     epilog="Example: rocketshim group lag payments --bootstrap localhost:9092",
     no_args_is_help=True,
 )
@@ -27,7 +27,7 @@ GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer gr
 def _read(groups: GroupReader, group: str) -> GroupStanding:
     standing = groups.read(group)
     if not standing.partitions:
-        typer.echo(f"group {group} has committed nothing here (state {standing.state})", err=True)
+        typer.echo(f"group {group} has committed no offset on this cluster (state {standing.state})", err=True)
         raise typer.Exit(FINDING)
     return standing
 
@@ -39,19 +39,20 @@ def lag(
     bootstrap: Bootstrap,
     namespace: Namespace = "",
     exact: Annotated[
-        bool, typer.Option("--count", help="Read what waits and count records; offsets have holes.")
+        bool, typer.Option("--count", help="Read and count the waiting records, because offsets have gaps.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Look again and again, until Ctrl-C.")] = False,
-    every: Annotated[str, typer.Option(metavar="DURATION", help="How often --follow looks.")] = "5s",
+    follow: Annotated[bool, typer.Option("--follow", help="Repeat until Ctrl-C.")] = False,
+    every: Annotated[str, typer.Option(metavar="DURATION", help="Interval of --follow.")] = "5s",
     client: Client = None,
     as_json: Json = False,
 ) -> None:
-    """Show how far a group is behind in each partition, its own retries among them.
+    """Show the lag of a group in each partition, its retry topic included.
 
-    The end mark of a transaction, as `dlq apply` writes, is an offset too: behind 1 with nothing that waits is done.
-    Exit code 2 if it has committed nothing, or if retention took records that it had not read.
+    The end marker of a transaction, as `dlq apply` writes it, is an offset too: a lag of 1 with no waiting record means
+    that the group is done. Exit code 2 if the group has committed nothing, or if retention deleted records that it had
+    not read.
     """
-    TopicNames(namespace)  # taken like everywhere, and checked; a group and its positions are Kafka's
+    TopicNames(namespace)  # only checks the option: a group's name and offsets have no namespace
     every_s = parse_duration_ms(every) / 1_000
     settings = client_settings(client)
     groups = GroupReader(bootstrap, settings)
@@ -61,7 +62,7 @@ def lag(
             _show_lag(standing, _lag_rows(reader, standing, exact=exact), exact=exact, clear=follow, as_json=as_json)
             lost = sum(each.lost for each in standing.partitions)
             if lost:
-                typer.echo(f"retention took {lost} offsets before the group had read them", err=True)
+                typer.echo(f"retention deleted {lost} offsets before the group read them", err=True)
             if not follow:
                 break
             time.sleep(every_s)
@@ -125,9 +126,9 @@ def _show_lag(standing: GroupStanding, rows: list[dict[str, Any]], *, exact: boo
 def subscriptions(
     *, group: GroupName, bootstrap: Bootstrap, namespace: Namespace = "", client: Client = None, as_json: Json = False
 ) -> None:
-    """Show what the members that committed subscribe to. Two subscriptions in one group lose messages: exit code 2.
+    """Show the committed subscriptions of a group. Exit code 2 if they differ: then the group loses messages.
 
-    A partition shows its last commit: while nothing is committed after a change it still shows the former one.
+    Each partition shows the subscription of its last commit. After a change it shows the old one until the next commit.
     """
     standing = _read(GroupReader(bootstrap, client_settings(client)), group)
     found = conflicts(standing, retry_topic=TopicNames(namespace).retry(group))
@@ -144,8 +145,10 @@ def subscriptions(
             table.add_row(each.topic, str(each.partition), each.subscription or "(not committed by rocketshim)")
         console().print(table)
     for conflict in found:
-        wants = "; ".join(f"{text} (partitions {', '.join(map(str, on))})" for text, on in conflict.partitions.items())
-        echo_safe(f"{conflict.topic}: {len(conflict.partitions)} subscriptions in one group: {wants}", err=True)
+        differing = "; ".join(
+            f"{text} (partitions {', '.join(map(str, numbers))})" for text, numbers in conflict.partitions.items()
+        )
+        echo_safe(f"{conflict.topic}: {len(conflict.partitions)} subscriptions in one group: {differing}", err=True)
     if found:
         raise typer.Exit(FINDING)
 

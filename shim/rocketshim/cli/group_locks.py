@@ -1,4 +1,4 @@
-"""`rocketshim group locks | members | release`: who holds which queue of a group that consumes in order."""
+"""`rocketshim group locks | members | release`: show and release the queue locks of a group that consumes in order."""
 
 import json
 import time
@@ -23,7 +23,7 @@ from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["locks", "members", "release"]
 
-_STORE_S: Final = 30.0
+_FLUSH_TIMEOUT_S: Final = 30.0
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 
@@ -40,7 +40,7 @@ def _read(bootstrap: str, client: dict[str, str], namespace: str, group: str) ->
 
 
 def _age_s(standing: GroupLogStanding) -> int | None:
-    """Seconds since the log's last record, by this machine's clock."""
+    """Return the seconds since the log's last record, by this machine's clock; None: the log holds no record."""
     return (
         None
         if standing.last_append_ms is None
@@ -48,7 +48,7 @@ def _age_s(standing: GroupLogStanding) -> int | None:
     )
 
 
-def _say_age(standing: GroupLogStanding) -> None:
+def _echo_age(standing: GroupLogStanding) -> None:
     age_s = _age_s(standing)
     typer.echo("the log holds no record" if age_s is None else f"last record of the log: {age_s} s ago")
 
@@ -56,9 +56,10 @@ def _say_age(standing: GroupLogStanding) -> None:
 def locks(
     *, group: GroupName, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = "", as_json: Json = False
 ) -> None:
-    """Show who holds which queue, by which token and for how long, and what its next owner will know.
+    """Show who holds which queue, its fencing token and remaining lease, and the position and retry counts.
 
-    Leases are counted in the time of the log, which moves by its records only: while nobody writes, none runs out.
+    The next owner of a queue starts with that position and those counts. Leases run in the time of the log, which
+    advances with its records only: while nobody writes, no lease expires.
     """
     _, standing = _read(bootstrap, client_settings(client), namespace, group)
     rows: list[dict[str, Any]] = [
@@ -92,13 +93,13 @@ def locks(
             ", ".join(f"{offset}: {count} times" for offset, count in row["reconsume_counts"][:3]),
         )
     show_table(table)
-    _say_age(standing)
+    _echo_age(standing)
 
 
 def members(
     *, group: GroupName, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = "", as_json: Json = False
 ) -> None:
-    """Show the members that the group's log knows, and how they share the queues out."""
+    """Show the members that the group's log knows, and how they distribute the queues."""
     _, standing = _read(bootstrap, client_settings(client), namespace, group)
     rows = [
         {
@@ -113,12 +114,12 @@ def members(
     if as_json:
         typer.echo(json.dumps({"group": group, "last_record_s_ago": _age_s(standing), "members": rows}))
         return
-    table = Table("client id", "queues", "shared out by", "gone without a heartbeat in", box=None, pad_edge=False)
+    table = Table("client id", "queues", "allocated by", "expires without a heartbeat in", box=None, pad_edge=False)
     for row in rows:
         how = str(row["strategy"] or "Kafka's group protocol")
         table.add_row(str(row["client_id"]), str(row["queues"]), how, f"{int(str(row['gone_in_ms'])) / 1_000:.0f} s")
     show_table(table)
-    _say_age(standing)
+    _echo_age(standing)
 
 
 def release(
@@ -129,14 +130,14 @@ def release(
     client: Client = None,
     namespace: Namespace = "",
     owner_is_gone: Annotated[
-        bool, typer.Option("--owner-is-gone", help="The process that holds the queue has ended: do it.")
+        bool, typer.Option("--owner-is-gone", help="Release the queue: the process that holds it has ended.")
     ] = False,
 ) -> None:
-    """Free a queue whose owner has died, without waiting for its lease. Position and counts are kept.
+    """Release a queue whose owner has died, without waiting for its lease. Position and retry counts are kept.
 
-    Without --owner-is-gone it says who holds the queue, changes nothing and ends with 2. An owner that lives after all
-    stops when it reads the record; one that is frozen cannot, and may finish one call when it wakes, beside the new
-    owner: only a sink that checks fencing tokens refuses that.
+    Without --owner-is-gone the command shows who holds the queue, changes nothing and ends with exit code 2. An owner
+    that is still running stops when it reads the release. A frozen owner cannot: when it wakes it may finish one call
+    at the same time as the new owner. Only a sink that checks fencing tokens rejects that call.
     """
     topic, _, number = queue.rpartition("/")
     if not topic or not number.isdecimal():
@@ -145,14 +146,14 @@ def release(
     log_topic, standing = _read(bootstrap, client_settings(client), namespace, group)
     record = release_record(standing, wanted)
     if record is None:
-        typer.echo(f"nobody is known to hold {queue}: there is nothing to release")
+        typer.echo(f"no known owner holds {queue}: there is nothing to release")
         return
     if not owner_is_gone:
         lock = standing.log.lock(wanted)
         echo_safe(
             f"{queue} is held by {record.client_id} for {lock.lease_left_ms / 1_000:.0f} s more (token {lock.token})"
         )
-        typer.echo("nothing was changed; if that process has ended, say --owner-is-gone", err=True)
+        typer.echo("nothing was changed; if that process has ended, use --owner-is-gone", err=True)
         raise typer.Exit(FINDING)
     _store(bootstrap, client_settings(client), log_topic, encode_group_record(record))
     echo_safe(f"{queue} is free; {record.client_id} held it")
@@ -168,7 +169,7 @@ def _store(bootstrap: str, client: dict[str, str], topic: str, value: bytes, cli
         errors.append(delivery_error(error, message))
 
     producer.produce(topic, value, partition=0, on_delivery=reported)
-    producer.flush(_STORE_S)
-    error = errors[0] if errors else "no answer"  # not compared with None: confluent_kafka's errors break at that
+    producer.flush(_FLUSH_TIMEOUT_S)
+    error = errors[0] if errors else "no answer"  # test it with `is` only: comparing a KafkaError with None breaks
     if error is not None:
-        raise SendError(f"the release was not confirmed: {error}; run the command again")
+        raise SendError(f"cannot confirm the release of the queue: {error}; run the command again")

@@ -1,4 +1,4 @@
-"""`rocketshim init`: create the topics the shim needs, or say what would be created."""
+"""`rocketshim init`: create the topics that rocketshim needs, or show what would be created."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from rocketshim.errors import ConfigError
 
 app = typer.Typer()
 
-_LOOK_S = 10.0
+_PLAN_TIMEOUT_S = 10.0
 
 
 @app.command(epilog="Example: rocketshim init --bootstrap localhost:9092 --topic orders --group payments")
@@ -21,34 +21,34 @@ def init(
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     group: Annotated[
-        list[str] | None, typer.Option("--group", help="Also the topics of this consumer group; repeatable.")
+        list[str] | None, typer.Option("--group", help="Also create the topics of this consumer group; repeatable.")
     ] = None,
     with_log: Annotated[
         bool,
-        typer.Option("--with-log", help="Also the group log, for orderly listeners and allocation strategies."),
+        typer.Option("--with-log", help="Also create the group log, for orderly listeners and allocation strategies."),
     ] = False,
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", help="Also this topic of yours, if it is missing; repeatable. Never changed later."),
+        typer.Option("--topic", help="Also create your own topic if it is missing; repeatable. Never changed later."),
     ] = None,
     partitions: Annotated[
         int | None, typer.Option(min=1, help="Partitions of a topic that --topic creates. Default 1.")
     ] = None,
     lanes: Annotated[
-        int | None, typer.Option(min=1, help="Lanes of the schedule topic; one that has fewer grows. Default 1.")
+        int | None, typer.Option(min=1, help="Lanes of the schedule topic; lanes are added if it has fewer. Default 1.")
     ] = None,
     max_message_bytes: Annotated[
         int, typer.Option(min=1_024, help="max.message.bytes of your largest topic.")
     ] = 1_048_588,
     replication_factor: Annotated[
-        int | None, typer.Option(min=1, help="Copies of each new topic; without it the cluster's default.")
+        int | None, typer.Option(min=1, help="Replicas of each new topic. Default: the cluster's default.")
     ] = None,
-    mend: Annotated[bool, typer.Option("--mend", help="Also correct settings of topics that exist.")] = False,
+    mend: Annotated[bool, typer.Option("--mend", help="Also correct the settings of existing topics.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Create topics that are missing. What exists is left as it is unless --lanes or --mend says otherwise.
+    """Create missing topics. Existing topics are not changed unless you give --lanes or --mend.
 
-    Exit code 2 if a topic that exists is not as it should be.
+    Exit code 2 if an existing topic is not as it should be.
     """
     from rocketshim.kafka.client_config import merge  # noqa: PLC0415 - `--help` does without
     from rocketshim.kafka.clients import LastClientError, confluent_admin, explained  # noqa: PLC0415
@@ -57,7 +57,7 @@ def init(
     from rocketshim_topics.names import check_topic  # noqa: PLC0415
 
     if partitions is not None and not topic:
-        raise ConfigError("--partitions is for the topics that --topic names; lanes of the delay queues: --lanes")
+        raise ConfigError("--partitions applies to the topics of --topic only; for the delay queues use --lanes")
     names = TopicNames(namespace)
     layout = Layout(
         names,
@@ -71,7 +71,9 @@ def init(
         specs.extend(layout.for_group(each, with_log=with_log))
     for each in topic or []:
         if names.is_ours(check_topic(each)):
-            raise ConfigError(f"--topic {each!r}: the shim makes its own topics by itself, and with --group")
+            raise ConfigError(
+                f"--topic {each!r} is a topic of rocketshim: init creates these by itself, a group's with --group"
+            )
         specs.append(
             TopicSpec(each, partitions or 1, purpose="yours", replication_factor=replication_factor, grows=False)
         )
@@ -79,7 +81,7 @@ def init(
     required = {"bootstrap.servers": bootstrap}
     admin = confluent_admin(merge(client_settings(client), defaults=complaints.settings, required=required))
     with explained(complaints, admin):
-        planned = provision.plan(admin, specs, grow=lanes is not None, mend=mend, timeout_s=_LOOK_S)
+        planned = provision.plan(admin, specs, grow=lanes is not None, mend=mend, timeout_s=_PLAN_TIMEOUT_S)
     for line in planned.lines():
         typer.echo(line)
     if dry_run:

@@ -1,6 +1,6 @@
 """Options that several commands share, as annotated types: `def send(bootstrap: Bootstrap, namespace: Namespace = "")`.
 
-Each can be given by its environment variable, too; the command line wins.
+Most of them can also be set by an environment variable; the command line wins.
 """
 
 from collections.abc import Iterable
@@ -19,11 +19,13 @@ Bootstrap = Annotated[
         "--bootstrap", envvar="ROCKETSHIM_BOOTSTRAP", metavar="HOST:PORT,…", help="Addresses of the Kafka brokers."
     ),
 ]
-"""Without default: nobody should write to a cluster they did not name."""
+"""No default: nobody should write to a cluster that they did not name."""
 
 Namespace = Annotated[
     str,
-    typer.Option("--namespace", envvar="ROCKETSHIM_NAMESPACE", help="Prefix of the shim's own topics; empty: none."),
+    typer.Option(
+        "--namespace", envvar="ROCKETSHIM_NAMESPACE", help="Prefix of rocketshim's own topics; empty: no prefix."
+    ),
 ]
 """Default `""`."""
 
@@ -33,15 +35,15 @@ DelayLevelsText = Annotated[
         "--delay-levels",
         envvar="ROCKETSHIM_DELAY_LEVELS",
         metavar="'1s 5s …'",
-        help="The delay-level table; without it, RocketMQ's of 18 levels.",
+        help="The delay-level table. Default: RocketMQ's table of 18 levels.",
     ),
 ]
 """Default None: RocketMQ's table. The text goes through `DelayLevels.parse`, whose error names what is wrong."""
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be changed and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be changed, and change nothing.")]
 """Default False."""
 
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 """Default False."""
 
 Client = Annotated[
@@ -50,19 +52,21 @@ Client = Annotated[
         "--client",
         envvar="ROCKETSHIM_CLIENT",
         metavar="NAME=VALUE|@FILE",
-        help="A librdkafka setting (TLS, SASL …), or a file with one NAME=VALUE a line; repeatable.",
+        help="A librdkafka setting (TLS, SASL …), or a file with one NAME=VALUE per line; repeatable.",
     ),
 ]
-"""Default None. Passwords belong into a file: command lines can be read by everybody on the machine."""
+"""Default None. Put passwords into a file: every user of the machine can read command lines."""
 
 
 def client_settings(given: Iterable[str] | None) -> dict[str, str]:
-    """The settings of `--client`; later ones win.
+    """Return the settings of `--client`; a later one wins.
 
-    Files are as Java's clients have them: `NAME=VALUE`, one a line, empty lines and those that begin with `#` skipped.
+    A file has the form of the Java clients' files: one `NAME=VALUE` per line. Empty lines and lines that begin with `#`
+    are skipped.
 
     Raises:
-        ConfigError: neither a pair nor a file that can be read. Names the place and never a value.
+        ConfigError: a text is neither a pair nor a readable file. The error names the option, file and line, never a
+            value.
     """
     settings: dict[str, str] = {}
     for text in given or ():
@@ -73,7 +77,7 @@ def client_settings(given: Iterable[str] | None) -> dict[str, str]:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--client {text}: cannot be read ({type(error).__name__})") from error
+            raise ConfigError(f"--client {text}: cannot read the file ({type(error).__name__})") from error
         for number, line in enumerate(lines, start=1):
             if line.strip() and not line.lstrip().startswith("#"):
                 settings.update([_pair(line.strip(), f"--client {text}, line {number}")])

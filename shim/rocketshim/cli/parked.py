@@ -1,4 +1,4 @@
-"""`rocketshim parked ls | show | redrive`: what the worker could not deliver, why, and sending it again."""
+"""`rocketshim parked ls | show | redrive`: show the messages that the worker could not deliver, and send them again."""
 
 import json
 import re
@@ -25,16 +25,16 @@ from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.redrive_plan import PlannedLetter
 
 app = typer.Typer(
-    help="Parked records: malformed, forbidden, or refused by their target.",
+    help="Show parked records (malformed, forbidden, or refused by their target), and send them again.",
     epilog="Example: rocketshim parked ls --bootstrap localhost:9092",
     no_args_is_help=True,
 )
 
-Reason = Annotated[str | None, typer.Option("--reason", help="Only those whose reason begins so.")]
-Topic = Annotated[str | None, typer.Option("--topic", help="Only those that were to go to this logical topic.")]
+Reason = Annotated[str | None, typer.Option("--reason", help="Only records whose reason begins with this text.")]
+Topic = Annotated[str | None, typer.Option("--topic", help="Only records for this logical topic.")]
 
 
-def _chosen(
+def _select(
     reader: TopicReader, names: TopicNames, reason: str | None, topic: str | None, *, follow: bool = False
 ) -> Iterator[Any]:
     for message in reader.read([names.parked], follow=follow):
@@ -45,7 +45,7 @@ def _chosen(
             yield message
 
 
-def _place(text: str) -> tuple[int, int]:
+def _parse_coordinates(text: str) -> tuple[int, int]:
     partition, _, offset = text.partition("/")
     if not partition.isdecimal() or not offset.isdecimal():
         raise ConfigError(f"{text!r}: write PARTITION/OFFSET, as `rocketshim parked ls` shows it")
@@ -65,14 +65,14 @@ def ls(
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """List parked records, oldest first: those that were not sent again since."""
+    """List parked records that were not sent again since, oldest first."""
     names = TopicNames(namespace)
     table = Table("place", "parked", "reason", "target", "from", "id", "bytes")
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
         shown = hidden = 0
-        for message in _chosen(reader, names, reason, topic, follow=follow):
-            plan = _settled_by(log, names, message)
+        for message in _select(reader, names, reason, topic, follow=follow):
+            plan = _redriven_by(log, names, message)
             if plan is not None and not everything:
                 hidden += 1
                 continue
@@ -84,8 +84,8 @@ def ls(
             if as_json:
                 typer.echo(json.dumps({**asdict(entry), "plan": plan}))
             elif follow:
-                where, name = entry.target or "(no target)", entry.uniq_key or ""
-                echo_safe(f"{time_text(entry.at_ms)}  {entry.place}  {entry.reason}  {where}  {name}".rstrip())
+                target, uniq_key = entry.target or "(no target)", entry.uniq_key or ""
+                echo_safe(f"{time_text(entry.at_ms)}  {entry.place}  {entry.reason}  {target}  {uniq_key}".rstrip())
             else:
                 table.add_row(
                     entry.place,
@@ -102,27 +102,29 @@ def ls(
         typer.echo(f"{hidden} more were sent again; --all shows them", err=True)
 
 
-def _settled_by(log: RedriveLog, names: TopicNames, message: Any) -> str | None:
-    """The plan that sent a parked record again; None: none did."""
-    place = (names.parked, message.partition(), message.offset())
-    found = log.settled(*place, record_digest(message)) if log.is_marked(*place) else None
+def _redriven_by(log: RedriveLog, names: TopicNames, message: Any) -> str | None:
+    """Return the id of the plan that sent a parked record again; None if none did."""
+    position = (names.parked, message.partition(), message.offset())
+    found = log.settled(*position, record_digest(message)) if log.is_marked(*position) else None
     return None if found is None else found.plan
 
 
 @app.command(epilog="Example: rocketshim parked show 0/3")
 def show(
     *,
-    place: Annotated[str, typer.Argument(metavar="PARTITION/OFFSET", help="A place that `ls` has shown.")],
+    coordinates: Annotated[
+        str, typer.Argument(metavar="PARTITION/OFFSET", help="Partition and offset, as `ls` shows them.")
+    ],
     bootstrap: Bootstrap,
     client: Client = None,
     namespace: Namespace = "",
     as_json: Json = False,
 ) -> None:
-    """Show one parked record: headers and body. Exit code 2 if it is not there (any more)."""
+    """Show one parked record with headers and body. Exit code 2 if it does not exist (any more)."""
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        message = reader.fetch(TopicNames(namespace).parked, *_place(place))
+        message = reader.fetch(TopicNames(namespace).parked, *_parse_coordinates(coordinates))
     if message is None:
-        typer.echo(f"{place} is not there (any more)", err=True)
+        typer.echo(f"{coordinates} does not exist (any more)", err=True)
         raise typer.Exit(FINDING)
     if as_json:
         typer.echo(json.dumps({**asdict(parked_record(message)), **as_read(message)}, indent=1))
@@ -133,8 +135,9 @@ def show(
 @app.command(epilog="Example: rocketshim parked redrive --topic orders --reason target-refused --dry-run")
 def redrive(
     *,
-    places: Annotated[
-        list[str] | None, typer.Argument(metavar="PARTITION/OFFSET", help="These; or choose by an option.")
+    coordinates: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PARTITION/OFFSET", help="The records to send; or select them by an option."),
     ] = None,
     bootstrap: Bootstrap,
     client: Client = None,
@@ -146,46 +149,46 @@ def redrive(
         typer.Option(
             "--again",
             metavar="NAME",
-            help="Also those that were sent before. NAME is yours: under one name each is sent once, so that the same "
-            "command may be repeated; another name sends them another time.",
+            help="Also send records that were sent before. Choose any NAME: each record is sent once per name, so you "
+            "can repeat the same command; another name sends them once more.",
         ),
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Send parked records to the worker again, as due: each once, however often this is run, stopped or killed.
+    """Send parked records to the worker again, due immediately: each once, even if you run, stop or kill this often.
 
-    Exit code 2 if some could not be sent (not there, they do not say where to, or were parked without their body).
+    Exit code 2 if a record could not be sent: it does not exist, names no target, or was parked without its body.
     """
-    if not places and reason is None and topic is None:
-        raise ConfigError("say which: PARTITION/OFFSET, --reason or --topic (--reason '' means all)")
+    if not coordinates and reason is None and topic is None:
+        raise ConfigError("select records by PARTITION/OFFSET, --reason or --topic (--reason '' means all)")
     if again is not None and not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", again):
-        raise ConfigError(f"--again {again!r:.110}: a name of 1 to 100 letters, digits, - and _")
+        raise ConfigError(f"--again {again!r:.110}: write a name of 1 to 100 letters, digits, - and _")
     names, settings = TopicNames(namespace), client_settings(client)
     plan = f"parked-{again or uuid.uuid4().hex[:12]}"
-    wanted = {_place(text) for text in places or ()}
-    picked = _Picked(names, again=again is not None, plan=plan)
+    wanted = {_parse_coordinates(text) for text in coordinates or ()}
+    picked = _Selection(names, again=again is not None, plan=plan)
     with TopicReader(bootstrap, client=settings) as reader:
         picked.log = read_log(reader, names.redrive_log)
-        for message in _chosen(reader, names, reason, topic):
-            place = (message.partition(), message.offset())
-            if not wanted or place in wanted:
+        for message in _select(reader, names, reason, topic):
+            position = (message.partition(), message.offset())
+            if not wanted or position in wanted:
                 picked.add(message)
     for partition, offset in sorted(wanted - picked.seen):
-        picked.refuse(f"{partition}/{offset} is not there (any more), or not among those asked for")
+        picked.refuse(f"{partition}/{offset} does not exist (any more), or the other options exclude it")
     progress = RedriveProgress(picked.letters)
     if not dry_run:
         _send(bootstrap, settings, names, progress, picked)
-    if _tell(picked, progress, dry_run=dry_run, as_json=as_json):
+    if _report(picked, progress, dry_run=dry_run, as_json=as_json):
         raise typer.Exit(FINDING)
 
 
-def _tell(picked: "_Picked", progress: RedriveProgress, *, dry_run: bool, as_json: bool) -> int:
-    """Say what was done; how many could not be sent."""
+def _report(picked: "_Selection", progress: RedriveProgress, *, dry_run: bool, as_json: bool) -> int:
+    """Print what was done; return how many records could not be sent."""
     left = len(picked.refused) + (0 if dry_run else progress.failed + progress.waiting)
     facts = {
         "sent": len(picked.letters) if dry_run else progress.sent,
-        "sent_before": picked.before + progress.settled,
+        "sent_before": picked.sent_before + progress.settled,
         "failed": left,
         "dry_run": dry_run,
         "failures": dict(progress.failures),
@@ -202,8 +205,8 @@ def _tell(picked: "_Picked", progress: RedriveProgress, *, dry_run: bool, as_jso
     return left
 
 
-class _Picked:
-    """The parked records that are to be sent, and those that cannot be."""
+class _Selection:
+    """The parked records to send, and those that cannot be sent."""
 
     def __init__(self, names: TopicNames, *, again: bool, plan: str) -> None:
         self.log = RedriveLog()
@@ -212,35 +215,38 @@ class _Picked:
         self.letters: list[PlannedLetter] = []
         self.refused: list[str] = []
         self.seen: set[tuple[int, int]] = set()
-        self.before = 0
+        self.sent_before = 0
         self._names = names
 
     def add(self, message: Any) -> None:
-        """One that was asked for."""
-        place = (message.partition(), message.offset())
+        """Add a record that the user selected, unless it was sent before or cannot be sent."""
+        position = (message.partition(), message.offset())
         entry, digest = parked_record(message), record_digest(message)
-        settled = self.log.settled(self._names.parked, *place, digest)
-        self.seen.add(place)
-        if self.log.is_done(self.plan, self._names.parked, *place) or (settled is not None and not self.again):
-            self.before += 1
+        redriven = self.log.settled(self._names.parked, *position, digest)
+        self.seen.add(position)
+        if self.log.is_done(self.plan, self._names.parked, *position) or (redriven is not None and not self.again):
+            self.sent_before += 1
             return
         try:
             redriven_parked(message, self._names)
         except MessageError as error:
             self.refuse(str(error))
             return
-        self.letters.append(PlannedLetter(*place, digest, self._names.schedule, entry.reason, entry.uniq_key or ""))
+        self.letters.append(PlannedLetter(*position, digest, self._names.schedule, entry.reason, entry.uniq_key or ""))
 
     def refuse(self, why: str) -> None:
-        """One that cannot be sent."""
+        """Note and print that a record cannot be sent, and why."""
         self.refused.append(why)
         echo_safe(why, err=True)
 
 
 def _send(
-    bootstrap: str, client: dict[str, str], names: TopicNames, progress: RedriveProgress, picked: _Picked
+    bootstrap: str, client: dict[str, str], names: TopicNames, progress: RedriveProgress, picked: _Selection
 ) -> None:
-    """Send them; the log's marks keep from repeating what this plan or, unless `again`, another has sent."""
+    """Send the selected records.
+
+    The marks in the redrive log prevent repeats of what this plan has sent and, unless `again`, what another plan has.
+    """
     if not picked.letters:
         return
     ensure_log(bootstrap, client, names)

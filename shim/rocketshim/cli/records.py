@@ -1,4 +1,4 @@
-"""What `rocketshim dlq` and `rocketshim retry` share: choosing records of a group's topic and showing them."""
+"""Select records of a topic and print them: what `dlq`, `retry`, `delayed`, `parked` and `group` share."""
 
 import difflib
 import json
@@ -24,7 +24,8 @@ from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.wire import headers_shown
 
 OfGroup = Annotated[
-    str | None, typer.Option("--group", help="The consumer group whose dead letters, or that gets those of --topic.")
+    str | None,
+    typer.Option("--group", help="The consumer group of the dead letters; with --topic, the group that gets them."),
 ]
 OfTopic = Annotated[
     str | None, typer.Option("--topic", help="Another dead-letter topic: Spring's, Connect's, Streams', … (see docs).")
@@ -34,15 +35,16 @@ Where = Annotated[
     str | None,
     typer.Option(
         "--where",
-        help="SQL92 over headers (cause: FAIL_CLASS, text: FAIL_TEXT): \"FAIL_CLASS = 'Timeout' AND price > 10\".",
+        help="SQL92 condition on headers (cause: FAIL_CLASS, text: FAIL_TEXT): "
+        "\"FAIL_CLASS = 'Timeout' AND price > 10\".",
     ),
 ]
-Tags = Annotated[str | None, typer.Option("--tags", help="Tags: 'created || paid'.")]
-Key = Annotated[str | None, typer.Option("--key", help="Kafka's key, or one of the business keys.")]
-Since = Annotated[str | None, typer.Option("--since", help="Not older than this: 30m, 2h, 3d.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="At most so many.")]
-Everything = Annotated[bool, typer.Option("--all", help="Also those that were sent again or discarded.")]
-Follow = Annotated[bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")]
+Tags = Annotated[str | None, typer.Option("--tags", help="Only messages with one of these tags: 'created || paid'.")]
+Key = Annotated[str | None, typer.Option("--key", help="Only messages with this record key or business key.")]
+Since = Annotated[str | None, typer.Option("--since", help="Only records stored within this duration: 30m, 2h, 3d.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of messages to show.")]
+Everything = Annotated[bool, typer.Option("--all", help="Also show messages that were sent again or discarded.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Continue with new records until Ctrl-C.")]
 
 
 _PIPED_WIDTH = 200
@@ -51,22 +53,27 @@ _T = TypeVar("_T")
 
 
 def console(escape: Callable[[str], str] = plain) -> Console:
-    """Where tables go: as wide as the terminal, 200 columns in a pipe; what others wrote is no markup there.
+    """Return the console for tables: as wide as the terminal, 200 columns in a pipe; it never interprets markup.
 
     Args:
-        escape: what is done with each text; `plain_lines` where a text may have several lines.
+        escape: makes each text safe to print; `plain_lines` where a text may have several lines.
     """
-    made = _PlainConsole(escape)
-    return made if made.is_terminal or "COLUMNS" in os.environ else _PlainConsole(escape, width=_PIPED_WIDTH)
+    plain_console = _PlainConsole(escape)
+    if plain_console.is_terminal or "COLUMNS" in os.environ:
+        return plain_console
+    return _PlainConsole(escape, width=_PIPED_WIDTH)
 
 
 def echo_safe(line: str, *, err: bool = False) -> None:
-    """Print one line with something that others wrote."""
+    """Print one line that contains untrusted text."""
     typer.echo(plain(line), err=err)
 
 
 def show_raw(facts: Mapping[str, Any], message: Any) -> None:
-    """A record as it lies: what was made of it (None is left out, `…_ms` are instants), its key, headers and body."""
+    """Print a record as it is stored: facts decoded from it, then its key, headers and body.
+
+    Facts that are None are left out; facts named `…_ms` are printed as times.
+    """
     for name, value in facts.items():
         if value is not None:
             is_time = name.endswith("_ms")
@@ -79,7 +86,7 @@ def show_raw(facts: Mapping[str, Any], message: Any) -> None:
 
 
 def show_table(table: Table) -> None:
-    """A table, or that there is nothing."""
+    """Print a table, or `none` if it has no row."""
     if table.row_count:
         console().print(table)
     else:
@@ -87,11 +94,11 @@ def show_table(table: Table) -> None:
 
 
 def counting(records: Iterable[_T], out: Console | None = None) -> Iterator[_T]:
-    """The same records, for who reads them all; on a terminal it says on standard error how many it has read so far.
+    """Return the same records; on a terminal, show meanwhile how many have been read.
 
     Args:
-        records: whatever is read.
-        out: where it says so; None: standard error.
+        records: any iterable.
+        out: where the number is shown; None: standard error.
     """
     out = out or Console(stderr=True)
     if not out.is_terminal:
@@ -105,12 +112,12 @@ def counting(records: Iterable[_T], out: Console | None = None) -> Iterator[_T]:
 
 
 def say_limit(limit: int) -> None:
-    """There is more than was listed."""
+    """Print that there are more records than were listed."""
     typer.echo(f"the first {limit}; --limit shows more", err=True)
 
 
 class _PlainConsole(Console):
-    """Shows every text as it was written, and nothing that steers the terminal."""
+    """A console that prints every text literally, without control characters."""
 
     def __init__(self, escape: Callable[[str], str], width: int | None = None) -> None:
         super().__init__(width=width, markup=False, emoji=False)
@@ -121,33 +128,33 @@ class _PlainConsole(Console):
 
 
 def dead_letter_topic_of(reader: TopicReader, names: TopicNames, group: str | None, topic: str | None) -> str:
-    """The physical topic that `--group` or `--topic` means.
+    """Return the physical topic that `--group` or `--topic` names.
 
     Raises:
-        ConfigError: neither was given.
-        TopicMissingError: it is not there.
+        ConfigError: neither is given.
+        TopicMissingError: the topic does not exist.
     """
     if topic is not None:
         return require_topic(reader, names.physical(topic), f"there is no topic {topic}")
     if group is None:
-        raise ConfigError("say whose dead letters: --group GROUP, or --topic TOPIC for another project's")
+        raise ConfigError("give --group GROUP, or --topic TOPIC for another project's dead letters")
     return groups_topic(reader, names.dead_letter(group), group)
 
 
 def groups_topic(reader: TopicReader, physical: str, group: str) -> str:
-    """A topic that each group has.
+    """Return `physical`, a topic that each group has, if it exists.
 
     Raises:
-        TopicMissingError: it is not there, so the group is not known; what it may be is said.
+        TopicMissingError: it does not exist, so the group is not known. The error suggests topics with similar names.
     """
     return require_topic(reader, physical, f"the group {group!r} is not known here: there is no topic {physical}")
 
 
 def require_topic(reader: TopicReader, physical: str, otherwise: str) -> str:
-    """A topic if it is there.
+    """Return the topic if it exists.
 
     Raises:
-        TopicMissingError: it is not: `otherwise`, and which topics have a name like it.
+        TopicMissingError: it does not exist. The error is `otherwise` and the topics with similar names.
     """
     known = reader.topics()
     if not known.get(physical):
@@ -159,7 +166,9 @@ def require_topic(reader: TopicReader, physical: str, otherwise: str) -> str:
 
 
 def selecting(where: str | None, tags: str | None) -> Callable[[Any], bool]:
-    """Whether a record with these headers is selected by both, as a consumer's subscription would; None: all are.
+    """Return a function that tells whether both filters accept these headers, as a consumer's subscription would.
+
+    A filter that is None accepts all records.
 
     Raises:
         FilterSyntaxError: an expression does not compile.
@@ -172,10 +181,10 @@ def selecting(where: str | None, tags: str | None) -> Callable[[Any], bool]:
 
 
 class RecordFilter:
-    """Which records a person asked for.
+    """The records that the user selected by options.
 
     Raises:
-        ConfigError, FilterSyntaxError: something they wrote is not right.
+        ConfigError, FilterSyntaxError: an option's value is not valid.
     """
 
     def __init__(
@@ -186,15 +195,15 @@ class RecordFilter:
         self.everything = everything
         self._selects = selecting(where, tags)
         self._unseen = set() if where is None else set(SqlFilter(where).properties)
-        self._looked = False
+        self._examined_any = False
         self._key = key
         self.since_ms = None if since is None else time.time_ns() // 1_000_000 - parse_duration_ms(since)
 
     def wants(self, entry: RecordView) -> bool:
-        """Whether a record is one of them."""
+        """Return whether the user selected a record."""
         if self.since_ms is not None and entry.stored_ms < self.since_ms:
             return False
-        self._looked = True
+        self._examined_any = True
         if self._unseen:
             self._unseen.difference_update(name for name, _ in entry.properties)
         if not self._selects(entry.properties):
@@ -204,22 +213,22 @@ class RecordFilter:
         return entry.key == self._key.encode() or self._key in (entry.envelope.keys or "").split()
 
     def misnamed(self) -> str | None:
-        """What to say of names in `--where` that no record looked at has; None if there is nothing to say."""
-        if not self._looked or not self._unseen:
+        """Return a hint about names in `--where` that no examined record has; None if there are none."""
+        if not self._examined_any or not self._unseen:
             return None
         names = ", ".join(sorted(self._unseen))
         return f"--where: no record here has a header {names}; the cause is FAIL_CLASS, its text FAIL_TEXT"
 
 
 def select(
-    reader: TopicReader, opener: Decoder, choice: RecordFilter, *, follow: bool = False, log: RedriveLog | None = None
+    reader: TopicReader, decoder: Decoder, choice: RecordFilter, *, follow: bool = False, log: RedriveLog | None = None
 ) -> Iterator[RecordView]:
-    """The records of a topic that are wanted; of settled ones, at the end, how many were left out."""
+    """Return the selected records of a topic; at the end, print how many redriven or discarded ones were left out."""
     hidden = 0
-    for message in reader.read([opener.topic], since_ms=choice.since_ms, follow=follow):
+    for message in reader.read([decoder.topic], since_ms=choice.since_ms, follow=follow):
         if message is None:
             continue
-        entry = RecordView.opened(opener.open(message), log=log)
+        entry = RecordView.opened(decoder.open(message), log=log)
         if not choice.wants(entry):
             continue
         if choice.everything or entry.plan is None:
@@ -233,18 +242,18 @@ def select(
 
 
 def classified_dead_letters(
-    reader: TopicReader, opener: Decoder, choice: RecordFilter, log: RedriveLog
+    reader: TopicReader, decoder: Decoder, choice: RecordFilter, log: RedriveLog
 ) -> Iterator[tuple[DeadLetterRecord, bool]]:
-    """The letters of a topic that are wanted or were settled before, and whether each is wanted."""
-    since_ms = None if log.has_marks(opener.topic) else choice.since_ms
-    for message in counting(reader.read([opener.topic], since_ms=since_ms)):
-        is_marked = log.is_marked(opener.topic, message.partition(), message.offset())
+    """Return the dead letters that are selected or have a mark in the redrive log, each with "is selected"."""
+    since_ms = None if log.has_marks(decoder.topic) else choice.since_ms
+    for message in counting(reader.read([decoder.topic], since_ms=since_ms)):
+        is_marked = log.is_marked(decoder.topic, message.partition(), message.offset())
         if not is_marked and choice.since_ms is not None and message.timestamp()[1] < choice.since_ms:
             continue
-        letter = opener.open(message)
-        is_wanted = choice.wants(RecordView.opened(letter))
+        dead_letter = decoder.open(message)
+        is_wanted = choice.wants(RecordView.opened(dead_letter))
         if is_wanted or is_marked:
-            yield letter, is_wanted
+            yield dead_letter, is_wanted
     if (hint := choice.misnamed()) is not None:
         typer.echo(hint, err=True)
 
@@ -252,13 +261,13 @@ def classified_dead_letters(
 def show_list(
     entries: Iterator[RecordView], *, limit: int, as_json: bool, follow: bool, with_state: bool = False
 ) -> None:
-    """List records: a table, or one JSON object a line."""
+    """Print records as a table, or as one line each (`follow`, or `as_json` for one JSON object per line)."""
     if as_json or follow:
         for number, entry in enumerate(entries):
             if number == limit and not follow:
                 say_limit(limit)
                 return
-            if as_json:  # which escapes by its own rules
+            if as_json:  # JSON escapes control characters itself
                 typer.echo(json.dumps(entry.as_json(body=False)))
             else:
                 echo_safe(_line(entry))
@@ -285,7 +294,7 @@ def show_list(
 
 
 def show_one(entry: RecordView, *, as_json: bool) -> None:
-    """Everything of one record."""
+    """Print one record in full."""
     if as_json:
         typer.echo(json.dumps(entry.as_json(), indent=1))
         return
@@ -316,18 +325,18 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
     ):
         if value:
             table.add_row(plain(label), value)
-    console(plain_lines).print(table)  # a value's further lines stand below its first one, not below the labels
+    console(plain_lines).print(table)  # aligns the further lines of a value with its first one
 
 
-def find(reader: TopicReader, opener: Decoder, what: str, *, log: RedriveLog | None = None) -> RecordView | None:
-    """A record of a topic by `partition/offset`, `topic/partition/offset` or a message's id; None if there is none."""
-    place = what.removeprefix(f"{opener.topic}/")
-    partition, _, offset = place.partition("/")
+def find(reader: TopicReader, decoder: Decoder, what: str, *, log: RedriveLog | None = None) -> RecordView | None:
+    """Find a record of a topic by `partition/offset`, `topic/partition/offset` or message id; None if there is none."""
+    coordinates = what.removeprefix(f"{decoder.topic}/")
+    partition, _, offset = coordinates.partition("/")
     if partition.isdecimal() and offset.isdecimal():
-        message = reader.fetch(opener.topic, int(partition), int(offset))
-        return None if message is None else RecordView.opened(opener.open(message), log=log)
-    for message in reader.read([opener.topic]):
-        entry = RecordView.opened(opener.open(message), log=log)
+        message = reader.fetch(decoder.topic, int(partition), int(offset))
+        return None if message is None else RecordView.opened(decoder.open(message), log=log)
+    for message in reader.read([decoder.topic]):
+        entry = RecordView.opened(decoder.open(message), log=log)
         if entry.id == what:
             return entry
     return None

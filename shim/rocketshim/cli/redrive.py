@@ -1,7 +1,7 @@
-"""`rocketshim dlq plan | apply | discard`: sending dead letters again, or not, as a plan that a person can read first.
+"""`rocketshim dlq plan | apply | discard`: send dead letters again, or discard them, by a plan that you can read first.
 
-`plan` and `discard` only read, and write a file. `apply` does what the file says and nothing else; what it has done it
-knows from the cluster (`rocketshim.admin.redrive`), so it may be stopped and repeated at any time.
+`plan` and `discard` only read the cluster and write a file. `apply` does exactly what the file says. It reads from the
+cluster what is already done (`rocketshim.admin.redrive`), so it may be stopped and repeated at any time.
 """
 
 import json
@@ -56,9 +56,13 @@ DISCARD_EXAMPLE = (
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", dir_okay=False, help="Write the plan to this file; without it, only say what it would do."),
+    typer.Option(
+        "--out", dir_okay=False, help="Write the plan to this file. Without it, only show what the plan would do."
+    ),
 ]
-Again = Annotated[bool, typer.Option("--again", help="Also those that were sent again or discarded before.")]
+Again = Annotated[
+    bool, typer.Option("--again", help="Also plan dead letters that were sent again or discarded before.")
+]
 
 
 def plan(
@@ -73,16 +77,19 @@ def plan(
     key: Key = None,
     since: Since = None,
     to_source: Annotated[
-        bool, typer.Option("--to-source", help="To the source topic, so that EVERY group gets them again.")
+        bool, typer.Option("--to-source", help="Send to the source topic, so that EVERY group gets them again.")
     ] = False,
     max_replays: Annotated[
-        int, typer.Option("--max-replays", min=0, max=2**31 - 1, help="Hold back what was replayed so often already.")
+        int,
+        typer.Option(
+            "--max-replays", min=0, max=2**31 - 1, help="Hold back messages that were replayed this many times."
+        ),
     ] = DEFAULT_MAX_REPLAYS,
     again: Again = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Plan which dead letters would be sent again, to the group's retry topic. Sends nothing."""
+    """Plan which dead letters to send again to the group's retry topic. Sends nothing."""
     rules = RedriveRules(
         namespace=namespace,
         group=None if to_source else group,
@@ -91,8 +98,8 @@ def plan(
         again=again,
     )
     choice = RecordFilter(where=where, tags=tags, key=key, since=since)
-    reading = partial(TopicReader, bootstrap, client=client_settings(client))
-    _plan(reading, (group, topic), rules, choice, out, as_json=as_json)
+    open_reader = partial(TopicReader, bootstrap, client=client_settings(client))
+    _plan(open_reader, (group, topic), rules, choice, out, as_json=as_json)
 
 
 def discard(
@@ -109,16 +116,16 @@ def discard(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Plan which dead letters would be marked as discarded: no longer listed, and not deleted. Changes nothing."""
+    """Plan which dead letters to mark as discarded: no longer listed, but not deleted. Changes nothing."""
     rules = RedriveRules(action="discard", namespace=namespace)
     choice = RecordFilter(where=where, tags=tags, key=key, since=since)
-    reading = partial(TopicReader, bootstrap, client=client_settings(client))
-    _plan(reading, (group, topic), rules, choice, out, as_json=as_json)
+    open_reader = partial(TopicReader, bootstrap, client=client_settings(client))
+    _plan(open_reader, (group, topic), rules, choice, out, as_json=as_json)
 
 
 def _plan(
-    reading: Callable[[], TopicReader],
-    whose: tuple[str | None, str | None],
+    open_reader: Callable[[], TopicReader],
+    group_and_topic: tuple[str | None, str | None],
     rules: RedriveRules,
     choice: RecordFilter,
     out: Path | None,
@@ -126,86 +133,97 @@ def _plan(
     as_json: bool,
 ) -> None:
     names = TopicNames(rules.namespace)
-    with reading() as reader, reading() as sources:
-        source = dead_letter_topic_of(reader, names, *whose)
+    with open_reader() as reader, open_reader() as sources:
+        source = dead_letter_topic_of(reader, names, *group_and_topic)
         log = read_log(reader, names.redrive_log)
         planner = Planner(source, rules, log, reader.topics())
-        for letter, is_chosen in classified_dead_letters(
+        for dead_letter, is_selected in classified_dead_letters(
             reader, Decoder(names, source, fetch=sources.fetch), choice, log
         ):
-            if not is_chosen:
-                planner.pass_over(letter.message, letter.envelope)
+            if not is_selected:
+                planner.pass_over(dead_letter.message, dead_letter.envelope)
                 continue
             planner.add(
-                letter.message,
-                letter.envelope,
-                malformed=letter.malformed,
-                opened=None if letter.dialect is None else letter.record,
+                dead_letter.message,
+                dead_letter.envelope,
+                malformed=dead_letter.malformed,
+                opened=None if dead_letter.dialect is None else dead_letter.record,
             )
-        made = planner.plan(
+        redrive_plan = planner.plan(
             cluster_id=reader.cluster_id(), created_ms=time.time_ns() // 1_000_000, choice=choice.written
         )
     if out is not None:
-        out.write_text(made.to_json(), encoding="utf-8")
+        out.write_text(redrive_plan.to_json(), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps({"id": made.id, **made.summary()}, indent=1) if out is not None else made.to_json())
+        typer.echo(
+            json.dumps({"id": redrive_plan.id, **redrive_plan.summary()}, indent=1)
+            if out is not None
+            else redrive_plan.to_json()
+        )
         return
-    for line in _said(made):
+    for line in _summary_lines(redrive_plan):
         echo_safe(line)
     typer.echo(
-        "no plan was written: --out FILE does"
+        "no plan was written: use --out FILE"
         if out is None
         else f"written to {out}; nothing was changed. To do it: rocketshim dlq apply {out}"
     )
 
 
-def _said(made: RedrivePlan) -> list[str]:
-    """A plan in a few lines."""
-    summary = made.summary()
-    verb = "discard" if made.rules.action == "discard" else "send"
-    lines = [f"plan {made.id}: {verb} {summary['letters']} of {summary['letters'] + len(made.held_back)} letters"]
+def _summary_lines(redrive_plan: RedrivePlan) -> list[str]:
+    """Summarise a plan in a few lines."""
+    summary = redrive_plan.summary()
+    verb = "discard" if redrive_plan.rules.action == "discard" else "send"
+    total = summary["letters"] + len(redrive_plan.held_back)
+    lines = [f"plan {redrive_plan.id}: {verb} {summary['letters']} of {total} letters"]
     lines += [f"  {count:7} {cause}" for cause, count in summary["by_cause"].items()]
     lines += [f"  {count:7} to {topic}" for topic, count in summary["by_target"].items()]
     lines += [f"  {count:7} held back: {reason}" for reason, count in summary["held_back"].items()]
-    if made.rules.to_source:
+    if redrive_plan.rules.to_source:
         lines.append("  every group that reads the source topic gets them again")
-    if any(each.reason.startswith("no-topic:") for each in made.held_back):
-        lines.append("  choose a target that is there: --group GROUP for its retry topic, or --to-source")
+    if any(each.reason.startswith("no-topic:") for each in redrive_plan.held_back):
+        lines.append("  choose an existing target: --group GROUP for its retry topic, or --to-source")
     return lines
 
 
 def apply(
     *,
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A plan, of `dlq plan` or `dlq discard`.")],
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="A plan that `dlq plan` or `dlq discard` wrote.")
+    ],
     bootstrap: Bootstrap,
     client: Client = None,
-    rate: Annotated[float | None, typer.Option("--rate", help="Letters a second at most. Default: no limit.")] = None,
-    most: Annotated[int | None, typer.Option("--max", min=1, help="Letters at most in this run; then stop.")] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Maximum dead letters per second. Default: no limit.")
+    ] = None,
+    most: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this number of dead letters.")] = None,
     stop_ratio: Annotated[
         float,
-        typer.Option("--stop-ratio", min=0, max=1, help="Stop if more than this share fails or dies again."),
+        typer.Option(
+            "--stop-ratio", min=0, max=1, help="Stop if more than this share fails or is dead-lettered again."
+        ),
     ] = DEFAULT_STOP_RATIO,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Do what a plan says: each letter exactly once, however often this is run, stopped or killed.
+    """Apply a plan: process each dead letter exactly once, even if you run, stop or kill this command often.
 
-    Exit code 2 if letters could not be sent, or died again while this was running.
+    Exit code 2 if dead letters could not be sent, or were dead-lettered again while the command was running.
     """
-    made = RedrivePlan.from_json(file.read_text(encoding="utf-8", errors="replace"))
-    names = TopicNames(made.rules.namespace)
+    redrive_plan = RedrivePlan.from_json(file.read_text(encoding="utf-8", errors="replace"))
+    names = TopicNames(redrive_plan.rules.namespace)
     settings = client_settings(client)
-    _check_cluster(bootstrap, settings, made, names, dry_run=dry_run)
-    progress = RedriveProgress(made.letters, rate_per_s=rate, most=most, stop_ratio=stop_ratio)
+    _check_cluster(bootstrap, settings, redrive_plan, names, dry_run=dry_run)
+    progress = RedriveProgress(redrive_plan.letters, rate_per_s=rate, most=most, stop_ratio=stop_ratio)
     with _bar(progress, hidden=as_json) as report, TopicReader(bootstrap, client=settings) as sources:
         redriver = Redriver(
             bootstrap,
             names.redrive_log,
-            source=made.source,
-            plan=made.id,
-            state="discarded" if made.rules.action == "discard" else "redriven",
-            make=_maker(made, Decoder(names, made.source, fetch=sources.fetch)),
-            again=made.rules.again,
+            source=redrive_plan.source,
+            plan=redrive_plan.id,
+            state="discarded" if redrive_plan.rules.action == "discard" else "redriven",
+            make=_record_maker(redrive_plan, Decoder(names, redrive_plan.source, fetch=sources.fetch)),
+            again=redrive_plan.rules.again,
             progress=progress,
             report=report,
             client=settings,
@@ -216,33 +234,33 @@ def apply(
             else:
                 redriver.run()
         except KeyboardInterrupt:
-            typer.echo(f"stopped after {progress.sent} letters; the same command goes on where it stopped", err=True)
+            typer.echo(f"stopped after {progress.sent} letters; run the same command again to continue", err=True)
             raise
         finally:
             redriver.close()
-    _tell(made, progress, dry_run=dry_run, as_json=as_json)
+    _report(redrive_plan, progress, dry_run=dry_run, as_json=as_json)
     if progress.failed or progress.dead_again:
         raise typer.Exit(FINDING)
 
 
 def _check_cluster(
-    bootstrap: str, client: dict[str, str], made: RedrivePlan, names: TopicNames, *, dry_run: bool
+    bootstrap: str, client: dict[str, str], redrive_plan: RedrivePlan, names: TopicNames, *, dry_run: bool
 ) -> None:
-    """Refuse a plan of another cluster or for topics that are not there; make the redrive log if it is missing."""
+    """Refuse a plan for another cluster or for missing topics; create the redrive log if it is missing."""
     with TopicReader(bootstrap, client=client) as reader:
         cluster_id, topics = reader.cluster_id(), reader.topics()
-    if cluster_id != made.cluster_id:
-        raise ConfigError(f"the plan is for the cluster {made.cluster_id!r}, and {bootstrap} is {cluster_id!r}")
-    wanted = {made.source} | {letter.target for letter in made.letters if letter.target}
+    if cluster_id != redrive_plan.cluster_id:
+        raise ConfigError(f"the plan is for the cluster {redrive_plan.cluster_id!r}, but {bootstrap} is {cluster_id!r}")
+    wanted = {redrive_plan.source} | {letter.target for letter in redrive_plan.letters if letter.target}
     missing = sorted(topic for topic in wanted if topic not in topics)
     if missing:
-        raise TopicMissingError(f"not there any more: {', '.join(missing)}; create them or make another plan")
+        raise TopicMissingError(f"these topics no longer exist: {', '.join(missing)}; create them or make another plan")
     if names.redrive_log not in topics and not dry_run:
         ensure_log(bootstrap, client, names)
 
 
 def ensure_log(bootstrap: str, client: dict[str, str], names: TopicNames) -> None:
-    """Make the redrive log if it is missing."""
+    """Create the redrive log if it is missing."""
     from rocketshim.kafka.client_config import merge  # noqa: PLC0415 - `--help` does without
     from rocketshim.kafka.clients import confluent_admin  # noqa: PLC0415
     from rocketshim_topics import provision  # noqa: PLC0415
@@ -252,20 +270,20 @@ def ensure_log(bootstrap: str, client: dict[str, str], names: TopicNames) -> Non
     provision.ensure_topics(admin, [log])
 
 
-def _maker(made: RedrivePlan, opener: Decoder) -> Any:
-    plan_id = made.id
+def _record_maker(redrive_plan: RedrivePlan, decoder: Decoder) -> Any:
+    plan_id = redrive_plan.id
 
-    def make(message: Any, letter: PlannedLetter) -> OutgoingRecord | None:
-        if made.rules.action == "discard":
+    def make(message: Any, planned: PlannedLetter) -> OutgoingRecord | None:
+        if redrive_plan.rules.action == "discard":
             return None
-        opened = opener.open(message)
+        opened = decoder.open(message)
         if opened.malformed is not None:
-            raise MalformedRecordError(opened.malformed, "the letter cannot be read")
+            raise MalformedRecordError(opened.malformed, "the dead letter cannot be read")
         envelope = None if opened.dialect is None else opened.envelope
-        place_id = replay_id(plan_id, letter.partition, letter.offset)
-        out = next_hop(opened.record, envelope, made.rules, replay_id=place_id)
-        if out.topic != letter.target:
-            raise MalformedRecordError("other-target", f"{out.topic} is not the target that was planned")
+        own_replay_id = replay_id(plan_id, planned.partition, planned.offset)
+        out = next_hop(opened.record, envelope, redrive_plan.rules, replay_id=own_replay_id)
+        if out.topic != planned.target:
+            raise MalformedRecordError("other-target", f"{out.topic} is not the planned target")
         return out
 
     return make
@@ -273,7 +291,7 @@ def _maker(made: RedrivePlan, opener: Decoder) -> Any:
 
 @contextmanager
 def _bar(progress: RedriveProgress, *, hidden: bool) -> Iterator[Callable[[], None]]:
-    """A progress bar on a terminal, nothing elsewhere; gives what brings it up to date."""
+    """Show a progress bar, on a terminal only; yield the function that updates it."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=hidden or not console.is_terminal) as bar:
@@ -281,9 +299,9 @@ def _bar(progress: RedriveProgress, *, hidden: bool) -> Iterator[Callable[[], No
         yield lambda: bar.update(task, completed=progress.sent + progress.settled + progress.failed)
 
 
-def _tell(made: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_json: bool) -> None:
+def _report(redrive_plan: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_json: bool) -> None:
     facts = {
-        "plan": made.id,
+        "plan": redrive_plan.id,
         "planned": progress.planned,
         "sent": progress.sent,
         "settled_before": progress.settled,
@@ -297,7 +315,7 @@ def _tell(made: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_jso
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    done = "discarded" if made.rules.action == "discard" else "sent"
+    done = "discarded" if redrive_plan.rules.action == "discard" else "sent"
     if dry_run:
         typer.echo(f"would be {done}: {progress.waiting}, {done} before: {progress.settled}, failed: {progress.failed}")
     else:
@@ -311,6 +329,6 @@ def _tell(made: RedrivePlan, progress: RedriveProgress, *, dry_run: bool, as_jso
         typer.echo(f"  {progress.dead_again:7} of those sent are dead again")
     if progress.stopped_by == "failures" and progress.waiting:
         typer.echo(
-            "stopped: too many failed or died again. Mend the cause, make another plan, or give a higher --stop-ratio",
+            "stopped: too many failed or are dead again. Fix the cause, make another plan, or raise --stop-ratio",
             err=True,
         )

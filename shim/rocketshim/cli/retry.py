@@ -1,4 +1,4 @@
-"""`rocketshim retry ls`: what came back to a group."""
+"""`rocketshim retry ls`: show the messages that a group receives as retries."""
 
 import typer
 
@@ -21,7 +21,7 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
 
 app = typer.Typer(
-    help="Retries: what came back to a group.",
+    help="Show the messages that a group receives as retries.",
     epilog="Example: rocketshim retry ls --bootstrap localhost:9092 --group payments --since 1h",
     no_args_is_help=True,
 )
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 @app.callback()
 def _group() -> None:
-    """Retries: what came back to a group."""
+    """Show the messages that a group receives as retries."""
 
 
 @app.command(epilog="Example: rocketshim retry ls --group payments --since 1h")
@@ -47,10 +47,10 @@ def ls(
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """List records of a group's retry topic: attempts that were due. What still waits is shown by `delayed ls`."""
+    """List the records of a group's retry topic: attempts that were due. `delayed ls` shows those that still wait."""
     names = TopicNames(namespace)
     choice = RecordFilter(where=where, tags=tags, key=key, since=since)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        opener = Decoder(names, groups_topic(reader, names.retry(group), group))
-        entries = select(reader, opener, choice, follow=follow)
+        decoder = Decoder(names, groups_topic(reader, names.retry(group), group))
+        entries = select(reader, decoder, choice, follow=follow)
         show_list(entries, limit=limit, as_json=as_json, follow=follow)

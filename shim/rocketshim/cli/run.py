@@ -1,4 +1,4 @@
-"""`rocketshim run module:consumer`: a push consumer of yours as a process, or several."""
+"""`rocketshim run module:consumer`: run the user's push consumer in one or more processes."""
 
 import gc
 import importlib
@@ -26,46 +26,50 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _LOG = safe_logger("rocketshim.consumer")
-_LOOK_S = 0.2
-_GRACE_S = 45.0  # a consumer stops within 30 s, and a few more for the clients
+_POLL_S = 0.2
+_GRACE_S = 45.0  # a consumer stops within 30 s; closing its Kafka clients takes a few seconds more
 
 
 @app.command(epilog="Example: rocketshim run shop.payments:consumer --processes 4 --health 8080")
 def run(
     *,
-    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A PushConsumer, or a function that makes one.")],
-    processes: Annotated[int, typer.Option(min=1, max=256, help="Processes, each a member of the group.")] = 1,
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:NAME", help="A PushConsumer, or a function that returns one.")
+    ],
+    processes: Annotated[
+        int, typer.Option(min=1, max=256, help="Number of processes; each is a member of the group.")
+    ] = 1,
     health: Annotated[
         str | None,
         typer.Option(
             metavar="[HOST:]PORT",
-            help="Serve /live, /ready, /state and /metrics here; further processes at the ports that follow.",
+            help="Serve /live, /ready, /state and /metrics here; further processes use the next ports.",
         ),
     ] = None,
-    json_log: Annotated[bool, typer.Option("--json-log", help="Log lines as JSON.")] = False,
+    json_log: Annotated[bool, typer.Option("--json-log", help="Write log lines as JSON.")] = False,
     supervised: Annotated[
         bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")
     ] = False,
 ) -> None:
-    """Run a consumer of yours until SIGTERM. Python's threads share one core; processes do not.
+    """Run your consumer until SIGTERM. Use several processes for several cores: Python's threads share one core.
 
-    Each process imports the module again, so the consumer must not be started there. If one process ends by itself, the
-    others are stopped and the command ends with 1: whoever supervises it starts all of them again. Ctrl-C or SIGTERM
-    finish what is in progress first; a second Ctrl-C does not wait for it.
+    Each process imports the module again, so the module must not start the consumer. If one process ends by itself, the
+    command stops the others and ends with exit code 1, so that your supervisor can start all of them again. Ctrl-C and
+    SIGTERM finish what is in progress first; a second Ctrl-C does not wait for it.
     """
     from rocketshim.health import address  # noqa: PLC0415 - `--help` does without
     from rocketshim.worker.log_format import configure  # noqa: PLC0415
 
-    place = None if health is None else address(health)
+    health_address = None if health is None else address(health)
     with StopSignals() as signals:
         if supervised:
             _obey_supervisor()
-        consumer = _load(target)  # of several processes here too, so that what is wrong is said once
+        consumer = _load(target)  # also before starting several processes, so that an error is reported only once
         configure("json" if json_log else "text")
         if processes > 1:
-            _supervise(target, processes, place, signals, json_log=json_log)
+            _supervise(target, processes, health_address, signals, json_log=json_log)
         else:
-            _consume(consumer, place)
+            _consume(consumer, health_address)
         signals.ignore_from_now_on()
 
 
@@ -79,7 +83,7 @@ def _load(target: str) -> "PushConsumer":
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        with _refuse_exit(target, f"the module {module_name!r}, while it was imported,"):
+        with _refuse_exit(target, f"importing the module {module_name!r}"):
             found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
@@ -94,35 +98,41 @@ def _load(target: str) -> "PushConsumer":
         with _refuse_exit(target, f"{name}()"):
             found = found()
     if not isinstance(found, PushConsumer):
-        raise ConfigError(f"{target!r} is a {type(found).__name__}: name a PushConsumer, or a function that makes one")
+        raise ConfigError(
+            f"{target!r} is a {type(found).__name__}: name a PushConsumer, or a function that returns one"
+        )
     return found
 
 
 @contextmanager
-def _refuse_exit(target: str, who: str) -> Iterator[None]:
-    """Make `sys.exit` in the user's code an error: its own exit code, 0 say, would look like a consumer that ended."""
+def _refuse_exit(target: str, caller: str) -> Iterator[None]:
+    """Turn `sys.exit` in the user's code into an error.
+
+    With its own exit code, for example 0, it would look like a consumer that ended normally.
+    """
     try:
         yield
     except SystemExit as error:
         given = "" if error.code is None else repr(error.code)
         raise ConfigError(
-            f"{target!r}: {who} called sys.exit({given}), so no consumer was started; code that ends the process "
-            "belongs under if __name__ == '__main__'"
+            f"{target!r}: {caller} called sys.exit({given}), so no consumer was started; put code that ends the "
+            "process under if __name__ == '__main__'"
         ) from error
 
 
-def _consume(consumer: "PushConsumer", place: tuple[str, int] | None) -> None:
+def _consume(consumer: "PushConsumer", health_address: tuple[str, int] | None) -> None:
     from rocketshim.clock import SystemClock  # noqa: PLC0415
     from rocketshim.health import HealthServer  # noqa: PLC0415
 
     server = None
-    if place is not None:
-        server = HealthServer(*place, lambda: consumer.state, SystemClock())
+    if health_address is not None:
+        host, port = health_address
+        server = HealthServer(host, port, lambda: consumer.state, SystemClock())
         try:
             server.start()
         except OSError as error:
-            raise ConfigError(f"--health: cannot listen at {place[0]}:{place[1]} ({error})") from error
-        _LOG.info("health.listening", extra={"host": place[0], "port": server.port})
+            raise ConfigError(f"--health: cannot listen at {host}:{port} ({error})") from error
+        _LOG.info("health.listening", extra={"host": host, "port": server.port})
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 1_000)  # a third more messages a second (docs/performance.md)
@@ -134,12 +144,13 @@ def _consume(consumer: "PushConsumer", place: tuple[str, int] | None) -> None:
 
 
 def _supervise(
-    target: str, processes: int, place: tuple[str, int] | None, signals: StopSignals, *, json_log: bool
+    target: str, processes: int, health_address: tuple[str, int] | None, signals: StopSignals, *, json_log: bool
 ) -> None:
-    """Run the members, each with a pipe from this process as its standard input, and stop all of them together.
+    """Run the member processes and stop all of them together.
 
-    A pipe that ends asks its member to stop. So a member hears of it once, however many signals its process group gets,
-    on every platform, and also when this process is killed.
+    Each member's standard input is a pipe from this process. The end of that pipe asks the member to stop. So a member
+    is asked exactly once, however many signals its process group gets, on every platform, and also when this process is
+    killed.
     """
     command = [sys.executable, "-m", "rocketshim", "run", target, "--supervised"]
     command += ["--json-log"] if json_log else []
@@ -147,24 +158,24 @@ def _supervise(
     ended: list[int] = []
     try:
         for number in range(processes):
-            port = 0 if place is None or place[1] == 0 else place[1] + number
-            own = [] if place is None else ["--health", f"{place[0]}:{port}"]
-            mark = {**os.environ, PROCESS_VARIABLE: str(number)}
-            with _signals_blocked():  # a member hears no signal until it can handle it
+            port = 0 if health_address is None or health_address[1] == 0 else health_address[1] + number
+            health = [] if health_address is None else ["--health", f"{health_address[0]}:{port}"]
+            environment = {**os.environ, PROCESS_VARIABLE: str(number)}
+            with _signals_blocked():  # a member gets no signal before it can handle one
                 members.append(
-                    subprocess.Popen([*command, *own], env=mark, stdin=subprocess.PIPE)  # noqa: S603 - this program
+                    subprocess.Popen([*command, *health], env=environment, stdin=subprocess.PIPE)  # noqa: S603 - ours
                 )
             if signals.asked:
                 break
         while not signals.asked and not ended:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             ended = [member.pid for member in members if member.poll() is not None]
         if ended:
-            time.sleep(_LOOK_S)  # a signal to all of us may have reached that member first
+            time.sleep(_POLL_S)  # a signal to the whole process group may have reached that member first
         codes = _stop(members)
     finally:
         for member in members:
-            if member.poll() is None:  # it was forced
+            if member.poll() is None:  # an exception left the loop or the stop
                 member.kill()
     if not signals.asked:
         raise ConsumerError(f"the process {ended[0]} of {processes} ended by itself; all were stopped")
@@ -173,7 +184,7 @@ def _supervise(
 
 
 def _stop(members: "list[subprocess.Popen[bytes]]") -> list[int]:
-    """End them within their time, or end them all the same; their exit codes."""
+    """Ask the members to stop, kill those that have not stopped within 45 s, and return the exit codes."""
     for member in members:
         if member.stdin is not None:
             member.stdin.close()
@@ -189,7 +200,7 @@ def _stop(members: "list[subprocess.Popen[bytes]]") -> list[int]:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Have what is started meanwhile begin with the stop signals blocked, where the platform can."""
+    """Start child processes with the stop signals blocked, where the platform supports it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -201,7 +212,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def _obey_supervisor() -> None:
-    """Take the stop signals that were blocked so far, and take the end of standard input for one."""
+    """Accept the stop signals, which were blocked until now, and treat the end of standard input as a stop signal."""
 
     def watch() -> None:
         with suppress(OSError):

@@ -21,16 +21,16 @@ def send(
     client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
-    key: Annotated[str | None, typer.Option(help="Kafka's key.")] = None,
-    tag: Annotated[str | None, typer.Option(help="The message's tag.")] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the Kafka record.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Tag of the message.")] = None,
     business_key: Annotated[
         list[str] | None, typer.Option("--business-key", help="A business key (KEYS); repeatable.")
     ] = None,
     set_property: Annotated[
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A property; repeatable.")
     ] = None,
-    delay: Annotated[str | None, typer.Option(help="Deliver after this: 90s, 30m, 2h.")] = None,
-    delay_level: Annotated[int | None, typer.Option(help="Deliver after this level's delay.")] = None,
+    delay: Annotated[str | None, typer.Option(help="Deliver after this duration: 90s, 30m, 2h.")] = None,
+    delay_level: Annotated[int | None, typer.Option(help="Deliver after the delay of this level.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the delivery report.")] = 10.0,
     as_json: Json = False,
 ) -> None:
@@ -53,7 +53,7 @@ def send(
     try:
         result = producer.send(message, timeout_s=timeout)
     finally:
-        producer.close(timeout_s=1.0)  # what has no report by now was said to have none
+        producer.close(timeout_s=1.0)  # a message without a report by now was already reported as such
     if as_json:
         typer.echo(json.dumps({"msg_id": result.msg_id, "offset_msg_id": result.offset_msg_id}))
     else:

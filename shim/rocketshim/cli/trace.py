@@ -1,4 +1,4 @@
-"""`rocketshim trace`: one message through its whole life."""
+"""`rocketshim trace`: show the history of one message."""
 
 import json
 import re
@@ -26,28 +26,28 @@ app = typer.Typer()
 @app.command(epilog="Example: rocketshim trace rmq.dlq.payments/0/17 --bootstrap localhost:9092")
 def trace(
     *,
-    what: Annotated[str, typer.Argument(metavar="ID|TOPIC/PARTITION/OFFSET", help="Which message.")],
+    what: Annotated[str, typer.Argument(metavar="ID|TOPIC/PARTITION/OFFSET", help="The message to show.")],
     bootstrap: Bootstrap,
     client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", help="A topic it was sent to; found by itself once it has failed or was delayed."),
+        typer.Option("--topic", help="A topic it was sent to; needed only if it was neither delayed nor ever failed."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Show every record of one message in order: when, where, how late, why it failed. Exit code 2 if there is none.
 
-    The shim's topics of the namespace are read whole. A record that retention has taken is said to be missing; its
-    coordinates still find what came of it.
+    The command reads all of rocketshim's topics of the namespace. A record that retention has deleted is listed as
+    missing; its coordinates still find the records that followed from it.
     """
     names = TopicNames(namespace)
     levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         wanted = _id(reader, names, what)
         if wanted is None:
-            typer.echo(f"there is no record at {what} (any more)", err=True)
+            typer.echo(f"no record exists at {what} (any more)", err=True)
             raise typer.Exit(FINDING)
         entries = _entries(reader, names, wanted, {names.physical(each) for each in topic or []})
         hops = life(
@@ -58,7 +58,7 @@ def trace(
         )
     if not hops:
         echo_safe(
-            f"no record of {wanted} was found; if it was sent without delay and never failed, say --topic", err=True
+            f"no record of {wanted} was found; if it was sent without delay and never failed, use --topic", err=True
         )
         raise typer.Exit(FINDING)
     if as_json:
@@ -70,14 +70,14 @@ def trace(
 def _id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
     if re.fullmatch(r"\d+/\d+", what):
         raise ConfigError(
-            f"{what!r} says no topic: topic/partition/offset, such as {names.dead_letter('GROUP')}/{what}"
+            f"{what!r} names no topic: write topic/partition/offset, such as {names.dead_letter('GROUP')}/{what}"
         )
     if what.count("/") != 2:
         return what
     try:
         at = Origin.parse(what)
     except ValueError as error:
-        raise ConfigError(f"{what!r} is no id and no topic/partition/offset") from error
+        raise ConfigError(f"{what!r} is neither an id nor topic/partition/offset") from error
     try:
         message = reader.fetch(at.topic, at.partition, at.offset)
     except TopicMissingError:
@@ -91,29 +91,29 @@ def _id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
 
 
 def _ours(reader: TopicReader, names: TopicNames) -> list[str]:
-    """The shim's topics of the namespace that are there.
+    """Return the existing topics of rocketshim in the namespace.
 
     Raises:
-        TopicMissingError: there is none.
+        TopicMissingError: none exists.
     """
     prefix = names.prefix
     ours = [name for name in reader.topics() if names.is_ours(name) and name.startswith(prefix)]
     if not prefix:
         ours = [name for name in ours if name.startswith(("SCHEDULE_TOPIC", "rmq."))]
     if not ours:
-        raise TopicMissingError(f"there is no topic of rocketshim's in the namespace {names.namespace!r}. {OR_HIDDEN}")
+        raise TopicMissingError(f"there is no topic of rocketshim in the namespace {names.namespace!r}. {OR_HIDDEN}")
     return ours
 
 
 def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:
     try:
         return reader.low_offset(topic, partition)
-    except TopicMissingError:  # the whole topic is gone: retention was not it
+    except TopicMissingError:  # the whole topic is gone, so retention is not the cause
         return 0
 
 
 def _entries(reader: TopicReader, names: TopicNames, wanted: str, sources: set[str]) -> list[RecordView]:
-    """Every record with this id: first in the shim's topics, then in the topics those records name."""
+    """Return every record with this id, from rocketshim's topics and then from the topics that those records name."""
     found = [entry for entry in map(RecordView.of, counting(reader.read(_ours(reader, names)))) if entry.id == wanted]
     for entry in found:
         envelope = entry.envelope
@@ -121,7 +121,7 @@ def _entries(reader: TopicReader, names: TopicNames, wanted: str, sources: set[s
             if name and not name.startswith("%"):
                 sources.add(name)
     parts = wanted.split("/")
-    if len(parts) == 3:  # the id of a record that had none: its own coordinates
+    if len(parts) == 3:  # a record without an id of its own has its coordinates as its id
         sources.add(parts[0])
     known = reader.topics()
     for name in sorted(source for source in sources if known.get(source)):
@@ -150,7 +150,10 @@ def _what(hop: TraceStep, names: TopicNames) -> str:
 
 
 def _redriven_by(envelope: Envelope) -> str | None:
-    """The plan whose redrive a record is; None: it is none. On a source topic the header counts as the user's."""
+    """Return the id of the plan that redrove a record; None if it is not a redrive.
+
+    On a source topic the header counts as a user header.
+    """
     carried = dict(envelope.user).get(USER_PREFIX + REPLAY_ID) or b""
     replay_id = envelope.replay_id or carried.decode("utf-8", "replace")
     return replay_id.partition(".")[0] if replay_id and not envelope.reconsume_times else None
@@ -162,10 +165,12 @@ def _show(wanted: str, hops: list[TraceStep | Missing], names: TopicNames) -> No
         table.add_column(column, overflow="fold")
     for hop in hops:
         if isinstance(hop, Missing):
-            why = "retention has taken it" if hop.expired else "it was not found"
+            why = "retention has deleted it" if hop.expired else "it was not found"
             if hop.attempts is not None:
                 first, last = hop.attempts
-                why += f"; of {f'attempt {first}' if first == last else f'attempts {first} to {last}'} nothing is left"
+                why += (
+                    f"; no record is left of {f'attempt {first}' if first == last else f'attempts {first} to {last}'}"
+                )
             table.add_row("?", hop.at, "", Text.assemble(("missing", "bold"), f": {why}"))
         else:
             count = str(hop.entry.envelope.reconsume_times or 0)

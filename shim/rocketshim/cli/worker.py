@@ -1,4 +1,4 @@
-"""`rocketshim worker`: the delay-redelivery worker as a process of its own."""
+"""`rocketshim worker`: run the delay-redelivery worker as a process."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _LOG = safe_logger("rocketshim.worker")
-_GRACE_S = 5.0  # beyond the stop deadline, for closing the clients
+_GRACE_S = 5.0  # beyond the stop timeout, to close the Kafka clients
 
 
 class _LogFormat(StrEnum):
@@ -38,34 +38,40 @@ def worker(
         list[str],
         typer.Option(
             metavar="TOPIC|PREFIX*",
-            help="A topic the worker may deliver to, or a prefix with one '*'; repeatable. Retries need none.",
+            help="A topic the worker may deliver to, or a prefix with one '*'; repeatable. Not needed for retries.",
         ),
     ],
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     group: Annotated[
-        str | None, typer.Option(help="Another consumer group than the namespace's own; needs --replay-everything.")
+        str | None, typer.Option(help="Consumer group, if not the default of the namespace; needs --replay-everything.")
     ] = None,
     replay_everything: Annotated[
-        bool, typer.Option("--replay-everything", help="Deliver all that the schedule topic holds once more.")
+        bool, typer.Option("--replay-everything", help="Deliver everything in the schedule topic once more.")
     ] = False,
     exactly_once: Annotated[
         bool, typer.Option("--exactly-once", help="Consume and produce in Kafka transactions.")
     ] = False,
     instance: Annotated[
-        str | None, typer.Option(help="Name of this worker among its group, for --exactly-once; keep it over restarts.")
+        str | None, typer.Option(help="Name of this worker in its group, for --exactly-once; keep it across restarts.")
     ] = None,
     no_create_topics: Annotated[
-        bool, typer.Option("--no-create-topics", help="End with an error where the worker's topics are missing.")
+        bool, typer.Option("--no-create-topics", help="End with an error if the worker's topics are missing.")
     ] = False,
-    stop_timeout: Annotated[float, typer.Option(min=0, help="Seconds a stop waits for what is in flight.")] = 10.0,
+    stop_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds that a stop waits for messages in flight.")
+    ] = 10.0,
     health: Annotated[
         str | None,
-        typer.Option(metavar="[HOST:]PORT", help="Serve /live, /ready, /state and /metrics here; HOST: 127.0.0.1."),
+        typer.Option(
+            metavar="[HOST:]PORT", help="Serve /live, /ready, /state and /metrics here. Default HOST: 127.0.0.1."
+        ),
     ] = None,
-    log_format: Annotated[_LogFormat, typer.Option(help="How log lines look on standard error.")] = _LogFormat.TEXT,
+    log_format: Annotated[
+        _LogFormat, typer.Option(help="Format of the log lines on standard error.")
+    ] = _LogFormat.TEXT,
 ) -> None:
-    """Deliver delayed and retried messages when they are due; until SIGTERM. Exit code 1 if it cannot go on."""
+    """Deliver delayed and retried messages when they are due, until SIGTERM. Exit code 1 if it cannot continue."""
     from rocketshim.clock import SystemClock  # noqa: PLC0415 - `--help` does without
     from rocketshim.health import HealthServer, address  # noqa: PLC0415
     from rocketshim.settings import WorkerSettings  # noqa: PLC0415
@@ -99,7 +105,9 @@ def worker(
             raise ConfigError(f"--health {health!r}: cannot listen there ({error})") from error
         _LOG.info("health.listening", extra={"host": host, "port": server.port})
     gc.freeze()
-    gc.set_threshold(500_000, 50, 1_000)  # records are kept until their reports are in: with 50,000, 8 % of the loop
+    gc.set_threshold(
+        500_000, 50, 1_000
+    )  # records live until their reports arrive: with 50,000, collection took 8 % of the loop
     try:
         process.run()
     except RocketshimError as error:
@@ -111,7 +119,10 @@ def worker(
 
 
 def end_if_stuck(heart: "Heartbeat", look_s: float = 1.0) -> None:
-    """End the process with exit code 1 when the worker's loop hangs; a look is taken for a second."""
+    """End the process with exit code 1 if the worker's loop hangs.
+
+    Check it every `look_s` seconds; the watchdog counts each check as one second.
+    """
     from rocketshim.worker.watchdog import Watchdog  # noqa: PLC0415
 
     watchdog = Watchdog(heart)
@@ -127,12 +138,12 @@ def end_if_stuck(heart: "Heartbeat", look_s: float = 1.0) -> None:
 
 
 def _stop_on_signals(process: "DelayWorker", deadline_s: float) -> None:
-    """SIGTERM and SIGINT ask the worker to end; if it has not ended by the deadline, the process ends all the same.
+    """Let SIGTERM and SIGINT ask the worker to stop; end the process if it has not stopped by the deadline.
 
-    Further signals change nothing, but a second Ctrl-C a second or more after the first ends the process.
+    Further signals change nothing, except that a second Ctrl-C at least a second after the first ends the process.
     """
 
-    def too_late() -> None:
+    def end_process() -> None:
         _LOG.critical("worker.stop-deadline", extra={"deadline_s": deadline_s})
         os._exit(1)
 
@@ -143,9 +154,9 @@ def _stop_on_signals(process: "DelayWorker", deadline_s: float) -> None:
         signals.hear(number, frame)
         if is_first:
             process.stop()
-            watchdog = threading.Timer(deadline_s, too_late)
-            watchdog.daemon = True
-            watchdog.start()
+            timer = threading.Timer(deadline_s, end_process)
+            timer.daemon = True
+            timer.start()
 
     for number in STOP_SIGNALS:
         signal.signal(number, stop)

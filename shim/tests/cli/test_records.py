@@ -67,7 +67,7 @@ def test_without_a_condition_there_is_nothing_to_say() -> None:
 
 
 def test_a_place_without_its_topic_is_refused_with_the_form_it_takes() -> None:
-    with pytest.raises(ConfigError, match=r"'0/18' says no topic: .* such as rmq\.dlq\.GROUP/0/18"):
+    with pytest.raises(ConfigError, match=r"'0/18' names no topic: .* such as rmq\.dlq\.GROUP/0/18"):
         trace._id(None, TopicNames(), "0/18")  # type: ignore[arg-type]  # nothing is read
 
 

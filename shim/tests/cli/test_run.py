@@ -60,7 +60,7 @@ def test_what_is_no_consumer_is_said(target: str, said: str, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("shop_exits:consumer", "the module 'shop_exits', while it was imported, called sys.exit(0)"),
+        ("shop_exits:consumer", "importing the module 'shop_exits' called sys.exit(0)"),
         ("shop_made_by:make", "make() called sys.exit('no database')"),
     ],
 )

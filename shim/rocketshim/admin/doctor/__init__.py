@@ -1,9 +1,10 @@
-"""`rocketshim doctor`: is the set-up sound? What is wrong, what it costs, which command mends it.
+"""`rocketshim doctor`: check the set-up and find each problem, its impact and the command that fixes it.
 
-`gather` looks at the cluster (the one module here that does), `facts` is what it brings back, and each check is a pure
-function from facts to findings: `topics`, `queues`, `groups`, `clients`, `acls`. `examine` runs them all.
+`gather` reads the cluster; it is the only module here that does. It returns `Facts`. Each check is a pure function from
+facts to findings: `topics`, `queues`, `groups`, `clients`, `acls`. `examine` runs all of them.
 
-Nothing is changed on the cluster; only with `probe` one record is written that every reader of ours skips.
+The doctor changes nothing on the cluster. Only with `probe` it writes one record to each leader; every reader of
+rocketshim skips these records.
 """
 
 from rocketshim.admin.doctor.checks import CHECKS, examine

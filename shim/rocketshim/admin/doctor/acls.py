@@ -1,7 +1,7 @@
-"""Checks of the rights of the principal that the doctor connects as. Pure.
+"""Checks of the ACLs of the principal that the doctor connects as. Pure.
 
-What it may do is asked of Kafka (`DescribeTopics` and `DescribeGroups` with the authorised operations), nothing is
-tried out. Rights on transactional ids cannot be asked for.
+Kafka reports what the principal may do (`DescribeTopics` and `DescribeGroups` with the authorised operations); the
+doctor tries nothing out. Kafka does not report the ACLs of transactional ids.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ __all__ = ["rights"]
 
 
 def rights(facts: Facts) -> Iterator[Finding]:
-    """The principal has what each role that was asked for needs."""
+    """Check that the principal has the ACLs that each requested role needs."""
     for role in facts.roles:
         wanted = grants(Role(role), facts.names, groups=facts.groups, topics=facts.user_topics)
         for grant in wanted:

@@ -1,4 +1,4 @@
-"""Every check of the doctor, and running them. Pure."""
+"""The list of the doctor's checks, and the function that runs them. Pure."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -20,8 +20,8 @@ def _unread(facts: Facts) -> Iterator[Finding]:
             Severity.NOTE,
             "doctor",
             what,
-            "checks that need it were left out",
-            "run the doctor as a principal with the rights of: rocketshim acls --role operator",
+            "the checks that need it were skipped",
+            "run the doctor as a principal with the ACLs that `rocketshim acls --role operator` prints",
         )
 
 
@@ -55,6 +55,6 @@ _ORDER: Final = list(Severity)
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """What the checks find, the worst first."""
+    """Return the findings of all checks, the most severe first."""
     found = [finding for check in CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: _ORDER.index(finding.severity))

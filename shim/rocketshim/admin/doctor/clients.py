@@ -1,7 +1,7 @@
-"""Checks of librdkafka settings, as passed with `--client`. Pure: a table, a row each.
+"""Checks of librdkafka settings, as passed with `--client`. Pure: a table with one row for each check.
 
-Settings that correctness rests on are refused by our own clients; here they are found before anything starts, and for
-programs that hand the same file to plain Kafka clients beside ours.
+rocketshim's own clients refuse to change settings that correctness depends on. The doctor finds such settings before
+anything starts, also for programs that pass the same file to plain Kafka clients.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,15 +43,15 @@ _TABLE: Final = (
         "enable.ssl.certificate.verification",
         _is("false"),
         Severity.ERROR,
-        "whoever sits between reads and changes every message, passwords included",
-        "leave it out, and name the authority with ssl.ca.location",
+        "an attacker on the network can read and change every message and read the passwords",
+        "remove the setting, and set ssl.ca.location to your certificate authority",
     ),
     _Row(
         "ssl.endpoint.identification.algorithm",
         _is("none"),
         Severity.WARNING,
-        "any host with a certificate of the same authority may pass for a broker",
-        "leave it out; give the brokers certificates with their host names",
+        "any host with a certificate of the same authority can impersonate a broker",
+        "remove the setting; give the brokers certificates with their host names",
     ),
     _Row(
         "security.protocol",
@@ -60,10 +60,10 @@ _TABLE: Final = (
         "passwords and messages cross the network unencrypted",
         "security.protocol=SASL_SSL",
     ),
-    _Row("retries", _is("0"), Severity.ERROR, "a send that fails once is not tried again", "leave it out"),
+    _Row("retries", _is("0"), Severity.ERROR, "a send that fails once is not retried", "remove the setting"),
     _Row(
-        "message.send.max.retries", _is("0"), Severity.ERROR, "a send that fails once is not tried again",
-        "leave it out",
+        "message.send.max.retries", _is("0"), Severity.ERROR, "a send that fails once is not retried",
+        "remove the setting",
     ),
     _Row(
         "max.in.flight.requests.per.connection", _above(5), Severity.ERROR,
@@ -71,45 +71,47 @@ _TABLE: Final = (
     ),
     _Row(
         "allow.auto.create.topics", _is("true"), Severity.WARNING,
-        "a wrong topic name creates a topic, with the cluster's default settings", "leave it out",
+        "a wrong topic name creates a topic with the cluster's default settings", "remove the setting",
     ),
     _Row(
         "auto.offset.reset", _is("latest", "end", "largest"), Severity.ERROR,
-        "where retention has overtaken a position, everything up to the end would be skipped",
+        "if retention deletes records behind a group's position, the group skips everything up to the end",
         "auto.offset.reset=earliest",
     ),
     _Row(
         "fetch.min.bytes", _above(1), Severity.WARNING,
-        "the broker waits for more before it answers: up to fetch.wait.max.ms of lateness (measured: p50 142 ms)",
-        "leave it out",
+        "the broker waits for more data before it answers: messages are up to fetch.wait.max.ms late "
+        "(measured: p50 142 ms)",
+        "remove the setting",
     ),
     _Row(
-        "linger.ms", _above(100), Severity.WARNING, "every hop is late by that much", "linger.ms=5 or less",
+        "linger.ms", _above(100), Severity.WARNING, "every hop is late by this time", "linger.ms=5 or less",
     ),
     _Row(
         "session.timeout.ms", _below(3_000), Severity.WARNING,
-        "a pause of the process or the network puts the member out of its group", "session.timeout.ms=10000",
+        "a short pause of the process or the network removes the member from its group", "session.timeout.ms=10000",
     ),
     _Row(
         "debug", lambda value: value != "", Severity.WARNING,
-        "librdkafka logs what it does, settings and names included, and is slower", "leave it out",
+        "librdkafka logs what it does, including settings and names, and is slower", "remove the setting",
     ),
 )  # fmt: skip
 
 
 def client_settings(facts: Facts) -> Iterator[Finding]:
-    """Settings that break correctness, run code, or leave the door open."""
+    """Find settings that break correctness, run code, or weaken security."""
     for key, value in facts.client.items():
         wanted: Mapping[str, object] = {**PROTECTED_CONSUMER, **PROTECTED_PRODUCER}
         if key in CODE_KEYS:
             yield _finding(
-                key, Severity.WARNING, "is set", "it loads or runs code, or fetches a URL: our clients refuse it",
-                "leave it out, or set allow_code_settings=True where these settings come from nobody but you",
+                key, Severity.WARNING, "is set", "it loads or runs code, or fetches a URL: rocketshim refuses it",
+                "remove the setting, or set allow_code_settings=True if only you control these settings",
             )  # fmt: skip
         elif key in wanted and not same(value, wanted[key]):
             yield _finding(
-                key, Severity.ERROR, f"is {value}", "our guarantees rest on it, and our clients refuse to start",
-                f"leave it out; it is {str(wanted[key]).lower()}",
+                key, Severity.ERROR, f"is {value}",
+                "rocketshim's guarantees depend on it, and its clients refuse to start",
+                f"remove the setting; rocketshim sets {str(wanted[key]).lower()}",
             )  # fmt: skip
         for row in _TABLE:
             if row.key == key and row.is_bad(value):
@@ -118,12 +120,13 @@ def client_settings(facts: Facts) -> Iterator[Finding]:
     if uses_sasl and not facts.client.get("security.protocol", "plaintext").lower().startswith("sasl"):
         yield _finding(
             "security.protocol", Severity.ERROR, "does not begin with SASL, though sasl.* is set",
-            "nobody logs in: the brokers refuse the client, or take it for ANONYMOUS", "security.protocol=SASL_SSL",
+            "the client does not log in: the brokers refuse it, or treat it as ANONYMOUS",
+            "security.protocol=SASL_SSL",
         )  # fmt: skip
 
 
 def poll_interval(facts: Facts) -> Iterator[Finding]:
-    """`max.poll.interval.ms` is longer than a handler in the user's own poll loop may take."""
+    """Check that `max.poll.interval.ms` is longer than a handler in the user's own poll loop may take."""
     if facts.consume_timeout_ms is None:
         return
     text = facts.client.get("max.poll.interval.ms", str(_DEFAULT_POLL_INTERVAL_MS))
@@ -131,24 +134,24 @@ def poll_interval(facts: Facts) -> Iterator[Finding]:
         yield _finding(
             "max.poll.interval.ms",
             Severity.ERROR,
-            f"is {text} ms, and a handler may take {facts.consume_timeout_ms} ms",
-            "a poll loop that runs its handlers itself (the drop-in consumer) is put out of its group while one works: "
-            "others get its messages, too",
-            f"max.poll.interval.ms={2 * facts.consume_timeout_ms}, or PushConsumer, which polls in a thread of its own",
+            f"is {text} ms, but a handler may take {facts.consume_timeout_ms} ms",
+            "a poll loop that calls its handlers itself (the drop-in consumer) is removed from its group while a "
+            "handler runs: other members get its messages, too",
+            f"max.poll.interval.ms={2 * facts.consume_timeout_ms}, or PushConsumer, which polls in a separate thread",
             check="poll-interval",
         )
 
 
 def transaction_timeout(facts: Facts) -> Iterator[Finding]:
-    """The broker allows the worker's transactions."""
+    """Check that the brokers allow the transaction time-out of the worker."""
     limit = (facts.broker_config or {}).get("transaction.max.timeout.ms", "")
     wanted = facts.client.get("transaction.timeout.ms", "15000")
     if limit.isdecimal() and wanted.isdecimal() and int(wanted) > int(limit):
         yield _finding(
             "transaction.timeout.ms",
             Severity.ERROR,
-            f"is {wanted}, and the brokers' transaction.max.timeout.ms is {limit}",
-            "the worker's exactly-once mode does not start",
+            f"is {wanted}, but the brokers' transaction.max.timeout.ms is {limit}",
+            "the worker does not start in exactly-once mode",
             f"transaction.timeout.ms={limit} or less",
             check="transaction-timeout",
         )

@@ -1,6 +1,6 @@
-"""What the doctor knows of a cluster; filled by `gather`, judged by the checks. Pure data.
+"""The facts that the doctor knows about a cluster: `gather` reads them, the checks evaluate them. Pure data.
 
-None means everywhere "could not be looked at", and `unread` says why; the checks skip what they have no facts for.
+None always means "could not be read"; `unread` has the reason. A check without its facts is skipped.
 """
 
 import shlex
@@ -21,7 +21,7 @@ class PartitionFacts:
 
     Attributes:
         leader: node id; None: it has no leader.
-        replicas: how many copies it should have.
+        replicas: the number of its replicas.
         in_sync: how many of them are in sync.
     """
 
@@ -36,8 +36,8 @@ class TopicFacts:
 
     Attributes:
         partitions: by number.
-        config: settings in force.
-        operations: Kafka's names of what the principal may do with it (`READ`, `WRITE` …).
+        config: effective settings.
+        operations: the operations that the principal is allowed (Kafka's names: `READ`, `WRITE` …).
     """
 
     partitions: tuple[PartitionFacts, ...]
@@ -50,10 +50,10 @@ class Sample:
     """A record that waits in a delay queue.
 
     Attributes:
-        offset: where it lies.
+        offset: its offset.
         appended_ms: its timestamp, epoch ms.
-        level: `DELAY`, the level that was asked for; None: it was no level that was asked for.
-        delay_ms: `DELAY_MS`; None: it has hopped already, or asks for a time.
+        level: `DELAY`, the requested level; None: the sender requested no level.
+        delay_ms: `DELAY_MS`; None: the record has hopped already, or requests a delivery time.
     """
 
     offset: int
@@ -64,13 +64,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """One partition of the schedule topic in which something waits.
+    """One partition of the schedule topic with waiting records.
 
     Attributes:
         partition: its number.
         behind: offsets between the worker's position and the end.
-        lost: offsets that retention took before the worker had read them.
-        samples: the next few that leave.
+        lost: offsets that retention deleted before the worker read them.
+        samples: the next few records that leave.
     """
 
     partition: int
@@ -81,11 +81,11 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True)
 class KeySample:
-    """Where the keyed records of a topic lie.
+    """How the keys of a topic are partitioned.
 
     Attributes:
-        keys: distinct keys looked at.
-        elsewhere: those of them that lie in another partition than the Java client's partitioner chooses.
+        keys: number of distinct keys examined.
+        elsewhere: how many of them are in another partition than the Java client's partitioner chooses.
     """
 
     keys: int
@@ -94,30 +94,30 @@ class KeySample:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that is judged.
+    """Everything that the checks evaluate.
 
     Attributes:
         bootstrap: addresses of the brokers, as given.
-        layout: how the topics have to be, with names and level table.
+        layout: the required topics, with their names and the level table.
         now_ms: this machine's clock, epoch ms.
         brokers: node ids of the brokers that are up.
         broker_config: settings of one broker.
-        groups: consumer groups looked at.
-        user_topics: the users' topics looked at, sources and targets alike, physical names.
-        roles: roles whose rights are wanted.
-        topics: physical name to facts, of those that exist.
-        standings: group to where it stands; the worker's group is among them.
-        unread_retries_ms: group without a member to the time of its oldest retry that waits, epoch ms.
-        group_operations: group to what the principal may do with it.
-        queues: what waits.
-        parked: records parked within a day, 1,000 at most.
-        parked_not_allowed: those of them whose target was not on the allow-list of the workers that had them.
-        open_transactions_ms: `topic/partition` to the age of the oldest record that an open transaction holds back, ms.
-        keys: topic to where its keys lie.
+        groups: the examined consumer groups.
+        user_topics: the examined topics of the user, sources and targets alike, physical names.
+        roles: roles whose ACLs the principal should have.
+        topics: physical name to facts, for topics that exist.
+        standings: group to its state and positions; the worker's group is included.
+        unread_retries_ms: group without a member to the time of its oldest waiting retry, epoch ms.
+        group_operations: group to the operations that the principal is allowed on it.
+        queues: the queues with waiting records.
+        parked: number of records parked within a day, 1,000 at most.
+        parked_not_allowed: how many of them have a target that is not on the allow-list of the workers that had them.
+        open_transactions_ms: `topic/partition` to the age of the oldest record hidden by an open transaction, ms.
+        keys: topic to how its keys are partitioned.
         clocks_ms: node id to how far its clock is ahead of this machine's, in ms (negative: behind).
         client: librdkafka settings as given.
-        consume_timeout_ms: how long a handler in the user's own poll loop may take; None: not said.
-        unread: what could not be looked at, and why.
+        consume_timeout_ms: longest time that a handler in the user's own poll loop may take; None: not given.
+        unread: what could not be read, and why.
     """
 
     bootstrap: str
@@ -144,27 +144,27 @@ class Facts:
 
     @property
     def names(self) -> TopicNames:
-        """Of the namespace."""
+        """Return the topic and group names of the namespace."""
         return self.layout.names
 
     def command(self, name: str, *words: str) -> str:
-        """A command of ours that can be typed as it stands."""
-        where = ["--bootstrap", self.bootstrap]
+        """Return a `rocketshim` command, quoted for a shell."""
+        cluster = ["--bootstrap", self.bootstrap]
         if self.names.namespace:
-            where += ["--namespace", self.names.namespace]
-        return shlex.join(["rocketshim", name, *words, *where])
+            cluster += ["--namespace", self.names.namespace]
+        return shlex.join(["rocketshim", name, *words, *cluster])
 
     def init(self, *words: str) -> str:
-        """An `init` command for these topics."""
-        layout, told = self.layout, []
+        """Return an `init` command for these topics."""
+        layout, options = self.layout, []
         if layout.levels != DelayLevels.default():
-            told += ["--delay-levels", str(layout.levels)]
+            options += ["--delay-levels", str(layout.levels)]
         if layout.max_message_bytes != Layout(layout.names, layout.levels).max_message_bytes:
-            told += ["--max-message-bytes", str(layout.max_message_bytes)]
-        return self.command("init", *(f"--group={group}" for group in self.groups), *told, *words)
+            options += ["--max-message-bytes", str(layout.max_message_bytes)]
+        return self.command("init", *(f"--group={group}" for group in self.groups), *options, *words)
 
     def alter(self, topic: str, **settings: str) -> str:
-        """A command of Kafka's own that sets settings of a topic (dots are written as underscores)."""
+        """Return a `kafka-configs.sh` command that sets settings of a topic (write dots as underscores)."""
         pairs = ",".join(f"{name.replace('_', '.')}={value}" for name, value in settings.items())
         return (
             f"kafka-configs.sh --bootstrap-server {shlex.quote(self.bootstrap)} --alter --entity-type topics "

@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The result of a check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,27 +7,27 @@ __all__ = ["Finding", "Severity"]
 
 
 class Severity(StrEnum):
-    """How bad it is. The first two are findings (exit code 2), a note is worth knowing."""
+    """The severity of a finding. Errors and warnings give exit code 2; a note does not."""
 
     ERROR = "error"
-    """Messages are lost, held up or wrong now, or will be in normal operation."""
+    """Messages are lost, delayed or wrong now, or will be in normal operation."""
     WARNING = "warning"
-    """Messages are lost, held up or wrong after one more failure."""
+    """Messages are lost, delayed or wrong after one more failure."""
     NOTE = "note"
-    """Nothing is lost; or something could not be looked at."""
+    """Nothing is lost, or the doctor could not examine something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be.
+    """One problem.
 
     Attributes:
-        check: its short, stable name.
-        severity: how bad it is.
-        subject: topic, group, setting … that it is about.
+        check: short, stable name of the check.
+        severity: how severe it is.
+        subject: the topic, group, setting … with the problem.
         what: what is wrong, with the values found and wanted.
-        cost: what it costs, or will cost.
-        mend: the command that mends it, or what to do where no command can.
+        cost: its impact, now or later.
+        mend: the command that fixes it, or what to do if no command can.
     """
 
     check: str

@@ -1,10 +1,11 @@
-"""Looking at a cluster for the doctor: the facts, and what could not be looked at. The only module here with Kafka.
+"""Read the doctor's facts from a cluster. This is the only module of the doctor that talks to Kafka.
 
-Each question stands for itself: one that is refused or not answered is noted in `Facts.unread` and the others go on;
-only a cluster that does not answer at all is an error. Records are read beside all groups: nothing is joined or
-committed. With `probe` one record a leader is written to the schedule topic, which every reader of ours skips.
+The requests are independent: one that is refused or not answered is noted in `Facts.unread`, and the others continue.
+Only a cluster that does not answer at all is an error. Records are read outside all groups: the doctor joins no group
+and commits nothing. With `probe` it writes one record to the schedule topic on each leader; every reader of rocketshim
+skips these records.
 
-Blocking, in seconds; one thread.
+The functions block for seconds. Use them from one thread.
 """
 
 import time
@@ -16,7 +17,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not re-export what it documents
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs lack these documented names
     ConfigResource,
     OffsetSpec,
     ResourceType,
@@ -43,10 +44,10 @@ __all__ = ["gather"]
 
 _TIMEOUT_S: Final = 10.0
 _SAMPLES: Final = 5
-_SPAN: Final = 200
-_KEYS_A_PARTITION: Final = 50
+_KEY_SPAN: Final = 200
+_KEYS_PER_PARTITION: Final = 50
 _DAY_MS: Final = 86_400_000
-_MOST_PARKED: Final = 1_000
+_MAX_PARKED: Final = 1_000
 
 _EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -66,58 +67,58 @@ def gather(
     consume_timeout_ms: int | None = None,
     probe: bool = False,
 ) -> Facts:
-    """Look at a cluster.
+    """Read the facts from a cluster.
 
     Args:
         bootstrap: addresses of the brokers.
-        names: of the namespace.
-        levels: the level table that is to hold.
-        groups: consumer groups, besides those whose retry topic is found.
+        names: topic and group names of the namespace.
+        levels: the intended level table.
+        groups: consumer groups, besides those whose retry topic exists.
         topics: the users' topics, logical names.
-        roles: roles whose rights are wanted, see `rocketshim.admin.acls`.
-        client: librdkafka settings; those that our clients refuse are judged and not used.
+        roles: roles whose ACLs the principal should have, see `rocketshim.admin.acls`.
+        client: librdkafka settings. Settings that rocketshim's clients refuse are only evaluated, not used.
         consume_timeout_ms: see `Facts`.
         probe: measure the leaders' clocks by writing a probe to each.
 
     Raises:
         BrokerUnavailableError: no broker answered.
-        ConfigError: a setting that Kafka's client does not take.
+        ConfigError: Kafka's client does not accept a setting.
     """
     client = dict(client or {})
     usable = {name: value for name, value in client.items() if name not in _REFUSED}
-    with closing(_Look(bootstrap, names, usable)) as look:
-        brokers = look.brokers()
-        visible = look.reader.topics()
+    with closing(_ClusterReader(bootstrap, names, usable)) as cluster:
+        brokers = cluster.brokers()
+        visible = cluster.reader.topics()
         user_topics = tuple(names.physical(topic) for topic in topics)
         found = tuple(dict.fromkeys([*map(check_group, groups), *_groups(names, visible)]))
-        described = look.topics([name for name in _wanted(names, found, user_topics) if name in visible])
-        standings, operations = look.standings([names.worker_group, *found])
-        spans = look.spans(names.schedule, described, standings.get(names.worker_group))
+        described = cluster.topics([name for name in _topics_to_read(names, found, user_topics) if name in visible])
+        standings, operations = cluster.standings([names.worker_group, *found])
+        spans = cluster.spans(names.schedule, described, standings.get(names.worker_group))
         sources = {name: described[name] for name in user_topics if name in described}
         schedule = {name: topic for name, topic in described.items() if name == names.schedule}
-        parked, not_allowed = look.parked(described)
+        parked, not_allowed = cluster.parked(described)
         return Facts(
             bootstrap=bootstrap,
             layout=_layout(names, levels, list(sources.values())),
             now_ms=_now_ms(),
             brokers=brokers,
-            broker_config=look.broker_config(brokers),
+            broker_config=cluster.broker_config(brokers),
             groups=found,
             user_topics=user_topics,
             roles=tuple(roles),
             topics=described,
             standings=standings,
-            unread_retries_ms=look.unread_retries_ms(standings),
+            unread_retries_ms=cluster.unread_retries_ms(standings),
             group_operations=operations,
-            queues=look.queues(spans),
+            queues=cluster.queues(spans),
             parked=parked,
             parked_not_allowed=not_allowed,
-            open_transactions_ms=look.open_transactions({**schedule, **sources}),
-            keys=look.keys(sources),
-            clocks_ms=look.clocks(described.get(names.schedule)) if probe else {},
+            open_transactions_ms=cluster.open_transactions({**schedule, **sources}),
+            keys=cluster.keys(sources),
+            clocks_ms=cluster.clocks(described.get(names.schedule)) if probe else {},
             client=client,
             consume_timeout_ms=consume_timeout_ms,
-            unread=tuple(look.unread),
+            unread=tuple(cluster.unread),
         )
 
 
@@ -129,18 +130,18 @@ def _now_ms() -> int:
 
 
 def _groups(names: TopicNames, visible: Iterable[str]) -> list[str]:
-    """The groups whose retry topic is there, as far as its name shows them (an encoded name does not)."""
+    """Return the groups whose retry topic exists. Groups with an encoded topic name are not found."""
     prefix = f"{names.prefix}rmq.retry."
     found = []
-    for end in sorted(name.removeprefix(prefix) for name in visible if name.startswith(prefix)):
-        with suppress(ConfigError):  # somebody else's topic, whose end is no name of a group
-            if names.retry(end) == prefix + end:
-                found.append(end)
+    for suffix in sorted(name.removeprefix(prefix) for name in visible if name.startswith(prefix)):
+        with suppress(ConfigError):  # another program's topic, whose suffix is not a group name
+            if names.retry(suffix) == prefix + suffix:
+                found.append(suffix)
     return found
 
 
-def _wanted(names: TopicNames, groups: Iterable[str], user_topics: Iterable[str]) -> list[str]:
-    """The topics to look at, each once."""
+def _topics_to_read(names: TopicNames, groups: Iterable[str], user_topics: Iterable[str]) -> list[str]:
+    """Return the topics to read, each once."""
     ours = [names.schedule, names.parked, names.redrive_log]
     for group in groups:
         ours += [names.retry(group), names.dead_letter(group), names.group_log(group)]
@@ -153,8 +154,8 @@ def _layout(names: TopicNames, levels: DelayLevels, sources: list[TopicFacts]) -
     return Layout(names, levels, max_message_bytes=largest) if largest else Layout(names, levels)
 
 
-class _Look:
-    """The questions. Each returns what it found; what was refused is in `unread`."""
+class _ClusterReader:
+    """Requests to a cluster. Each method returns what it read; refused requests are listed in `unread`."""
 
     def __init__(self, bootstrap: str, names: TopicNames, client: Mapping[str, str]) -> None:
         self._clients: Clients = confluent_clients()
@@ -167,21 +168,21 @@ class _Look:
         self.reader = TopicReader(bootstrap, client=client, patience_s=_TIMEOUT_S)
 
     def close(self) -> None:
-        """End."""
+        """Close the reader."""
         self.reader.close()
 
     def _settings(self, required: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return merge(self._client, defaults=defaults or {}, required={"bootstrap.servers": self._bootstrap, **required})
 
-    def _ask(self, what: str, question: Callable[[], _T], otherwise: _T) -> _T:
+    def _request(self, what: str, request: Callable[[], _T], default: _T) -> _T:
         try:
-            return question()
+            return request()
         except (KafkaException, RocketshimError, TimeoutError) as error:
             self.unread.append(f"{what}: {_text(error)}")
-            return otherwise
+            return default
 
     def brokers(self) -> tuple[int, ...]:
-        """Node ids of those that are up; the first question, and the one that must be answered."""
+        """Return the node ids of the running brokers. This is the first request, and it must succeed."""
         try:
             nodes = self._admin.describe_cluster(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S + 5).nodes
         except (KafkaException, TimeoutError) as error:
@@ -192,18 +193,18 @@ class _Look:
         return tuple(sorted(node.id for node in nodes))
 
     def broker_config(self, brokers: tuple[int, ...]) -> Mapping[str, str] | None:
-        """Settings of one broker."""
+        """Return the settings of one broker."""
 
-        def question() -> Mapping[str, str] | None:
+        def request() -> Mapping[str, str] | None:
             resource = ConfigResource(ResourceType.BROKER, str(brokers[0]))
             [future] = self._admin.describe_configs([resource], request_timeout=_TIMEOUT_S).values()
             entries = future.result(_TIMEOUT_S + 5)
             return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
-        return self._ask("settings of the brokers", question, None)
+        return self._request("settings of the brokers", request, None)
 
     def topics(self, wanted: list[str]) -> dict[str, TopicFacts]:
-        """Partitions, settings and rights."""
+        """Return the partitions, settings and allowed operations of topics."""
         if not wanted:
             return {}
         futures = self._admin.describe_topics(
@@ -211,10 +212,10 @@ class _Look:
         )
         described = {}
         for name, future in futures.items():
-            found = self._ask(f"topic {name}", partial(future.result, _TIMEOUT_S + 5), None)
+            found = self._request(f"topic {name}", partial(future.result, _TIMEOUT_S + 5), None)
             if found is not None:
                 described[name] = found
-        states: dict[str, TopicState] = self._ask(
+        states: dict[str, TopicState] = self._request(
             "settings of topics", partial(read_topics, self._admin, described), {}
         )
         for name, state in states.items():
@@ -237,11 +238,11 @@ class _Look:
         }
 
     def standings(self, groups: list[str]) -> tuple[dict[str, GroupStanding], dict[str, frozenset[str]]]:
-        """Where the groups stand, and what may be done with them."""
+        """Return the state and positions of groups, and the operations that the principal is allowed on them."""
         standings: dict[str, GroupStanding] = {}
         operations: dict[str, frozenset[str]] = {}
         for group in groups:
-            standing = self._ask(f"group {group}", partial(self._groups.read, group), None)
+            standing = self._request(f"group {group}", partial(self._groups.read, group), None)
             if standing is not None:
                 standings[group] = standing
         if standings:
@@ -249,14 +250,14 @@ class _Look:
                 list(standings), include_authorized_operations=True, request_timeout=_TIMEOUT_S
             )
             for group, future in futures.items():
-                found = self._ask(f"rights on {group}", partial(future.result, _TIMEOUT_S + 5), None)
+                found = self._request(f"rights on {group}", partial(future.result, _TIMEOUT_S + 5), None)
                 allowed = None if found is None else _operations(found)
                 if allowed is not None:
                     operations[group] = allowed
         return standings, operations
 
     def unread_retries_ms(self, standings: Mapping[str, GroupStanding]) -> dict[str, int]:
-        """Of groups without a member: when the oldest retry was stored that they have not read."""
+        """Return, for each group without a member, when its oldest unread retry was stored."""
 
         def oldest_ms(group: str, standing: GroupStanding) -> int | None:
             retry_topic = self._names.retry(group)
@@ -266,14 +267,14 @@ class _Look:
 
         idle = {group: standing for group, standing in standings.items() if not standing.members}
         found = {
-            group: self._ask(f"retries of {group}", partial(oldest_ms, group, idle[group]), None) for group in idle
+            group: self._request(f"retries of {group}", partial(oldest_ms, group, idle[group]), None) for group in idle
         }
         return {group: at_ms for group, at_ms in found.items() if at_ms is not None}
 
     def spans(
         self, schedule: str, described: Mapping[str, TopicFacts], standing: GroupStanding | None
     ) -> dict[int, tuple[int, int, int]]:
-        """Position, earliest offset and end of each queue in which something waits."""
+        """Return position, earliest offset and end offset of each queue with waiting records."""
         topic = described.get(schedule)
         if topic is None:
             return {}
@@ -283,20 +284,20 @@ class _Look:
             if each.topic == schedule
         }
 
-        def question() -> dict[int, tuple[int, int, int]]:
+        def request() -> dict[int, tuple[int, int, int]]:
             led = [(schedule, number) for number, each in enumerate(topic.partitions) if each.leader is not None]
             lows, ends = self._groups.offsets(led, _EARLIEST), self._groups.offsets(led, _LATEST)
-            found = {place[1]: (positions.get(place[1], lows[place]), lows[place], ends[place]) for place in led}
+            found = {key[1]: (positions.get(key[1], lows[key]), lows[key], ends[key]) for key in led}
             return {number: span for number, span in found.items() if max(span[0], span[1]) < span[2]}
 
-        return self._ask("what waits", question, {})
+        return self._request("waiting messages", request, {})
 
     def queues(self, spans: Mapping[int, tuple[int, int, int]]) -> tuple[QueueFacts, ...]:
-        """The next few records of each queue."""
+        """Return the next few records of each queue."""
         found = []
         for number, (position, low, end) in sorted(spans.items()):
             start = max(position, low)
-            samples: tuple[Sample, ...] = self._ask(
+            samples: tuple[Sample, ...] = self._request(
                 f"records of {self._names.schedule}/{number}",
                 partial(self._samples, number, start, end),
                 (),
@@ -306,26 +307,29 @@ class _Look:
         return tuple(found)
 
     def _samples(self, number: int, start: int, end: int) -> tuple[Sample, ...]:
-        place = (self._names.schedule, number)
-        records = (each for each in self.reader.read_spans({place: (start, end)}) if not is_probe(each))
+        partition = (self._names.schedule, number)
+        records = (each for each in self.reader.read_spans({partition: (start, end)}) if not is_probe(each))
         return tuple(_sample(record) for record in islice(records, _SAMPLES))
 
     def parked(self, described: Mapping[str, TopicFacts]) -> tuple[int | None, int]:
-        """Records parked within a day, up to a thousand; and those whose target was on no allow-list."""
+        """Return how many records were parked within a day, at most 1,000, and how many of them for their target.
+
+        The second number counts the records whose target was not on the allow-list of the workers that had them.
+        """
         name = self._names.parked
         if name not in described:
             return None, 0
 
-        def question() -> tuple[int | None, int]:
+        def request() -> tuple[int | None, int]:
             records = self.reader.read([name], since_ms=_now_ms() - _DAY_MS)
-            reasons = [dict(headers_shown(record)).get(PARK_REASON) for record in islice(records, _MOST_PARKED)]
+            reasons = [dict(headers_shown(record)).get(PARK_REASON) for record in islice(records, _MAX_PARKED)]
             return len(reasons), reasons.count(NOT_ALLOWED.encode())
 
         unknown: tuple[int | None, int] = (None, 0)
-        return self._ask(f"records of {name}", question, unknown)
+        return self._request(f"records of {name}", request, unknown)
 
     def open_transactions(self, topics: Mapping[str, TopicFacts]) -> dict[str, int]:
-        """The age of the oldest record behind each last stable offset, ms."""
+        """Return the age in ms of the oldest record behind each last stable offset."""
         led = [
             (name, number)
             for name, topic in topics.items()
@@ -333,54 +337,54 @@ class _Look:
             if each.leader is not None
         ]
 
-        def question() -> dict[str, int]:
+        def request() -> dict[str, int]:
             stable = self._groups.offsets(led, _LATEST)
             ends = self._groups.offsets(led, _LATEST, committed=False)
-            held = [TopicPartition(*place, stable[place]) for place in led if stable[place] < ends[place]]
-            return self._ages_ms(held) if held else {}
+            hidden = [TopicPartition(*key, stable[key]) for key in led if stable[key] < ends[key]]
+            return self._ages_ms(hidden) if hidden else {}
 
-        return self._ask("open transactions", question, {})
+        return self._request("open transactions", request, {})
 
-    def _ages_ms(self, places: list[TopicPartition]) -> dict[str, int]:
+    def _ages_ms(self, positions: list[TopicPartition]) -> dict[str, int]:
         required = {"group.id": f"rocketshim-read-{uuid.uuid4().hex[:8]}", "isolation.level": "read_uncommitted"}
         consumer = self._clients.consumer(self._settings({**required, "enable.auto.commit": False}))
         ages = {}
         try:
-            for place in places:
-                consumer.assign([place])
+            for position in positions:
+                consumer.assign([position])
                 message = consumer.poll(_TIMEOUT_S)
                 if message is not None and message.error() is None:
-                    ages[f"{place.topic}/{place.partition}"] = _now_ms() - message.timestamp()[1]
+                    ages[f"{position.topic}/{position.partition}"] = _now_ms() - message.timestamp()[1]
         finally:
             consumer.close()
         return ages
 
     def keys(self, topics: Mapping[str, TopicFacts]) -> dict[str, KeySample]:
-        """Where the last keyed records of each topic lie."""
-        looked = {
-            name: self._ask(f"records of {name}", partial(self._keys, name, topic), None)
+        """Return how the last keyed records of each topic are partitioned."""
+        samples = {
+            name: self._request(f"records of {name}", partial(self._keys, name, topic), None)
             for name, topic in topics.items()
         }
-        return {name: sample for name, sample in looked.items() if sample is not None}
+        return {name: sample for name, sample in samples.items() if sample is not None}
 
     def _keys(self, name: str, topic: TopicFacts) -> KeySample | None:
-        places = [(name, number) for number, each in enumerate(topic.partitions) if each.leader is not None]
-        lows, ends = self._groups.offsets(places, _EARLIEST), self._groups.offsets(places, _LATEST)
-        lies: dict[bytes, int] = {}
-        for place in places:
-            span = max(lows[place], ends[place] - _SPAN), ends[place]
-            for record in islice(self.reader.read_spans({place: span}), _KEYS_A_PARTITION):
+        partitions = [(name, number) for number, each in enumerate(topic.partitions) if each.leader is not None]
+        lows, ends = self._groups.offsets(partitions, _EARLIEST), self._groups.offsets(partitions, _LATEST)
+        found: dict[bytes, int] = {}
+        for partition in partitions:
+            span = max(lows[partition], ends[partition] - _KEY_SPAN), ends[partition]
+            for record in islice(self.reader.read_spans({partition: span}), _KEYS_PER_PARTITION):
                 if record.key() is not None:
-                    lies[record.key()] = place[1]
+                    found[record.key()] = partition[1]
         count = len(topic.partitions)
-        return KeySample(len(lies), sum(partition_for(key, count) != number for key, number in lies.items()))
+        return KeySample(len(found), sum(partition_for(key, count) != number for key, number in found.items()))
 
     def clocks(self, schedule: TopicFacts | None) -> dict[int, int]:
-        """How far each leader's clock is ahead of this machine's, ms."""
+        """Return how far each leader's clock is ahead of this machine's, in ms."""
         if schedule is None:
             return {}
         leaders = {each.leader: number for number, each in enumerate(schedule.partitions) if each.leader is not None}
-        return self._ask("clocks", partial(self._probe, leaders), {})
+        return self._request("clocks", partial(self._probe, leaders), {})
 
     def _probe(self, leaders: Mapping[int, int]) -> dict[int, int]:
         defaults = {"delivery.timeout.ms": round(_TIMEOUT_S * 1_000), "linger.ms": 0}
@@ -388,7 +392,7 @@ class _Look:
         ahead: dict[int, int] = {}
         for node, number in leaders.items():
             out = clock_probe(self._names, partition=number)
-            for _ in range(2):  # the first finds the connection, the second is measured
+            for _ in range(2):  # the first opens the connection; only the second is measured
                 reports: list[tuple[Any, Any]] = []
 
                 def reported(error: Any, message: Any, into: list[tuple[Any, Any]] = reports) -> None:

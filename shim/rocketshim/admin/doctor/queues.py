@@ -1,4 +1,4 @@
-"""Checks of what waits in the delay queues, of the worker that empties them, and of the clocks they go by. Pure."""
+"""Checks of the delay queues, of the worker that delivers from them, and of the clocks that they depend on. Pure."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -11,17 +11,17 @@ from rocketshim_topics.levels import DelayLevels
 
 __all__ = ["backlog", "clocks", "level_table", "open_transactions", "parked", "worker"]
 
-_OVERDUE_MS: Final = 60_000
-_SKEW_MS: Final = 1_000
-_HELD_MS: Final = 60_000
+_MAX_OVERDUE_MS: Final = 60_000
+_MAX_SKEW_MS: Final = 1_000
+_MAX_TRANSACTION_AGE_MS: Final = 60_000
 _SAME_TABLE: Final = (
-    "give senders, consumers and worker the same --delay-levels; what waits by the other table is through when its "
-    "delay is over: rocketshim delayed stats"
+    "give senders, consumers and worker the same --delay-levels; messages that wait by the other table are gone once "
+    "their delay is over: rocketshim delayed stats"
 )
 
 
 def worker(facts: Facts) -> Iterator[Finding]:
-    """Somebody delivers what is due, and retention did not overtake them."""
+    """Check that a worker delivers what is due, and that retention has deleted nothing before the worker read it."""
     group = facts.names.worker_group
     standing = facts.standings.get(group)
     if standing is None:
@@ -34,18 +34,18 @@ def worker(facts: Facts) -> Iterator[Finding]:
             "worker-missing",
             Severity.ERROR,
             group,
-            f"no worker runs, and messages wait ({waiting} offsets)",
+            f"no worker is running, and messages are waiting ({waiting} offsets)",
             f"delayed and retried messages are not delivered ({_since(overdue_ms)})",
             run,
         )
-    elif overdue_ms > _OVERDUE_MS:
+    elif overdue_ms > _MAX_OVERDUE_MS:
         yield Finding(
             "worker-late",
             Severity.ERROR,
             group,
-            f"a worker is in the group, and the oldest message should have left {overdue_ms // 1_000} s ago",
+            f"a worker is in the group, but the oldest message should have left {overdue_ms // 1_000} s ago",
             "delayed and retried messages are late; the worker is stuck or too slow",
-            f"look at its log and /state; more lanes and workers: {facts.init('--lanes', 'N')}",
+            f"look at its log and /state; for more lanes and workers: {facts.init('--lanes', 'N')}",
         )
     lost = sum(queue.lost for queue in facts.queues)
     if lost:
@@ -53,14 +53,14 @@ def worker(facts: Facts) -> Iterator[Finding]:
             "retention-overtook",
             Severity.ERROR,
             facts.names.schedule,
-            f"retention took {lost} offsets that no worker had read",
-            "these messages are gone",
+            f"retention deleted {lost} offsets that no worker had read",
+            "these messages are lost",
             f"raise retention.ms above the longest outage: {facts.init('--mend')}",
         )
 
 
 def backlog(facts: Facts) -> Iterator[Finding]:
-    """What waits leaves before retention takes it."""
+    """Check that waiting messages leave their queue before retention deletes them."""
     topic = facts.topics.get(facts.names.schedule)
     text = None if topic is None or topic.config is None else topic.config.get("retention.ms")
     if text is None or not text.isdecimal():
@@ -70,22 +70,24 @@ def backlog(facts: Facts) -> Iterator[Finding]:
         if not queue.samples:
             continue
         head = queue.samples[0]
-        taken_ms = head.appended_ms + retention_ms
+        deleted_ms = head.appended_ms + retention_ms
         leaves_ms = head.appended_ms + _queue_ms(facts, queue)
-        if leaves_ms >= taken_ms or (leaves_ms < facts.now_ms and facts.now_ms - head.appended_ms > retention_ms // 2):
+        if leaves_ms >= deleted_ms or (
+            leaves_ms < facts.now_ms and facts.now_ms - head.appended_ms > retention_ms // 2
+        ):
             yield Finding(
                 "retention-backlog",
                 Severity.ERROR,
                 f"{facts.names.schedule}/{queue.partition}",
-                f"the oldest message waits since {(facts.now_ms - head.appended_ms) // 1_000} s and leaves "
+                f"the oldest message has waited for {(facts.now_ms - head.appended_ms) // 1_000} s and is due to leave "
                 f"{_when(leaves_ms, facts.now_ms)}; retention.ms is {retention_ms}",
-                f"from {_when(taken_ms, facts.now_ms)} on messages of this queue are deleted undelivered",
+                f"retention may delete undelivered messages of this queue from {_when(deleted_ms, facts.now_ms)} on",
                 facts.alter(facts.names.schedule, retention_ms=str(max(2 * retention_ms, 7 * 86_400_000))),
             )
 
 
 def level_table(facts: Facts) -> Iterator[Finding]:
-    """The level table is the one that the worker runs with, and the one that the senders of what waits had."""
+    """Check that the level table equals the worker's, and that of the senders of waiting messages."""
     yield from _workers_table(facts)
     levels = facts.layout.levels
     removed: set[int] = set()
@@ -103,68 +105,68 @@ def level_table(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             facts.names.schedule,
             f"messages wait in the queues of levels {_numbers(removed)}, which the table {str(levels)!r} does not have",
-            "a worker with this table takes each after 1 s and sends it on by its own DELAY_MS: on time, at the price "
-            "of more hops; records of foreign producers without DELAY_MS are delivered after 1 s",
+            "a worker with this table takes each message after 1 s and forwards it by its DELAY_MS: on time, but with "
+            "more hops; records of other producers without DELAY_MS are delivered after 1 s",
             _SAME_TABLE,
         )
 
 
 def _workers_table(facts: Facts) -> Iterator[Finding]:
-    """How the table differs from those that the workers' commits carry."""
+    """Return how the table differs from those that the workers' commits carry."""
     standing = facts.standings.get(facts.names.worker_group)
-    mine = facts.layout.levels
+    given = facts.layout.levels
     seen = {each.metadata for each in standing.partitions if each.member or not standing.members} if standing else set()
-    for theirs in filter(None, map(levels_of, seen)):
-        if theirs == mine:
+    for workers in filter(None, map(levels_of, seen)):
+        if workers == given:
             continue
-        shared = range(1, min(mine.max_level, theirs.max_level) + 1)
-        changed = [level for level in shared if mine.delay_ms(level) != theirs.delay_ms(level)]
-        said = [
-            f"level {level} is {theirs.delay_ms(level)} ms there and {mine.delay_ms(level)} ms here"
+        shared = range(1, min(given.max_level, workers.max_level) + 1)
+        changed = [level for level in shared if given.delay_ms(level) != workers.delay_ms(level)]
+        differences = [
+            f"level {level} is {workers.delay_ms(level)} ms there and {given.delay_ms(level)} ms here"
             for level in changed
         ]
-        if theirs.max_level > mine.max_level:
-            said.append(f"levels {_numbers(range(mine.max_level + 1, theirs.max_level + 1))} are removed here")
-        if mine.max_level > theirs.max_level:
-            said.append(f"levels {_numbers(range(theirs.max_level + 1, mine.max_level + 1))} are added here")
+        if workers.max_level > given.max_level:
+            differences.append(f"levels {_numbers(range(given.max_level + 1, workers.max_level + 1))} are removed here")
+        if given.max_level > workers.max_level:
+            differences.append(f"levels {_numbers(range(workers.max_level + 1, given.max_level + 1))} are added here")
         yield Finding(
             "level-table",
             Severity.WARNING,
             facts.names.worker_group,
-            f"the worker runs with the table {str(theirs)!r}, not {str(mine)!r}: {'; '.join(said)}",
-            "with the worker's table a level means its delay; senders with another are still never early by their own "
-            "DELAY_MS, but late where the worker's queue is longer, and levels it does not know cost hops",
+            f"the worker runs with the table {str(workers)!r}, not {str(given)!r}: {'; '.join(differences)}",
+            "the worker's table decides the delay of a level; messages of senders with another table are never early "
+            "by their DELAY_MS, but late where the worker's queue is longer, and unknown levels cost more hops",
             _SAME_TABLE,
         )
 
 
 def _senders_table(facts: Facts, queue: QueueFacts, level: int) -> Iterator[Finding]:
-    """What the records of one queue say about the table of their senders, each thing once."""
+    """Return the differences from the senders' table, as the records of one queue show them, each difference once."""
     wanted_ms = facts.layout.levels.delay_ms(level)
     found = {sample.delay_ms for sample in queue.samples if sample.level is not None and sample.delay_ms is not None}
     for delay_ms in sorted(found - {wanted_ms}):
         late_ms = wanted_ms - delay_ms
-        hops = "what waits there leaves sooner and hops on by its DELAY_MS: on time, at the price of more hops"
+        more_hops = "waiting messages leave sooner and are forwarded by their DELAY_MS: on time, but with more hops"
         yield Finding(
             "level-changed",
             Severity.ERROR if late_ms > 0 else Severity.WARNING,
             f"{facts.names.schedule}/{queue.partition}",
-            f"level {level} was {delay_ms} ms to its senders and is {wanted_ms} ms in the table "
+            f"level {level} was {delay_ms} ms for its senders but is {wanted_ms} ms in the table "
             f"{str(facts.layout.levels)!r}",
-            f"what waits there leaves by the queue's new delay: {late_ms} ms late" if late_ms > 0 else hops,
+            f"waiting messages leave by the queue's new delay: {late_ms} ms late" if late_ms > 0 else more_hops,
             _SAME_TABLE,
         )
 
 
 def parked(facts: Facts) -> Iterator[Finding]:
-    """Nothing lies in the parking topic."""
+    """Check that no record was parked within the last day."""
     others = (facts.parked or 0) - facts.parked_not_allowed
     if others:
         yield Finding(
             "parked",
             Severity.WARNING,
             facts.names.parked,
-            f"{others} records were parked within a day: malformed, forbidden, or refused by their target",
+            f"{others} records were parked within the last day: malformed, forbidden, or refused by their target",
             "they were not delivered, and retention deletes them",
             facts.command("parked", "ls"),
         )
@@ -173,39 +175,39 @@ def parked(facts: Facts) -> Iterator[Finding]:
             "parked-not-allowed",
             Severity.WARNING,
             facts.names.parked,
-            f"{facts.parked_not_allowed} records were parked within a day because no worker that had them may write to "
-            "their target",
-            "they were not delivered; the target is missing on allow-lists, or the workers' lists differ",
+            f"{facts.parked_not_allowed} records were parked within the last day because no worker that had them may "
+            "write to their target",
+            "they were not delivered; their target is missing from the allow-lists, or the workers' lists differ",
             "start all workers with the same --allow list, then "
             + facts.command("parked", "redrive", "--reason", NOT_ALLOWED),
         )
 
 
 def clocks(facts: Facts) -> Iterator[Finding]:
-    """The leaders' clocks agree with each other and with this machine's."""
+    """Check that the leaders' clocks agree with this machine's."""
     for node, ahead_ms in sorted(facts.clocks_ms.items()):
-        if abs(ahead_ms) > _SKEW_MS:
+        if abs(ahead_ms) > _MAX_SKEW_MS:
             yield Finding(
                 "clock-skew",
                 Severity.WARNING,
                 f"broker {node}",
                 f"its clock is {abs(ahead_ms)} ms {'ahead of' if ahead_ms > 0 else 'behind'} this machine's",
-                "messages with a time (deliver_at) come by the broker's clock, that much early or late for their "
-                "senders; delays are not touched, they are counted on one clock",
+                "messages with a delivery time (deliver_at) follow the broker's clock, so their senders see them early "
+                "or late by this difference; delays are not affected, because one clock counts them",
                 "synchronise the clocks of brokers and senders (chrony, ntpd)",
             )
 
 
 def open_transactions(facts: Facts) -> Iterator[Finding]:
-    """No transaction holds back what was written after it."""
-    for place, age_ms in sorted(facts.open_transactions_ms.items()):
-        if age_ms > _HELD_MS:
+    """Check that no open transaction hides the records written after it."""
+    for partition, age_ms in sorted(facts.open_transactions_ms.items()):
+        if age_ms > _MAX_TRANSACTION_AGE_MS:
             yield Finding(
                 "open-transaction",
                 Severity.ERROR,
-                place,
-                f"a transaction is open there since {age_ms // 1_000} s",
-                "readers see nothing that was written behind it: on the schedule topic that holds up the whole queue",
+                partition,
+                f"a transaction has been open for {age_ms // 1_000} s",
+                "consumers see no record written after its start; on the schedule topic this stops the whole queue",
                 "find it with kafka-transactions.sh find-hanging, end it with kafka-transactions.sh abort",
             )
 

@@ -1,7 +1,7 @@
-"""Checks of what lies on the cluster: topics, their settings, their copies. Pure.
+"""Checks of topics: their existence, settings, partitions and replicas. Pure.
 
-What `layout.compare` finds is explained here by setting; the rest is what a layout cannot know: the users' own topics,
-and how many brokers there are.
+This module explains each difference that `layout.compare` finds. The other checks are about what a layout does not
+know: the users' own topics and the number of brokers.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ __all__ = [
     "user_topics",
 ]
 
-_SAFE_COPIES: Final = 3
+_SAFE_REPLICAS: Final = 3
 _WEEK_MINUTES: Final = 7 * 24 * 60
 
 _CHECKS: Final = {
@@ -38,7 +38,7 @@ _CHECKS: Final = {
 
 
 def expected(facts: Facts) -> tuple[TopicSpec, ...]:
-    """The shim's topics that there should be: the shared ones and each group's; logs where they are there."""
+    """Return rocketshim's topics that should exist: the shared ones, each group's, and the logs that already exist."""
     layout = facts.layout
     specs = list(layout.shared())
     if layout.names.redrive_log in facts.topics:
@@ -49,15 +49,15 @@ def expected(facts: Facts) -> tuple[TopicSpec, ...]:
 
 
 def missing_topics(facts: Facts) -> Iterator[Finding]:
-    """A topic that has to be there."""
+    """Find required topics that do not exist."""
     for spec in expected(facts):
         if spec.name not in facts.topics:
             yield Finding(
                 "topic-missing",
                 Severity.ERROR,
                 spec.name,
-                f"the topic for {spec.purpose} is not there, or the principal may not see it",
-                "senders of delayed messages, the worker or the group's consumers fail at their start",
+                f"the topic for {spec.purpose} does not exist, or the principal may not see it",
+                "senders of delayed messages, the worker or the group's consumers fail to start",
                 facts.init(),
             )
     for name in facts.user_topics:
@@ -66,14 +66,14 @@ def missing_topics(facts: Facts) -> Iterator[Finding]:
                 "topic-missing",
                 Severity.ERROR,
                 name,
-                "the topic is not there, or the principal may not see it",
-                "consumers of it do not start; delayed messages for it are parked",
+                "the topic does not exist, or the principal may not see it",
+                "its consumers do not start; delayed messages for it are parked",
                 facts.command("init", "--topic", name, "--partitions", "N"),
             )
 
 
 def settings(facts: Facts) -> Iterator[Finding]:
-    """Settings of the shim's topics against the layout: timestamps, compaction, retention, sizes, segments."""
+    """Compare the settings of rocketshim's topics with the layout."""
     found = {name: TopicState(len(topic.partitions), topic.config) for name, topic in facts.topics.items()}
     specs = {spec.name: spec for spec in expected(facts)}
     for each in compare(specs.values(), found).differences:
@@ -82,7 +82,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
 
 
 def partition_counts(facts: Facts) -> Iterator[Finding]:
-    """The schedule topic has whole lanes, a group log one partition."""
+    """Check that the schedule topic has whole lanes, and that each group log has one partition."""
     names, stride = facts.names, DelayLevels.STRIDE
     topic = facts.topics.get(names.schedule)
     if topic is not None and len(topic.partitions) % stride:
@@ -92,8 +92,8 @@ def partition_counts(facts: Facts) -> Iterator[Finding]:
             "partition-count",
             Severity.ERROR,
             names.schedule,
-            f"{count} partitions, which are no whole lanes of {stride}",
-            "the place of a queue is fixed: some levels have no partition, and sends to them fail",
+            f"{count} partitions, which is not a multiple of {stride} (one lane)",
+            "each level has a fixed partition: some levels have none, and sends to them fail",
             facts.init("--lanes", str(lanes)),
         )
     for group in facts.groups:
@@ -103,14 +103,14 @@ def partition_counts(facts: Facts) -> Iterator[Finding]:
                 "partition-count",
                 Severity.ERROR,
                 names.group_log(group),
-                f"{len(log.partitions)} partitions, not one",
-                "locks are decided by the order of one log: two members may hold one queue",
+                f"{len(log.partitions)} partitions instead of one",
+                "the order of one partition decides who holds a lock: two members may hold the same queue",
                 "stop the group, delete the topic, then: " + facts.command("init", "--group", group, "--with-log"),
             )
 
 
 def leaders(facts: Facts) -> Iterator[Finding]:
-    """Each partition has a leader and enough copies in sync to be written to."""
+    """Check that each partition has a leader and enough in-sync replicas to accept writes."""
     for name, topic in facts.topics.items():
         without = [number for number, each in enumerate(topic.partitions) if each.leader is None]
         if without:
@@ -119,8 +119,8 @@ def leaders(facts: Facts) -> Iterator[Finding]:
                 Severity.ERROR,
                 name,
                 f"no leader for partitions {_numbers(without)}",
-                "they can be neither read nor written: delayed messages of these queues wait, commits stand still",
-                "bring the brokers that hold them back: kafka-topics.sh --describe --unavailable-partitions",
+                "they can be neither read nor written: delayed messages of these queues wait, and commits stop",
+                "restart the brokers that store them: kafka-topics.sh --describe --unavailable-partitions",
             )
         needed = _min_in_sync(topic)
         led = [(number, each) for number, each in enumerate(topic.partitions) if each.leader is not None]
@@ -131,48 +131,50 @@ def leaders(facts: Facts) -> Iterator[Finding]:
                 "in-sync",
                 Severity.ERROR,
                 name,
-                f"partitions {_numbers(refusing)} have fewer copies in sync than min.insync.replicas={needed}",
-                "every write with acks=all is refused now: retries, dead letters and delayed sends fail",
-                "bring the brokers back: kafka-topics.sh --describe --under-min-isr-partitions",
+                f"partitions {_numbers(refusing)} have fewer in-sync replicas than min.insync.replicas={needed}",
+                "the brokers refuse every write with acks=all: retries, dead letters and delayed sends fail",
+                "restart the missing brokers: kafka-topics.sh --describe --under-min-isr-partitions",
             )
         if behind:
             yield Finding(
                 "in-sync",
                 Severity.WARNING,
                 name,
-                f"partitions {_numbers(behind)} have copies that are not in sync",
-                "one more failure loses the partition or what was acknowledged last",
-                "bring the brokers back: kafka-topics.sh --describe --under-replicated-partitions",
+                f"partitions {_numbers(behind)} have replicas that are not in sync",
+                "one more failure loses the partition or the last acknowledged records",
+                "restart the missing brokers: kafka-topics.sh --describe --under-replicated-partitions",
             )
 
 
 def copies(facts: Facts) -> Iterator[Finding]:
-    """Enough copies of each topic, and a `min.insync.replicas` that neither loses records nor stops at one failure."""
+    """Check that each topic has enough replicas, and a `min.insync.replicas` that survives one failure.
+
+    The setting is too low if one failure loses records, and too high if one failure stops all writes.
+    """
     brokers = len(facts.brokers)
     for name, topic in facts.topics.items():
         if not topic.partitions:
             continue
         replicas = min(each.replicas for each in topic.partitions)
-        if replicas < min(_SAFE_COPIES, brokers):
+        if replicas < min(_SAFE_REPLICAS, brokers):
             yield Finding(
                 "copies",
                 Severity.ERROR if replicas == 1 else Severity.WARNING,
                 name,
-                f"{replicas} {'copy' if replicas == 1 else 'copies'} of each record on {brokers} brokers",
-                "losing one broker loses what lies there" if replicas == 1 else "two failures lose records",
+                f"{replicas} {'replica' if replicas == 1 else 'replicas'} of each partition on {brokers} brokers",
+                "losing one broker loses its records" if replicas == 1 else "two failures lose records",
                 "kafka-reassign-partitions.sh with more replicas (new topics: rocketshim init --replication-factor 3)",
             )
         in_sync = _min_in_sync(topic)
         if topic.config is None:
             continue
-        if replicas >= _SAFE_COPIES and in_sync < 2:
+        if replicas >= _SAFE_REPLICAS and in_sync < 2:
             yield Finding(
                 "min-in-sync",
                 Severity.WARNING,
                 name,
-                f"min.insync.replicas is {in_sync} with {replicas} copies",
-                "a write counts as stored when one broker has it; if that one dies, the record is lost although it "
-                "was acknowledged",
+                f"min.insync.replicas is {in_sync} with {replicas} replicas",
+                "a write is acknowledged when a single broker has stored it; if that broker fails, the record is lost",
                 facts.alter(name, min_insync_replicas="2"),
             )
         if replicas > 1 and in_sync >= replicas:
@@ -180,14 +182,14 @@ def copies(facts: Facts) -> Iterator[Finding]:
                 "min-in-sync",
                 Severity.WARNING,
                 name,
-                f"min.insync.replicas is {in_sync} with {replicas} copies",
-                "as soon as one broker is away every write is refused: retries and delayed sends stop",
+                f"min.insync.replicas is {in_sync} with {replicas} replicas",
+                "while one broker is down every write is refused: retries and delayed sends stop",
                 facts.alter(name, min_insync_replicas=str(max(1, replicas - 1))),
             )
 
 
 def user_topics(facts: Facts) -> Iterator[Finding]:
-    """The users' own topics, as targets of delayed messages and sources of retries."""
+    """Check the users' own topics as targets of delayed messages and sources of retries."""
     for name in facts.user_topics:
         topic = facts.topics.get(name)
         if topic is None or topic.config is None:
@@ -198,13 +200,13 @@ def user_topics(facts: Facts) -> Iterator[Finding]:
                 Severity.WARNING,
                 name,
                 "the topic is compacted",
-                "it refuses records without a key: delayed messages without one are parked",
-                "send only keyed messages there, or: " + facts.alter(name, cleanup_policy="delete"),
+                "it refuses records without a key: delayed messages without a key are parked",
+                "send only keyed messages to it, or: " + facts.alter(name, cleanup_policy="delete"),
             )
 
 
 def offsets_retention(facts: Facts) -> Iterator[Finding]:
-    """Positions of a group that is away are kept for long enough."""
+    """Check that Kafka keeps the offsets of an inactive group for at least a week."""
     minutes = _number((facts.broker_config or {}).get("offsets.retention.minutes"))
     if minutes is not None and minutes < _WEEK_MINUTES:
         yield Finding(
@@ -212,22 +214,22 @@ def offsets_retention(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "broker",
             f"offsets.retention.minutes is {minutes}, less than 7 days",
-            "a group or worker that is away for longer loses its position: the worker delivers everything again that "
-            "is still there, a consumer begins as if it were new",
+            "a group or worker that is down for longer loses its position: the worker delivers everything in its topic "
+            "again, and a consumer starts like a new group",
             "set offsets.retention.minutes=10080 or more on every broker",
         )
 
 
 def auto_creation(facts: Facts) -> Iterator[Finding]:
-    """Topics are not created by a typing error."""
+    """Check that a mistyped topic name does not create a topic."""
     if (facts.broker_config or {}).get("auto.create.topics.enable") == "true":
         yield Finding(
             "auto-create",
             Severity.NOTE,
             "broker",
             "auto.create.topics.enable is true",
-            "a program that names a topic wrongly creates it, with the cluster's default settings; the shim's own "
-            "topics would be created with wrong ones",
+            "a program with a wrong topic name creates that topic with the cluster's default settings; rocketshim's "
+            "own topics would be created with wrong settings",
             "set auto.create.topics.enable=false on every broker",
         )
 
@@ -246,31 +248,34 @@ def _cost(facts: Facts, spec: TopicSpec, each: Difference) -> tuple[Severity, st
     layout: Layout = facts.layout
     is_schedule = spec.name == facts.names.schedule
     if spec.name == facts.names.redrive_log:
-        return Severity.ERROR, "what was sent again may be forgotten, and a plan that is applied again sends it twice"
+        return Severity.ERROR, "the log may forget what was sent again, and a plan that is applied again sends it twice"
     match each.setting:
         case "message.timestamp.type" if is_schedule:
-            return Severity.ERROR, "delays would count from a time that the sender wrote: the worker refuses to run"
+            return Severity.ERROR, "delays would count from a time that the sender sets: the worker refuses to run"
         case "message.timestamp.type":
-            return Severity.ERROR, "leases would be judged by the members' own clocks: two may hold one queue"
+            return Severity.ERROR, "leases would depend on the members' own clocks: two members may hold the same queue"
         case "cleanup.policy":
-            return Severity.ERROR, "compaction deletes messages that have the same key, and refuses those without one"
+            return (
+                Severity.ERROR,
+                "compaction deletes messages with the same key, and the topic refuses messages without a key",
+            )
         case "retention.ms" if is_schedule and _below(each.found, layout.levels.longest_ms):
             longest = layout.levels.longest_ms
             return Severity.ERROR, f"messages of the longest level ({longest} ms) are deleted before they are due"
         case "retention.ms" if is_schedule:
-            return Severity.WARNING, "if no worker runs for a while, messages are deleted before they are delivered"
+            return Severity.WARNING, "if no worker runs for some time, messages are deleted before they are delivered"
         case "retention.ms":
-            return Severity.WARNING, f"{spec.purpose} are deleted before anybody has looked at them"
+            return Severity.WARNING, f"{spec.purpose} are deleted before anyone has looked at them"
         case "retention.bytes":
-            return Severity.ERROR, "messages that wait are deleted to make room for others"
+            return Severity.ERROR, "waiting messages are deleted to make room for others"
         case "max.message.bytes":
             source = layout.max_message_bytes
             return Severity.ERROR, (
-                f"a message as large as its source topic takes ({source} bytes) does not fit with the headers of a "
-                "hop: its retry is refused, and it becomes a dead letter without its body"
+                f"a message of the largest size of its source topic ({source} bytes) does not fit with the headers of "
+                "a hop: the topic refuses its retry, and it becomes a dead letter without its body"
             )
         case _:
-            return Severity.WARNING, "old records stay longer than they should: a new member reads more at its start"
+            return Severity.WARNING, "old records stay longer than they should: a new member reads more when it starts"
 
 
 def _below(found: str, limit: int) -> bool:
