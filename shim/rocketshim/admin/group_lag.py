@@ -248,11 +248,11 @@ def _member(member: Any) -> str:
     return f"{member.client_id}@{member.host.lstrip('/')}"
 
 
-def _typed(error: KafkaException, what: str, client_error: str) -> RocketshimError:
+def _typed(error: KafkaException, what: str, client_text: str) -> RocketshimError:
     cause: KafkaError = error.args[0]
-    text = f"cannot look at {what}: {cause.name()}: {cause.str()}"
+    text = f"cannot read {what}: {cause.name()}: {cause.str()}"
     if cause.code() in DENIED | NO_LOGIN:
         return NotAuthorizedError(f"{text}; see: rocketshim acls --role operator")
     if cause.code() in AWAY:
-        return BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?{client_error}")
+        return BrokerUnavailableError(f"{text}: is the bootstrap address right, and is a broker up?{client_text}")
     return ClusterError(text)
