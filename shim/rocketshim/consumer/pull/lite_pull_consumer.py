@@ -1,25 +1,26 @@
-"""`LitePullConsumer`: ask for messages instead of being called with them.
+"""`LitePullConsumer`: the caller polls for messages, instead of registering a listener.
 
-One thread polls. What a poll returned is done when the next one begins, and not before: `stop`, and leaving the `with`
-block, do not commit what the last poll returned, since nobody can tell whether its messages were handled; `commit_sync`
-says so. Nothing is retried and nothing is dead: whoever polls decides what becomes of a message. Two ways to come by
-queues, never both:
+One thread polls. The messages of a poll count as done when the next poll begins, and not before. `stop`, also at the
+end of a `with` block, does not commit the messages of the last poll: the consumer cannot know whether they were
+handled. `commit_sync` commits them. The consumer has no retries and no dead letters: the caller decides what happens to
+a message. There are two ways to get queues, and they exclude each other:
 
-* `subscribe`: the group's members share the queues (Kafka's group protocol, cooperative);
-* `assign`: exactly these queues, whoever else reads them. Such a consumer is no member, and its commits are not fenced:
-  two that commit the same queue overwrite each other.
+* `subscribe`: the members of the group share the queues (Kafka's group protocol, cooperative).
+* `assign`: the consumer reads exactly these queues, even if others read them, too. It is not a member of the group, and
+  its commits are not fenced: two consumers that commit the same queue overwrite each other's offsets.
 
 Rules of this file:
 
-* Where a queue begins is decided as for push consumers (`start_offsets.StartOffsets`), and committed before the first
-  message is handed out. While that is not possible (coordinator away) the queue is held, and gives nothing.
-* A record of a queue that was assigned, taken away or paused since it was fetched is not handed out; the queue is read
-  again from its position.
-* Rebalance callbacks run inside `poll` and never raise: what goes wrong there is raised by `poll` itself, when it has
-  no message to return.
-* `poll` waits in slices of 0.1 s, so that `stop` is heard.
-* A message with a header whose name is no UTF-8 cannot be filtered: it is passed over, and said like what goes wrong in
-  a callback. Without an expression it is handed out, and what asks for its headers raises `MalformedRecordError`.
+* The start offset of a queue is resolved as for push consumers (`start_offsets.StartOffsets`). It is committed before
+  the first message is handed out. While the commit is not possible (coordinator away), the queue stays assigned and
+  delivers nothing.
+* A record is not handed out if its queue was assigned, revoked or paused after the record was fetched. The queue is
+  read again from its position.
+* Rebalance callbacks run inside `poll` and never raise. `poll` itself raises their errors, when it has no message to
+  return.
+* `poll` waits in slices of 0.1 s, so that it notices `stop`.
+* A message with a header name that is not UTF-8 cannot be filtered. It is skipped, and reported like an error in a
+  callback. Without an expression it is handed out, and reading its headers raises `MalformedRecordError`.
 """
 
 import hashlib
@@ -73,21 +74,21 @@ QueuesListener = Callable[[str, list[MessageQueue]], None]
 
 
 def unreadable_headers(record: Any) -> MalformedRecordError:
-    """What a pull consumer says of a message that no filter can judge."""
+    """Return the error of a pull consumer for a message that no filter can evaluate."""
     return MalformedRecordError(
         BAD_HEADER_KEY,
-        f"{coordinates(record)} was passed over: a header's name is no UTF-8, so that no expression can judge it; read "
+        f"{coordinates(record)} was skipped: a header name is not UTF-8, so no expression can be evaluated on it; read "
         "it without an expression",
     )
 
 
 def as_selector(expression: MessageSelector | str | None) -> MessageSelector:
-    """A filter as pull consumers take it: a selector as it is, a text as a tag expression, None as everything."""
+    """Convert a filter argument of a pull consumer: a text is a tag expression, None selects everything."""
     return expression if isinstance(expression, MessageSelector) else MessageSelector.by_tag(expression)
 
 
 class LitePullConsumer:
-    """Polls messages of topics it shares with its group (`subscribe`), or of certain queues (`assign`).
+    """Polls messages of topics that it shares with its group (`subscribe`), or of certain queues (`assign`).
 
     ::
 
@@ -95,24 +96,25 @@ class LitePullConsumer:
             consumer.subscribe("orders", MessageSelector.by_tag("paid"))
             while running:
                 for message in consumer.poll():
-                    ...                         # done when the next poll begins
+                    ...                         # counts as done when the next poll begins
 
-    With `auto_commit` what a poll has returned is committed once the next poll has begun, or by `commit_sync`; never by
-    `stop`. So what was not handled is delivered again, and at most one poll's messages although they were.
+    With `auto_commit`, the messages of a poll are committed after the next poll has begun, or by `commit_sync`; never
+    by `stop`. So messages that were not handled are delivered again. Of the messages that were handled, at most those
+    of one poll are delivered again.
 
     Args:
-        bootstrap: `host:port` of at least one broker; None when `settings` says it.
-        group: the consumer group; None when `settings` says it.
-        settings: everything at once, in place of the other arguments.
-        clients: where Kafka clients come from; None: confluent_kafka.
-        clock: time; None: this machine's.
+        bootstrap: `host:port` of at least one broker; None if `settings` contains it.
+        group: the consumer group; None if `settings` contains it.
+        settings: all settings in one object, instead of the other arguments.
+        clients: the factory of Kafka clients; None: confluent_kafka.
+        clock: the source of time; None: the clock of this machine.
         values: any other field of `LitePullConsumerSettings`, by name.
 
     Raises:
-        ConfigError: a setting that does not exist or is out of range; nothing was opened.
+        ConfigError: a setting does not exist or is out of range; nothing was opened.
 
-    Thread-safety: one thread at a time, checked (`ConsumerError`); `stop` may be called from any, also from a signal
-        handler.
+    Thread-safety: one thread at a time; this is checked (`ConsumerError`). `stop` may be called from any thread and
+        from a signal handler.
 
     Source: `DefaultLitePullConsumer` of RocketMQ.
     """
@@ -143,7 +145,7 @@ class LitePullConsumer:
             subscription="",
         )
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
-        self._complaints = LastClientError()
+        self._last_error = LastClientError()
         self._lookups = Lookups(
             self._client,
             lambda: bool(self._positions.places()),
@@ -152,18 +154,18 @@ class LitePullConsumer:
         self._starts.lookups = self._lookups
         self._lookup = QueueLookup(self.names, lambda: self._lookups)
         self._subscribed: dict[str, MessageSelector] = {}  # physical topic
-        self._wished: dict[TopicPartitionKey, MessageQueue] | None = None  # None: not by `assign`
+        self._requested: dict[TopicPartitionKey, MessageQueue] | None = None  # the queues of assign(); None: not called
         self._assign_filters: dict[str, MessageSelector] = {}
         self._logical: dict[str, str] = {}
         self._positions = PullPositions()
         self._pauses = Pauses()
         self._fresh: set[TopicPartitionKey] = set()
-        self._uptake = PartitionStarter(self._starts, self._pauses, self._begin, self._now_ms)
+        self._starter = PartitionStarter(self._starts, self._pauses, self._begin, self._now_ms)
         self._watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
         self._failure: RocketshimError | None = None
         self._consumer: ConsumerClient | None = None
         self._lock = threading.Lock()
-        self._holder: int | None = None
+        self._calling_thread: int | None = None
         self._started = self._stopped = self._closing = self._has_joined = False
         self._stopping = threading.Event()
         self._next_commit_ms = self._next_check_ms = 0
@@ -171,21 +173,24 @@ class LitePullConsumer:
     # --- what to read ------------------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str, expression: MessageSelector | str | None = None) -> None:
-        """Share the queues of a topic with the group; of a topic that is subscribed, change the filter.
+        """Share the queues of a topic with the group; if the topic is already subscribed, change its filter.
 
         Args:
             topic: logical name of the topic.
             expression: tags separated by `||`, a `MessageSelector`, or None for everything.
 
         Raises:
-            ConfigError: `assign` was called before, or the name is none; nothing changed.
+            ConfigError: `assign` was called before, or the name is not legal; nothing changed.
             FilterSyntaxError: the expression does not compile; nothing changed.
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: of a consumer that runs; nothing changed.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the consumer runs, and the topic cannot be
+                read; nothing changed.
         """
         selector = as_selector(expression)
         with self._call():
-            if self._wished is not None:
-                raise ConfigError("subscribe and assign exclude each other: this consumer has queues assigned")
+            if self._requested is not None:
+                raise ConfigError(
+                    "Cannot subscribe: assign() was called on this consumer, and the two exclude each other"
+                )
             physical = self.names.physical(topic)
             is_new = physical not in self._subscribed
             if is_new and self._started:
@@ -197,10 +202,10 @@ class LitePullConsumer:
                 self._join()
 
     def unsubscribe(self, topic: str) -> None:
-        """Read a topic no longer; what was handed out of it is committed if `auto_commit` is on. Safe twice.
+        """Stop reading a topic; messages handed out are committed if `auto_commit` is on. Safe to call twice.
 
         Raises:
-            ConfigError: the name is none.
+            ConfigError: the name is not legal.
         """
         with self._call():
             if self._subscribed.pop(self.names.physical(topic), None) is None:
@@ -210,30 +215,33 @@ class LitePullConsumer:
                 self._join()
 
     def assign(self, queues: Collection[MessageQueue]) -> None:
-        """Read exactly these queues, each from where the group has committed it, or as `consume_from_where` says.
+        """Read exactly these queues, each from the group's committed offset, or else as `consume_from_where` says.
 
-        Queues that were assigned before keep their position; those that are not named any more are given up.
+        Queues that were assigned before keep their position. Queues that are no longer named are released.
 
         Raises:
-            ConfigError: `subscribe` was called before, or a queue that cannot be one; nothing changed.
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: of a consumer that runs; nothing changed.
+            ConfigError: `subscribe` was called before, or a queue is not valid; nothing changed.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the consumer runs, and a queue cannot be
+                read; nothing changed.
         """
         with self._call():
             if self._subscribed:
-                raise ConfigError("subscribe and assign exclude each other: this consumer has topics subscribed")
-            before, self._wished = self._wished, {self._lookup.place(queue): queue for queue in queues}
+                raise ConfigError(
+                    "Cannot assign: subscribe() was called on this consumer, and the two exclude each other"
+                )
+            before, self._requested = self._requested, {self._lookup.place(queue): queue for queue in queues}
             try:
                 if self._started:
                     self._apply_assignment()
             except RocketshimError:
-                self._wished = before
+                self._requested = before
                 raise
 
     def set_sub_expression_for_assign(self, topic: str, expression: MessageSelector | str | None) -> None:
-        """Filter a topic whose queues are assigned; every queue of it alike.
+        """Set the filter of a topic whose queues are assigned; it applies to all its queues.
 
         Raises:
-            ConfigError: the name is none.
+            ConfigError: the name is not legal.
             FilterSyntaxError: the expression does not compile; nothing changed.
         """
         selector = as_selector(expression)
@@ -241,49 +249,49 @@ class LitePullConsumer:
             self._assign_filters[self.names.physical(topic)] = selector
 
     def register_topic_message_queue_change_listener(self, topic: str, listener: QueuesListener) -> None:
-        """Have `listener(topic, queues)` called when the queues of a topic have changed.
+        """Call `listener(topic, queues)` when the queues of a topic have changed.
 
-        `poll` calls it before it looks for messages, in its own thread; the listener may call this consumer, `assign`
-        say. What it raises comes out of `poll`, and no message is lost by it. Queues are looked up each
-        `topic_metadata_check_interval_ms`; the first look only takes note.
+        `poll` calls it in its own thread, before it looks for messages. The listener may call this consumer, for
+        example `assign`. `poll` raises what the listener raises; no message is lost by that. The queues are looked up
+        every `topic_metadata_check_interval_ms`; the first lookup only records them.
 
         Raises:
             ConfigError: the name is not legal, or the listener cannot be called.
         """
         if not callable(listener):
-            raise ConfigError(f"{listener!r:.80} is no listener: give a function of (topic, queues)")
+            raise ConfigError(f"{listener!r:.80} is not a listener: pass a function of (topic, queues)")
         with self._call():
             self.names.physical(topic)
             self._watched[topic] = (listener, None)
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open the client; join the group if topics are subscribed. Safe twice.
+        """Open the client; join the group if topics are subscribed. Safe to call twice.
 
         Raises:
-            ConfigError: a client setting that Kafka's client refuses.
-            ConsumerError: it was stopped before.
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: what is subscribed or assigned cannot be
-                read. After each of these nothing is open, and start() may be called again.
+            ConfigError: Kafka's client rejects a client setting.
+            ConsumerError: the consumer was stopped before.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: a subscribed topic or an assigned queue
+                cannot be read. After each of these nothing is open, and start() may be called again.
         """
         with self._call():
             if self._stopped:
-                raise ConsumerError("this consumer was stopped, and a consumer runs once: make a new one")
+                raise ConsumerError("this consumer was stopped, and a consumer runs only once: create a new one")
             if self._started:
                 return
             config = self._config()
             try:
                 self._consumer = (self._clients or confluent_clients()).consumer(config)
             except (KafkaException, ValueError, TypeError) as error:
-                raise ConfigError(f"Kafka's client refuses its settings: {error}") from error
+                raise ConfigError(f"Kafka's client rejects its settings: {error}") from error
             try:
-                with explained(self._complaints, self._consumer):
+                with explained(self._last_error, self._consumer):
                     for physical in self._subscribed:
                         self._lookup.queues(self._logical[physical])
                 if self._subscribed:
                     self._join()
-                if self._wished is not None:
+                if self._requested is not None:
                     self._apply_assignment()
             except BaseException:
                 self._lookups.close()
@@ -294,24 +302,24 @@ class LitePullConsumer:
             self._next_commit_ms = self._now_ms() + self.settings.auto_commit_interval_ms
 
     def stop(self) -> None:
-        """Commit what is done (if `auto_commit` is on), leave the group, close; within 10 s. Safe twice.
+        """Commit what is done (if `auto_commit` is on), leave the group, close; within 10 s. Safe to call twice.
 
-        What the last poll returned is not committed; `commit_sync` before does that. A poll that waits in another
-        thread is ended, and waited for. Called by a signal handler while its own thread polls, it only asks: that poll
-        closes, or the next call, if it has messages to return.
+        The messages of the last poll are not committed; call `commit_sync` before to commit them. If a poll waits in
+        another thread, this ends it and waits for it. If a signal handler calls it in the thread that polls, it only
+        requests the stop: that poll closes the consumer, or, if it has messages to return, the next call does.
 
         Raises:
-            ConsumerError, BrokerUnavailableError: the last commit failed; the consumer is closed all the same.
+            ConsumerError, BrokerUnavailableError: the last commit failed; the consumer is closed anyway.
         """
         self._stopping.set()
-        if self._holder == threading.get_ident():
+        if self._calling_thread == threading.get_ident():
             return
         with self._lock:
             self._close()
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not stopped."""
+        """Whether the consumer was started and not stopped."""
         return self._started and not self._stopping.is_set()
 
     def __enter__(self) -> Self:
@@ -326,21 +334,21 @@ class LitePullConsumer:
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int | None = None) -> list[MessageView]:
-        """The next messages, `pull_batch_size` at most; what the poll before returned counts as done.
+        """Return the next messages, `pull_batch_size` at most; the messages of the previous poll count as done.
 
         Args:
-            timeout_ms: how long to wait for a message, in ms; 0: not at all; None: `poll_timeout_ms`.
+            timeout_ms: time to wait for a message, in ms; 0: do not wait; None: `poll_timeout_ms`.
 
         Returns:
-            The messages, of one or several queues, each queue's in its order. Empty when none came in time, and when
-            the consumer was stopped meanwhile.
+            The messages of one or several queues, in order within each queue. Empty if none came in time, or if the
+            consumer was stopped meanwhile.
 
         Raises:
-            ConsumerError: not running, or it cannot go on.
-            NotAuthorizedError: a topic or the group may not be read.
-            TopicMissingError: a topic that is subscribed has gone.
-            MalformedRecordError: a message with headers that nobody can read was passed over, since the expression
-                could not judge it. The next poll goes on behind it.
+            ConsumerError: the consumer is not running, or it cannot continue.
+            NotAuthorizedError: the client may not read a topic or the group.
+            TopicMissingError: a subscribed topic no longer exists.
+            MalformedRecordError: a message with unreadable headers was skipped, since the expression could not be
+                evaluated on it. The next poll continues after it.
         """
         wait_ms = self.settings.poll_timeout_ms if timeout_ms is None else timeout_ms
         if self._watched:
@@ -351,7 +359,7 @@ class LitePullConsumer:
             deadline_ms = self._now_ms() + wait_ms
             self._positions.begin_poll()
             while True:
-                self._keep_house(consumer)
+                self._maintain(consumer)
                 left_ms = max(0, deadline_ms - self._now_ms())
                 messages = self._fetch(consumer, min(left_ms / 1_000, _SLICE_S))
                 if messages:
@@ -366,45 +374,45 @@ class LitePullConsumer:
                     return []
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at an offset of a queue that is held; the next commit says so, also when it lies before the last one.
+        """Move the position of an assigned queue; the next commit has the new position, even if it is a lower one.
 
         Args:
             queue: one of `assignment()`.
             offset: from the queue's first message to its end.
 
         Raises:
-            ConfigError: the offset is outside; nothing changed.
-            ConsumerError: the queue is not held, or not running.
-            BrokerUnavailableError: the queue's bounds cannot be told; nothing changed.
+            ConfigError: the offset is outside the queue's bounds; nothing changed.
+            ConsumerError: the queue is not assigned to this consumer, or the consumer is not running.
+            BrokerUnavailableError: the queue's bounds cannot be determined; nothing changed.
         """
         with self._call():
             low, high = self._lookup.bounds(queue)
             if not low <= offset <= high:
-                raise ConfigError(f"offset {offset} of {queue} is outside of what there is: {low} to {high}")
+                raise ConfigError(f"Cannot seek to offset {offset} of {queue}: the queue has offsets {low} to {high}")
             self._move(queue, offset)
 
     def seek_to_begin(self, queue: MessageQueue) -> None:
-        """Go on at the queue's first message; as `seek`."""
+        """Move the position to the queue's first message; works like `seek`."""
         with self._call():
             self._move(queue, self._lookup.bounds(queue)[0])
 
     def seek_to_end(self, queue: MessageQueue) -> None:
-        """Go on behind the queue's last message of now; as `seek`."""
+        """Move the position to the queue's current end, after its last message; works like `seek`."""
         with self._call():
             self._move(queue, self._lookup.bounds(queue)[1])
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Hand out nothing of these queues until `resume`; those not held are passed over.
+        """Hand out no messages of these queues until `resume`; ignore queues that are not assigned.
 
-        A queue that is taken away and comes back is not paused any more.
+        A queue that is revoked and assigned again is no longer paused.
         """
         with self._call():
-            self._pauses.hold(self._client(), self._held(queues), PauseReason.USER)
+            self._pauses.hold(self._client(), self._assigned(queues), PauseReason.USER)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Hand out again what was paused; those not held are passed over."""
+        """Hand out messages of paused queues again; ignore queues that are not assigned."""
         with self._call():
-            self._pauses.release(self._client(), self._held(queues), PauseReason.USER)
+            self._pauses.release(self._client(), self._assigned(queues), PauseReason.USER)
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
@@ -412,14 +420,14 @@ class LitePullConsumer:
         """Commit, and wait for Kafka's answer.
 
         Args:
-            offsets: the offset of the next message of each queue; None: of every queue held, behind the last message
-                handed out.
+            offsets: the offset of the next message of each queue; None: for every assigned queue, the offset after the
+                last message handed out.
 
         Raises:
-            ConsumerError: a queue that is not held; not a member any more; not running. Nothing was committed, or the
-                answer says of which queues.
-            ConfigError: an offset below 0.
-            BrokerUnavailableError: no answer; it may have been committed or not.
+            ConsumerError: a queue is not assigned, or the consumer is no longer a member, or it is not running. Nothing
+                was committed, or Kafka's answer names the queues.
+            ConfigError: an offset is below 0.
+            BrokerUnavailableError: no answer came; the offsets may or may not be committed.
 
         Source: `DefaultLitePullConsumer#commitSync`, `#commit(Map, boolean)` of RocketMQ.
         """
@@ -428,75 +436,75 @@ class LitePullConsumer:
             if offsets is None:
                 wanted = self._positions.due(everything=True)
             else:
-                wanted = {self._held_place(queue): offset for queue, offset in offsets.items()}
+                wanted = {self._assigned_key(queue): offset for queue, offset in offsets.items()}
                 if any(offset < 0 for offset in wanted.values()):
-                    raise ConfigError(f"commit_sync: offsets are 0 or more, got {min(wanted.values())}")
+                    raise ConfigError(f"Cannot commit offset {min(wanted.values())}: offsets begin at 0")
             self._commit(consumer, wanted)
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """What the group has committed of a queue; None for nothing.
+        """Return the group's committed offset of a queue; None if there is none.
 
         Raises:
-            BrokerUnavailableError: it cannot be told.
+            BrokerUnavailableError: it cannot be determined.
         """
-        with self._call(), cluster_errors(f"what is committed of {queue} cannot be told"):
+        with self._call(), cluster_errors(f"the committed offset of {queue} cannot be read"):
             (answer,) = self._client().committed([TopicPartition(*self._lookup.place(queue))], timeout=10.0)
             if answer.error is not None:
                 raise KafkaException(answer.error)
         return answer.offset if answer.offset >= 0 else None
 
     def position(self, queue: MessageQueue) -> int:
-        """Offset at which the next message of a queue is looked for.
+        """Return the offset at which the next message of a queue is read.
 
         Raises:
-            ConsumerError: the queue is not held, or where it begins is not known yet.
+            ConsumerError: the queue is not assigned, or its start offset is not known yet.
         """
         with self._call():
-            return self._positions.position(self._held_place(queue))
+            return self._positions.position(self._assigned_key(queue))
 
     def assignment(self) -> set[MessageQueue]:
-        """The queues held now."""
+        """Return the queues that are assigned now."""
         with self._call():
-            return {self._queue(place) for place in self._positions.places()}
+            return {self._queue(key) for key in self._positions.places()}
 
     @property
     def subscription_conflicts(self) -> dict[str, str]:
-        """Topics that the group has consumed under another subscription; see `PushConsumer.subscription_conflicts`."""
+        """Topics that the group has consumed with another subscription; see `PushConsumer.subscription_conflicts`."""
         return dict(self._starts.conflicts)
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
-        """All queues of a topic, sorted.
+        """Return all queues of a topic, sorted.
 
         Raises:
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: they cannot be told.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: they cannot be determined.
         """
         with self._call():
             return self._lookup.queues(topic)
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Offset of the first message of a queue not older than `timestamp_ms` (epoch ms); its end if there is none.
+        """Return the offset of a queue's first message not older than `timestamp_ms` (epoch ms); else the queue's end.
 
         Raises:
-            ConfigError: a negative time.
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be told.
+            ConfigError: the time is negative.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be determined.
         """
         with self._call():
             return self._lookup.offset_for_timestamp(queue, timestamp_ms)
 
-    # --- inside: calls -----------------------------------------------------------------------------------------------
+    # --- internal: calls ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Every public call but `stop`: one thread at a time."""
+        """Allow one thread at a time; every public call uses it, except `stop`."""
         if not self._lock.acquire(blocking=False):
-            raise ConsumerError("this consumer is being used by another call; it belongs to one thread at a time")
-        self._holder = threading.get_ident()
+            raise ConsumerError("another call is using this consumer; only one thread at a time may use it")
+        self._calling_thread = threading.get_ident()
         try:
             if self._stopping.is_set():
                 self._close()
             yield
         finally:
-            self._holder = None
+            self._calling_thread = None
             self._lock.release()
 
     def _client(self) -> ConsumerClient:
@@ -520,9 +528,9 @@ class LitePullConsumer:
         )
         if parting is Parting.SILENT:
             raise BrokerUnavailableError(
-                f"the consumer of group {self.settings.group!r} has ended, but its last commit was not answered in "
-                "time (no broker can be reached, or the group waits for another member): what was done since the "
-                "commit before may be delivered again"
+                f"the consumer of group {self.settings.group!r} has stopped, but its last commit was not answered in "
+                "time (no broker can be reached, or the group waits for another member): messages that were handled "
+                "since the previous commit may be delivered again"
             )
         if parting is Parting.STAYED:
             _LOG.warning("consumer.not-left", extra={"group": self.settings.group})
@@ -532,19 +540,19 @@ class LitePullConsumer:
             **PROTECTED_CONSUMER,
             "bootstrap.servers": self.settings.bootstrap,
             "group.id": self.settings.group,
-            "auto.offset.reset": "earliest",  # a position that retention has overtaken: repeat, never lose
+            "auto.offset.reset": "earliest",  # if retention deleted the position: repeat, never lose
             "on_commit": self._on_commit,
         }
         if self.settings.client.get("group.protocol", "classic") != "consumer":  # KIP-848 assigns on the broker
             required["partition.assignment.strategy"] = "cooperative-sticky"
         return merge(
             self.settings.client,
-            defaults={**CONSUMER_DEFAULTS, **self._complaints.settings},
+            defaults={**CONSUMER_DEFAULTS, **self._last_error.settings},
             required=required,
             allow_code_settings=self.settings.allow_code_settings,
         )
 
-    # --- inside: reading ---------------------------------------------------------------------------------------------
+    # --- internal: reading -------------------------------------------------------------------------------------------
 
     def _fetch(self, consumer: ConsumerClient, wait_s: float) -> list[MessageView]:
         first = consumer.poll(wait_s)
@@ -556,22 +564,22 @@ class LitePullConsumer:
             if message.error() is not None:
                 self._note(message)
         messages: list[MessageView] = []
-        for place, run in runs_of([message for message in batch if message.error() is None]):
-            if place not in self._positions or place in self._uptake:
+        for key, run in runs_of([message for message in batch if message.error() is None]):
+            if key not in self._positions or key in self._starter:
                 continue
-            if place in self._fresh or self._pauses.why(place):  # what lies here may be of the assignment before
-                consumer.seek(TopicPartition(*place, self._positions.position(place)))
+            if key in self._fresh or self._pauses.why(key):  # these records may be from the previous assignment
+                consumer.seek(TopicPartition(*key, self._positions.position(key)))
                 continue
-            selected = list(self._selected(place[0], run))
-            if place[0] in self._own_topics:
+            selected = list(self._selected(key[0], run))
+            if key[0] in self._own_topics:
                 messages.extend(MessageView(message, trusted=True) for message in selected)
             else:
                 messages += first_views(selected)
-            self._positions.hand_out(place, run[-1].offset() + 1)
+            self._positions.hand_out(key, run[-1].offset() + 1)
         return messages
 
     def _selected(self, topic: str, run: list[Any]) -> Iterable[Any]:
-        selector = (self._subscribed if self._wished is None else self._assign_filters).get(topic)
+        selector = (self._subscribed if self._requested is None else self._assign_filters).get(topic)
         if selector is None:
             return run
         if isinstance(selector.filter, TagFilter):
@@ -583,13 +591,13 @@ class LitePullConsumer:
         self._failure = self._failure or unreadable_headers(record)
 
     def _note(self, message: Any) -> None:
-        """Keep what `poll` has to raise: what passes by itself is only said."""
+        """Keep an error that `poll` has to raise; a transient error is only logged."""
         error: KafkaError = message.error()
         topic = message.topic()
         _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})
         try:
             if error.fatal() or error.code() in DENIED:
-                with cluster_errors(f"reading {topic or 'in this group'}"):
+                with cluster_errors(f"{topic or 'this group'} cannot be read"):
                     raise KafkaException(error)
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and topic:
                 self._lookup.queues(self._logical.get(topic, topic))
@@ -598,7 +606,8 @@ class LitePullConsumer:
         except RocketshimError as typed:
             self._failure = typed
 
-    def _keep_house(self, consumer: ConsumerClient) -> None:
+    def _maintain(self, consumer: ConsumerClient) -> None:
+        """Commit if it is time, and try again to start queues that could not be started yet."""
         now_ms = self._now_ms()
         if self.settings.auto_commit and now_ms >= self._next_commit_ms:
             self._next_commit_ms = now_ms + self.settings.auto_commit_interval_ms
@@ -609,10 +618,10 @@ class LitePullConsumer:
                     self._positions.sent(due)
                 except KafkaException as error:
                     _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
-        self._uptake.look_again(consumer)
+        self._starter.look_again(consumer)
 
     def _changed_queues(self) -> list[tuple[QueuesListener, str, list[MessageQueue]]]:
-        """Listeners to be told, with what they are to be told; they are called outside of the call's lock."""
+        """Return the listeners to call, with their arguments; the caller calls them after this call's lock is free."""
         changed: list[tuple[QueuesListener, str, list[MessageQueue]]] = []
         with self._call():
             self._client()
@@ -631,33 +640,33 @@ class LitePullConsumer:
                     changed.append((listener, topic, list(now)))
         return changed
 
-    # --- inside: positions -------------------------------------------------------------------------------------------
+    # --- internal: positions -----------------------------------------------------------------------------------------
 
-    def _queue(self, place: TopicPartitionKey) -> MessageQueue:
-        if self._wished is not None and place in self._wished:
-            return self._wished[place]
-        return MessageQueue(self._logical.get(place[0], place[0]), queue_id=place[1])
+    def _queue(self, key: TopicPartitionKey) -> MessageQueue:
+        if self._requested is not None and key in self._requested:
+            return self._requested[key]
+        return MessageQueue(self._logical.get(key[0], key[0]), queue_id=key[1])
 
-    def _held(self, queues: Iterable[MessageQueue]) -> list[TopicPartitionKey]:
-        return [place for queue in queues if (place := self._lookup.place(queue)) in self._positions]
+    def _assigned(self, queues: Iterable[MessageQueue]) -> list[TopicPartitionKey]:
+        return [key for queue in queues if (key := self._lookup.place(queue)) in self._positions]
 
-    def _held_place(self, queue: MessageQueue) -> TopicPartitionKey:
-        place = self._lookup.place(queue)
+    def _assigned_key(self, queue: MessageQueue) -> TopicPartitionKey:
+        key = self._lookup.place(queue)
         self._client()
-        if place not in self._positions or place in self._uptake:
-            raise ConsumerError(f"{queue} is not held by this consumer, see assignment()")
-        return place
+        if key not in self._positions or key in self._starter:
+            raise ConsumerError(f"{queue} is not assigned to this consumer, see assignment()")
+        return key
 
     def _move(self, queue: MessageQueue, offset: int) -> None:
-        place = self._held_place(queue)
+        key = self._assigned_key(queue)
         with cluster_errors(f"{queue} cannot be read from offset {offset}"):
-            self._client().seek(TopicPartition(*place, offset))
-        self._positions.seek(place, offset)
+            self._client().seek(TopicPartition(*key, offset))
+        self._positions.seek(key, offset)
 
     def _as_offsets(self, positions: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
         return [
-            TopicPartition(*place, offset, metadata=self._starts.metadata(place))
-            for place, offset in sorted(positions.items())
+            TopicPartition(*key, offset, metadata=self._starts.metadata(key))
+            for key, offset in sorted(positions.items())
         ]
 
     def _commit(self, consumer: ConsumerClient, positions: Mapping[TopicPartitionKey, int]) -> None:
@@ -677,12 +686,12 @@ class LitePullConsumer:
                 _LOG.warning("consumer.commit-failed", extra={"error": str(error or item.error)})
 
     def _description(self) -> tuple[str, str]:
-        """Digest and text of the subscription, as push consumers of the same group make them."""
+        """Return digest and text of the subscription, in the same form as push consumers of the same group."""
         parts = sorted(f"{name}={selector.filter.digest()}" for name, selector in self._subscribed.items())
         text = ", ".join(sorted(f"{name}={selector.expression}" for name, selector in self._subscribed.items()))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16], text
 
-    # --- inside: queues come and go ----------------------------------------------------------------------------------
+    # --- internal: assignment ----------------------------------------------------------------------------------------
 
     def _join(self) -> None:
         consumer = self._client()
@@ -698,48 +707,48 @@ class LitePullConsumer:
                 consumer.unsubscribe()
 
     def _apply_assignment(self) -> None:
-        consumer, wished = self._client(), self._wished or {}
-        new = [place for place in wished if place not in self._positions]
-        for topic in sorted({place[0] for place in new}):
+        consumer, requested = self._client(), self._requested or {}
+        new = [key for key in requested if key not in self._positions]
+        for topic in sorted({key[0] for key in new}):
             known = {queue.queue_id for queue in self._lookup.queues(topic)}
-            absent = [place for place in new if place[0] == topic and place[1] not in known]
+            absent = [key for key in new if key[0] == topic and key[1] not in known]
             if absent:
                 raise ConfigError(f"{topic!r} has {len(known)} queues, and no queue {absent[0][1]}")
-        gone = [place for place in self._positions.places() if place not in wished]
+        gone = [key for key in self._positions.places() if key not in requested]
         with cluster_errors("the queues cannot be assigned"):
-            partitions = [TopicPartition(*place) for place in new]
+            partitions = [TopicPartition(*key) for key in new]
             starts = self._starts.resolve(consumer, partitions) if new else []
             if gone:
                 if self.settings.auto_commit:
                     self._commit(consumer, self._positions.due(gone))
-                consumer.incremental_unassign([TopicPartition(*place) for place in gone])
+                consumer.incremental_unassign([TopicPartition(*key) for key in gone])
                 self._forget(gone)
             if starts:
                 starts_at = {(start.topic, start.partition): start.offset for start in starts}
-                self._uptake.assign(consumer, partitions, starts_at)
+                self._starter.assign(consumer, partitions, starts_at)
 
-    def _begin(self, place: TopicPartitionKey, offset: int) -> None:
-        self._positions.adopt(place, offset)
-        self._fresh.add(place)
+    def _begin(self, key: TopicPartitionKey, offset: int) -> None:
+        self._positions.adopt(key, offset)
+        self._fresh.add(key)
 
-    def _forget(self, places: Iterable[TopicPartitionKey]) -> None:
-        places = list(places)
-        self._positions.forget(places)
-        self._pauses.forget(places)
-        self._uptake.forget(places)
+    def _forget(self, keys: Iterable[TopicPartitionKey]) -> None:
+        keys = list(keys)
+        self._positions.forget(keys)
+        self._pauses.forget(keys)
+        self._starter.forget(keys)
 
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         self._has_joined = True
         try:
-            self._uptake.take_up(consumer, partitions, look=not self._closing)
+            self._starter.take_up(consumer, partitions, look=not self._closing)
         except (KafkaException, RuntimeError) as error:
             names = [f"{item.topic}/{item.partition}" for item in partitions]
-            self._failure = ConsumerError(f"the queues {names} could not be taken up: {error}")
+            self._failure = ConsumerError(f"the queues {names} could not be started: {error}")
 
     def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        places = [(item.topic, item.partition) for item in partitions]
-        due = {} if self._closing or not self.settings.auto_commit else self._positions.due(places)
-        due = {place: offset for place, offset in due.items() if place not in self._uptake}
+        keys = [(item.topic, item.partition) for item in partitions]
+        due = {} if self._closing or not self.settings.auto_commit else self._positions.due(keys)
+        due = {key: offset for key, offset in due.items() if key not in self._starter}
         try:
             if due:
                 consumer.commit(offsets=self._as_offsets(due), asynchronous=False)
@@ -752,7 +761,7 @@ class LitePullConsumer:
         try:
             consumer.incremental_unassign(partitions)
         except (KafkaException, RuntimeError) as error:
-            self._failure = ConsumerError(f"queues could not be given up: {error}")
+            self._failure = ConsumerError(f"the queues could not be released: {error}")
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000

@@ -1,19 +1,20 @@
 """`PullConsumer.pull(queue, expression, offset, max_count)`: read a queue from an offset, and keep no position for it.
 
-RocketMQ's broker answers each pull by itself. Kafka's client fetches ahead, so behind one Kafka consumer each queue
-that was pulled has a *shelf* with what has been fetched of it and not asked for yet. Rules of this file:
+RocketMQ's broker answers each pull separately. Kafka's client fetches ahead. So each queue that was pulled has a
+*prefetch buffer* of messages that the one Kafka consumer has fetched and no pull has returned yet. Rules of this file:
 
-* A pull that goes on where the last one of its queue ended takes from the shelf. Every other offset is compared with
-  the queue's bounds first (`OFFSET_ILLEGAL`), then the shelf is emptied and the queue read from there.
-* A shelf that holds enough is paused, so that pulling one queue does not fill memory with the others.
-* An empty shelf proves nothing. Only an end of the log that is not above the position is `NO_NEW_MSG`: a message that
-  was stored before the call is found by it. Behind the last message there may lie transaction markers; the client's
-  end-of-partition event tells how far they go.
-* Questions (bounds, queues, offsets) have a Kafka client of their own: behind a fetch that the broker holds for want of
-  messages they would wait for its whole time (`fetch.wait.max.ms`, 100 ms here: a queue that is pulled for the first
-  time waits for it too).
-* As RocketMQ's broker, one pull looks at 800 messages, or `max_count` if that is more, for those the expression
-  selects; `NO_MATCHED_MSG` says where to go on.
+* A pull that continues where the last pull of its queue ended takes messages from the buffer. Every other offset is
+  first compared with the queue's bounds (`OFFSET_ILLEGAL`); then the buffer is emptied and the queue is read from that
+  offset.
+* The queue of a full buffer is paused, so that a pull of one queue does not fill the memory with messages of others.
+* An empty buffer proves nothing. `NO_NEW_MSG` is returned only if the end of the log is not above the position: a pull
+  finds every message that was stored before the call. Transaction markers may follow the last message; the client's
+  end-of-partition event tells how far they reach.
+* Lookups (bounds, queues, offsets) use a second Kafka client. On the reading client they would wait behind a fetch that
+  the broker delays until messages arrive, for up to `fetch.wait.max.ms` (100 ms here; the first pull of a queue waits
+  for it, too).
+* As in RocketMQ's broker, one pull examines 800 messages, or `max_count` if that is more, for those that the expression
+  selects. `NO_MATCHED_MSG` contains the offset at which to continue.
 """
 
 import threading
@@ -46,9 +47,9 @@ from rocketshim_topics.wire import read_headers
 __all__ = ["PullConsumer", "PullResult", "PullStatus"]
 
 _LOG = safe_logger("rocketshim.consumer")
-_LOOK_AT_COUNT: Final = 800
-_SHELF_COUNT: Final = 4_000  # a queue is pulled in turn with others: each pause throws away what was fetched ahead
-_SHELF_BYTES: Final = 8 * 1_048_576
+_EXAMINE_COUNT: Final = 800
+_BUFFER_COUNT: Final = 4_000  # large, since each pause drops what the client has fetched ahead
+_BUFFER_BYTES: Final = 8 * 1_048_576
 _FETCH_COUNT: Final = 256
 _SLICE_S: Final = 0.1
 _PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
@@ -56,28 +57,28 @@ _OFFSET_RESET: Final = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 
 
 class PullStatus(Enum):
-    """What a pull has found. Source: `PullStatus` of RocketMQ."""
+    """The outcome of a pull. Source: `PullStatus` of RocketMQ."""
 
     FOUND = "found"
-    """Messages."""
+    """The pull found messages."""
     NO_NEW_MSG = "no new message"
     """The offset is the end of the queue."""
     NO_MATCHED_MSG = "no matched message"
-    """Messages, but none that the expression selects: go on at `next_begin_offset`."""
+    """There are messages, but the expression selects none of them: continue at `next_begin_offset`."""
     OFFSET_ILLEGAL = "offset illegal"
-    """The offset lies before the queue's first message or behind its end; `next_begin_offset` is the nearest legal."""
+    """The offset is before the queue's first message or after its end; `next_begin_offset` is the nearest legal one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """What a pull has found.
+    """The result of a pull.
 
     Attributes:
-        status: which of the four.
-        next_begin_offset: where to pull next.
+        status: the outcome, one of four.
+        next_begin_offset: offset for the next pull.
         min_offset: offset of the queue's first message, as last seen.
         max_offset: end of the queue for a reader of committed messages, as last seen.
-        messages: what was found, in the queue's order; empty unless `FOUND`.
+        messages: the messages found, in the queue's order; empty unless `FOUND`.
 
     Source: `PullResult` of RocketMQ.
     """
@@ -90,26 +91,34 @@ class PullResult:
 
 
 class _PrefetchBuffer:
-    """What has been fetched of one queue and not been asked for."""
+    """Messages of one queue that were fetched and that no pull has returned yet."""
 
     __slots__ = (
-        "bounds", "end_at", "illegal", "messages", "next_offset", "paused", "place", "queue", "size_bytes",
+        "bounds",
+        "end_at",
+        "illegal",
+        "key",
+        "messages",
+        "next_offset",
+        "paused",
+        "queue",
+        "size_bytes",
     )  # fmt: skip
 
-    def __init__(self, queue: MessageQueue, place: TopicPartitionKey, offset: int, bounds: tuple[int, int]) -> None:
+    def __init__(self, queue: MessageQueue, key: TopicPartitionKey, offset: int, bounds: tuple[int, int]) -> None:
         self.queue = queue
-        self.place = place
-        self.next_offset = offset  # where a pull goes on that takes from here
+        self.key = key
+        self.next_offset = offset  # a pull from this offset takes from the buffer
         self.bounds = bounds
         self.messages: deque[Any] = deque()
         self.size_bytes = 0
-        self.end_at: int | None = None  # the log ended here when the client last said so
+        self.end_at: int | None = None  # end of the log as the client last reported it
         self.paused = False
-        self.illegal = False  # retention has overtaken it
+        self.illegal = False  # retention deleted the messages at this position
 
     @property
     def is_full(self) -> bool:
-        return len(self.messages) >= _SHELF_COUNT or self.size_bytes >= _SHELF_BYTES
+        return len(self.messages) >= _BUFFER_COUNT or self.size_bytes >= _BUFFER_BYTES
 
     def put(self, message: Any) -> None:
         self.messages.append(message)
@@ -124,7 +133,7 @@ class _PrefetchBuffer:
 
 
 class PullConsumer:
-    """Reads queues from offsets that its caller keeps.
+    """Reads queues from offsets that the caller keeps.
 
     ::
 
@@ -137,17 +146,18 @@ class PullConsumer:
                     offset = result.next_begin_offset
 
     Args:
-        bootstrap: `host:port` of at least one broker; None when `settings` says it.
-        group: the consumer group; None when `settings` says it.
-        settings: everything at once, in place of the other arguments.
-        clients: where Kafka clients come from; None: confluent_kafka.
-        clock: time; None: this machine's.
+        bootstrap: `host:port` of at least one broker; None if `settings` contains it.
+        group: the consumer group; None if `settings` contains it.
+        settings: all settings in one object, instead of the other arguments.
+        clients: the factory of Kafka clients; None: confluent_kafka.
+        clock: the source of time; None: the clock of this machine.
         values: any other field of `PullConsumerSettings`, by name.
 
     Raises:
-        ConfigError: a setting that does not exist or is out of range; nothing was opened.
+        ConfigError: a setting does not exist or is out of range; nothing was opened.
 
-    Thread-safety: one thread at a time, checked (`ConsumerError`); `stop` from any, also from a signal handler.
+    Thread-safety: one thread at a time; this is checked (`ConsumerError`). `stop` may be called from any thread and
+        from a signal handler.
 
     Source: `DefaultMQPullConsumer` of RocketMQ.
     """
@@ -170,43 +180,44 @@ class PullConsumer:
         self.names = TopicNames(settings.namespace)
         self._clients = clients
         self._clock: Clock = clock or SystemClock()
-        self._complaints = LastClientError()
-        self._lookup = QueueLookup(self.names, self._asker, lambda: self._complaints.text(self._asker()))
+        self._last_error = LastClientError()
+        self._lookup = QueueLookup(self.names, self._lookup_client, self._client_error)
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
-        self._shelves: dict[TopicPartitionKey, _PrefetchBuffer] = {}
-        self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # one that reads, one that asks
+        self._buffers: dict[TopicPartitionKey, _PrefetchBuffer] = {}
+        self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # the reading client, the lookup client
         self._stopped = False
         self._stopping = False
         self._lock = threading.Lock()
-        self._holder: int | None = None
+        self._calling_thread: int | None = None
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open the client; no network yet. Safe twice.
+        """Open the clients, without network access yet. Safe to call twice.
 
         Raises:
-            ConfigError: a client setting that Kafka's client refuses.
-            ConsumerError: it was stopped before.
+            ConfigError: Kafka's client rejects a client setting.
+            ConsumerError: the consumer was stopped before.
         """
         with self._call():
             if self._stopped:
-                raise ConsumerError("this consumer was stopped, and a consumer runs once: make a new one")
+                raise ConsumerError("this consumer was stopped, and a consumer runs only once: create a new one")
             if self._clients_made is None:
                 config = self._config()
                 try:
                     make = (self._clients or confluent_clients()).consumer
                     self._clients_made = make(config), make(config)
                 except (KafkaException, ValueError, TypeError) as error:
-                    raise ConfigError(f"Kafka's client refuses its settings: {error}") from error
+                    raise ConfigError(f"Kafka's client rejects its settings: {error}") from error
 
     def stop(self) -> None:
-        """Close. Safe twice; a pull in another thread is waited for.
+        """Close the consumer; wait for a pull in another thread. Safe to call twice.
 
-        Called by a signal handler while its own thread pulls, it only asks: that pull closes at its end.
+        If a signal handler calls it in the thread that pulls, it only requests the stop: that pull closes the consumer
+        when it ends.
         """
         self._stopping = True
-        if self._holder == threading.get_ident():
+        if self._calling_thread == threading.get_ident():
             return
         with self._lock:
             self._close()
@@ -225,26 +236,27 @@ class PullConsumer:
     def pull(
         self, queue: MessageQueue, expression: MessageSelector | str | None, offset: int, max_count: int = 32
     ) -> PullResult:
-        """Messages of a queue from an offset on.
+        """Return messages of a queue, beginning at an offset.
 
         Args:
-            queue: which.
+            queue: the queue to read.
             expression: tags separated by `||`, a `MessageSelector`, or None for everything.
-            offset: of the first message that is wanted.
-            max_count: most messages, 1 to 1,024.
+            offset: offset of the first message to return.
+            max_count: maximum number of messages, 1 to 1,024.
 
         Returns:
-            What there is now; `NO_NEW_MSG` does not wait for messages to come.
+            The messages that exist now. At the end of the queue it does not wait for new messages (`NO_NEW_MSG`).
 
         Raises:
-            ConfigError: `max_count` out of range, or a queue that cannot be one.
+            ConfigError: `max_count` is out of range, or the queue is not valid.
             FilterSyntaxError: the expression does not compile.
-            ConsumerError: not running.
-            TopicMissingError, NotAuthorizedError: it cannot be read.
-            BrokerUnavailableError: no answer within `consumer_pull_timeout_ms`. After each of these pulling again from
-                the same offset misses nothing.
-            MalformedRecordError: no expression can judge the message at `offset` (or the first one behind it), since a
-                header's name is no UTF-8; its text says where it lies. Pull from behind it, or without an expression.
+            ConsumerError: the consumer is not running.
+            TopicMissingError, NotAuthorizedError: the queue cannot be read.
+            BrokerUnavailableError: no answer came within `consumer_pull_timeout_ms`. After each of these errors a pull
+                from the same offset misses nothing.
+            MalformedRecordError: no expression can be evaluated on the message at `offset` (or on the first message
+                after it), since a header name is not UTF-8. The error's text contains its coordinates. Pull from the
+                next offset, or without an expression.
 
         Source: `DefaultMQPullConsumer#pull`.
         """
@@ -253,111 +265,114 @@ class PullConsumer:
     def pull_block_if_not_found(
         self, queue: MessageQueue, expression: MessageSelector | str | None, offset: int, max_count: int = 32
     ) -> PullResult:
-        """As `pull`, but at the queue's end wait up to `broker_suspend_max_time_ms` for a message."""
+        """Pull like `pull`, but wait at the queue's end for a message, up to `broker_suspend_max_time_ms`."""
         return self._pull(queue, expression, offset, max_count, self.settings.broker_suspend_max_time_ms)
 
     # --- queues and offsets ------------------------------------------------------------------------------------------
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
-        """All queues of a topic, sorted.
+        """Return all queues of a topic, sorted.
 
         Raises:
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: they cannot be told.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: they cannot be determined.
         """
         with self._call():
             return self._lookup.queues(topic)
 
     def min_offset(self, queue: MessageQueue) -> int:
-        """Offset of the queue's first message.
+        """Return the offset of the queue's first message.
 
         Raises:
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be told.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be determined.
         """
         with self._call():
             return self._lookup.bounds(queue)[0]
 
     def max_offset(self, queue: MessageQueue) -> int:
-        """The queue's end for a reader of committed messages.
+        """Return the queue's end for a reader of committed messages.
 
         Raises:
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be told.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be determined.
         """
         with self._call():
             return self._lookup.bounds(queue)[1]
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Offset of the first message not older than `timestamp_ms` (epoch ms); the end if there is none.
+        """Return the offset of the first message not older than `timestamp_ms` (epoch ms); the end if there is none.
 
         Raises:
-            ConfigError: a negative time.
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be told.
+            ConfigError: the time is negative.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be determined.
         """
         with self._call():
             return self._lookup.offset_for_timestamp(queue, timestamp_ms)
 
     def update_consume_offset(self, queue: MessageQueue, offset: int) -> None:
-        """Commit an offset for the group, and wait for the answer; it may be lower than the one before.
+        """Commit an offset for the group, and wait for the answer; it may be lower than the previous one.
 
-        Nobody fences it: of two programs that keep the same queue's offset, the last one counts. While members of the
-        group consume (push, or lite pull with `subscribe`), Kafka refuses it.
+        The commit is not fenced: if two programs commit the same queue, the last commit counts. While members of the
+        group consume (push, or lite pull with `subscribe`), Kafka rejects it.
 
         Raises:
-            ConfigError: an offset below 0.
-            ConsumerError: Kafka refuses it; nothing was committed.
-            BrokerUnavailableError: no answer; it may have been committed or not.
+            ConfigError: the offset is below 0.
+            ConsumerError: Kafka rejected the commit; nothing was committed.
+            BrokerUnavailableError: no answer came; the offset may or may not be committed.
         """
         if offset < 0:
-            raise ConfigError(f"update_consume_offset: {offset} is no offset, they begin at 0")
+            raise ConfigError(f"update_consume_offset: {offset} is not an offset; offsets begin at 0")
         with self._call():
-            asked = TopicPartition(*self._lookup.place(queue), offset)
+            position = TopicPartition(*self._lookup.place(queue), offset)
             with cluster_errors(f"the offset of {queue} was not committed"):
-                for answer in self._asker().commit(offsets=[asked], asynchronous=False):
+                for answer in self._lookup_client().commit(offsets=[position], asynchronous=False):
                     if answer.error is not None:
                         raise KafkaException(answer.error)
 
     def fetch_consume_offset(self, queue: MessageQueue) -> int | None:
-        """What the group has committed of a queue; None for nothing (RocketMQ: -1).
+        """Return the group's committed offset of a queue; None if there is none (RocketMQ: -1).
 
         Raises:
-            BrokerUnavailableError: it cannot be told.
+            BrokerUnavailableError: it cannot be determined.
         """
-        with self._call(), cluster_errors(f"what is committed of {queue} cannot be told"):
-            (answer,) = self._asker().committed([TopicPartition(*self._lookup.place(queue))], timeout=10.0)
+        with self._call(), cluster_errors(f"the committed offset of {queue} cannot be read"):
+            (answer,) = self._lookup_client().committed([TopicPartition(*self._lookup.place(queue))], timeout=10.0)
             if answer.error is not None:
                 raise KafkaException(answer.error)
         return answer.offset if answer.offset >= 0 else None
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _call(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
-            raise ConsumerError("this consumer is being used by another thread; it belongs to one at a time")
-        self._holder = threading.get_ident()
+            raise ConsumerError("another call is using this consumer; only one thread at a time may use it")
+        self._calling_thread = threading.get_ident()
         try:
             yield
         finally:
-            self._holder = None
+            self._calling_thread = None
             if self._stopping:
                 self._close()
             self._lock.release()
 
     def _close(self) -> None:
         made, self._clients_made, self._stopped = self._clients_made, None, True
-        self._shelves.clear()
+        self._buffers.clear()
         for client in made or ():
             client.close()
 
-    def _made(self) -> tuple[ConsumerClient, ConsumerClient]:
+    def _both_clients(self) -> tuple[ConsumerClient, ConsumerClient]:
         if self._clients_made is None:
             raise ConsumerError(f"the consumer is {'stopped' if self._stopped else 'not started'}")
         return self._clients_made
 
     def _reader(self) -> ConsumerClient:
-        return self._made()[0]
+        return self._both_clients()[0]
 
-    def _asker(self) -> ConsumerClient:
-        return self._made()[1]
+    def _client_error(self) -> str:
+        return self._last_error.text(self._lookup_client())
+
+    def _lookup_client(self) -> ConsumerClient:
+        return self._both_clients()[1]
 
     def _config(self) -> dict[str, Any]:
         required = {
@@ -369,7 +384,7 @@ class PullConsumer:
         }
         return merge(
             self.settings.client,
-            defaults={**CONSUMER_DEFAULTS, "fetch.wait.max.ms": 100, **self._complaints.settings},
+            defaults={**CONSUMER_DEFAULTS, "fetch.wait.max.ms": 100, **self._last_error.settings},
             required=required,
             allow_code_settings=self.settings.allow_code_settings,
         )
@@ -383,139 +398,139 @@ class PullConsumer:
         suspend_ms: int,
     ) -> PullResult:
         if not 1 <= max_count <= 1_024:
-            raise ConfigError(f"pull: max_count={max_count}, 1 to 1024 are allowed")
+            raise ConfigError(f"pull: max_count={max_count}, it must be 1 to 1024")
         selector = as_selector(expression)
         with self._call():
-            place = self._lookup.place(queue)
-            shelf = self._shelves.get(place)
-            if shelf is None or shelf.next_offset != offset or shelf.illegal:
+            key = self._lookup.place(queue)
+            buffer = self._buffers.get(key)
+            if buffer is None or buffer.next_offset != offset or buffer.illegal:
                 bounds = low, high = self._lookup.bounds(queue)
                 if not low <= offset <= high:
                     return PullResult(PullStatus.OFFSET_ILLEGAL, max(low, min(offset, high)), low, high)
-                shelf = self._read_from(queue, place, offset, bounds)
-            found, looked_at = self._search(shelf, selector, max_count, suspend_ms)
-            if shelf.illegal and not looked_at:
+                buffer = self._read_from(queue, key, offset, bounds)
+            found, examined = self._search(buffer, selector, max_count, suspend_ms)
+            if buffer.illegal and not examined:
                 low, high = self._lookup.bounds(queue)
                 return PullResult(PullStatus.OFFSET_ILLEGAL, max(low, min(offset, high)), low, high)
-            status = PullStatus.NO_MATCHED_MSG if looked_at else PullStatus.NO_NEW_MSG
-            low, high = shelf.bounds[0], max(shelf.bounds[1], shelf.next_offset)
-            return PullResult(PullStatus.FOUND if found else status, shelf.next_offset, low, high, found)
+            status = PullStatus.NO_MATCHED_MSG if examined else PullStatus.NO_NEW_MSG
+            low, high = buffer.bounds[0], max(buffer.bounds[1], buffer.next_offset)
+            return PullResult(PullStatus.FOUND if found else status, buffer.next_offset, low, high, found)
 
     def _search(
-        self, shelf: _PrefetchBuffer, selector: MessageSelector, max_count: int, suspend_ms: int
+        self, buffer: _PrefetchBuffer, selector: MessageSelector, max_count: int, suspend_ms: int
     ) -> tuple[list[MessageView], int]:
-        """Take from the shelf what is selected; returns it, and how many messages were looked at."""
+        """Take the selected messages from the buffer; return them, and how many messages were examined."""
         began_ms = self._clock.monotonic_ns() // 1_000_000
         found: list[MessageView] = []
-        looked_at = 0
+        examined = 0
         while True:
-            looked_at = self._take(shelf, selector, found, looked_at, max_count)
-            if shelf.messages or shelf.illegal:
-                return found, looked_at
-            self._fetch(shelf, 0)
-            if shelf.messages:
+            examined = self._take(buffer, selector, found, examined, max_count)
+            if buffer.messages or buffer.illegal:
+                return found, examined
+            self._fetch(buffer, 0)
+            if buffer.messages:
                 continue
-            if looked_at:  # the next pull says whether there is more
-                return found, looked_at
+            if examined:  # the next pull finds out whether there is more
+                return found, examined
             if self._stopping:
-                return found, looked_at
+                return found, examined
             waited_ms = self._clock.monotonic_ns() // 1_000_000 - began_ms
-            if waited_ms >= suspend_ms and self._is_at_end(shelf):
-                return found, looked_at
+            if waited_ms >= suspend_ms and self._is_at_end(buffer):
+                return found, examined
             if waited_ms >= suspend_ms + self.settings.consumer_pull_timeout_ms:
                 raise BrokerUnavailableError(
-                    f"{shelf.queue} was not read from offset {shelf.next_offset} within "
+                    f"{buffer.queue} was not read from offset {buffer.next_offset} within "
                     f"{self.settings.consumer_pull_timeout_ms} ms; pull again"
                 )
-            self._fetch(shelf, _SLICE_S)
+            self._fetch(buffer, _SLICE_S)
 
     def _take(
         self,
-        shelf: _PrefetchBuffer,
+        buffer: _PrefetchBuffer,
         selector: MessageSelector,
         found: list[MessageView],
-        looked_at: int,
+        examined: int,
         max_count: int,
     ) -> int:
-        """Take messages that lie there; how many were looked at by now."""
-        while shelf.messages and len(found) < max_count and looked_at < max(_LOOK_AT_COUNT, max_count):
-            selected = self._is_selected(shelf, selector)
+        """Take buffered messages into `found`; return how many messages were examined so far."""
+        while buffer.messages and len(found) < max_count and examined < max(_EXAMINE_COUNT, max_count):
+            selected = self._is_selected(buffer, selector)
             if selected is None:
-                if looked_at:
+                if examined:
                     break  # the next pull begins with it
-                raise unreadable_headers(shelf.take())
-            message = shelf.take()
-            looked_at += 1
+                raise unreadable_headers(buffer.take())
+            message = buffer.take()
+            examined += 1
             if selected:
-                found.append(MessageView(message, shelf.place[0] in self._own_topics))
-        return looked_at
+                found.append(MessageView(message, buffer.key[0] in self._own_topics))
+        return examined
 
     @staticmethod
-    def _is_selected(shelf: _PrefetchBuffer, selector: MessageSelector) -> bool | None:
-        """Whether the first message that lies there is selected; None: nobody can read its headers."""
-        message, chosen = shelf.messages[0], selector.filter
-        if isinstance(chosen, TagFilter) and chosen.matches_all:
+    def _is_selected(buffer: _PrefetchBuffer, selector: MessageSelector) -> bool | None:
+        """Return whether the first buffered message is selected; None if its headers are unreadable."""
+        message, compiled = buffer.messages[0], selector.filter
+        if isinstance(compiled, TagFilter) and compiled.matches_all:
             return True
         try:
-            return chosen.matches_headers(read_headers(message))
+            return compiled.matches_headers(read_headers(message))
         except MalformedRecordError:
             return None
 
-    def _is_at_end(self, shelf: _PrefetchBuffer) -> bool:
-        if shelf.messages or shelf.illegal:
+    def _is_at_end(self, buffer: _PrefetchBuffer) -> bool:
+        if buffer.messages or buffer.illegal:
             return False
-        shelf.bounds = self._lookup.bounds(shelf.queue)
-        if shelf.end_at is not None and shelf.end_at >= shelf.bounds[1]:
-            shelf.next_offset = shelf.end_at  # over what no reader sees: transaction markers, aborted messages
-        return shelf.next_offset >= shelf.bounds[1]
+        buffer.bounds = self._lookup.bounds(buffer.queue)
+        if buffer.end_at is not None and buffer.end_at >= buffer.bounds[1]:
+            buffer.next_offset = buffer.end_at  # skip what no reader sees: transaction markers, aborted messages
+        return buffer.next_offset >= buffer.bounds[1]
 
     def _read_from(
-        self, queue: MessageQueue, place: TopicPartitionKey, offset: int, bounds: tuple[int, int]
+        self, queue: MessageQueue, key: TopicPartitionKey, offset: int, bounds: tuple[int, int]
     ) -> _PrefetchBuffer:
         consumer = self._reader()
-        at = TopicPartition(*place, offset)
-        with cluster_errors(f"{place[0]}/{place[1]} cannot be read from offset {offset}"):
-            if self._shelves.pop(place, None) is not None:
-                consumer.incremental_unassign([TopicPartition(*place)])
+        at = TopicPartition(*key, offset)
+        with cluster_errors(f"{key[0]}/{key[1]} cannot be read from offset {offset}"):
+            if self._buffers.pop(key, None) is not None:
+                consumer.incremental_unassign([TopicPartition(*key)])
             consumer.incremental_assign([at])
-            consumer.resume([at])  # pauses stick
-        shelf = self._shelves[place] = _PrefetchBuffer(queue, place, offset, bounds)
-        return shelf
+            consumer.resume([at])  # the client keeps a pause across assignments
+        buffer = self._buffers[key] = _PrefetchBuffer(queue, key, offset, bounds)
+        return buffer
 
     def _fetch(self, wanted: _PrefetchBuffer, wait_s: float) -> None:
-        """Put what the client has on the shelves; pause those that are full, let the wanted one go on."""
+        """Put what the client has fetched into the buffers; pause the full ones, resume the wanted one."""
         consumer = self._reader()
         if wanted.paused and not wanted.is_full:
             wanted.paused = False
-            consumer.resume([TopicPartition(*wanted.place)])
+            consumer.resume([TopicPartition(*wanted.key)])
         first = consumer.poll(wait_s)
         if first is None:
             return
         failures = [self._put(message, wanted) for message in (first, *consumer.consume(_FETCH_COUNT - 1, 0))]
-        for place, each in self._shelves.items():
+        for key, each in self._buffers.items():
             if each.is_full and not each.paused:
                 each.paused = True
-                consumer.pause([TopicPartition(*place)])
+                consumer.pause([TopicPartition(*key)])
         for failure in failures:
             if failure is not None:
-                with cluster_errors(f"reading {wanted.queue}"):
+                with cluster_errors(f"{wanted.queue} cannot be read"):
                     raise KafkaException(failure)
 
     def _put(self, message: Any, wanted: _PrefetchBuffer) -> KafkaError | None:
-        """Put a message where it belongs; an event that ends the pull is returned."""
-        shelf = self._shelves.get((message.topic(), message.partition()))
+        """Put a message into its buffer; return an error event that ends the pull."""
+        buffer = self._buffers.get((message.topic(), message.partition()))
         error: KafkaError | None = message.error()
         if error is None:
-            if shelf is not None:
-                shelf.put(message)
-        elif shelf is not None and error.code() == _PARTITION_EOF:
-            shelf.end_at = message.offset()
-        elif shelf is not None and error.code() == _OFFSET_RESET:
-            shelf.illegal = True
+            if buffer is not None:
+                buffer.put(message)
+        elif buffer is not None and error.code() == _PARTITION_EOF:
+            buffer.end_at = message.offset()
+        elif buffer is not None and error.code() == _OFFSET_RESET:
+            buffer.illegal = True
         else:
             _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": message.topic()})
-            concerns = message.topic() in {wanted.place[0], None}
-            if error.fatal() or (concerns and error.code() in DENIED | MISSING):
+            concerns_pull = message.topic() in {wanted.key[0], None}
+            if error.fatal() or (concerns_pull and error.code() in DENIED | MISSING):
                 return error
         return None
 

@@ -1,19 +1,19 @@
-"""`async def` listeners: one event loop in a thread of its own, many calls at once.
+"""`async def` listeners: one event loop in its own thread, many concurrent calls.
 
-The pool of the poll thread for coroutines, in place of `pool.ListenerPool`. Rules of this file:
+`AsyncPool` is the pool for coroutines; it replaces `pool.ListenerPool`. Rules of this file:
 
-* Each call is a task of its own, in a copy of the context in which the consumer was started. So a cancellation, a
-  time-out or a context variable of one message never reaches another, not even after the call has ended. This costs 3
-  to 4 µs a message more than tasks that take many (measured); a wake-up of the loop for each message would add 4.
-* At most `size` calls are in progress. A task's done callback accounts for it, however the task ended, and begins the
-  next call; `submit` wakes the loop once for all that waits.
-* Each call takes the next batch of the oldest chunk that has one. A chunk is reported when nothing of it is left and
-  its last call has ended. What a call holds stands in `Chunk.calls`, for the consume timeout.
-* A call that ends as cancelled failed, whoever cancelled it, and its messages are retried. Only what `stop` cancels at
-  its deadline is not reported: those messages come again.
-* Everything but `submit`, `resize` and `stop` runs in the loop's thread, and so needs no lock.
-* Nothing that user code raises ends our own loop's thread; should that thread end all the same, every chunk is answered
-  with the reason. A listener that blocks the loop is abandoned with its thread, as a plain one is.
+* Each call is a separate task, in a copy of the context in which the consumer was started. So a cancellation, a timeout
+  or a context variable of one message never affects another message, not even after the call has ended. This costs 3 to
+  4 µs more per message than tasks for many messages (measured); waking the loop for each message would add 4 µs.
+* At most `size` calls are in progress. A task's done callback processes the result, in whatever way the task ended, and
+  starts the next call. `submit` wakes the loop once for all waiting chunks.
+* Each call takes the next batch of the oldest chunk that has one. A chunk is reported when no message of it is left and
+  its last call has ended. `Chunk.calls` contains the messages of each call, for the consume timeout.
+* A call that ends as cancelled has failed, no matter what cancelled it, and its messages are retried. Only calls that
+  `stop` cancels at its deadline are not reported: their messages are delivered again.
+* Everything except `submit`, `resize` and `stop` runs in the loop's thread, and so needs no lock.
+* No exception of user code ends the thread of the pool's own loop. If that thread ends anyway, every chunk is reported
+  with the reason. A listener that blocks the loop is abandoned together with its thread, like a plain listener.
 """
 
 import asyncio
@@ -43,17 +43,17 @@ _CANCEL_GRACE_S: Final = 1.0
 
 
 class AsyncRunner(ChunkRunner):
-    """Calls `async def` listeners; routing, filters and outcomes are those of `ChunkRunner`."""
+    """Calls `async def` listeners, with the routing, filters and outcomes of `ChunkRunner`."""
 
     __slots__ = ()
 
     async def call(
         self, subscription: Subscription, views: Any, batch: list[Any], context: ConsumeConcurrentlyContext
     ) -> list[FailedMessage]:
-        """Await one listener call; the messages that did not succeed.
+        """Await one listener call; return the messages that did not succeed.
 
         Raises:
-            CancelledError: the call was cancelled, or the listener raised that by itself.
+            CancelledError: the call was cancelled, or the listener raised it.
         """
         try:
             status = await subscription.listener(views, context)
@@ -74,9 +74,9 @@ class AsyncRunner(ChunkRunner):
     def next_batch(
         self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
     ) -> tuple[Subscription, list[Any], list[MessageView]] | None:
-        """Take the next messages of a chunk that one call may get; None: nothing is left.
+        """Take the next messages of a chunk for one call; None: no message is left.
 
-        What ends before it reaches a listener (filtered, malformed, without a listener) is dealt with here.
+        Messages that never reach a listener (filtered, malformed, without a listener) are completed here.
         """
         trusted = chunk.queue.topic == self._retry_topic
         wanted = 1 if trusted else self._batch_count
@@ -119,7 +119,7 @@ class AsyncRunner(ChunkRunner):
 
 
 class _Work:
-    """A chunk that is being worked off."""
+    """A chunk in progress."""
 
     __slots__ = ("active", "began_ns", "chunk", "context", "handed_out", "outcomes", "reported")
 
@@ -127,14 +127,14 @@ class _Work:
         self.chunk = chunk
         self.context = context
         self.active = 0
-        self.handed_out = False  # to the last message
+        self.handed_out = False  # all messages are handed out
         self.reported = False
         self.began_ns = time.perf_counter_ns()
         self.outcomes: list[FailedMessage] = chunk.outcomes
 
 
 _Call = tuple[_Work, int, list[Any], ConsumeConcurrentlyContext]
-"""A call in progress: its chunk, its number, what it holds, its context. A plain tuple, for each call makes one."""
+"""A call in progress: its chunk, number, messages and context. A plain tuple is cheap; each call creates one."""
 
 
 class AsyncPool:
@@ -142,12 +142,12 @@ class AsyncPool:
 
     Args:
         runner: calls the listeners.
-        size: calls in progress at once, 1 or more.
-        name: of the thread.
+        size: maximum number of concurrent calls, 1 or more.
+        name: name of the thread.
         lists: whether a listener gets lists.
-        loop: an event loop that runs in another thread, to be used in place of one of our own; it is not stopped.
+        loop: an event loop of another thread, to use instead of a new one; the pool does not stop it.
 
-    Thread-safety: `submit`, `resize`, `stop`, `wait` belong to one owner thread; `is_own_thread` to any.
+    Thread-safety: one owner thread calls `submit`, `resize`, `stop` and `wait`; any thread may call `is_own_thread`.
     """
 
     shares_chunks = True
@@ -170,7 +170,7 @@ class AsyncPool:
         self._numbers = 0
         self._calls: dict[asyncio.Task[list[FailedMessage]], _Call] = {}
         self._context = copy_context()
-        self._pump_asked = False
+        self._pump_requested = False
         self._stopping = False
         self._cancelling = False
         self._over = False
@@ -178,43 +178,43 @@ class AsyncPool:
         self._thread: threading.Thread | None = None
         self._loop = loop or asyncio.new_event_loop()
         if loop is None:
-            self._loop.set_exception_handler(_log_unheard)
+            self._loop.set_exception_handler(_log_uncaught)
             self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
             self._thread.start()
 
     def submit(self, chunk: Chunk[Any]) -> None:
-        """Hand a chunk over."""
+        """Queue a chunk."""
         self._chunks.append(chunk)
-        self._ask_pump()
+        self._request_pump()
         if self._died is not None:
-            self._answer_all(self._died)
+            self._report_all(self._died)
 
     def resize(self, size: int) -> None:
-        """Have at most this many calls in progress; those that have begun are not interrupted."""
+        """Set the maximum number of concurrent calls; calls in progress are not interrupted."""
         self.size = size
-        self._ask_pump()
+        self._request_pump()
 
     def report_part(self, chunk: Chunk[Any]) -> None:
-        """Have said what of a chunk is through while a call of it lasts too long."""
+        """Request a report of a chunk's finished messages while one of its calls takes too long."""
         if self._died is None:
             self._loop.call_soon_threadsafe(self._report_part, chunk)
 
     def wait(self, timeout_s: float, gather_s: float) -> Result[Chunk[Any], FailedMessage]:
-        """The next result; raises `queue.Empty` when none came in time."""
+        """Return the next result; raise `queue.Empty` if none came in time."""
         del gather_s
         return self.results.get(timeout=timeout_s)
 
     def is_own_thread(self) -> bool:
-        """Whether the caller is the event loop's thread."""
+        """Return whether the caller runs in the event loop's thread."""
         try:
             return asyncio.get_running_loop() is self._loop
         except RuntimeError:
             return False
 
     def stop(self, timeout_s: float) -> bool:
-        """Let calls end within the time, then cancel them; returns whether all have ended. Safe twice.
+        """Wait for the calls within the time, then cancel them; return whether all have ended. Safe to call twice.
 
-        What listeners have left running in a loop of our own is cancelled, too.
+        In the pool's own loop, tasks that listeners left running are cancelled, too.
         """
         if self._stopping or self._loop.is_closed() or self._died is not None:
             return not self._calls
@@ -224,9 +224,9 @@ class AsyncPool:
         try:
             ended.result(timeout_s + 2 * _CANCEL_GRACE_S)
         except TimeoutError:
-            return False  # something blocks the loop
+            return False  # user code blocks the loop
         except CancelledError:
-            return not self._calls  # the user's loop is being shut down
+            return not self._calls  # the user's loop is shutting down
         if self._thread is not None:
             self._over = True
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -251,53 +251,53 @@ class AsyncPool:
     # --- in the loop's thread ----------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Run our own loop until `stop`, whatever user code does to it."""
+        """Run the pool's own loop until `stop`, whatever user code does to it."""
         try:
             while not self._over:
                 try:
                     self._loop.run_forever()
-                except (SystemExit, KeyboardInterrupt) as error:  # raised by a task that a listener has left behind
+                except (SystemExit, KeyboardInterrupt) as error:  # raised by a task that a listener left running
                     _LOG.warning("consumer.listener-raised", extra={"error": safe_text(error, repr)})
-        except BaseException as error:  # noqa: BLE001 - the top of a thread: the poll thread decides what follows
+        except BaseException as error:  # noqa: BLE001 - the top of a thread: the poll thread decides what to do
             self._died = error
-            self._answer_all(error)
+            self._report_all(error)
             _LOG.exception("consumer.event-loop-failed")
             with suppress(Exception):
                 self._loop.close()
 
-    def _answer_all(self, error: BaseException) -> None:
-        """Report every chunk that waits or is in progress: the loop has died."""
+    def _report_all(self, error: BaseException) -> None:
+        """Report every waiting chunk and every chunk in progress: the loop has died."""
         in_progress = {work.chunk for work, *_ in self._calls.values()}
         if self._head is not None:
             in_progress.add(self._head.chunk)
         for chunk in in_progress:
             self.results.put(Result(chunk, None, 0, died=error))
-        with suppress(IndexError):  # `submit` may be here, too
+        with suppress(IndexError):  # `submit` may run this at the same time
             while True:
                 self.results.put(Result(self._chunks.popleft(), None, 0, died=error))
 
-    def _ask_pump(self) -> None:
-        if not self._pump_asked and self._died is None:
-            self._pump_asked = True
+    def _request_pump(self) -> None:
+        if not self._pump_requested and self._died is None:
+            self._pump_requested = True
             self._loop.call_soon_threadsafe(self._pump, context=self._context)
 
     def _pump(self) -> None:
-        """Begin calls, up to the limit."""
-        self._pump_asked = False
+        """Start calls, up to the limit."""
+        self._pump_requested = False
         while len(self._calls) < self.size and not self._stopping:
             work = self._next()
             if work is None:
                 return
             if not self._begin(work):
-                self._loop.call_soon(self._pump, context=self._context)  # others have the loop between two chunks
+                self._loop.call_soon(self._pump, context=self._context)  # let other tasks run between two chunks
                 return
 
     def _begin(self, work: _Work) -> bool:
-        """Begin a call with the next batch of a chunk; whether there was one."""
+        """Start a call with the next batch of a chunk; return whether there was one."""
         chunk, context = work.chunk, copy_context()
         try:
-            taken = context.run(self._runner.next_batch, chunk, work.context, work.outcomes)  # asks filters of the user
-        except Exception as error:  # noqa: BLE001 - a defect of ours: the poll thread decides what follows
+            taken = context.run(self._runner.next_batch, chunk, work.context, work.outcomes)  # calls the user's filters
+        except Exception as error:  # noqa: BLE001 - a defect in rocketshim: the poll thread decides what to do
             self._failed(work, error)
             return False
         if taken is None or not chunk.todo_count:
@@ -318,7 +318,7 @@ class AsyncPool:
         return True
 
     def _ended(self, task: "asyncio.Task[list[FailedMessage]]") -> None:
-        """Account for a call that has ended in whatever way, and begin the next."""
+        """Process the result of a call, in whatever way it ended, and start the next call."""
         work, number, batch, context = self._calls.pop(task)
         work.active -= 1
         work.chunk.calls.pop(number, None)
@@ -328,7 +328,7 @@ class AsyncPool:
             work.outcomes += task.result()
         except asyncio.CancelledError as error:
             work.outcomes += self._runner.raised(batch, error, context)
-        except BaseException as error:  # noqa: BLE001 - a defect of ours: the poll thread decides what follows
+        except BaseException as error:  # noqa: BLE001 - a defect in rocketshim: the poll thread decides what to do
             self._failed(work, error)
             return
         self._report(work)
@@ -345,7 +345,7 @@ class AsyncPool:
             self.results.put(Result(work.chunk, work.outcomes or None, time.perf_counter_ns() - work.began_ns))
 
     def _report_part(self, chunk: Chunk[Any]) -> None:
-        """In this thread, in which no call begins or ends meanwhile."""
+        """Report a chunk's finished messages. In the loop's thread no call starts or ends meanwhile."""
         if chunk.calls and not chunk.todo_count:
             still_open = frozenset(message.offset() for call in chunk.calls.values() for message in call)
             self.results.put(Result(chunk, list(chunk.outcomes), 0, still_open=still_open))
@@ -360,12 +360,12 @@ class AsyncPool:
         return self._head
 
 
-def _log_unheard(loop: asyncio.AbstractEventLoop, facts: dict[str, Any]) -> None:
-    """Log what nobody has caught as the loop does by itself; that may raise where the user's logging does."""
+def _log_uncaught(loop: asyncio.AbstractEventLoop, facts: dict[str, Any]) -> None:
+    """Log an uncaught exception as the loop does by default; ignore exceptions of the user's logging."""
     with suppress(Exception):
         loop.default_exception_handler(facts)
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine."""
+    """Return whether a call of the function gives a coroutine."""
     return asyncio.iscoroutinefunction(function) or asyncio.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

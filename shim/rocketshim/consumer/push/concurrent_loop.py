@@ -1,4 +1,4 @@
-"""The poll thread of a concurrent consumer: each queue a `ProcessQueue`, handed out in chunks, swept for time-outs."""
+"""The poll loop of a concurrent consumer. Each queue is a `ProcessQueue`, handed out in chunks, with timeouts."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ _LOG = safe_logger("rocketshim.consumer")
 
 
 class ConcurrentLoop(PollLoop[ProcessQueue[Any]]):
-    """One thread's loop over one Kafka consumer, without order.
+    """The loop of one thread over one Kafka consumer, for consumption without order.
 
-    Args and thread-safety: as `PollLoop`.
+    Args and thread-safety: see `PollLoop`.
     """
 
     dispatch: ChunkDispatch
@@ -25,8 +25,8 @@ class ConcurrentLoop(PollLoop[ProcessQueue[Any]]):
     def _make_dispatch(self, pool: Pool[Any, Any], batch_count: int) -> ChunkDispatch:
         return ChunkDispatch(pool, batch_count, self._failed, self._left)
 
-    def _make_queue(self, place: TopicPartitionKey, epoch: int) -> ProcessQueue[Any]:
-        return ProcessQueue(*place, epoch)
+    def _make_queue(self, key: TopicPartitionKey, epoch: int) -> ProcessQueue[Any]:
+        return ProcessQueue(*key, epoch)
 
     def _sweep(self, now_ms: int) -> None:
         for queue in self._queues.values():

@@ -1,4 +1,4 @@
-"""What the settings of a push consumer mean for its Kafka clients and for its poll loop."""
+"""Translates the settings of a push consumer into the settings of its Kafka clients and of its poll loop."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -17,16 +17,16 @@ from rocketshim.settings import PushConsumerSettings
 
 __all__ = ["connection", "consumer_config", "loop_settings", "producer_config"]
 
-_SWEEPS: Final = 10  # sweeps a consume timeout
+_SWEEPS: Final = 10  # sweeps per consume timeout
 _SESSION_MS: Final = 45_000  # Kafka's default
-_SESSION_MIN_MS: Final = 6_000  # the least that a broker takes by default
-_HEARTBEAT_MS: Final = 500  # by which the others learn that a member has left: a clean stop hands over within a second
+_SESSION_MIN_MS: Final = 6_000  # the broker's default minimum
+_HEARTBEAT_MS: Final = 500  # members learn of a departure by heartbeat: a clean stop hands over within 1 s
 
 
 def connection(
     settings: PushConsumerSettings, required: dict[str, Any] | None = None, defaults: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Settings of any client of this consumer; None: no others than the connection's."""
+    """Return the settings of any client of this consumer: those of the connection, plus the given ones."""
     return merge(
         settings.client,
         defaults=defaults or {},
@@ -36,31 +36,31 @@ def connection(
 
 
 def consumer_config(settings: PushConsumerSettings, *, orderly: bool, on_commit: Callable[..., None]) -> dict[str, Any]:
-    """Settings of the consumer that reads."""
+    """Return the settings of the Kafka consumer that reads."""
     required = {
         **PROTECTED_CONSUMER,
         "group.id": settings.group,
-        "auto.offset.reset": "earliest",  # a position that retention has overtaken: repeat, never lose
+        "auto.offset.reset": "earliest",  # if retention deleted the position: repeat, never lose
         "on_commit": on_commit,
     }
     if settings.client.get("group.protocol", "classic") != "consumer":  # KIP-848 assigns on the broker
         required["partition.assignment.strategy"] = "cooperative-sticky"
     defaults: dict[str, Any] = dict(CONSUMER_DEFAULTS)
     if orderly and "partition.assignment.strategy" in required:
-        # A dead member's queues come to others when its session ends: not later than its locks do.
+        # The queues of a dead member are reassigned when its session ends: let it end no later than its locks.
         session_ms = min(max(settings.lock_lease_ms, _SESSION_MIN_MS), _SESSION_MS)
         defaults |= {"session.timeout.ms": session_ms, "heartbeat.interval.ms": _HEARTBEAT_MS}
     return connection(settings, required, defaults)
 
 
 def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:
-    """Settings of the producer that sends back."""
+    """Return the settings of the producer that sends messages back."""
     defaults = {"client.id": "rocketshim", "linger.ms": 1, "message.max.bytes": 100_000_000, **METADATA_REFRESH}
     return connection(settings, {**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms}, defaults)
 
 
 def loop_settings(settings: PushConsumerSettings, *, orderly: bool) -> LoopSettings:
-    """The figures of the poll loop."""
+    """Return the settings of the poll loop."""
     span: int | None = settings.consume_concurrently_max_span
     if orderly:
         span = settings.order_by_key_max_span if settings.order == "key" else None

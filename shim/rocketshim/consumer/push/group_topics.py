@@ -1,4 +1,4 @@
-"""The topics that a consumer group needs on the cluster: its own, the schedule topic, and those it consumes."""
+"""The topics that a consumer group needs: its own topics, the schedule topic, and the topics that it consumes."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ __all__ = ["GroupTopics"]
 
 
 class GroupTopics:
-    """Looks whether they are there, and creates the group's own.
+    """Checks that the topics of a group exist, and creates the group's own topics.
 
     Args:
         admin: a `confluent_kafka.admin.AdminClient`.
-        names: of the namespace.
+        names: the topic names of the namespace.
         group: the consumer group.
 
-    Thread-safety: any thread.
+    Thread-safety: thread-safe.
     """
 
     def __init__(self, admin: Any, names: TopicNames, group: str) -> None:
@@ -28,12 +28,12 @@ class GroupTopics:
         self._group = group
 
     def ensure(self, levels: DelayLevels, *, with_log: bool, create: bool) -> None:
-        """Have the group's own topics; errors as `provision.ensure_topics`.
+        """Create or check the group's own topics; it raises the errors of `provision.ensure_topics`.
 
         Args:
-            levels: the level table.
-            with_log: the group has locks, and so a log.
-            create: create what is missing.
+            levels: the table of delay levels.
+            with_log: the group has locks, and so needs a group log.
+            create: create missing topics.
         """
         from rocketshim_topics import provision  # noqa: PLC0415 - the one module of the contract that loads Kafka
 
@@ -41,20 +41,21 @@ class GroupTopics:
         provision.ensure_topics(self._admin, specs, create=create)
 
     def look_up_with_lanes(self, needed: list[str]) -> int:
-        """As `look_up`, for a group with retries; how many lanes the schedule topic has, 1 or more."""
+        """Look up topics like `look_up`, for a group with retries; return the number of lanes, 1 or more."""
         schedule = self._names.schedule
         partitions = self.look_up(needed, schedule)
         if schedule not in partitions:
             raise TopicMissingError(
-                f"missing: {schedule}. Retries travel through it: run rocketshim init, and a worker"
+                f"missing: {schedule}. Retries need this topic: run `rocketshim init`, and start a worker"
             )
         return max(1, partitions[schedule] // DelayLevels.STRIDE)
 
     def look_up(self, needed: list[str], *others: str) -> dict[str, int]:
-        """The partition counts of the topics that are needed, and of those others that are there.
+        """Return the partition counts of the needed topics, and of those other topics that exist.
 
         Raises:
-            TopicMissingError, ConsumerError: one that is needed is not there, or the cluster did not answer.
+            TopicMissingError: a needed topic does not exist.
+            ConsumerError: the cluster did not answer.
         """
         from rocketshim_topics import provision  # noqa: PLC0415 - as above
 
@@ -64,5 +65,5 @@ class GroupTopics:
             raise ConsumerError(f"the topics of group {self._group!r} could not be looked up: {error}") from error
         missing = [name for name in needed if name not in found]
         if missing:
-            raise TopicMissingError(f"missing: {', '.join(missing)}. Create what you consume before you consume it")
+            raise TopicMissingError(f"missing: {', '.join(missing)}. Create a topic before you consume it")
         return {name: state.partitions for name, state in found.items()}

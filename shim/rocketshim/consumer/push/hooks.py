@@ -1,10 +1,10 @@
-"""What may be hung on every listener call: consume hooks before and after it, filter hooks before it.
+"""Hooks around every listener call: consume hooks before and after it, filter hooks before it.
 
-A consumer without hooks pays nothing: listeners are wrapped only where there are some. Hooks run in the thread of the
-listener (`async def` listeners: in the event loop, so a hook must not block there).
+A consumer without hooks has no extra cost: listeners are wrapped only if hooks are registered. Hooks run in the thread
+of the listener. For `async def` listeners they run in the event loop, so a hook must not block there.
 
-* What a consume hook raises is logged and changes nothing: it watches.
-* What a filter hook raises is a failure of the message: it decides, and a message is repeated rather than lost.
+* A consume hook only observes: an exception that it raises is logged and changes nothing.
+* A filter hook decides: an exception that it raises is a failure of the message, which is repeated rather than lost.
 
 Source: `ConsumeMessageHook`, `FilterMessageHook` of RocketMQ.
 """
@@ -29,16 +29,16 @@ _LOG = safe_logger("rocketshim.consumer")
 
 @dataclass(slots=True)
 class ConsumeMessageContext:
-    """One listener call, as hooks see it. The same object before and after, so that a hook may keep what it needs.
+    """One listener call, as hooks see it. Hooks get the same object before and after the call.
 
     Attributes:
         group: the consumer group.
-        message_queue: where the messages come from.
-        messages: what the call gets.
-        kept: for the hooks: a span, a start time. One object for all hooks of the call.
-        return_type: how the call ended; None before it.
-        error: what it raised, or None.
-        elapsed_ms: how long it took; 0 before it.
+        message_queue: the queue of the messages.
+        messages: the messages of the call.
+        kept: storage for the hooks, for example for a span or a start time; all hooks of the call share it.
+        return_type: how the call ended; None before the call.
+        error: the exception that the call raised, or None.
+        elapsed_ms: duration of the call in ms; 0 before the call.
 
     Source: `ConsumeMessageContext` of RocketMQ.
     """
@@ -53,23 +53,24 @@ class ConsumeMessageContext:
 
 
 class ConsumeMessageHook(Protocol):
-    """Watches listener calls. Called from many threads at once."""
+    """Observes listener calls. Many threads call it at the same time."""
 
     def consume_message_before(self, context: ConsumeMessageContext) -> None:
-        """Before a listener is called."""
+        """Handle the event that a listener is about to be called."""
 
     def consume_message_after(self, context: ConsumeMessageContext) -> None:
-        """After it has returned or raised."""
+        """Handle the event that a listener has returned or raised."""
 
 
 class FilterMessageHook(Protocol):
-    """Decides which messages reach a listener, after the subscription's own filter. Called from many threads at once.
+    """Decides which messages reach a listener, after the subscription's own filter.
 
-    As with that filter, what it does not want is finished, and retried messages are not asked about again.
+    Many threads call it at the same time. As with the subscription's filter, a message that it rejects is finished, and
+    it is not called for retried messages.
     """
 
     def filter_message(self, message: MessageView) -> bool:
-        """Whether the listener is to get this message."""
+        """Return whether the listener gets this message."""
         ...
 
 
@@ -77,39 +78,39 @@ class Hooks:
     """The hooks of one consumer.
 
     Args:
-        timeout_ms: consume timeout, for the label of calls that took longer.
+        timeout_ms: consume timeout in ms; calls that took longer get the label of a timeout.
 
-    Thread-safety: `consuming` and `filtering` are filled before the start and not changed afterwards.
+    Thread-safety: `consuming` and `filtering` are filled before the start and do not change afterwards.
     """
 
     def __init__(self, timeout_ms: int) -> None:
         self.consuming: list[ConsumeMessageHook] = []
         self.filtering: list[FilterMessageHook] = []
         self._timeout_ms = timeout_ms
-        self._hung: dict[int, tuple[Subscription, Subscription]] = {}
+        self._wrapped: dict[int, tuple[Subscription, Subscription]] = {}
 
-    def hang(self, find: Callable[[str], Subscription | None], *, awaits: bool) -> Callable[[str], Subscription | None]:
-        """Find subscriptions with the hooks hung on them.
+    def wrap(self, find: Callable[[str], Subscription | None], *, awaits: bool) -> Callable[[str], Subscription | None]:
+        """Return a function that finds subscriptions and wraps them with the hooks.
 
         Args:
             find: finds the subscription of a logical topic.
-            awaits: listeners are `async def`.
+            awaits: whether the listeners are `async def`.
         """
         if not self.consuming and not self.filtering:
             return find
 
-        def hung(topic: str) -> Subscription | None:
+        def find_wrapped(topic: str) -> Subscription | None:
             found = find(topic)
             if found is None:
                 return None
-            known = self._hung.get(id(found))
+            known = self._wrapped.get(id(found))
             if known is None or known[0] is not found:
-                known = self._hung[id(found)] = (found, self._on(found, awaits=awaits))
+                known = self._wrapped[id(found)] = (found, self._with_hooks(found, awaits=awaits))
             return known[1]
 
-        return hung
+        return find_wrapped
 
-    def _on(self, subscription: Subscription, *, awaits: bool) -> Subscription:
+    def _with_hooks(self, subscription: Subscription, *, awaits: bool) -> Subscription:
         if self.filtering:
             subscription = replace(subscription, matches=None, selects=self._selecting(subscription))
         if self.consuming:
@@ -175,12 +176,12 @@ class Hooks:
 
 
 def _of_all(status: object, messages: Any) -> object:
-    """What a call said of all its messages."""
+    """Return the one result of a call that stands for all its messages."""
     return as_one(status, len(messages)) if isinstance(messages, list) else status
 
 
 def _quietly(hook: Callable[[ConsumeMessageContext], None], seen: ConsumeMessageContext) -> None:
     try:
         hook(seen)
-    except BaseException as error:  # noqa: BLE001 - user code that watches; it must not fail messages
+    except BaseException as error:  # noqa: BLE001 - user code that only observes; it must not fail messages
         _LOG.error("consumer.hook-failed", extra={"hook": safe_text(hook, repr), "error": safe_text(error, repr)})

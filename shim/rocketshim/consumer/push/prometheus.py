@@ -1,4 +1,4 @@
-"""A push consumer's metrics in your own Prometheus registry; needs the extra `rocketshim[metrics]`."""
+"""Metrics of a push consumer for the user's Prometheus registry; needs the extra `rocketshim[metrics]`."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -15,16 +15,17 @@ __all__ = ["ConsumerCollector"]
 class ConsumerCollector:
     """Collects a consumer's metrics: `prometheus_client.REGISTRY.register(ConsumerCollector(consumer))`.
 
-    The figures are the consumer's own, a second old at most; nothing is counted twice and no call is timed for it. With
-    several consumers in one process, register one collector for each: the label `group` tells them apart.
+    The values come from the consumer's state and are at most one second old. The collector itself counts nothing and
+    times no calls. With several consumers in one process, register one collector for each; the label `group`
+    distinguishes them.
 
     Args:
-        consumer: started or not; before its first turn there is nothing to collect.
+        consumer: started or not; before the first turn of its loop there is nothing to collect.
 
     Raises:
         ConfigError: prometheus-client is not installed.
 
-    Thread-safety: collected from any thread.
+    Thread-safety: any thread may collect.
     """
 
     def __init__(self, consumer: PushConsumer) -> None:
@@ -36,11 +37,11 @@ class ConsumerCollector:
         self._consumer = consumer
 
     def describe(self) -> Iterable["Metric"]:
-        """Nothing: so that a consumer may be registered before it has started."""
+        """Return nothing, so that a consumer can be registered before it has started."""
         return ()
 
     def collect(self) -> Iterable["Metric"]:
-        """The metrics as they are now."""
+        """Yield the current metrics."""
         state = self._consumer.state
         if state is None:
             return

@@ -1,13 +1,14 @@
-"""`PushConsumer`: write a function, get messages in it, in parallel; failures come back or die into a topic.
+"""`PushConsumer`: calls a function for every message, in parallel; failed messages are retried or become dead letters.
 
-The facade over `PollLoop` (one thread that owns the Kafka consumer), `ListenerPool` (the threads user code runs in)
-and `SendBack` (retries and dead letters). It checks the set-up, creates the group's topics, starts and stops.
+The class is a facade over `PollLoop` (one thread that owns the Kafka consumer), `ListenerPool` (the threads that run
+user code) and `SendBack` (retries and dead letters). It checks the set-up, creates the group's topics, and starts and
+stops the other parts.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future  # noqa: TC003 - read as an annotation by those who look
+from concurrent.futures import Future  # noqa: TC003 - tools that inspect annotations need it at run time
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
@@ -56,8 +57,8 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _HALF_HOUR_MS: Final = 1_800_000
 _JOIN_GRACE_S: Final = 5.0
-_ASK_TIMEOUT_S: Final = 30.0
-_LOOK_S: Final = 0.2
+_REQUEST_TIMEOUT_S: Final = 30.0
+_SIGNAL_CHECK_S: Final = 0.2
 
 
 class PushConsumer:
@@ -74,18 +75,19 @@ class PushConsumer:
         consumer.run()                  # until SIGTERM
 
     Args:
-        bootstrap: `host:port` of at least one broker; None when `settings` says it.
-        group: the consumer group; None when `settings` says it.
-        settings: everything at once, in place of the other arguments.
-        clients: where Kafka clients come from; None: confluent_kafka.
-        clock: time; None: this machine's.
+        bootstrap: `host:port` of at least one broker; None if `settings` contains it.
+        group: the consumer group; None if `settings` contains it.
+        settings: all settings in one object, instead of the other arguments.
+        clients: the factory of Kafka clients; None: confluent_kafka.
+        clock: the source of time; None: the clock of this machine.
         values: any other field of `PushConsumerSettings`, by name; `PushConsumerOptions` lists them.
 
     Raises:
-        ConfigError: a setting that does not exist or is out of range; nothing was opened.
+        ConfigError: a setting does not exist or is out of range; nothing was opened.
 
-    Thread-safety: set-up (`listener`, `start`) belongs to one thread; `stop` may be called from any, also from a
-    signal handler; what moves or changes a running consumer (`subscribe`, `seek`, `suspend` …) from any too.
+    Thread-safety: call the set-up methods (`listener`, `start`) from one thread. `stop` may be called from any thread
+    and from a signal handler. Methods that change a running consumer (`subscribe`, `seek`, `suspend` …) may be called
+    from any thread.
 
     Source: `DefaultMQPushConsumer` of RocketMQ.
     """
@@ -136,31 +138,34 @@ class PushConsumer:
         selector: Any = None,
         orderly: bool = False,
     ) -> Callable[[FunctionT], FunctionT]:
-        """Decorator: this function listens to a topic.
+        """Decorate a function as the listener of a topic.
 
         Args:
-            topic: logical name of the topic; or a pattern: a regular expression that begins with `^` and that names
-                have to begin with. It stands for every such topic there is and comes to be, but for the shim's own
-                and Kafka's (`__…`), and for those with a listener by name.
+            topic: the logical name of the topic, or a pattern. A pattern is a regular expression that begins with `^`
+                and that matches the beginning of a name. It stands for every matching topic, also for one that is
+                created later. It does not match the topics of rocketshim and of Kafka (`__…`), nor topics that have a
+                listener by name.
             tags: tag expression, `"A || B"`; `"*"` or None: all.
-            sql: SQL92 condition on the properties, in place of `tags`.
-            selector: a function of the message, or an object with `matches`, in place of `tags`.
-            orderly: messages of one queue come one after the other, in order, under the queue's lock; a failing one
-                holds up its queue. All listeners of a consumer alike. The function gets a `ConsumeOrderlyContext` and
-                may return a `ConsumeOrderlyStatus`.
+            sql: SQL92 condition on the properties, instead of `tags`.
+            selector: a function of the message, or an object with `matches`, instead of `tags`.
+            orderly: the messages of one queue are handled one after the other, in order, under the queue's lock; a
+                message that fails blocks its queue. All listeners of a consumer must have the same value. The function
+                gets a `ConsumeOrderlyContext` and may return a `ConsumeOrderlyStatus`.
 
-        The function takes the message, or a list of them when `consume_message_batch_max_size` is above 1, and the
-        context, if it wants it. It may return nothing (success) or a `ConsumeStatus`; any other value is a failure. One
-        that gets lists may return a list, too: an answer for each message, which may be an exception.
+        The function takes the message, or a list of messages if `consume_message_batch_max_size` is above 1. It may
+        also take the context. It may return nothing (success) or a `ConsumeStatus`; any other value is a failure. A
+        function that gets lists may also return a list with one result for each message; a result may be an exception.
 
-        An `async def` function runs in an event loop in a thread of its own (with `run_async` in the caller's), up to
-        `async_concurrency` calls at once. All listeners of a consumer alike.
+        An `async def` function runs in an event loop, up to `async_concurrency` calls at the same time. The event loop
+        has a thread of its own; with `run_async` it is the event loop of the caller. Either all listeners of a consumer
+        are `async def` or none is.
 
         Raises:
-            ConfigError: a topic that has a listener, a name that is none, two filters, or a consumer that has started.
+            ConfigError: the topic already has a listener, the name is not legal, two filters are given, or the consumer
+                has started.
             FilterSyntaxError: the expression does not compile.
         """
-        if not isinstance(topic, str):  # `@consumer.listener` without a topic would listen to nothing, silently
+        if not isinstance(topic, str):  # `@consumer.listener` without a topic would register nothing, silently
             raise ConfigError(f"listener({topic!r:.80}): give the topic: @consumer.listener('orders')")
 
         def register(function: FunctionT) -> FunctionT:
@@ -179,16 +184,16 @@ class PushConsumer:
         selector: Any = None,
         orderly: bool = False,
     ) -> None:
-        """Like `listener`, as a call.
+        """Register a listener; the same as the decorator `listener`, as a call.
 
         Raises:
-            ConfigError, FilterSyntaxError: as `listener`; nothing was registered.
+            ConfigError, FilterSyntaxError: see `listener`; nothing was registered.
         """
         if self._loop is not None:
             raise ConfigError(
-                f"listeners are registered before start(); the one for {topic!r} comes too late: subscribe() takes it"
+                f"Cannot register a listener for {topic!r} after start(): register it before, or use subscribe()"
             )
-        made = self._subscriptions.made(topic, listener, tags=tags, sql=sql, selector=selector, orderly=orderly)
+        made = self._subscriptions.make(topic, listener, tags=tags, sql=sql, selector=selector, orderly=orderly)
         self._subscriptions.add(made)
 
     def subscribe(
@@ -200,30 +205,31 @@ class PushConsumer:
         sql: str | None = None,
         selector: Any = None,
     ) -> None:
-        """Listen to a further topic or pattern, or filter one otherwise; before the start and while running.
+        """Add a topic or pattern, or change the filter of one; possible before the start and while running.
 
-        From then on. What the former filter has passed over stays passed over, and what listeners are about to be given
-        may still be what it let through. A further topic begins as `consume_from_where` says, like any other. The
-        other members of the group are to subscribe alike: until they do, each skips what the others want, and that is
-        said (`subscription_conflicts`) until the queues have been committed again.
+        The change applies to what is read from now on. Messages that the former filter skipped stay skipped, and
+        messages that it selected and that are already read may still reach the listener. A new topic starts where
+        `consume_from_where` says, like any other. The other members of the group have to subscribe in the same way.
+        Until they do, each member skips what the others want. `subscription_conflicts` reports this until the queues
+        have been committed again.
 
         Args:
-            topic: as for `listener`.
-            listener: plain or `async def`, concurrent or orderly like the others of this consumer; None: the one that
-                the topic has (it is kept by `unsubscribe`).
-            tags: as for `listener`; with none of the three: everything.
-            sql: as for `listener`.
-            selector: as for `listener`.
+            topic: see `listener`.
+            listener: plain or `async def`, concurrent or orderly, like the others of this consumer; None: the listener
+                that the topic already has (`unsubscribe` keeps it).
+            tags: see `listener`; without `tags`, `sql` and `selector`: everything.
+            sql: see `listener`.
+            selector: see `listener`.
 
         Raises:
-            ConfigError: a topic without a listener, a name that is none, or two filters; nothing changed.
+            ConfigError: the topic has no listener, the name is not legal, or two filters are given; nothing changed.
             FilterSyntaxError: the expression does not compile; nothing changed.
-            TopicMissingError: of a consumer that runs: there is no such topic; nothing changed.
-            ConsumerError: it is starting up or closing, or the cluster did not answer; nothing changed.
+            TopicMissingError: the consumer runs, and the topic does not exist; nothing changed.
+            ConsumerError: the consumer is starting or closing, or the cluster did not answer; nothing changed.
 
-        Source: `DefaultMQPushConsumer#subscribe` of RocketMQ, whose one listener hears every topic.
+        Source: `DefaultMQPushConsumer#subscribe` of RocketMQ, which has one listener for all topics.
         """
-        made = self._subscriptions.made(topic, listener, tags=tags, sql=sql, selector=selector)
+        made = self._subscriptions.make(topic, listener, tags=tags, sql=sql, selector=selector)
         if self._loop is None:
             self._subscriptions.put(made)
             return
@@ -232,18 +238,18 @@ class PushConsumer:
         self._change(lambda: self._subscriptions.put(made))
 
     def unsubscribe(self, topic: str) -> None:
-        """Listen to a topic, or a pattern, no longer; also while running. Safe twice.
+        """Stop reading a topic or a pattern; possible before the start and while running. Safe to call twice.
 
-        What is in work is finished and committed. Retries of its messages that are still on their way reach the
-        listener as before, as long as this consumer runs. The other members of the group are to unsubscribe too: until
-        then they have another subscription, and take the topic's queues over.
+        Messages in progress are finished and committed. Retries of the topic's messages that are still scheduled reach
+        the listener as before, as long as this consumer runs. The other members of the group have to unsubscribe, too.
+        Until then they have a different subscription and take over the topic's queues.
 
         Args:
-            topic: as it was registered.
+            topic: the name or pattern as it was registered.
 
         Raises:
-            ConfigError: a name that is none.
-            ConsumerError: it is starting up or closing; nothing changed.
+            ConfigError: the name is not legal.
+            ConsumerError: the consumer is starting or closing; nothing changed.
 
         Source: `DefaultMQPushConsumer#unsubscribe` of RocketMQ.
         """
@@ -254,55 +260,55 @@ class PushConsumer:
             self._change(lambda: self._subscriptions.remove(physical))
 
     def _change(self, change: Callable[[], object]) -> None:
-        """Change the subscriptions of a consumer that runs."""
+        """Change the subscriptions of a running consumer, in its poll thread."""
         loop, starts = self._running(), self._starts
 
         def act(consumer: ConsumerClient) -> None:
             change()
             if starts is not None:
                 starts.subscribe(self._subscriptions.digest(), self._subscriptions.text())
-            loop.read_topics(consumer, self._topics(), self._finding())
+            loop.read_topics(consumer, self._topics(), self._topic_finder())
 
-        self._do(loop.ask(act))
+        self._wait_for(loop.ask(act))
 
     def register_consume_message_hook(self, hook: ConsumeMessageHook) -> None:
-        """Have a hook called before and after every listener call; several are nested as they were registered.
+        """Register a hook that is called before and after every listener call; hooks nest in the order of registration.
 
         Raises:
-            ConfigError: the consumer has started, or the hook lacks one of the two methods.
+            ConfigError: the consumer has started, or one of the two methods is missing.
 
         Source: `DefaultMQPushConsumerImpl#registerConsumeMessageHook` of RocketMQ.
         """
-        self._hang(self._hooks.consuming, hook, ("consume_message_before", "consume_message_after"))
+        self._add_hook(self._hooks.consuming, hook, ("consume_message_before", "consume_message_after"))
 
     def register_filter_message_hook(self, hook: FilterMessageHook) -> None:
-        """Ask a hook, too, whether a listener is to get a message; all that are asked have to want it.
+        """Register a hook that also decides whether a listener gets a message; every filter hook has to accept it.
 
         Raises:
             ConfigError: the consumer has started, or the hook has no method `filter_message`.
 
         Source: `DefaultMQPushConsumerImpl#registerFilterMessageHook` of RocketMQ.
         """
-        self._hang(self._hooks.filtering, hook, ("filter_message",))
+        self._add_hook(self._hooks.filtering, hook, ("filter_message",))
 
-    def _hang(self, hooks: list[Any], hook: Any, methods: Sequence[str]) -> None:
+    def _add_hook(self, hooks: list[Any], hook: Any, methods: Sequence[str]) -> None:
         missing = [name for name in methods if isinstance(hook, type) or not callable(getattr(hook, name, None))]
         if missing:
-            raise ConfigError(f"{hook!r:.80} is no hook: give an object with the method {' and '.join(missing)}")
+            raise ConfigError(f"{hook!r:.80} is not a hook: pass an object with the method {' and '.join(missing)}")
         if self._loop is not None:
-            raise ConfigError("hooks are registered before start()")
+            raise ConfigError("Cannot register a hook after start(): register it before")
         hooks.append(hook)
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- lifecycle ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Create the group's topics where they are missing, join the group, consume. Safe twice.
+        """Create missing topics of the group, join the group and consume. Safe to call twice.
 
         Raises:
-            ConfigError: no listener, or a client setting that Kafka's client refuses.
-            ConsumerError: it was stopped before: a consumer runs once.
-            TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError: the cluster is not as it
-                has to be.
+            ConfigError: no listener is registered, or Kafka's client rejects a client setting.
+            ConsumerError: the consumer was stopped before; a consumer runs only once.
+            TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError: the cluster does not meet
+                the requirements.
             After each of these nothing runs, and start() may be called again.
         """
         with self._lock:
@@ -310,7 +316,7 @@ class PushConsumer:
             try:
                 self._start()
             finally:
-                self._starting_thread = None  # a stop() from here on finds what was started
+                self._starting_thread = None  # from now on stop() finds the started parts
         timeout_s, self._stop_timeout_s = self._stop_timeout_s, None
         if timeout_s is not None:
             self._stopped = True
@@ -318,7 +324,7 @@ class PushConsumer:
 
     def _start(self) -> None:
         if self._stopped:
-            raise ConsumerError("this consumer was stopped, and a consumer runs once: make a new one")
+            raise ConsumerError("this consumer was stopped, and a consumer runs only once: create a new one")
         if self._loop is not None:
             return
         if not self._subscriptions:
@@ -330,7 +336,7 @@ class PushConsumer:
             store = self._open_store(clients) if self._broadcasts else None
             loop, pool = self._make_loop(clients, store)
         except BaseException:
-            self._let_go(store)  # so that start() may be called again
+            self._release(store)  # so that start() may be called again
             raise
         thread = threading.Thread(target=self._run_loop, args=(loop, store), name=self._name("poll"), daemon=True)
         self._loop, self._pool, self._thread = loop, pool, thread
@@ -340,22 +346,23 @@ class PushConsumer:
             thread.join()
             self._loop = self._pool = self._thread = None
             self._ended.clear()
-            raise ConfigError(f"Kafka's client refuses its settings: {loop.error}") from loop.error
+            raise ConfigError(f"Kafka's client rejects its settings: {loop.error}") from loop.error
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Finish what is in work within the time, commit, leave the group. Complete when it returns; safe twice.
+        """Finish the messages in progress within the time, commit, and leave the group. Safe to call twice.
 
-        Listener calls that last longer are abandoned: their messages are delivered again to whoever comes next.
-        Before `start` it does nothing. Called by a listener it only asks and returns immediately: what it would wait
-        for is that very call. So it does in a signal handler that interrupts `start`, which then stops what it has
-        started and returns.
+        When it returns, the consumer has stopped. Listener calls that last longer are abandoned: their messages are
+        delivered again to the next consumer of their queue. Before `start` it does nothing. If a listener calls it, it
+        requests the stop and returns immediately, since it would otherwise wait for its own call. In a signal handler
+        that interrupts `start` it also returns immediately; `start` then stops what it has started and returns.
 
         Args:
-            timeout_s: seconds for what is in work, and for leaving the group: a member that is joining finishes that
-                first, else the others would wait for it. The last commit may take a second or two more.
+            timeout_s: time in seconds for the messages in progress and for leaving the group. A member that is joining
+                the group finishes joining first, since the other members would otherwise wait for it. The last commit
+                may take one or two seconds more.
 
         Raises:
-            ConsumerError: the consumer had failed before (`__cause__` says why), or has not ended in time.
+            ConsumerError: the consumer failed before (`__cause__` is the reason), or it did not stop in time.
         """
         if self._starting_thread == threading.get_ident():
             self._stop_timeout_s = timeout_s
@@ -370,67 +377,69 @@ class PushConsumer:
             return
         thread.join(timeout_s + _JOIN_GRACE_S)
         if thread.is_alive():
-            raise ConsumerError(f"the consumer of group {self.settings.group!r} has not ended within {timeout_s} s")
+            raise ConsumerError(f"the consumer of group {self.settings.group!r} did not stop within {timeout_s} s")
         self._raise_if_failed(loop)
 
     def suspend(self) -> None:
-        """Read nothing more until `resume`; what was read is still handled, the membership is kept. Safe twice.
+        """Stop reading until `resume`; messages already read are handled, the membership is kept. Safe to call twice.
 
         Raises:
-            ConsumerError: not running.
+            ConsumerError: the consumer is not running.
 
         Source: `DefaultMQPushConsumer#suspend` of RocketMQ.
         """
         loop = self._running()
-        self._do(loop.ask(loop.suspend))
+        self._wait_for(loop.ask(loop.suspend))
 
     def resume(self) -> None:
-        """Read again after `suspend`. Safe twice.
+        """Continue to read after `suspend`. Safe to call twice.
 
         Raises:
-            ConsumerError: not running.
+            ConsumerError: the consumer is not running.
         """
         loop = self._running()
-        self._do(loop.ask(loop.resume_reading))
+        self._wait_for(loop.ask(loop.resume_reading))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Read a queue that this consumer reads from another offset on, back or forth; committed when it returns.
+        """Move the position of a queue that this consumer reads, back or forth; it is committed when this returns.
 
-        What was read ahead is forgotten. Calls in work go on; what they say no longer counts.
+        Messages that were read ahead are dropped. Listener calls in progress continue, but their results are ignored.
 
         Args:
             queue: topic (logical name) and queue id.
-            offset: of the next message, 0 or more; beyond the end of the log: at its earliest message.
+            offset: offset of the next message, 0 or more. Beyond the end of the log, reading continues at the earliest
+                message.
 
         Raises:
-            ConfigError: an offset below 0, or an orderly consumer, whose positions belong to its locks; nothing moved.
-            ConsumerError: not running, the queue is read by another member, or Kafka refused.
+            ConfigError: the offset is below 0, or the consumer is orderly: its positions belong to its locks; nothing
+                changed.
+            ConsumerError: the consumer is not running, another member reads the queue, or Kafka rejected the request.
         """
         if offset < 0:
-            raise ConfigError(f"seek to offset {offset}: offsets begin at 0")
+            raise ConfigError(f"Cannot seek to offset {offset}: offsets begin at 0")
         self._move(
             lambda consumer, loop: loop.seek(consumer, {(self.names.physical(queue.topic), queue.queue_id): offset})
         )
 
     def reset_offset_by_timestamp(self, topic: str, timestamp_ms: int) -> None:
-        """Read the queues of a topic that this consumer reads from a time on; as `seek`.
+        """Move this consumer's queues of a topic to the first message of a time or later; works like `seek`.
 
         Args:
-            topic: logical name.
-            timestamp_ms: epoch ms; later than the last message: at the end.
+            topic: logical name of the topic.
+            timestamp_ms: epoch ms; if it is later than the last message, reading continues at the end.
 
         Raises:
-            ConfigError: an orderly consumer; nothing moved.
-            ConsumerError: not running, no queue of the topic is read here, or Kafka refused.
+            ConfigError: the consumer is orderly; nothing changed.
+            ConsumerError: the consumer is not running or reads no queue of the topic, or Kafka rejected the request.
 
         Source: `DefaultMQPushConsumerImpl#resetOffsetByTimeStamp` of RocketMQ.
         """
 
         def act(consumer: ConsumerClient, loop: PollLoop[Any]) -> None:
-            places = loop.held(self.names.physical(topic))
-            if not places:
-                raise ConsumerError(f"no queue of {topic!r} is read by this consumer now")
-            asked = [TopicPartition(*place, timestamp_ms) for place in places]
+            partitions = loop.held(self.names.physical(topic))
+            if not partitions:
+                raise ConsumerError(f"this consumer reads no queue of {topic!r} now")
+            asked = [TopicPartition(*partition, timestamp_ms) for partition in partitions]
             targets = {}
             for item in loop.lookups.offsets_for_times(asked, timeout=10.0):
                 if item.error is not None:
@@ -443,43 +452,48 @@ class PushConsumer:
 
     def _move(self, act: Callable[[ConsumerClient, PollLoop[Any]], None]) -> None:
         if self._orderly:
-            raise ConfigError("the positions of an orderly consumer belong to its locks: stop the group, then reset it")
+            raise ConfigError(
+                "Cannot move the position of an orderly consumer, since it belongs to its lock: stop the group, then "
+                "reset its offsets"
+            )
         loop = self._running()
         try:
-            self._do(loop.ask(lambda consumer: act(consumer, loop)))
+            self._wait_for(loop.ask(lambda consumer: act(consumer, loop)))
         except KafkaException as error:
-            raise ConsumerError(f"the position could not be moved: {error}") from error
+            raise ConsumerError(f"Kafka rejected the new position: {error}") from error
 
     def update_core_pool_size(self, size: int) -> None:
-        """Have this many listener threads (calls at once of `async def` listeners) from now on.
+        """Set the number of listener threads (of concurrent calls for `async def` listeners).
 
-        Calls in work are not interrupted.
+        Calls in progress are not interrupted.
 
         Args:
             size: 1 to `consume_thread_max`.
 
         Raises:
-            ConfigError: out of range; nothing changed.
-            ConsumerError: not running.
+            ConfigError: the size is out of range; nothing changed.
+            ConsumerError: the consumer is not running.
 
         Source: `DefaultMQPushConsumer#updateCorePoolSize` of RocketMQ, which ignores a size that is out of range.
         """
         if not 1 <= size <= self.settings.consume_thread_max:
-            raise ConfigError(f"update_core_pool_size({size}): 1 to {self.settings.consume_thread_max} are allowed")
+            raise ConfigError(
+                f"update_core_pool_size({size}): the size must be 1 to {self.settings.consume_thread_max}"
+            )
         loop, pool = self._running(), self._pool
         if pool is not None:
-            self._do(loop.ask(lambda _: pool.resize(size)))
+            self._wait_for(loop.ask(lambda _: pool.resize(size)))
 
     def run(self) -> None:
         """Start, consume until SIGTERM, SIGINT or `stop`, then stop. Signals are handled in the main thread only.
 
-        They are handled until everything has stopped: further signals do not cut that short, but a second Ctrl-C a
-        second or more after the first does.
+        Signals are handled until everything has stopped. Further signals do not interrupt the shutdown, except a second
+        Ctrl-C one second or more after the first.
 
         Raises:
-            ConsumerError: the consumer cannot go on.
-            KeyboardInterrupt: Ctrl-C was pressed again while it stopped: it has not stopped, and messages in progress
-                are delivered again.
+            ConsumerError: the consumer cannot continue.
+            KeyboardInterrupt: Ctrl-C was pressed again during the shutdown: the consumer has not stopped, and messages
+                in progress are delivered again.
             And what `start` raises.
         """
         with StopSignals() as signals:
@@ -489,7 +503,7 @@ class PushConsumer:
     def _run(self, signals: StopSignals) -> None:
         self.start()
         try:
-            while not signals.asked and not self._ended.wait(_LOOK_S):
+            while not signals.asked and not self._ended.wait(_SIGNAL_CHECK_S):
                 pass
         finally:
             self.stop()
@@ -497,21 +511,21 @@ class PushConsumer:
     async def run_async(self) -> None:
         """Start, consume until `stop` or until the awaiting task is cancelled, then stop.
 
-        `async def` listeners run in the event loop that awaits this, so they may use what belongs to it. Signals are
-        not handled.
+        `async def` listeners run in the event loop of the caller, so they may use objects that belong to it. Signals
+        are not handled.
 
         Raises:
-            ConsumerError: the consumer cannot go on.
+            ConsumerError: the consumer cannot continue.
             And what `start` raises.
         """
         self._event_loop = asyncio.get_running_loop()
         started = asyncio.ensure_future(asyncio.to_thread(self.start))
         try:
             await asyncio.shield(started)
-            while not self._ended.is_set():  # noqa: ASYNC110 - the event is a thread's
+            while not self._ended.is_set():  # noqa: ASYNC110 - another thread sets the event
                 await asyncio.sleep(0.05)
         finally:
-            await asyncio.wait([started])  # cancelled meanwhile: what has started is stopped
+            await asyncio.wait([started])  # after a cancellation, too: stop() must find what was started
             await asyncio.shield(asyncio.to_thread(self.stop))
 
     def __enter__(self) -> Self:
@@ -523,50 +537,48 @@ class PushConsumer:
     ) -> None:
         self.stop()
 
-    # --- to look at --------------------------------------------------------------------------------------------------
+    # --- inspection --------------------------------------------------------------------------------------------------
 
     def wait_assigned(self, timeout_s: float = 30.0) -> bool:
-        """Wait until the group has given this consumer its first assignment (it may be empty); whether it has."""
+        """Wait for the first assignment by the group (it may be empty); return whether it came in time."""
         loop = self._loop
         return loop is not None and loop.assigned.wait(timeout_s)
 
     @property
     def state(self) -> ConsumerState | None:
-        """What it was doing a second ago at most; None before its first turn. From any thread."""
+        """The consumer's state, at most one second old; None before the first turn of its loop. Thread-safe."""
         loop = self._loop
         return None if loop is None else loop.state
 
     @property
     def send_back_counts(self) -> SendBackCounts:
-        """What was sent back so far."""
+        """Counts of the messages that were sent back so far."""
         send_back = None if self._loop is None else self._loop.send_back
         return SendBackCounts() if send_back is None else send_back.counts
 
     @property
     def orderly_counts(self) -> OrderlyCounts:
-        """What an orderly consumer did so far: waits, messages that stand for ever, locks won and lost."""
+        """Counts of an orderly consumer so far: suspensions, stuck messages, locks acquired and lost."""
         return self._loop.orderly_counts if isinstance(self._loop, OrderlyLoop) else OrderlyCounts()
 
     @property
     def subscription_conflicts(self) -> dict[str, str]:
-        """Topics of this consumer that the group has consumed under another subscription, with that one as text.
+        """Topics that the group has consumed with a different subscription; topic to the text of that subscription.
 
-        Looked for when queues are assigned, and also said in the log (`consumer.subscriptions-differ`). Either another
-        member subscribes differently, and then messages are lost, as in RocketMQ: each skips what the others want. Or
-        the whole group's subscription was changed since its last commit: then it passes with the next ones.
+        The check runs when queues are assigned, and it is also logged (`consumer.subscriptions-differ`). There are two
+        causes. Another member subscribes differently: then messages are lost, as in RocketMQ, since each member skips
+        what the others want. Or the subscription of the whole group was changed since its last commit: then the next
+        commits remove the conflict.
         """
         return {} if self._starts is None else dict(self._starts.conflicts)
 
     @property
     def schedule(self) -> str:
-        """The retries of a message that always fails, for a person: `"16 retries: 10s 30s 1m …"`.
-
-        For the default policy only; another policy says it by its `repr`.
-        """
+        """The retry settings as text for a person: number of retries, `repr` of the policy, delay levels."""
         limit = 16 if self.settings.max_reconsume_times == -1 else max(0, self.settings.max_reconsume_times)
         return f"{limit} retries, {self.settings.retry_policy!r}, levels {self.settings.delay_levels}"
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- internal ----------------------------------------------------------------------------------------------------
 
     def _name(self, role: str) -> str:
         return f"rocketshim-{role}-{self.settings.group}"
@@ -580,7 +592,7 @@ class PushConsumer:
         return self.settings.message_model is MessageModel.BROADCASTING
 
     def _open_store(self, clients: Clients) -> LocalOffsetStore:
-        """The local file of positions; asks the cluster for its id first."""
+        """Open the local offset file; first ask the cluster for its id."""
         settings = self.settings
         probe = self._make_lookup_client(clients)
         try:
@@ -598,7 +610,7 @@ class PushConsumer:
         return LocalOffsetStore(folder, cluster or "", topic_id)
 
     def _make_lookup_client(self, clients: Clients) -> ConsumerClient:
-        """A client that joins no group and fetches nothing."""
+        """Make a client that joins no group and fetches nothing."""
         return clients.consumer(connection(self.settings, {**PROTECTED_CONSUMER, "group.id": self.settings.group}))
 
     def _make_pool(self) -> "ListenerPool[Any, Any] | AsyncPool":
@@ -606,7 +618,7 @@ class PushConsumer:
         if not self._subscriptions.awaits:
             return ListenerPool(self._make_runner(), settings.consume_thread_min, name)
         batch_count = settings.consume_message_batch_max_size
-        find = self._hooks.hang(self._subscriptions.get, awaits=True)
+        find = self._hooks.wrap(self._subscriptions.get, awaits=True)
         runner = AsyncRunner(settings.group, find, self._retry_topic, batch_count, self._clock)
         lists = batch_count > 1
         return AsyncPool(runner, settings.async_concurrency, name, lists=lists, loop=self._event_loop)
@@ -636,15 +648,15 @@ class PushConsumer:
             "starts": starts,
             "settings": loop_settings(settings, orderly=self._orderly),
             "clock": self._clock,
-            "sharing": self._sharing(log),
+            "sharing": self._make_assigner(log),
             "store": store,
-            "find": self._finding(),
+            "find": self._topic_finder(),
         }
         loop: PollLoop[Any] = self._make_orderly_loop(log, arguments) if self._orderly else ConcurrentLoop(**arguments)
         return loop, pool
 
     def _make_runner(self) -> Callable[[Any], Any]:
-        settings, find = self.settings, self._hooks.hang(self._subscriptions.get, awaits=False)
+        settings, find = self.settings, self._hooks.wrap(self._subscriptions.get, awaits=False)
         batch_count = settings.consume_message_batch_max_size
         if not self._orderly:
             return ChunkRunner(settings.group, find, self._retry_topic, batch_count, self._clock).run
@@ -659,7 +671,7 @@ class PushConsumer:
 
     @property
     def _needs_log(self) -> bool:
-        """Whether the group has locks: where every member reads every queue there is nothing to lock."""
+        """Whether the group needs locks. A broadcast consumer reads every queue, so it needs none."""
         strategy = self.settings.allocate_message_queue_strategy
         return not self._broadcasts and (self._orderly or strategy is not None)
 
@@ -693,12 +705,12 @@ class PushConsumer:
     def _run_loop(self, loop: PollLoop[Any], store: LocalOffsetStore | None) -> None:
         try:
             loop.run()
-            self._let_go(store)
+            self._release(store)
         finally:
             self._ended.set()
 
-    def _let_go(self, store: LocalOffsetStore | None) -> None:
-        """What the loop does not own: the file of positions, and the admin client, whose last reference this is."""
+    def _release(self, store: LocalOffsetStore | None) -> None:
+        """Release what the loop does not own: the local offset file, and the last reference to the admin client."""
         if store is not None:
             store.close()
         self._admin = None
@@ -709,11 +721,11 @@ class PushConsumer:
                 raise ConsumerError("the consumer is not running")
             return self._loop
 
-    def _do(self, asked: "Future[None]") -> None:
+    def _wait_for(self, request: "Future[None]") -> None:
         try:
-            asked.result(_ASK_TIMEOUT_S)
+            request.result(_REQUEST_TIMEOUT_S)
         except TimeoutError as error:
-            raise ConsumerError("the poll thread did not answer in time") from error
+            raise ConsumerError(f"the poll thread did not answer within {_REQUEST_TIMEOUT_S:g} s") from error
 
     def _raise_if_failed(self, loop: PollLoop[Any]) -> None:
         error = loop.error
@@ -722,18 +734,18 @@ class PushConsumer:
         if isinstance(error, RocketshimError):
             raise error
         raise ConsumerError(
-            f"the consumer of group {self.settings.group!r} could not go on: {safe_text(error)}"
+            f"the consumer of group {self.settings.group!r} stopped after an error: {safe_text(error)}"
         ) from error
 
     def _prepare(self, clients: Clients) -> None:
-        """Have the topics that the consumer needs; without an admin client they are taken for granted."""
+        """Create and check the topics that the consumer needs; skip this without an admin client."""
         if clients.admin is None:
             return
         settings, named = self.settings, self._subscriptions.named()
-        complaints = LastClientError()
-        admin = self._admin = clients.admin(connection(settings, defaults=complaints.settings))
+        last_error = LastClientError()
+        admin = self._admin = clients.admin(connection(settings, defaults=last_error.settings))
         topics = GroupTopics(admin, self.names, settings.group)
-        with explained(complaints, admin):
+        with explained(last_error, admin):
             if self._broadcasts:
                 topics.look_up(named)
                 return
@@ -741,24 +753,24 @@ class PushConsumer:
             self._lanes = topics.look_up_with_lanes(named)
 
     def _topics(self) -> list[str]:
-        """What to read now, the group's retries included."""
+        """Topics to read now, including the group's retry topic."""
         return [*self._subscriptions.topics(), *([] if self._broadcasts else [self._retry_topic])]
 
-    def _finding(self) -> FindTopics | None:
+    def _topic_finder(self) -> FindTopics | None:
         return self._find if self._subscriptions.has_patterns else None
 
     def _find(self, existing: Iterable[str]) -> list[str]:
         self._subscriptions.see(existing)
         return self._topics()
 
-    def _sharing(self, log: GroupLogThread | None) -> PartitionAssigner | None:
+    def _make_assigner(self, log: GroupLogThread | None) -> PartitionAssigner | None:
         settings = self.settings
         if self._broadcasts:
             return BroadcastAssigner(self._subscriptions.topics, settings.rebalance_interval_ms)
         strategy = settings.allocate_message_queue_strategy
         if strategy is None or log is None:
             return None
-        share = StrategyAssigner(
+        assigner = StrategyAssigner(
             strategy=strategy,
             group=settings.group,
             client_id=log.owner.client_id,
@@ -767,9 +779,9 @@ class PushConsumer:
             members=lambda: log.members,
             interval_ms=settings.rebalance_interval_ms,
         )
-        if self._orderly:  # its loop takes the leases itself
-            return share
-        return LeasedAssigner(share, log)
+        if self._orderly:  # the orderly loop acquires the leases itself
+            return assigner
+        return LeasedAssigner(assigner, log)
 
     def _make_send_back(self, clients: Clients) -> FailedSink:
         settings = self.settings

@@ -1,15 +1,16 @@
-"""What a consumer listens to: topics by name, and patterns that stand for every topic that fits.
+"""The subscriptions of a consumer: topics by name, and patterns that stand for every matching topic.
 
-* A pattern begins with `^` and is a regular expression that a topic's name has to begin with (end it with `$` for the
-  whole name). Kafka's client could match patterns itself, but it would take the shim's own topics too: `^.*` would read
-  every group's retries and dead letters. So patterns are resolved here, against the topics there are, and only users'
-  topics are ever found: none of the shim's own, of any namespace, and none of Kafka's (`__…`).
-* A listener by name goes before patterns; of several patterns the one registered first counts.
+* A pattern begins with `^`. It is a regular expression that matches the beginning of a topic's name (end it with `$` to
+  match the whole name). Kafka's client could match patterns itself, but would also match the topics of rocketshim:
+  `^.*` would read the retries and dead letters of every group. So patterns are resolved here, against the existing
+  topics. They match only users' topics: no topic of rocketshim, of any namespace, and no topic of Kafka (`__…`).
+* A listener by name takes precedence over patterns. Of several matching patterns the one registered first counts.
 * The listeners of one consumer are all orderly or all concurrent, and all plain functions or all `async def`.
-* What is unsubscribed is read no longer, but keeps its listener: messages in work, and retries that are still on their
-  way, would otherwise become dead letters for want of one.
+* An unsubscribed topic is no longer read, but keeps its listener. Without one, messages in progress and scheduled
+  retries would become dead letters.
 
-Thread-safety: `get` from any thread; everything else from one, before the start the caller's, then the poll thread.
+Thread-safety: `get` may be called from any thread; everything else from one thread: before the start the caller's,
+afterwards the poll thread.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ __all__ = ["Subscriptions", "is_pattern"]
 
 
 def is_pattern(topic: str) -> bool:
-    """Whether a subscription's topic is a pattern."""
+    """Return whether a subscription's topic is a pattern."""
     return topic.startswith("^")
 
 
@@ -36,14 +37,14 @@ class Subscriptions:
     """The subscriptions of one consumer.
 
     Args:
-        names: tells the shim's own topics from users'.
-        filter_retries: an SQL condition is asked again when a message is delivered again.
+        names: distinguishes the topics of rocketshim from users' topics.
+        filter_retries: evaluate an SQL condition again when a message is delivered again.
     """
 
     def __init__(self, names: TopicNames, *, filter_retries: bool = False) -> None:
         self._names = names
         self._filter_retries = filter_retries
-        # by physical name or pattern, in order of registration; replaced as a whole, since `get` may be looking
+        # by physical name or pattern, in order of registration; replaced as a whole, since `get` may be reading it
         self._active: dict[str, Subscription] = {}
         self._retired: dict[str, Subscription] = {}
         self._patterns: dict[str, re.Pattern[str]] = {}
@@ -58,24 +59,24 @@ class Subscriptions:
 
     @property
     def has_patterns(self) -> bool:
-        """Whether topics have to be looked for."""
+        """Whether a pattern is subscribed, so that topics have to be looked up."""
         return any(map(is_pattern, self._active))
 
     @property
     def orderly(self) -> bool | None:
-        """Whether the listeners are orderly; None: there is none yet."""
+        """Whether the listeners are orderly; None: there are no listeners yet."""
         return next((each.orderly for each in (*self._active.values(), *self._retired.values())), None)
 
     @property
     def awaits(self) -> bool | None:
-        """Whether the listeners are `async def` functions; None: there is none yet."""
+        """Whether the listeners are `async def` functions; None: there are no listeners yet."""
         return next((each.awaits for each in (*self._active.values(), *self._retired.values())), None)
 
     def physical(self, topic: str) -> str:
-        """The physical name of a topic; a pattern as it is."""
+        """Return the physical name of a topic; return a pattern unchanged."""
         return topic if is_pattern(topic) else self._names.physical(topic)
 
-    def made(
+    def make(
         self,
         topic: str,
         listener: Callable[..., Any] | None,
@@ -85,18 +86,19 @@ class Subscriptions:
         selector: Any = None,
         orderly: bool | None = None,
     ) -> Subscription:
-        """A subscription that fits to those there are.
+        """Make a subscription that is compatible with the existing ones; do not add it.
 
         Args:
-            topic: as `PushConsumer.listener` takes it, and likewise the other arguments.
-            listener: None: the one that the topic has, or had.
-            tags: a tag expression; None: none.
-            sql: an SQL92 condition; None: none.
-            selector: code of the user's; None: none.
-            orderly: None: as the others are.
+            topic: see `PushConsumer.listener`, also for the other arguments.
+            listener: the listener; None: the listener that the topic has or had.
+            tags: a tag expression, or None.
+            sql: an SQL92 condition, or None.
+            selector: a selector of the user, or None.
+            orderly: whether the listener is orderly; None: like the existing listeners.
 
         Raises:
-            ConfigError: there is no listener, it does not fit, the name is none or the shim's own, or two filters.
+            ConfigError: there is no listener, it is not compatible with the others, the name is not legal or belongs to
+                rocketshim, or two filters are given.
             FilterSyntaxError: the expression does not compile.
         """
         physical = self.physical(topic)
@@ -106,7 +108,7 @@ class Subscriptions:
         elif known is not None:
             function, awaits = known.listener, known.awaits
         else:
-            raise ConfigError(f"subscribe({topic!r}) needs a listener: that topic has none yet")
+            raise ConfigError(f"subscribe({topic!r}) needs a listener: the topic has no listener yet")
         orderly = bool(self.orderly) if orderly is None else orderly
         self._check(topic, physical, orderly=orderly, awaits=awaits)
         chosen = compile_filter(tags, sql, selector)
@@ -124,54 +126,60 @@ class Subscriptions:
 
     def _check(self, topic: str, physical: str, *, orderly: bool, awaits: bool) -> None:
         if self._names.is_ours(physical):
-            raise ConfigError(f"{topic!r} is a topic of the shim's own: retries need no listener of their own")
+            raise ConfigError(
+                f"Cannot subscribe to {topic!r}: it is an internal topic of rocketshim. Retried messages reach the "
+                "listener of their original topic"
+            )
         if self.orderly not in {None, orderly}:
             raise ConfigError(
-                f"{topic!r}: the listeners of one consumer are all orderly or all concurrent; make a second consumer, "
-                "in a group of its own"
+                f"{topic!r}: the listeners of one consumer are all orderly or all concurrent; create a second consumer "
+                "in another group"
             )
         if awaits and orderly:
-            raise ConfigError(f"{topic!r}: an orderly listener is a plain function, since its calls never overlap")
+            raise ConfigError(
+                f"{topic!r}: an orderly listener cannot be `async def`, since its calls never overlap; use a plain "
+                "function"
+            )
         if self.awaits not in {None, awaits}:
             raise ConfigError(f"{topic!r}: the listeners of one consumer are all `async def` or all plain functions")
 
     def named(self) -> list[str]:
-        """Physical names of the topics that are subscribed by name."""
+        """Return the physical names of the topics that are subscribed by name."""
         return [topic for topic in self._active if not is_pattern(topic)]
 
     def add(self, subscription: Subscription) -> None:
-        """Listen to one more topic or pattern.
+        """Add a topic or pattern.
 
         Raises:
-            ConfigError: it has a listener, or the pattern is no regular expression; nothing changed.
+            ConfigError: it already has a listener, or the pattern is not a regular expression; nothing changed.
         """
         if subscription.topic in self._active:
-            raise ConfigError(f"{subscription.topic!r} has a listener; one listener per topic")
+            raise ConfigError(f"{subscription.topic!r} already has a listener; a topic has only one listener")
         self.put(subscription)
 
     def put(self, subscription: Subscription) -> None:
-        """Listen to one more topic or pattern, or to one that is listened to in another way; its place is kept.
+        """Add a topic or pattern, or replace its subscription; a replaced one keeps its rank in the order.
 
         Raises:
-            ConfigError: the pattern is no regular expression; nothing changed.
+            ConfigError: the pattern is not a regular expression; nothing changed.
         """
         topic = subscription.topic
         if is_pattern(topic):
             try:
                 self._patterns[topic] = re.compile(topic)
             except re.error as error:
-                raise ConfigError(f"{topic!r} is no regular expression: {error}") from error
+                raise ConfigError(f"{topic!r} is not a regular expression: {error}") from error
         self._active = {**self._active, topic: subscription}
         self._retired = {name: each for name, each in self._retired.items() if name != topic}
         self._matched = self._matched - {topic}
         self._found = {}
 
     def own(self, topic: str) -> Subscription | None:
-        """What was subscribed under exactly this name or pattern, also if it was unsubscribed since; None: nothing."""
+        """Return the subscription of exactly this name or pattern, even if it was removed; None: there is none."""
         return self._active.get(topic) or self._retired.get(topic)
 
     def remove(self, topic: str) -> bool:
-        """Listen to a topic or pattern no longer; whether it was listened to."""
+        """Remove a topic or pattern; return whether it was subscribed."""
         subscription = self._active.get(topic)
         if subscription is None:
             return False
@@ -182,7 +190,7 @@ class Subscriptions:
         return True
 
     def see(self, existing: Iterable[str]) -> None:
-        """Take note of the topics there are: patterns stand for those from now on."""
+        """Resolve the patterns against the existing topics."""
         self._matched = frozenset(
             name
             for name in existing
@@ -193,11 +201,11 @@ class Subscriptions:
         )
 
     def topics(self) -> list[str]:
-        """Physical names of what is to be read now, sorted."""
+        """Return the physical names of the topics to read now, sorted."""
         return sorted({*self.named(), *self._matched})
 
     def get(self, topic: str) -> Subscription | None:
-        """Who listens to a physical topic; None: nobody, and nobody ever did."""
+        """Return the subscription of a physical topic, active or removed; None: there never was one."""
         found = self._found
         try:
             return found[topic]
@@ -206,12 +214,12 @@ class Subscriptions:
             return subscription
 
     def digest(self) -> str:
-        """By which members that subscribe differently find each other."""
+        """Return the digest by which members detect that they subscribe differently."""
         parts = sorted(f"{name}={each.digest}" for name, each in self._active.items())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def text(self) -> str:
-        """The same for a person."""
+        """Return the subscriptions as text for a person."""
         return ", ".join(sorted(f"{name}={each.expression}" for name, each in self._active.items()))
 
     def _lookup(self, topic: str) -> Subscription | None:

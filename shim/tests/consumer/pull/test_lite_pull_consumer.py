@@ -77,7 +77,7 @@ def committed(kafka: InMemoryKafka, partition: int = 0) -> int | None:
 # --- subscribe -------------------------------------------------------------------------------------------------------
 
 
-def test_it_polls_what_it_subscribes_to_in_batches(kafka: InMemoryKafka, make: Make) -> None:
+def test_poll_returns_subscribed_messages_in_batches(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 25)
     with make() as consumer:
         consumer.subscribe("orders")
@@ -99,7 +99,7 @@ def test_two_members_share_the_queues(make: Make) -> None:
         assert not one.assignment() & two.assignment()
 
 
-def test_a_filter_passes_over_what_it_does_not_select_and_its_position_moves(kafka: InMemoryKafka, make: Make) -> None:
+def test_a_filter_skips_other_messages_and_the_position_moves(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 3, tag="a")
     fill(kafka, 3, tag="b")
     with make() as consumer:
@@ -111,7 +111,7 @@ def test_a_filter_passes_over_what_it_does_not_select_and_its_position_moves(kaf
         assert len(drain(consumer)) == 3
 
 
-def test_a_topic_that_is_unsubscribed_gives_nothing_more_and_is_committed(kafka: InMemoryKafka, make: Make) -> None:
+def test_unsubscribe_commits_and_stops_delivery(kafka: InMemoryKafka, make: Make) -> None:
     kafka.create_topic("other")
     fill(kafka, 2)
     with make() as consumer:
@@ -129,7 +129,7 @@ def test_a_topic_that_is_unsubscribed_gives_nothing_more_and_is_committed(kafka:
         assert consumer.assignment() == set()
 
 
-def test_a_topic_that_is_missing_is_refused_and_leaves_nothing(make: Make) -> None:
+def test_a_missing_topic_is_an_error_and_nothing_stays_open(make: Make) -> None:
     consumer = make()
     consumer.subscribe("absent")
     with pytest.raises(TopicMissingError, match="absent"):
@@ -148,10 +148,10 @@ def test_a_filter_that_does_not_compile_changes_nothing(kafka: InMemoryKafka, ma
         assert len(drain(consumer)) == 1
 
 
-# --- what is committed -----------------------------------------------------------------------------------------------
+# --- commits ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_poll_returned_is_committed_after_the_next_began(
+def test_messages_of_a_poll_are_committed_after_the_next_poll_began(
     kafka: InMemoryKafka, make: Make, clock: VirtualClock
 ) -> None:
     fill(kafka, 15)
@@ -163,7 +163,7 @@ def test_what_a_poll_returned_is_committed_after_the_next_began(
         assert committed(kafka) == 10
 
 
-def test_stop_does_not_commit_what_the_last_poll_returned(kafka: InMemoryKafka, make: Make) -> None:
+def test_stop_does_not_commit_the_messages_of_the_last_poll(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 15)
     with make() as consumer:
         consumer.subscribe("orders")
@@ -175,17 +175,17 @@ def test_stop_does_not_commit_what_the_last_poll_returned(kafka: InMemoryKafka, 
         assert bodies(again.poll()) == [b"10", b"11", b"12", b"13", b"14"]
 
 
-def test_commit_sync_commits_what_the_last_poll_returned(kafka: InMemoryKafka, make: Make) -> None:
+def test_commit_sync_commits_the_messages_of_the_last_poll(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 4)
     with make(auto_commit=False) as consumer:
         consumer.subscribe("orders")
         consumer.poll()
-        assert consumer.committed(Q0) == 0  # the start that was resolved
+        assert consumer.committed(Q0) == 0  # the resolved start offset
         consumer.commit_sync()
         assert consumer.committed(Q0) == 4
 
 
-def test_without_auto_commit_nothing_is_committed_by_itself(
+def test_without_auto_commit_nothing_is_committed_automatically(
     kafka: InMemoryKafka, make: Make, clock: VirtualClock
 ) -> None:
     fill(kafka, 4)
@@ -197,7 +197,7 @@ def test_without_auto_commit_nothing_is_committed_by_itself(
     assert committed(kafka) == 0
 
 
-def test_offsets_of_ones_own_are_committed(kafka: InMemoryKafka, make: Make) -> None:
+def test_commit_sync_commits_given_offsets(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 4)
     with make(auto_commit=False) as consumer:
         consumer.subscribe("orders")
@@ -206,16 +206,16 @@ def test_offsets_of_ones_own_are_committed(kafka: InMemoryKafka, make: Make) -> 
         assert consumer.committed(Q0) == 2
         with pytest.raises(ConfigError, match="-1"):
             consumer.commit_sync({Q0: -1})
-        with pytest.raises(ConsumerError, match="not held"):
+        with pytest.raises(ConsumerError, match="not assigned to this consumer"):
             consumer.commit_sync({MessageQueue("orders", queue_id=7): 2})
 
 
-def test_a_queue_that_was_never_committed_has_none(make: Make) -> None:
+def test_committed_is_none_for_a_queue_without_a_commit(make: Make) -> None:
     with make() as consumer:
         assert consumer.committed(Q1) is None
 
 
-def test_a_commit_that_is_refused_is_an_error_and_due_again(kafka: InMemoryKafka, make: Make) -> None:
+def test_a_rejected_commit_is_an_error_and_is_tried_again(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 2)
     with make(auto_commit=False) as consumer:
         consumer.subscribe("orders")
@@ -227,7 +227,7 @@ def test_a_commit_that_is_refused_is_an_error_and_due_again(kafka: InMemoryKafka
         assert committed(kafka) == 2
 
 
-def test_a_partition_that_leaves_is_committed_as_far_as_it_is_done(kafka: InMemoryKafka, make: Make) -> None:
+def test_a_revoked_partition_is_committed_up_to_the_finished_messages(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 3, 0)
     fill(kafka, 3, 1)
     with make(pull_batch_size=2) as one:
@@ -243,7 +243,7 @@ def test_a_partition_that_leaves_is_committed_as_far_as_it_is_done(kafka: InMemo
             assert two.position(moved) == 3
 
 
-# --- where it begins -------------------------------------------------------------------------------------------------
+# --- start offsets ----------------------------------------------------------------------------------------------------
 
 
 def test_a_new_group_begins_at_the_end_by_default(kafka: InMemoryKafka, make: Make) -> None:
@@ -255,7 +255,7 @@ def test_a_new_group_begins_at_the_end_by_default(kafka: InMemoryKafka, make: Ma
         assert len(drain(consumer)) == 1
 
 
-def test_while_the_start_is_not_known_nothing_is_handed_out(kafka: InMemoryKafka, make: Make) -> None:
+def test_nothing_is_handed_out_while_the_start_offset_is_unknown(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 2)
     with make() as consumer:
         known = consumer._starts.resolve
@@ -267,7 +267,7 @@ def test_while_the_start_is_not_known_nothing_is_handed_out(kafka: InMemoryKafka
         consumer.subscribe("orders")
         assert consumer.poll(500) == []
         assert consumer.assignment() == {Q0, Q1}
-        with pytest.raises(ConsumerError, match="not held"):
+        with pytest.raises(ConsumerError, match="not assigned to this consumer"):
             consumer.position(Q0)
         consumer._starts.resolve = known
         assert bodies(drain(consumer)) == [b"0", b"1"]
@@ -276,7 +276,7 @@ def test_while_the_start_is_not_known_nothing_is_handed_out(kafka: InMemoryKafka
 # --- assign ----------------------------------------------------------------------------------------------------------
 
 
-def test_assigned_queues_are_read_and_others_are_not(kafka: InMemoryKafka, make: Make) -> None:
+def test_only_assigned_queues_are_read(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 2, 0)
     fill(kafka, 3, 1)
     with make() as consumer:
@@ -291,7 +291,7 @@ def test_assigned_queues_are_read_and_others_are_not(kafka: InMemoryKafka, make:
         assert committed(kafka, 1) == 3
 
 
-def test_assigned_queues_go_on_where_the_group_committed(kafka: InMemoryKafka, make: Make) -> None:
+def test_assigned_queues_start_at_the_committed_offset(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 4)
     with make(auto_commit=False) as consumer:
         consumer.assign([Q0])
@@ -302,7 +302,7 @@ def test_assigned_queues_go_on_where_the_group_committed(kafka: InMemoryKafka, m
         assert bodies(drain(again)) == [b"3"]
 
 
-def test_assigned_queues_have_a_filter_a_topic(kafka: InMemoryKafka, make: Make) -> None:
+def test_assigned_queues_have_one_filter_per_topic(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 2, tag="a")
     fill(kafka, 1, tag="b")
     consumer = make()
@@ -322,7 +322,7 @@ def test_assign_and_subscribe_exclude_each_other(make: Make) -> None:
         two.assign([Q0])
 
 
-def test_a_queue_that_does_not_exist_is_refused_and_the_others_stay(kafka: InMemoryKafka, make: Make) -> None:
+def test_assigning_a_missing_queue_is_an_error_and_changes_nothing(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 1)
     with make() as consumer:
         consumer.assign([Q0])
@@ -336,7 +336,7 @@ def test_a_queue_that_does_not_exist_is_refused_and_the_others_stay(kafka: InMem
 # --- seek, pause -----------------------------------------------------------------------------------------------------
 
 
-def test_seeking_goes_on_there_and_is_committed_also_backwards(kafka: InMemoryKafka, make: Make) -> None:
+def test_seek_moves_the_position_and_is_committed_also_backwards(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 10)
     with make() as consumer:
         consumer.subscribe("orders")
@@ -353,7 +353,7 @@ def test_seeking_goes_on_there_and_is_committed_also_backwards(kafka: InMemoryKa
 
 
 @pytest.mark.parametrize("offset", [-1, 11])
-def test_seeking_outside_is_refused(kafka: InMemoryKafka, make: Make, offset: int) -> None:
+def test_seek_outside_the_bounds_is_rejected(kafka: InMemoryKafka, make: Make, offset: int) -> None:
     fill(kafka, 10)
     with make() as consumer:
         consumer.subscribe("orders")
@@ -363,14 +363,14 @@ def test_seeking_outside_is_refused(kafka: InMemoryKafka, make: Make, offset: in
         assert consumer.position(Q0) == 10
 
 
-def test_a_queue_that_is_not_held_cannot_be_sought(make: Make) -> None:
+def test_seek_on_an_unassigned_queue_is_an_error(make: Make) -> None:
     with make() as consumer:
         consumer.assign([Q0])
-        with pytest.raises(ConsumerError, match="not held"):
+        with pytest.raises(ConsumerError, match="not assigned to this consumer"):
             consumer.seek_to_end(Q1)
 
 
-def test_a_paused_queue_gives_nothing_and_misses_nothing(kafka: InMemoryKafka, make: Make) -> None:
+def test_a_paused_queue_delivers_nothing_and_loses_nothing(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 30, 0)
     fill(kafka, 30, 1)
     with make(pull_batch_size=5) as consumer:
@@ -387,7 +387,7 @@ def test_a_paused_queue_gives_nothing_and_misses_nothing(kafka: InMemoryKafka, m
 # --- queues, times ---------------------------------------------------------------------------------------------------
 
 
-def test_queues_and_times_can_be_asked_for(kafka: InMemoryKafka, make: Make) -> None:
+def test_queues_and_offsets_for_times_can_be_looked_up(kafka: InMemoryKafka, make: Make) -> None:
     for at_ms in (1_000, 2_000, 3_000):
         kafka.append("orders", b"", timestamp_ms=at_ms)
     with make() as consumer:
@@ -401,12 +401,12 @@ def test_queues_and_times_can_be_asked_for(kafka: InMemoryKafka, make: Make) -> 
             consumer.fetch_message_queues("absent")
 
 
-def test_a_queue_listener_that_cannot_be_called_is_refused(make: Make) -> None:
-    with make() as consumer, pytest.raises(ConfigError, match=r"give a function of \(topic, queues\)"):
+def test_a_queue_listener_that_is_not_callable_is_rejected(make: Make) -> None:
+    with make() as consumer, pytest.raises(ConfigError, match=r"pass a function of \(topic, queues\)"):
         consumer.register_topic_message_queue_change_listener("orders", 3)  # type: ignore[arg-type]
 
 
-def test_whoever_registered_hears_of_new_queues(kafka: InMemoryKafka, make: Make) -> None:
+def test_a_registered_listener_is_called_with_new_queues(kafka: InMemoryKafka, make: Make) -> None:
     heard: list[tuple[str, int]] = []
     with make() as consumer:
         consumer.register_topic_message_queue_change_listener("orders", lambda topic, q: heard.append((topic, len(q))))
@@ -419,7 +419,7 @@ def test_whoever_registered_hears_of_new_queues(kafka: InMemoryKafka, make: Make
         assert heard == [("orders", 3)]
 
 
-def test_whoever_hears_of_new_queues_may_take_them_at_once(kafka: InMemoryKafka, make: Make) -> None:
+def test_a_queue_listener_may_assign_new_queues_immediately(kafka: InMemoryKafka, make: Make) -> None:
     with make() as consumer:
         consumer.assign([Q0, Q1])
         consumer.register_topic_message_queue_change_listener("orders", lambda _, queues: consumer.assign(queues))
@@ -429,7 +429,7 @@ def test_whoever_hears_of_new_queues_may_take_them_at_once(kafka: InMemoryKafka,
         assert bodies(consumer.poll(31_000)) == [b"new"]
 
 
-def test_what_such_a_listener_raises_comes_out_of_poll_and_loses_nothing(kafka: InMemoryKafka, make: Make) -> None:
+def test_poll_raises_what_a_queue_listener_raises_and_loses_nothing(kafka: InMemoryKafka, make: Make) -> None:
     def listener(topic: str, queues: list[MessageQueue]) -> None:
         raise OSError(topic, queues)
 
@@ -444,7 +444,7 @@ def test_what_such_a_listener_raises_comes_out_of_poll_and_loses_nothing(kafka: 
         assert len(consumer.poll()) == 2
 
 
-def test_with_the_broker_away_questions_are_errors_and_polls_are_empty(kafka: InMemoryKafka, make: Make) -> None:
+def test_without_a_broker_lookups_are_errors_and_polls_are_empty(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 1)
     with make() as consumer:
         consumer.assign([Q0])
@@ -456,7 +456,7 @@ def test_with_the_broker_away_questions_are_errors_and_polls_are_empty(kafka: In
         assert len(drain(consumer)) == 1
 
 
-def test_a_topic_that_may_not_be_read_is_an_error_of_poll(kafka: InMemoryKafka, make: Make) -> None:
+def test_poll_raises_if_a_topic_is_not_authorized(kafka: InMemoryKafka, make: Make) -> None:
     kafka.deny("orders")
     with make() as consumer:
         consumer.subscribe("orders")
@@ -464,10 +464,10 @@ def test_a_topic_that_may_not_be_read_is_an_error_of_poll(kafka: InMemoryKafka, 
             consumer.poll(1_000)
 
 
-# --- life ------------------------------------------------------------------------------------------------------------
+# --- lifecycle --------------------------------------------------------------------------------------------------------
 
 
-def test_before_start_and_after_stop_it_refuses(make: Make) -> None:
+def test_calls_before_start_and_after_stop_are_errors(make: Make) -> None:
     consumer = make()
     with pytest.raises(ConsumerError, match="not started"):
         consumer.poll()
@@ -480,11 +480,11 @@ def test_before_start_and_after_stop_it_refuses(make: Make) -> None:
     assert not consumer.is_running
     with pytest.raises(ConsumerError, match="stopped"):
         consumer.poll()
-    with pytest.raises(ConsumerError, match="make a new one"):
+    with pytest.raises(ConsumerError, match="create a new one"):
         consumer.start()
 
 
-def test_a_stop_from_within_a_poll_ends_it(kafka: InMemoryKafka, clock: VirtualClock) -> None:
+def test_stop_during_a_poll_ends_the_poll(kafka: InMemoryKafka, clock: VirtualClock) -> None:
     """As a signal handler does: in the thread that polls."""
     consumer: LitePullConsumer
 
@@ -500,7 +500,7 @@ def test_a_stop_from_within_a_poll_ends_it(kafka: InMemoryKafka, clock: VirtualC
     assert kafka.members("g") == []
 
 
-def test_two_threads_at_once_are_refused(kafka: InMemoryKafka, clock: VirtualClock) -> None:
+def test_a_second_thread_is_rejected(kafka: InMemoryKafka, clock: VirtualClock) -> None:
     caught: list[BaseException] = []
     consumer: LitePullConsumer
 
@@ -523,7 +523,7 @@ def test_two_threads_at_once_are_refused(kafka: InMemoryKafka, clock: VirtualClo
     assert "one thread at a time" in str(caught[0])
 
 
-def test_it_is_set_up_by_settings_or_by_arguments_not_both() -> None:
+def test_settings_and_arguments_exclude_each_other() -> None:
     settings = LitePullConsumerSettings.make(bootstrap="b:1", group="g")
     assert LitePullConsumer(settings=settings).settings is settings
     with pytest.raises(ConfigError, match="not both"):
@@ -537,9 +537,9 @@ def test_its_options_are_its_settings() -> None:
     }
 
 
-def test_client_settings_that_kafka_refuses_are_an_error_of_start(kafka: InMemoryKafka) -> None:
+def test_start_raises_if_kafka_rejects_a_client_setting(kafka: InMemoryKafka) -> None:
     consumer = LitePullConsumer("memory:1", group="g", clients=kafka.clients(), client={"session.timeout.ms": "soon"})
-    with pytest.raises(ConfigError, match="refuses"):
+    with pytest.raises(ConfigError, match="rejects"):
         consumer.start()
 
 

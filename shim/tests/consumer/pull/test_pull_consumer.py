@@ -56,7 +56,7 @@ def fill(kafka: InMemoryKafka, count: int, partition: int = 0, tag: str = "a") -
         kafka.append("orders", str(number).encode(), partition=partition, headers=[("TAGS", tag.encode())])
 
 
-def test_messages_are_found_from_an_offset_on(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
+def test_pull_finds_messages_from_an_offset(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
     fill(kafka, 50)
     result = consumer.pull(Q0, None, 40, 8)
     assert result.status is PullStatus.FOUND
@@ -71,7 +71,7 @@ def test_the_same_offset_can_be_pulled_again(kafka: InMemoryKafka, consumer: Pul
         assert [m.queue_offset for m in consumer.pull(Q0, None, 2, 2).messages] == [2, 3]
 
 
-def test_at_the_end_there_is_no_new_message_until_there_is(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
+def test_the_end_is_no_new_message_until_one_is_stored(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
     empty = consumer.pull(Q0, None, 0)
     assert (empty.status, empty.next_begin_offset, empty.max_offset) == (PullStatus.NO_NEW_MSG, 0, 0)
     fill(kafka, 3)
@@ -81,7 +81,7 @@ def test_at_the_end_there_is_no_new_message_until_there_is(kafka: InMemoryKafka,
     assert consumer.pull(Q0, None, 3).status is PullStatus.FOUND
 
 
-def test_messages_that_are_not_selected_are_no_match_and_the_next_offset_is_behind_them(
+def test_unselected_messages_are_no_match_and_the_next_offset_is_after_them(
     kafka: InMemoryKafka, consumer: PullConsumer
 ) -> None:
     fill(kafka, 5, tag="a")
@@ -92,14 +92,14 @@ def test_messages_that_are_not_selected_are_no_match_and_the_next_offset_is_behi
     assert (some.status, some.next_begin_offset, len(some.messages)) == (PullStatus.FOUND, 6, 1)
 
 
-def test_one_pull_looks_at_so_many_messages_and_no_more(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
+def test_one_pull_examines_a_limited_number_of_messages(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
     fill(kafka, 900)
     assert consumer.pull(Q0, "b", 0).next_begin_offset == 800
     assert consumer.pull(Q0, "b", 0, 1_000).next_begin_offset == 900
 
 
 @pytest.mark.parametrize(("offset", "nearest"), [(-1, 3), (0, 3), (2, 3), (11, 10), (99, 10)])
-def test_an_offset_outside_is_illegal_and_the_nearest_legal_one_is_named(
+def test_an_offset_out_of_bounds_is_illegal_and_the_nearest_legal_one_is_returned(
     kafka: InMemoryKafka, consumer: PullConsumer, offset: int, nearest: int
 ) -> None:
     fill(kafka, 10)
@@ -109,7 +109,7 @@ def test_an_offset_outside_is_illegal_and_the_nearest_legal_one_is_named(
     assert (result.next_begin_offset, result.min_offset, result.max_offset) == (nearest, 3, 10)
 
 
-def test_an_offset_that_retention_overtakes_between_two_pulls_is_illegal(
+def test_an_offset_deleted_by_retention_between_two_pulls_is_illegal(
     kafka: InMemoryKafka, consumer: PullConsumer
 ) -> None:
     assert consumer.pull(Q0, None, 0).status is PullStatus.NO_NEW_MSG
@@ -120,7 +120,7 @@ def test_an_offset_that_retention_overtakes_between_two_pulls_is_illegal(
     assert len(consumer.pull(Q0, None, 5).messages) == 5
 
 
-def test_what_no_reader_sees_at_the_end_is_passed_over(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
+def test_invisible_records_at_the_end_are_skipped(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
     fill(kafka, 2)
     kafka.skip_offsets("orders", count=3)
     assert consumer.pull(Q0, None, 0).next_begin_offset == 2
@@ -128,7 +128,7 @@ def test_what_no_reader_sees_at_the_end_is_passed_over(kafka: InMemoryKafka, con
     assert (end.status, end.next_begin_offset, end.max_offset) == (PullStatus.NO_NEW_MSG, 5, 5)
 
 
-def test_blocking_it_waits_for_a_message(kafka: InMemoryKafka) -> None:
+def test_a_blocking_pull_waits_for_a_message(kafka: InMemoryKafka) -> None:
     clock = kafka.clock
     assert isinstance(clock, VirtualClock)
     began_ms = clock.monotonic_ns() // 1_000_000
@@ -148,12 +148,12 @@ def test_blocking_it_waits_for_a_message(kafka: InMemoryKafka) -> None:
 def test_a_queue_that_is_not_pulled_does_not_fill_memory(
     kafka: InMemoryKafka, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_consumer, "_SHELF_COUNT", 20)
+    monkeypatch.setattr(pull_consumer, "_BUFFER_COUNT", 20)
     consumer.pull(Q1, None, 0)
     fill(kafka, 3_000, 1)
     fill(kafka, 3_000, 0)
     found = [m.queue_offset for at in range(0, 3_000, 100) for m in consumer.pull(Q0, None, at, 100).messages]
-    assert len(consumer._shelves["orders", 1].messages) < 20 + pull_consumer._FETCH_COUNT
+    assert len(consumer._buffers["orders", 1].messages) < 20 + pull_consumer._FETCH_COUNT
     assert found[:100] == list(range(100))
     offset = 0
     while (result := consumer.pull(Q1, None, offset, 500)).status is PullStatus.FOUND:
@@ -181,7 +181,7 @@ def test_any_order_of_pulls_agrees_with_slices_of_the_logs(pulls: list[tuple[int
             assert result.next_begin_offset == offset + len(found)
 
 
-def test_offsets_of_the_group_are_kept(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
+def test_offsets_of_the_group_are_committed_and_read(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
     assert consumer.fetch_consume_offset(Q0) is None
     consumer.update_consume_offset(Q0, 7)
     consumer.update_consume_offset(Q0, 5)
@@ -194,7 +194,7 @@ def test_offsets_of_the_group_are_kept(kafka: InMemoryKafka, consumer: PullConsu
     assert consumer.fetch_consume_offset(Q0) == 5
 
 
-def test_queues_bounds_and_times_can_be_asked_for(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
+def test_queues_bounds_and_offsets_for_times_can_be_looked_up(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
     for at_ms in (1_000, 2_000, 3_000):
         kafka.append("orders", b"", timestamp_ms=at_ms)
     assert consumer.fetch_message_queues("orders") == [Q0, Q1]
@@ -203,7 +203,7 @@ def test_queues_bounds_and_times_can_be_asked_for(kafka: InMemoryKafka, consumer
     assert consumer.search_offset(Q0, 9_000) == 3
 
 
-def test_what_cannot_be_pulled_is_refused(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
+def test_invalid_pulls_are_rejected(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
     with pytest.raises(ConfigError, match="max_count"):
         consumer.pull(Q0, None, 0, 0)
     with pytest.raises(FilterSyntaxError):
@@ -218,7 +218,7 @@ def test_what_cannot_be_pulled_is_refused(kafka: InMemoryKafka, consumer: PullCo
         consumer.pull(Q0, None, 0)
 
 
-def test_with_the_broker_away_it_is_said_and_nothing_is_missed(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
+def test_without_a_broker_pull_raises_and_misses_nothing(kafka: InMemoryKafka, consumer: PullConsumer) -> None:
     fill(kafka, 4)
     consumer.pull(Q0, None, 0, 2)
     kafka.stop_broker()
@@ -236,7 +236,7 @@ def test_an_empty_or_absent_body_is_a_message(kafka: InMemoryKafka, consumer: Pu
     assert [m.body for m in consumer.pull(Q0, None, 0).messages] == [b"", None, b""]
 
 
-def test_before_start_and_after_stop_it_refuses(kafka: InMemoryKafka) -> None:
+def test_calls_before_start_and_after_stop_are_errors(kafka: InMemoryKafka) -> None:
     consumer = consumer_of(kafka)
     with pytest.raises(ConsumerError, match="not started"):
         consumer.pull(Q0, None, 0)
@@ -246,11 +246,11 @@ def test_before_start_and_after_stop_it_refuses(kafka: InMemoryKafka) -> None:
     consumer.stop()
     with pytest.raises(ConsumerError, match="stopped"):
         consumer.pull(Q0, None, 0)
-    with pytest.raises(ConsumerError, match="make a new one"):
+    with pytest.raises(ConsumerError, match="create a new one"):
         consumer.start()
 
 
-def test_a_stop_from_within_a_pull_ends_it(kafka: InMemoryKafka) -> None:
+def test_stop_during_a_pull_ends_the_pull(kafka: InMemoryKafka) -> None:
     """As a signal handler does: in the thread that pulls."""
     clock = kafka.clock
     assert isinstance(clock, VirtualClock)
@@ -267,7 +267,7 @@ def test_a_stop_from_within_a_pull_ends_it(kafka: InMemoryKafka) -> None:
         consumer.pull(Q0, None, 0)
 
 
-def test_it_is_set_up_by_settings_or_by_arguments_not_both() -> None:
+def test_settings_and_arguments_exclude_each_other() -> None:
     one = PullConsumerSettings.make(bootstrap="b:1", group="g")
     assert PullConsumer(settings=one).settings is one
     with pytest.raises(ConfigError, match="not both"):

@@ -1,4 +1,4 @@
-"""`async def` listeners: how many at once, what becomes of each message, how they end. Waits for signals only."""
+"""`async def` listeners: concurrency, the outcome of each message, cancellation. Tests wait for signals, not time."""
 
 import asyncio
 import logging
@@ -61,7 +61,7 @@ def submit(pool: AsyncPool, queue: ProcessQueue[Any], limit: int = 16) -> list[C
 
 
 def settle(pool: AsyncPool, chunks: list[Chunk[Any]]) -> dict[int, str]:
-    """Take in the results of these chunks; offset to failure of what did not succeed."""
+    """Collect the results of these chunks; map the offset of each failed message to its failure."""
     failed: dict[int, str] = {}
     for _ in chunks:
         result = pool.wait(GUARD_S, 0)
@@ -73,7 +73,7 @@ def settle(pool: AsyncPool, chunks: list[Chunk[Any]]) -> dict[int, str]:
     return failed
 
 
-def test_which_functions_are_async() -> None:
+def test_is_async_detects_coroutine_functions() -> None:
     class Callable_:  # noqa: N801
         async def __call__(self, message: Any) -> None: ...
 
@@ -85,7 +85,7 @@ def test_which_functions_are_async() -> None:
     assert not is_async(lambda message: [function(message)])
 
 
-def test_every_message_is_handled_once_and_no_more_than_the_limit_at_once(pools: Pools) -> None:
+def test_every_message_is_handled_once_within_the_concurrency_limit(pools: Pools) -> None:
     seen: list[int] = []
     now: list[int] = []
     most: list[int] = []
@@ -104,7 +104,7 @@ def test_every_message_is_handled_once_and_no_more_than_the_limit_at_once(pools:
     assert queue.next_offset == 500
 
 
-def test_one_call_that_never_returns_holds_up_nothing_but_its_chunk(pools: Pools) -> None:
+def test_a_call_that_never_returns_blocks_only_its_chunk(pools: Pools) -> None:
     async def handle(message: Any) -> None:
         if message.queue_offset == 0:
             await asyncio.Event().wait()
@@ -119,7 +119,7 @@ def test_one_call_that_never_returns_holds_up_nothing_but_its_chunk(pools: Pools
 
 
 @pytest.mark.parametrize("batch_count", [1, 4])
-def test_what_a_listener_says(pools: Pools, batch_count: int) -> None:
+def test_results_of_a_listener(pools: Pools, batch_count: int) -> None:
     async def handle(messages: Any, context: Any) -> Any:
         first = messages[0] if batch_count > 1 else messages
         await asyncio.sleep(0)
@@ -149,7 +149,7 @@ def test_what_a_listener_says(pools: Pools, batch_count: int) -> None:
     assert failed == expected
 
 
-def test_what_is_filtered_or_has_no_listener_reaches_no_function(pools: Pools) -> None:
+def test_filtered_messages_and_messages_without_a_listener_are_not_delivered(pools: Pools) -> None:
     seen: list[int] = []
 
     async def handle(message: Any) -> None:
@@ -170,7 +170,7 @@ def test_what_is_filtered_or_has_no_listener_reaches_no_function(pools: Pools) -
     assert [outcome.asked_level for outcome in outcomes] == [DEAD_LETTER_LEVEL] * 2
 
 
-def test_a_call_that_lasts_too_long_is_named_and_its_neighbours_are_not(pools: Pools) -> None:
+def test_only_the_call_that_takes_too_long_times_out(pools: Pools) -> None:
     held, go = threading.Event(), threading.Event()
 
     async def handle(message: Any) -> None:
@@ -197,7 +197,7 @@ def test_a_call_that_lasts_too_long_is_named_and_its_neighbours_are_not(pools: P
     assert queue.next_offset == 3
 
 
-def test_of_a_chunk_that_calls_share_the_rest_is_reported_when_one_has_timed_out(pools: Pools) -> None:
+def test_finished_messages_of_a_shared_chunk_are_reported_when_one_call_times_out(pools: Pools) -> None:
     held, go = threading.Event(), threading.Event()
 
     async def handle(message: Any) -> None:
@@ -216,7 +216,7 @@ def test_of_a_chunk_that_calls_share_the_rest_is_reported_when_one_has_timed_out
     assert held.wait(GUARD_S)
     while len(chunk.calls) > 1:  # the others have ended
         threading.Event().wait(0.001)
-    dispatch.ask_for_part(queue)  # nothing is late
+    dispatch.ask_for_part(queue)  # no call is late
     queue.expire(0, 100)
     ((_, late),) = queue.expire(100, 100)
     for _ in range(2):  # the second time there is nothing new
@@ -228,11 +228,11 @@ def test_of_a_chunk_that_calls_share_the_rest_is_reported_when_one_has_timed_out
     go.set()
     while dispatch.in_flight:
         dispatch.wait(GUARD_S)
-    assert sent_back == [3]  # its own failure comes too late
+    assert sent_back == [3]  # the failure of the call itself comes too late
     assert (dispatch.counts.succeeded, dispatch.counts.failed, queue.msg_count) == (4, 2, 1)
 
 
-def test_messages_taken_back_are_not_called_and_the_rest_is_reported(pools: Pools) -> None:
+def test_withdrawn_messages_are_not_delivered_and_the_others_are_reported(pools: Pools) -> None:
     held, go = threading.Event(), threading.Event()
     seen: list[int] = []
 
@@ -265,7 +265,7 @@ def test_the_limit_can_change_while_it_runs(pools: Pools) -> None:
     assert len(seen) == 600
 
 
-def test_stop_cancels_what_lasts_too_long() -> None:
+def test_stop_cancels_calls_that_take_too_long() -> None:
     cancelled, held = threading.Event(), threading.Event()
 
     async def handle(message: Any) -> None:
@@ -285,7 +285,7 @@ def test_stop_cancels_what_lasts_too_long() -> None:
     assert pool.stop(0)
 
 
-# --- what a listener does to its task, its context and its loop ------------------------------------------------------
+# --- listeners that affect their task, their context or their loop ---------------------------------------------------
 
 
 async def cancel_itself() -> None:
@@ -306,7 +306,7 @@ async def raise_cancelled() -> None:
 
 
 @pytest.mark.parametrize("end", [cancel_itself, cancel_itself_at_last, raise_cancelled])
-def test_a_call_that_is_cancelled_has_failed_and_no_other(pools: Pools, end: Callable[..., Any]) -> None:
+def test_only_the_cancelled_call_fails(pools: Pools, end: Callable[..., Any]) -> None:
     async def handle(message: Any) -> None:
         if message.queue_offset < 4:
             await end()
@@ -317,7 +317,7 @@ def test_a_call_that_is_cancelled_has_failed_and_no_other(pools: Pools, end: Cal
     assert queue.next_offset == 40
 
 
-def test_a_call_asks_for_its_retry_also_if_it_is_cancelled(pools: Pools) -> None:
+def test_a_cancelled_call_can_choose_its_retry_delay(pools: Pools) -> None:
     async def handle(message: Any, context: Any) -> None:
         del message
         context.delay_level_when_next_consume = 7
@@ -329,10 +329,10 @@ def test_a_call_asks_for_its_retry_also_if_it_is_cancelled(pools: Pools) -> None
     assert outcome.asked_level == 7
 
 
-def test_whoever_cancels_every_task_fails_what_is_in_progress_and_nothing_else(pools: Pools) -> None:
+def test_cancelling_every_task_fails_only_the_calls_in_progress(pools: Pools) -> None:
     async def handle(message: Any) -> None:
         if message.queue_offset == 0:
-            for task in asyncio.all_tasks():  # the others have not begun yet
+            for task in asyncio.all_tasks():  # the other tasks have not started yet
                 task.cancel()
         await asyncio.sleep(0)
 
@@ -340,7 +340,7 @@ def test_whoever_cancels_every_task_fails_what_is_in_progress_and_nothing_else(p
     assert settle(pool, submit(pool, queue_of(40))) == dict.fromkeys(range(5), "CancelledError")
 
 
-def test_a_call_that_has_ended_can_no_longer_be_cancelled(pools: Pools) -> None:
+def test_a_finished_call_cannot_be_cancelled(pools: Pools) -> None:
     before: list[Any] = []
 
     async def handle(message: Any) -> None:
@@ -355,7 +355,7 @@ def test_a_call_that_has_ended_can_no_longer_be_cancelled(pools: Pools) -> None:
     assert len(set(before)) == 20
 
 
-def test_what_a_call_sets_in_its_context_reaches_no_other(pools: Pools) -> None:
+def test_context_variables_of_a_call_do_not_reach_other_calls(pools: Pools) -> None:
     variable: ContextVar[str] = ContextVar("variable")
     variable.set("of the program")
     seen: list[str] = []
@@ -377,7 +377,7 @@ def test_what_a_call_sets_in_its_context_reaches_no_other(pools: Pools) -> None:
     assert seen == ["of the program"] * 30
 
 
-def test_time_outs_and_task_groups_end_the_call_they_belong_to(pools: Pools) -> None:
+def test_timeouts_and_task_groups_end_only_their_own_call(pools: Pools) -> None:
     async def fail() -> None:
         raise OSError
 
@@ -407,7 +407,7 @@ def test_time_outs_and_task_groups_end_the_call_they_belong_to(pools: Pools) -> 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("waits", [False, True])
-def test_what_would_end_a_program_is_a_failure_of_the_message(
+def test_system_exit_and_keyboard_interrupt_fail_the_message(
     pools: Pools, error: type[BaseException], waits: bool
 ) -> None:
     async def handle(message: Any) -> None:
@@ -421,9 +421,7 @@ def test_what_would_end_a_program_is_a_failure_of_the_message(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_a_task_that_was_left_behind_raises_does_not_end_the_loop(
-    pools: Pools, error: type[BaseException]
-) -> None:
+def test_an_exception_of_a_leftover_task_does_not_end_the_loop(pools: Pools, error: type[BaseException]) -> None:
     left: list[Any] = []
 
     async def end() -> None:
@@ -442,7 +440,7 @@ def test_what_a_task_that_was_left_behind_raises_does_not_end_the_loop(
 
 
 @pytest.mark.usefixtures("broken_logging")
-def test_a_callback_that_raises_does_not_end_the_loop_where_logging_raises_too(pools: Pools) -> None:
+def test_a_raising_callback_does_not_end_the_loop_even_if_logging_raises(pools: Pools) -> None:
     asyncio_logger = logging.getLogger("asyncio")
     raising = logging.getLogger("rocketshim.consumer")
 
@@ -463,7 +461,7 @@ def test_a_callback_that_raises_does_not_end_the_loop_where_logging_raises_too(p
 
 
 @pytest.mark.usefixtures("broken_logging")
-def test_an_exception_that_cannot_be_read_fails_its_message_and_no_other(pools: Pools, hostile: BaseException) -> None:
+def test_an_unreadable_exception_fails_only_its_message(pools: Pools, hostile: BaseException) -> None:
     async def handle(message: Any) -> None:
         if message.queue_offset == 1:
             raise hostile
@@ -472,7 +470,7 @@ def test_an_exception_that_cannot_be_read_fails_its_message_and_no_other(pools: 
     assert settle(pool, submit(pool, queue_of(20))) == {1: class_name(hostile)}
 
 
-def test_a_loop_that_can_turn_no_more_is_reported_for_every_chunk() -> None:
+def test_a_dead_loop_is_reported_for_every_chunk() -> None:
     def refuse(timeout: float | None) -> None:
         raise OSError(timeout)
 
@@ -489,7 +487,7 @@ def test_a_loop_that_can_turn_no_more_is_reported_for_every_chunk() -> None:
     pool.stop(0)
 
 
-def test_what_listeners_left_running_is_cancelled_at_the_stop_and_calls_that_stop_cancels_come_again() -> None:
+def test_stop_cancels_leftover_tasks_and_cancelled_calls_are_delivered_again() -> None:
     cancelled: list[str] = []
     held = threading.Event()
     left: list[Any] = []
@@ -576,7 +574,7 @@ def test_a_consumer_with_an_async_listener_handles_retries_and_commits(live: InM
 
 
 @pytest.mark.parametrize("in_own_loop", [True, False])
-def test_calls_that_cancel_themselves_come_again_and_the_rest_is_delivered(
+def test_calls_that_cancel_themselves_are_retried_and_the_others_are_delivered(
     live: InMemoryKafka, in_own_loop: bool
 ) -> None:
     seen: list[int] = []
@@ -615,7 +613,7 @@ def test_calls_that_cancel_themselves_come_again_and_the_rest_is_delivered(
     assert live.committed("g")["orders", 0] == 50
 
 
-def test_run_async_calls_listeners_in_the_loop_that_awaits_it(live: InMemoryKafka) -> None:
+def test_run_async_calls_listeners_in_the_loop_of_the_caller(live: InMemoryKafka) -> None:
     live.append("orders", b"")
     loops: list[Any] = []
     consumer = consumer_of(live)
@@ -635,7 +633,7 @@ def test_run_async_calls_listeners_in_the_loop_that_awaits_it(live: InMemoryKafk
     assert live.committed("g")["orders", 0] == 1
 
 
-def test_run_async_that_is_cancelled_stops_the_consumer(live: InMemoryKafka) -> None:
+def test_cancelling_run_async_stops_the_consumer(live: InMemoryKafka) -> None:
     consumer = consumer_of(live)
 
     @consumer.listener("orders")
@@ -652,6 +650,6 @@ def test_run_async_that_is_cancelled_stops_the_consumer(live: InMemoryKafka) -> 
     assert live.members("g") == []
 
 
-def test_a_consumer_that_cannot_start_says_so_in_run_async(live: InMemoryKafka) -> None:
+def test_run_async_raises_if_the_consumer_cannot_start(live: InMemoryKafka) -> None:
     with pytest.raises(ConfigError, match="listener"):
         asyncio.run(consumer_of(live).run_async())

@@ -21,7 +21,7 @@ GUARD_S = 60.0
 
 
 class Heard:
-    """A listener that keeps what it hears; `failing` bodies make it raise."""
+    """A listener that records its messages; it raises for `failing` bodies."""
 
     def __init__(self, *failing: bytes) -> None:
         self.bodies: list[bytes | None] = []
@@ -39,7 +39,7 @@ class Heard:
 @pytest.fixture
 def kafka() -> InMemoryKafka:
     kafka = InMemoryKafka(SystemClock())
-    kafka.create_topic("orders", 2)  # and nothing of the shim's own: broadcasting needs none
+    kafka.create_topic("orders", 2)  # and no internal topic: broadcasting needs none
     return kafka
 
 
@@ -85,7 +85,7 @@ def test_every_member_gets_every_message(kafka: InMemoryKafka, start: Callable[.
     assert kafka.members("g") == []
 
 
-def test_it_goes_on_where_it_was(kafka: InMemoryKafka, start: Callable[..., PushConsumer]) -> None:
+def test_it_continues_at_its_last_position(kafka: InMemoryKafka, start: Callable[..., PushConsumer]) -> None:
     first, second, other = Heard(), Heard(), Heard()
     kafka.append("orders", b"a")
     consumer = start(first)
@@ -98,7 +98,7 @@ def test_it_goes_on_where_it_was(kafka: InMemoryKafka, start: Callable[..., Push
     assert second.bodies == [b"b"]
 
 
-def test_where_a_client_begins_is_kept_before_its_first_message(
+def test_the_start_offset_is_stored_before_the_first_message(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer]
 ) -> None:
     kafka.append("orders", b"before")
@@ -110,9 +110,7 @@ def test_where_a_client_begins_is_kept_before_its_first_message(
     assert heard.bodies == [b"while it was away"]
 
 
-def test_a_queue_that_was_added_is_read_from_its_beginning(
-    kafka: InMemoryKafka, start: Callable[..., PushConsumer]
-) -> None:
+def test_an_added_queue_is_read_from_its_beginning(kafka: InMemoryKafka, start: Callable[..., PushConsumer]) -> None:
     heard = Heard()
     start(heard, consume_from_where=ConsumeFromWhere.LAST_OFFSET)
     kafka.add_partitions("orders", 3)
@@ -120,7 +118,7 @@ def test_a_queue_that_was_added_is_read_from_its_beginning(
     kafka.wait_until(lambda: heard.bodies == [b"new queue"], guard_s=GUARD_S)
 
 
-def test_a_failed_message_is_dropped_and_said(
+def test_a_failed_message_is_dropped_and_logged(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer], caplog: pytest.LogCaptureFixture
 ) -> None:
     heard = Heard(b"bad")
@@ -139,7 +137,7 @@ def test_a_failed_message_is_dropped_and_said(
     assert kafka.topics() == ["orders"]
 
 
-def test_a_listener_that_takes_too_long_does_not_hold_the_position(
+def test_a_listener_that_takes_too_long_does_not_block_the_position(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer]
 ) -> None:
     release = threading.Event()
@@ -158,7 +156,7 @@ def test_a_listener_that_takes_too_long_does_not_hold_the_position(
         release.set()
 
 
-def test_processes_that_were_given_no_id_have_each_their_own_and_the_same_after_a_restart(
+def test_default_client_ids_differ_between_processes_and_survive_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(PROCESS_VARIABLE, raising=False)
@@ -171,7 +169,7 @@ def test_processes_that_were_given_no_id_have_each_their_own_and_the_same_after_
     assert alone.endswith("@DEFAULT")
 
 
-def test_two_clients_of_one_id_are_refused_and_the_first_goes_on(
+def test_a_second_client_with_the_same_id_is_rejected_and_the_first_continues(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer]
 ) -> None:
     heard = Heard()

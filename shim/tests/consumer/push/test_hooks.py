@@ -1,4 +1,4 @@
-"""Hooks see every call and its end, may keep messages from a listener, and can never fail a message by watching it."""
+"""Hooks see every call and its outcome, can filter messages, and never fail a message by observing it."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ from rocketshim.testing import VirtualClock
 
 
 class Log:
-    """Writes down what it sees."""
+    """Records the calls that it sees."""
 
     def __init__(self, name: str, lines: list[str]) -> None:
         self.name = name
@@ -39,23 +39,23 @@ class Broken:
 
 
 def run(hooks: Hooks, listener: Any, count: int = 1, batch_count: int = 1, **subscription: Any) -> list[str]:
-    """Run one chunk; the failures."""
+    """Run one chunk; return the failures."""
     queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
     queue.put([Message("orders", 0, offset, value=b"") for offset in range(count)])
     chunk = queue.take(count)
     assert chunk is not None
     mine = Subscription("orders", adapt(listener), **subscription)
-    find = hooks.hang({"orders": mine}.get, awaits=False)
+    find = hooks.wrap({"orders": mine}.get, awaits=False)
     runner = ChunkRunner("g", find, "rmq.retry.g", batch_count, VirtualClock())
     return [outcome.failure.exception_class for outcome in runner.run(chunk) or []]
 
 
 def test_without_hooks_nothing_is_wrapped() -> None:
     found = {"orders": Subscription("orders", adapt(print))}
-    assert Hooks(1_000).hang(found.get, awaits=False)("orders") is found["orders"]
+    assert Hooks(1_000).wrap(found.get, awaits=False)("orders") is found["orders"]
 
 
-def test_hooks_are_nested_and_see_how_a_call_ended() -> None:
+def test_hooks_nest_and_see_the_outcome_of_a_call() -> None:
     lines: list[str] = []
     hooks = Hooks(900_000)
     hooks.consuming += [Log("a", lines), Log("b", lines)]
@@ -78,10 +78,10 @@ def test_hooks_are_nested_and_see_how_a_call_ended() -> None:
         ([None, ConsumeStatus.CONSUME_SUCCESS], 2, "SUCCESS"),
         ([None, OSError()], 2, "FAILED"),
         ([None], 2, "RETURNNULL"),
-        ([None], 1, "RETURNNULL"),  # it was given a message, not a list
+        ([None], 1, "RETURNNULL"),  # the listener gets a message, not a list
     ],
 )
-def test_a_list_of_answers_is_as_good_as_its_worst(answer: Any, count: int, label: str) -> None:
+def test_a_list_of_results_counts_as_its_worst_result(answer: Any, count: int, label: str) -> None:
     lines: list[str] = []
     hooks = Hooks(900_000)
     hooks.consuming.append(Log("a", lines))
@@ -98,7 +98,7 @@ def test_a_hook_that_raises_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("batch_count", [1, 3])
-def test_filter_hooks_come_after_the_filter_and_all_have_to_want_a_message(batch_count: int) -> None:
+def test_filter_hooks_run_after_the_filter_and_all_must_accept_a_message(batch_count: int) -> None:
     asked: list[int] = []
     seen: list[int] = []
 
@@ -120,7 +120,7 @@ def test_filter_hooks_come_after_the_filter_and_all_have_to_want_a_message(batch
     assert max(asked) == 5
 
 
-def test_a_filter_hook_that_raises_fails_its_message_which_comes_again() -> None:
+def test_a_message_whose_filter_hook_raises_is_retried() -> None:
     class Breaks:
         def filter_message(self, message: Any) -> bool:
             raise OSError(message)
@@ -145,7 +145,7 @@ def test_an_async_listener_has_hooks_too() -> None:
     class One:
         queue_offset = 1
 
-    found = hooks.hang({"orders": Subscription("orders", adapt(handle))}.get, awaits=True)("orders")
+    found = hooks.wrap({"orders": Subscription("orders", adapt(handle))}.get, awaits=True)("orders")
     assert found is not None
     assert asyncio.run(found.listener(One(), Context())) is ConsumeStatus.RECONSUME_LATER  # type: ignore[arg-type]
     assert lines == ["a before [1]", "a after FAILED NoneType"]
@@ -172,7 +172,7 @@ def test_the_label_of_a_call(status: object, raised: bool, elapsed_ms: int, expe
 
 
 @pytest.mark.usefixtures("broken_logging")
-def test_a_hook_that_raises_fails_nothing_where_logging_raises_too() -> None:
+def test_a_raising_hook_fails_nothing_even_if_logging_raises() -> None:
     hooks = Hooks(1_000)
     hooks.consuming.append(Broken())
     assert run(hooks, lambda message: None, count=2) == []  # noqa: ARG005

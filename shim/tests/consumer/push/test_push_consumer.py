@@ -1,4 +1,4 @@
-"""The facade: what it refuses, how it starts and stops. The Kafka is the in-memory one on real time, waited for."""
+"""The facade: what it rejects, how it starts and stops. The tests use the in-memory Kafka on real time."""
 
 import signal
 import threading
@@ -42,7 +42,7 @@ def consumer_of(kafka: InMemoryKafka, **values: Any) -> PushConsumer:
     return PushConsumer("memory:1", group="g", clients=Clients(kafka.consumer, kafka.producer), **settings)
 
 
-def test_it_is_set_up_by_settings_or_by_arguments_not_both() -> None:
+def test_settings_and_arguments_exclude_each_other() -> None:
     settings = PushConsumerSettings.make(bootstrap="b:1", group="g")
     assert PushConsumer(settings=settings).settings is settings
     with pytest.raises(ConfigError, match="not both"):
@@ -55,28 +55,28 @@ def test_a_setting_that_does_not_exist_is_named() -> None:
 
 
 @pytest.mark.parametrize("topic", ["orders", "%RETRY%g", "SCHEDULE_TOPIC_XXXX", "pay.rmq.dlq.x", "no topic"])
-def test_a_topic_that_takes_no_listener_is_refused(live: InMemoryKafka, topic: str) -> None:
+def test_a_listener_for_an_invalid_topic_is_rejected(live: InMemoryKafka, topic: str) -> None:
     consumer = consumer_of(live)
     consumer.register_message_listener("orders", print)
     with pytest.raises(ConfigError):
         consumer.register_message_listener(topic, print)
 
 
-def test_a_function_that_cannot_be_called_with_a_message_is_refused(live: InMemoryKafka) -> None:
+def test_a_function_that_takes_no_message_is_rejected(live: InMemoryKafka) -> None:
     with pytest.raises(ConfigError, match="takes neither"):
         consumer_of(live).register_message_listener("orders", lambda: None)
 
 
 @pytest.mark.parametrize("hook", [3, print, object(), type("Half", (), {"consume_message_before": print})()])
-def test_what_is_no_hook_is_refused_where_it_is_registered(live: InMemoryKafka, hook: Any) -> None:
+def test_registering_an_object_without_hook_methods_is_an_error(live: InMemoryKafka, hook: Any) -> None:
     consumer = consumer_of(live)
-    with pytest.raises(ConfigError, match="give an object with the method consume_message"):
+    with pytest.raises(ConfigError, match="pass an object with the method consume_message"):
         consumer.register_consume_message_hook(hook)
-    with pytest.raises(ConfigError, match="give an object with the method filter_message"):
+    with pytest.raises(ConfigError, match="pass an object with the method filter_message"):
         consumer.register_filter_message_hook(hook)
 
 
-def test_a_decorator_without_a_topic_is_refused_where_it_stands(live: InMemoryKafka) -> None:
+def test_the_decorator_without_a_topic_is_an_error(live: InMemoryKafka) -> None:
     with pytest.raises(ConfigError, match=r"give the topic: @consumer\.listener"):
         consumer_of(live).listener(print)  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ def test_without_a_listener_it_does_not_start(live: InMemoryKafka) -> None:
         consumer_of(live).start()
 
 
-def test_client_settings_that_kafka_refuses_are_an_error_of_start_and_start_may_be_called_again(
+def test_start_raises_if_kafka_rejects_a_setting_and_may_be_called_again(
     live: InMemoryKafka,
 ) -> None:
     tries: list[int] = []
@@ -106,7 +106,7 @@ def test_client_settings_that_kafka_refuses_are_an_error_of_start_and_start_may_
     consumer.stop()
 
 
-def test_it_starts_once_and_stops_twice_and_is_not_started_again(live: InMemoryKafka) -> None:
+def test_it_starts_once_may_be_stopped_twice_and_does_not_start_again(live: InMemoryKafka) -> None:
     consumer = consumer_of(live)
     consumer.register_message_listener("orders", print)
     consumer.stop()  # before start: nothing
@@ -117,7 +117,7 @@ def test_it_starts_once_and_stops_twice_and_is_not_started_again(live: InMemoryK
     consumer.stop()
     consumer.stop()
     assert live.members("g") == []
-    with pytest.raises(ConsumerError, match="runs once"):
+    with pytest.raises(ConsumerError, match="runs only once"):
         consumer.start()
 
 
@@ -140,13 +140,13 @@ def test_a_stop_that_interrupts_start_takes_effect(live: InMemoryKafka, tmp_path
     consumer.start()
     with pytest.raises(ConsumerError, match="not running"):
         consumer.suspend()
-    with pytest.raises(ConsumerError, match="runs once"):
+    with pytest.raises(ConsumerError, match="runs only once"):
         consumer.start()
     assert not [thread for thread in threading.enumerate() if thread.name == "rocketshim-poll-g"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_during_the_stop_do_not_cut_it_short(live: InMemoryKafka, number: signal.Signals) -> None:
+def test_signals_during_the_shutdown_do_not_interrupt_it(live: InMemoryKafka, number: signal.Signals) -> None:
     live.append("orders", b"x")
     began, ended = threading.Event(), threading.Event()
     consumer = consumer_of(live)
@@ -185,7 +185,7 @@ def _until(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_what_is_handled_is_committed_when_stop_returns(live: InMemoryKafka) -> None:
+def test_handled_messages_are_committed_when_stop_returns(live: InMemoryKafka) -> None:
     seen: list[bytes | None] = []
     done = threading.Event()
     consumer = consumer_of(live)
@@ -206,7 +206,7 @@ def test_what_is_handled_is_committed_when_stop_returns(live: InMemoryKafka) -> 
     assert live.committed("g")["orders", 0] == 10
 
 
-def test_a_group_that_retention_has_overtaken_gets_what_is_left_also_where_new_groups_begin_at_the_end(
+def test_a_group_whose_position_was_deleted_gets_all_remaining_messages(
     live: InMemoryKafka,
 ) -> None:
     seen: list[bytes | None] = []
@@ -243,7 +243,7 @@ def test_a_listener_may_stop_its_consumer(live: InMemoryKafka) -> None:
     assert live.committed("g")["orders", 0] == 1
 
 
-def test_a_listener_that_never_returns_does_not_keep_stop_past_its_time(live: InMemoryKafka) -> None:
+def test_a_listener_that_never_returns_does_not_delay_stop_beyond_its_timeout(live: InMemoryKafka) -> None:
     begun, over = threading.Event(), threading.Event()
 
     def handle(message: Any) -> None:
@@ -285,7 +285,7 @@ def test_the_number_of_listener_threads_changes_while_it_runs(live: InMemoryKafk
         consumer.update_core_pool_size(2)
 
 
-def test_suspend_and_resume_belong_to_a_running_consumer(live: InMemoryKafka) -> None:
+def test_suspend_and_resume_need_a_running_consumer(live: InMemoryKafka) -> None:
     consumer = consumer_of(live)
     with pytest.raises(ConsumerError, match="not running"):
         consumer.suspend()
@@ -315,7 +315,7 @@ def test_kip_848_gets_no_assignor_of_the_client(live: InMemoryKafka) -> None:
 
 
 @pytest.mark.usefixtures("broken_logging")
-def test_where_logging_raises_every_message_is_handled_and_the_failed_ones_come_again(live: InMemoryKafka) -> None:
+def test_if_logging_raises_every_message_is_handled_and_failed_ones_are_retried(live: InMemoryKafka) -> None:
     seen: list[int] = []
 
     def handle(message: Any, context: Any) -> None:
@@ -335,7 +335,7 @@ def test_where_logging_raises_every_message_is_handled_and_the_failed_ones_come_
 
 
 @pytest.mark.usefixtures("broken_logging")
-def test_run_raises_what_ended_the_poll_thread_where_logging_raises(live: InMemoryKafka) -> None:
+def test_run_raises_the_error_of_the_poll_thread_even_if_logging_raises(live: InMemoryKafka) -> None:
     class Broken(LevelTableRetryPolicy):
         def next_hop(self, reconsume_times: int, unit: float) -> Any:
             raise OSError(f"{reconsume_times} {unit}")  # logged, and the level table decides
@@ -363,7 +363,7 @@ def test_run_raises_what_ended_the_poll_thread_where_logging_raises(live: InMemo
     denying.join()
 
 
-def test_a_reset_by_time_asks_where_no_fetch_delays_the_answer(live: InMemoryKafka) -> None:
+def test_a_reset_by_time_uses_the_lookup_client(live: InMemoryKafka) -> None:
     seen: list[int] = []
     producer = live.producer({})
     for number in range(5):
@@ -378,7 +378,7 @@ def test_a_reset_by_time_asks_where_no_fetch_delays_the_answer(live: InMemoryKaf
 
 
 @pytest.mark.parametrize(("client", "interval_ms"), [({}, 3_000), ({"topic.metadata.refresh.interval.ms": 70}, 70)])
-def test_its_clients_notice_added_partitions_within_seconds(
+def test_the_clients_notice_added_partitions_within_seconds(
     live: InMemoryKafka, client: dict[str, Any], interval_ms: int
 ) -> None:
     configs: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Topics by name and by pattern: who listens, what is read, and what no pattern ever catches."""
+"""Topics by name and by pattern: which listener, which topics are read, which topics no pattern matches."""
 
 import re
 from typing import Any
@@ -26,7 +26,7 @@ def heard_by(subscriptions: Subscriptions, topic: str) -> str | None:
     return None if found is None else found.topic
 
 
-def test_a_pattern_stands_for_the_topics_that_begin_with_it() -> None:
+def test_a_pattern_matches_the_beginning_of_topic_names() -> None:
     subscriptions = of("^orders[.]", "^eu$")
     subscriptions.see(["orders.eu", "orders.us", "orders", "old-orders.eu", "eu", "europe"])
     assert subscriptions.topics() == ["eu", "orders.eu", "orders.us"]
@@ -34,7 +34,7 @@ def test_a_pattern_stands_for_the_topics_that_begin_with_it() -> None:
     assert heard_by(subscriptions, "europe") is None
 
 
-def test_a_name_goes_before_patterns_and_the_first_pattern_before_the_second() -> None:
+def test_names_take_precedence_over_patterns_and_earlier_patterns_over_later_ones() -> None:
     subscriptions = of("^o", "^or", "orders")
     subscriptions.see(["orders", "orchids"])
     assert subscriptions.topics() == ["orchids", "orders"]
@@ -47,7 +47,7 @@ GROUPS = st.text(min_size=1, max_size=20).filter(lambda text: text.isprintable()
 
 
 @given(NAMESPACES, GROUPS)
-def test_no_pattern_catches_a_topic_of_the_shim_or_of_kafka(namespace: str, group: str) -> None:
+def test_no_pattern_matches_an_internal_topic(namespace: str, group: str) -> None:
     names = TopicNames(namespace)
     ours = [names.schedule, names.parked, names.retry(group), names.dead_letter(group), names.group_log(group)]
     subscriptions = of("^.*", "^", "^.*rmq", f"^{namespace}[.]?")
@@ -55,15 +55,15 @@ def test_no_pattern_catches_a_topic_of_the_shim_or_of_kafka(namespace: str, grou
     assert subscriptions.topics() == ["orders"]
 
 
-def test_topics_that_go_are_not_read_any_more() -> None:
+def test_deleted_topics_are_no_longer_read() -> None:
     subscriptions = of("^o")
     subscriptions.see(["o1", "o2"])
     subscriptions.see(["o2"])
     assert subscriptions.topics() == ["o2"]
-    assert heard_by(subscriptions, "o1") == "^o"  # its retries may be on their way
+    assert heard_by(subscriptions, "o1") == "^o"  # its retries may still be scheduled
 
 
-def test_what_is_removed_is_not_read_and_keeps_its_listener_for_what_is_on_its_way() -> None:
+def test_a_removed_topic_is_not_read_and_keeps_its_listener_for_retries() -> None:
     subscriptions = of("orders", "^p")
     subscriptions.see(["orders", "p1"])
     assert subscriptions.remove("orders")
@@ -78,7 +78,7 @@ def test_what_is_removed_is_not_read_and_keeps_its_listener_for_what_is_on_its_w
     assert len(subscriptions) == 0
 
 
-def test_a_removed_name_may_be_caught_by_a_pattern_that_is_left() -> None:
+def test_a_remaining_pattern_may_match_a_removed_name() -> None:
     subscriptions = of("orders", "^o")
     subscriptions.see(["orders"])
     subscriptions.remove("orders")
@@ -87,26 +87,26 @@ def test_a_removed_name_may_be_caught_by_a_pattern_that_is_left() -> None:
     assert heard_by(subscriptions, "orders") == "^o"
 
 
-def test_one_listener_a_topic() -> None:
+def test_a_topic_has_one_listener() -> None:
     subscriptions = of("orders")
     with pytest.raises(ConfigError, match="one listener"):
         subscriptions.add(Subscription("orders", print))
 
 
-def test_a_pattern_that_is_no_regular_expression_is_refused() -> None:
+def test_a_pattern_that_is_not_a_regular_expression_is_rejected() -> None:
     subscriptions = of()
-    with pytest.raises(ConfigError, match="no regular expression"):
+    with pytest.raises(ConfigError, match="not a regular expression"):
         subscriptions.add(Subscription("^(", print))
     assert len(subscriptions) == 0
 
 
-def test_subscriptions_that_differ_have_digests_that_differ() -> None:
+def test_different_subscriptions_have_different_digests() -> None:
     assert of("a", "b").digest() == of("b", "a").digest()
     assert len({of(*topics).digest() for topics in [("a",), ("b",), ("a", "b"), ("^a",), ()]}) == 5
     assert of("b", "a").text() == "a=filter of a, b=filter of b"
 
 
-def test_what_is_put_takes_the_place_of_what_was_there() -> None:
+def test_put_replaces_a_subscription() -> None:
     subscriptions = of("orders", "^o")
     subscriptions.put(Subscription("orders", print, expression="new", digest="new"))
     found = subscriptions.get("orders")
@@ -117,7 +117,7 @@ def test_what_is_put_takes_the_place_of_what_was_there() -> None:
     assert len(subscriptions) == 2
 
 
-def test_a_pattern_that_is_put_again_keeps_its_place_and_its_topics() -> None:
+def test_a_replaced_pattern_keeps_its_rank_and_its_topics() -> None:
     subscriptions = of("^o", "^or")
     subscriptions.see(["orders"])
     subscriptions.put(Subscription("^o", print, digest="new"))
@@ -125,7 +125,7 @@ def test_a_pattern_that_is_put_again_keeps_its_place_and_its_topics() -> None:
     assert subscriptions.topics() == ["orders"]
 
 
-def test_a_name_that_is_put_is_no_longer_a_matter_of_the_pattern() -> None:
+def test_a_name_that_is_added_no_longer_belongs_to_a_pattern() -> None:
     subscriptions = of("^o")
     subscriptions.see(["orders"])
     subscriptions.put(Subscription("orders", print))
@@ -135,7 +135,7 @@ def test_a_name_that_is_put_is_no_longer_a_matter_of_the_pattern() -> None:
     assert subscriptions.topics() == ["orders"]
 
 
-def test_what_was_removed_and_is_put_again_is_read_again() -> None:
+def test_a_removed_topic_that_is_added_again_is_read_again() -> None:
     subscriptions = of("orders")
     subscriptions.remove("orders")
     kept = subscriptions.own("orders")
@@ -153,7 +153,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "remove", "see"]), NAMES_AND_
 
 @given(STEPS)
 def test_against_a_naive_model(steps: list[tuple[str, str]]) -> None:
-    """Who listens to a topic, and what is read, after any order of changes."""
+    """After any sequence of changes, the model and the code agree on listeners and topics to read."""
     subscriptions = Subscriptions(TopicNames())
     active: list[str] = []
     retired: list[str] = []
@@ -188,25 +188,25 @@ def test_against_a_naive_model(steps: list[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"sql": "a = 1"}, {"selector": MessageSelector.by_sql("a = 1")}], ids=str)
-def test_sql_is_asked_again_of_retried_messages_however_it_was_given(asked: dict[str, Any]) -> None:
-    again = Subscriptions(TopicNames(), filter_retries=True).made("orders", print, **asked)
+def test_sql_is_evaluated_again_for_retried_messages(asked: dict[str, Any]) -> None:
+    again = Subscriptions(TopicNames(), filter_retries=True).make("orders", print, **asked)
     assert again.matches_retry is not None
-    assert Subscriptions(TopicNames()).made("orders", print, **asked).matches_retry is None
-    assert Subscriptions(TopicNames(), filter_retries=True).made("orders", print, tags="a").matches_retry is None
+    assert Subscriptions(TopicNames()).make("orders", print, **asked).matches_retry is None
+    assert Subscriptions(TopicNames(), filter_retries=True).make("orders", print, tags="a").matches_retry is None
 
 
-def test_the_listeners_of_a_consumer_are_all_of_one_kind() -> None:
+def test_all_listeners_of_a_consumer_have_the_same_kind() -> None:
     async def await_it(_: Any) -> None: ...
 
     subscriptions = Subscriptions(TopicNames())
     assert subscriptions.orderly is subscriptions.awaits is None
-    subscriptions.add(subscriptions.made("orders", print, orderly=True))
+    subscriptions.add(subscriptions.make("orders", print, orderly=True))
     subscriptions.remove("orders")
     assert subscriptions.orderly, "what it was stays, since retries may be on their way"
     for listener, orderly, why in ((print, False, "all orderly or all concurrent"), (await_it, True, "plain function")):
         with pytest.raises(ConfigError, match=why):
-            subscriptions.made("other", listener, orderly=orderly)
-    assert subscriptions.made("other", print).orderly
-    assert subscriptions.made("orders", None).listener is subscriptions.made("orders", print).listener
+            subscriptions.make("other", listener, orderly=orderly)
+    assert subscriptions.make("other", print).orderly
+    assert subscriptions.make("orders", None).listener is subscriptions.make("orders", print).listener
     with pytest.raises(ConfigError, match="needs a listener"):
-        subscriptions.made("other", None)
+        subscriptions.make("other", None)

@@ -1,4 +1,4 @@
-"""Topics that come, and topics that are unsubscribed while messages are in work; on the in-memory Kafka."""
+"""New topics, and topics unsubscribed while messages are in progress; on the in-memory Kafka."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -55,9 +55,7 @@ def listen(consumer: PushConsumer, *topics: str) -> Callable[[], list[bytes | No
     return lambda: sorted(heard)  # type: ignore[type-var]
 
 
-def test_a_pattern_finds_topics_that_are_there_and_topics_that_come(
-    kafka: InMemoryKafka, consumer: PushConsumer
-) -> None:
+def test_a_pattern_finds_existing_and_new_topics(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
     heard = listen(consumer, "^.*")
     kafka.append("orders", b"a")
     kafka.append(NAMES.dead_letter("other"), b"not for us")
@@ -80,7 +78,7 @@ def test_several_topics_share_a_consumer(kafka: InMemoryKafka, consumer: PushCon
     kafka.wait_until(lambda: heard() == [b"a", b"b"], guard_s=GUARD_S)
 
 
-def test_a_topic_that_is_unsubscribed_is_read_no_longer_and_its_position_is_kept(
+def test_an_unsubscribed_topic_is_no_longer_read_and_keeps_its_position(
     kafka: InMemoryKafka, consumer: PushConsumer
 ) -> None:
     kafka.create_topic("refunds")
@@ -99,10 +97,8 @@ def test_a_topic_that_is_unsubscribed_is_read_no_longer_and_its_position_is_kept
     assert kafka.records(NAMES.dead_letter("g")) == []
 
 
-def test_what_is_in_work_when_its_topic_is_unsubscribed_is_finished(
-    kafka: InMemoryKafka, consumer: PushConsumer
-) -> None:
-    """Its message is handled and committed; what was fetched and not begun is neither lost nor a dead letter."""
+def test_messages_in_progress_are_finished_after_unsubscribe(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
+    """Their message is handled and committed; fetched messages that did not start are not lost and not dead letters."""
     begun, go_on = threading.Event(), threading.Event()
     done: list[int] = []
 
@@ -151,12 +147,12 @@ def test_before_the_start_a_topic_can_be_unsubscribed(consumer: PushConsumer) ->
         consumer.start()
 
 
-def test_a_pattern_that_is_no_regular_expression_is_refused(consumer: PushConsumer) -> None:
+def test_a_pattern_that_is_not_a_regular_expression_is_rejected(consumer: PushConsumer) -> None:
     with pytest.raises(ConfigError, match="regular expression"):
         consumer.register_message_listener("^(", print)
 
 
-def test_a_further_topic_is_read_from_its_beginning_and_the_others_go_on(
+def test_an_added_topic_is_read_from_its_beginning_and_the_others_continue(
     kafka: InMemoryKafka, consumer: PushConsumer
 ) -> None:
     heard, heard_too = listen(consumer, "orders"), list[bytes | None]()
@@ -173,7 +169,7 @@ def test_a_further_topic_is_read_from_its_beginning_and_the_others_go_on(
     kafka.wait_until(lambda: kafka.committed("g").get(("refunds", 0)) == 2, guard_s=GUARD_S)
 
 
-def test_another_expression_counts_from_then_on(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
+def test_a_changed_expression_applies_to_later_messages(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
     heard: list[bytes | None] = []
     consumer.register_message_listener("orders", lambda message: heard.append(message.body), tags="red")
     consumer.start()
@@ -189,8 +185,8 @@ def test_another_expression_counts_from_then_on(kafka: InMemoryKafka, consumer: 
     assert "orders=blue" in consumer._starts.metadata(("orders", 0))
 
 
-def test_queues_where_nothing_comes_say_the_new_subscription_too(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
-    """Else the group would seem to subscribe in two ways for as long as they are idle."""
+def test_idle_queues_commit_the_new_subscription_too(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
+    """Otherwise the group would seem to have two subscriptions while the queues are idle."""
     kafka.create_topic("refunds")
     listen(consumer, "orders", "refunds")
     consumer.start()
@@ -205,7 +201,7 @@ def test_queues_where_nothing_comes_say_the_new_subscription_too(kafka: InMemory
     assert kafka.committed("g")["refunds", 0] == 0
 
 
-def test_a_pattern_may_come_later_too(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
+def test_a_pattern_can_be_added_while_running(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
     heard, caught = listen(consumer, "orders"), list[bytes | None]()
     consumer.start()
     consumer.subscribe("^re", lambda message: caught.append(message.body))
@@ -219,7 +215,7 @@ def test_a_pattern_may_come_later_too(kafka: InMemoryKafka, consumer: PushConsum
     assert caught == [b"b"]
 
 
-def test_what_was_unsubscribed_may_be_subscribed_again_and_goes_on_where_it_was(
+def test_an_unsubscribed_topic_can_be_subscribed_again_and_continues_at_its_position(
     kafka: InMemoryKafka, consumer: PushConsumer
 ) -> None:
     heard = listen(consumer, "orders")
@@ -232,7 +228,7 @@ def test_what_was_unsubscribed_may_be_subscribed_again_and_goes_on_where_it_was(
     kafka.wait_until(lambda: heard() == [b"a", b"b"], guard_s=GUARD_S)
 
 
-def test_before_the_start_subscribing_is_registering(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
+def test_subscribe_before_the_start_registers_a_listener(kafka: InMemoryKafka, consumer: PushConsumer) -> None:
     heard: list[bytes | None] = []
     consumer.subscribe("orders", lambda message: heard.append(message.body), tags="red")
     consumer.subscribe("orders", tags="blue")
@@ -251,13 +247,13 @@ async def slow(message: Any) -> None:
     [
         ({"topic": "refunds"}, "listener"),
         ({"topic": "refunds", "listener": slow}, "async"),
-        ({"topic": "%RETRY%g", "listener": print}, "own"),
+        ({"topic": "%RETRY%g", "listener": print}, "internal topic"),
         ({"topic": "orders", "tags": "a", "sql": "b = 1"}, "tags"),
         ({"topic": "orders", "sql": "a ="}, "SQL"),
         ({"topic": "^(", "listener": print}, "regular expression"),
     ],
 )
-def test_a_subscription_that_cannot_be_changes_nothing(
+def test_an_invalid_subscription_changes_nothing(
     kafka: InMemoryKafka, consumer: PushConsumer, asked: dict[str, Any], why: str
 ) -> None:
     heard = listen(consumer, "orders")
@@ -269,7 +265,7 @@ def test_a_subscription_that_cannot_be_changes_nothing(
     assert consumer._subscriptions.text() == "orders=*"
 
 
-def test_after_the_end_nothing_is_subscribed(consumer: PushConsumer) -> None:
+def test_subscribe_after_stop_is_an_error(consumer: PushConsumer) -> None:
     listen(consumer, "orders")
     consumer.start()
     consumer.stop()
