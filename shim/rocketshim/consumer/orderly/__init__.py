@@ -1,1 +1,1 @@
-"""Consuming a queue in order, under its lock."""
+"""The orderly consumer: consumes a queue in order, under its lock."""

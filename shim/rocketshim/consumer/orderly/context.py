@@ -1,4 +1,4 @@
-"""What an orderly listener is told and may set, and the message as it sees it."""
+"""The context that an orderly listener gets and may change, and its view of a retried message."""
 
 from rocketshim_topics import MessageView
 from rocketshim_topics.message_queue import MessageQueue
@@ -8,16 +8,17 @@ __all__ = ["ConsumeOrderlyContext", "TriedMessageView"]
 
 
 class ConsumeOrderlyContext:
-    """What an orderly listener is told and may set, for one call.
+    """The context of one call of an orderly listener.
 
     Attributes:
         group: the consumer group.
-        message_queue: where the messages come from.
-        epoch: number of the run of that queue in this consumer.
-        fencing_token: the token of the queue's lock. It only grows from owner to owner: hand it to a sink that refuses
-            writes with a lower one than it has seen. None: no lock (broadcasting).
-        auto_commit: True (default): SUCCESS commits. False: only COMMIT does, ROLLBACK takes back what is open.
-        suspend_current_queue_time_ms: wait before the next attempt if the call suspends, in ms, clamped to 10 … 30,000;
+        message_queue: the queue of the messages.
+        epoch: counts the runs of that queue in this consumer.
+        fencing_token: the token of the queue's lock. It grows from owner to owner. Pass it to a sink that rejects
+            writes with a lower token than it has seen. None: no lock (broadcasting).
+        auto_commit: True (default): SUCCESS commits. False: only COMMIT commits, and ROLLBACK returns the uncommitted
+            messages.
+        suspend_current_queue_time_ms: wait before the next attempt in ms, if the call suspends; clamped to 10 … 30,000;
             -1 (default): the consumer's setting.
 
     Source: `ConsumeOrderlyContext` of RocketMQ.
@@ -37,7 +38,7 @@ class ConsumeOrderlyContext:
 
 
 class TriedMessageView(MessageView):
-    """A message that has failed in place: its count is kept by the queue, not by the record."""
+    """A message that has failed before and stayed in its queue: the queue, not the record, has its failure count."""
 
     __slots__ = ("_times",)
 
@@ -47,5 +48,5 @@ class TriedMessageView(MessageView):
 
     @property
     def reconsume_times(self) -> int:
-        """Failed attempts so far."""
+        """The number of failed attempts so far."""
         return self._times

@@ -1,20 +1,21 @@
 """The poll thread of an orderly consumer: a poll loop whose queues are consumed in order, each under its lock.
 
-What it does its own way:
+It differs from the concurrent loop in these points:
 
-* A partition that is assigned is paused until its lock is ours: *wanted*. When the group's log says so
-  (`QueueStarted`) its start is looked up, committed with the new token, and only then anything is read: *running*.
-* A queue that is given up (revoked, lock lost, log cut) is *ending*: nothing more of it begins, and when its listener
-  has returned and its dead letters are stored, the lock is released with the position reached, or the log is told that
-  it is drained, or it begins anew. A listener that outlasts the drain of a rebalance so keeps the lock, not the group
-  waiting; nobody else can begin the queue before it has returned or the lease has run out.
-* Nothing is handed out and nothing committed under a lease that does not hold (`OrderlyPartition.holds`); the listener
-  thread asks again before each call.
-* Where to begin: the committed position. The group's log may know a later one (from the last owner's renewal or
-  release); that counts if the commit carries a token. A commit without one was made by somebody else after ours: an
-  operator has reset the group, or it was consumed concurrently meanwhile, and that counts alone; and without any commit
-  the topic was made anew.
-* No consume timeout: a listener call that hangs holds its queue (RocketMQ has none either).
+* An assigned partition is paused until this consumer has its lock: *wanted*. When the group's log grants the lock
+  (`QueueStarted`), the loop looks up the start offset and commits it with the new token. Only then it reads: *running*.
+* A queue that is revoked, loses its lock or has its log cut is *ending*: no further message of it starts. When its
+  listener has returned and its dead letters are stored, one of three things follows: the lock is released with the
+  position reached, or the group's log is notified that the queue is drained, or the queue restarts. So a listener that
+  takes longer than the drain of a rebalance keeps the lock, and the group does not wait for it. No other consumer can
+  start the queue before the listener has returned or the lease has expired.
+* Without a valid lease (`OrderlyPartition.holds`) nothing is handed out and nothing is committed. The listener thread
+  checks the lease again before each call.
+* The start offset is the committed one. The group's log may know a later one (from the last owner's renewal or
+  release), which counts if the commit contains a token. A commit without a token was made later by another program: an
+  operator reset the group, or the group was consumed concurrently meanwhile. Then the commit alone counts. If there is
+  no commit at all, the topic was created again.
+* There is no consume timeout: a listener call that hangs blocks its queue (as in RocketMQ).
 """
 
 from collections.abc import Iterable
@@ -54,17 +55,17 @@ _SEEK_AGAIN_MS: Final = 100
 _BOUNDS_S: Final = 2.0
 _LOG_STOP_S: Final = 2.0
 _STUCK_FROM: Final = 16
-_TELL_MS: Final = 1_000  # to tell takes a look at all failed attempts of a queue, so not at each failure
+_REPORT_MS: Final = 1_000  # a report reads all failed attempts of a queue, so it is not sent for each failure
 
 
 @dataclass(frozen=True, slots=True)
 class OrderlySettings:
-    """The figures of orderly consumption.
+    """The settings of orderly consumption.
 
     Attributes:
-        max_reconsume_times: failed attempts before a dead letter; -1: never.
-        suspend_ms: wait after a failure when the listener names none, in ms.
-        by_key: order within a key only (`order="key"`).
+        max_reconsume_times: failed attempts before a message becomes a dead letter; -1: never.
+        suspend_ms: wait after a failure in ms, if the listener does not set one.
+        by_key: keep the order within a key only (`order="key"`).
         retry_topic: physical name of the group's retry topic.
     """
 
@@ -76,13 +77,14 @@ class OrderlySettings:
 
 @dataclass(slots=True)
 class OrderlyCounts:
-    """What happened; read from any thread, written by the poll thread.
+    """Counters; the poll thread writes them, any thread may read them.
 
     Attributes:
         suspended: failed attempts after which a queue (or its keys) waited.
-        stuck: of these, those of messages without a limit that had failed 16 times or more: a message stands for ever.
-        starts: how often a queue began, by a lock that was won.
-        lost: how often a lock was lost while the queue was held.
+        stuck: the part of `suspended` that belongs to messages without a limit that had failed 16 times or more. Such a
+            message blocks its queue indefinitely.
+        starts: how often a queue was started after its lock was acquired.
+        lost: how often a lock was lost while the consumer had the queue.
     """
 
     suspended: int = 0
@@ -91,35 +93,35 @@ class OrderlyCounts:
     lost: int = 0
 
 
-class _Then(Enum):
-    """What follows when an ending queue is drained."""
+class _AfterDrain(Enum):
+    """The action when an ending queue is drained."""
 
     RELEASE = auto()
-    """Its lock is released with the position reached."""
+    """Release the lock with the position reached."""
     FORGET = auto()
-    """The lock is not ours any more: only say that it is drained."""
-    BEGIN_ANEW = auto()
-    """The log was cut: go on where it goes on, under the same lease."""
+    """The lock is already lost: only report that the queue is drained."""
+    RESTART = auto()
+    """The log was cut: restart at its first remaining message, under the same lease."""
 
 
 @dataclass(slots=True)
 class _Ending:
-    place: OrderlyPartition
-    then: _Then
+    queue: OrderlyPartition
+    then: _AfterDrain
     offset: int = 0
-    at_ms: int = 0  # not begun anew before
+    at_ms: int = 0  # earliest time of a restart
 
 
 class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
-    """Hands runs to listener threads: one of each queue at a time.
+    """Hands runs to listener threads, one run of each queue at a time.
 
-    Thread-safety: none; the poll thread's.
+    Thread-safety: none; only the poll thread uses it.
     """
 
     def hand_out(self, queues: Iterable[OrderlyPartition]) -> None:
-        """Hand out a run of each queue that may give one."""
-        for place in queues:
-            task = place.take(self._batch_count)
+        """Hand out a run of each queue that is ready."""
+        for queue in queues:
+            task = queue.take(self._batch_count)
             if task is not None:
                 self.in_flight += len(task.messages)
                 self._pool.submit(task)
@@ -140,14 +142,14 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
 
 
 class OrderlyLoop(PollLoop[OrderlyPartition]):
-    """One thread's loop over one Kafka consumer, in order.
+    """The loop of one thread over one Kafka consumer, for consumption in order.
 
     Args:
-        log: of the group; not started. The loop starts it and ends it. None: no locks (broadcasting).
-        orderly: the figures.
+        log: the thread of the group's log, not started. The loop starts and stops it. None: no locks (broadcasting).
+        orderly: the settings.
         loop: the arguments of `PollLoop`.
 
-    Thread-safety: as `PollLoop`.
+    Thread-safety: see `PollLoop`.
     """
 
     def __init__(self, *, log: GroupLogThread | None, orderly: OrderlySettings, **loop: Any) -> None:
@@ -158,11 +160,11 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         self._wanted: set[TopicPartitionKey] = set()
         self._leases: dict[TopicPartitionKey, Lease] = {}
         self._starting: dict[TopicPartitionKey, QueueStarted] = {}
-        self._turns: RetryRotation[TopicPartitionKey] = RetryRotation()
+        self._rotation: RetryRotation[TopicPartitionKey] = RetryRotation()
         self._ending: list[_Ending] = []
         self._counts: dict[TopicPartitionKey, ReconsumeCounts] = {}
-        self._untold: set[OrderlyPartition] = set()  # where a message has failed since the group's log was told
-        self._next_tell_ms = 0
+        self._unreported: set[OrderlyPartition] = set()  # queues with a failure that the group's log does not know yet
+        self._next_report_ms = 0
         self._misplaced = False
         self._starts.token_of = self._token_of
 
@@ -175,14 +177,14 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
             self._log.start(f"rocketshim-group-log-{self._log.owner.client_id}")
 
     def turn(self) -> None:
-        """One turn; errors as `PollLoop.turn`."""
+        """Run one turn; raise the errors of `PollLoop.turn`."""
         if self._log is not None:
             self._take_events(self._log)
             self.error = self.error or self._log.error
         super().turn()
 
     def close(self) -> None:
-        """Finish what is in work within the deadline, commit, release, leave. Safe twice."""
+        """Finish the messages in progress within the deadline, commit, release locks, leave. Safe to call twice."""
         try:
             super().close()
         finally:
@@ -191,13 +193,13 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
                 log.stop(_LOG_STOP_S, lambda: self._wind_up(log))
 
     def _wind_up(self, log: GroupLogThread) -> None:
-        """The loop has closed: give back what is won, or returned by a listener, all the same."""
+        """Release locks after the loop has closed: those acquired late, and those whose listeners have now returned."""
         self._take_events(log)
         self.dispatch.take_results(self._now_ms())
         self._end_drained()
 
     def _failed(self, chunk: Work, outcome: FailedMessage) -> None:
-        if self._consumer is not None:  # else the loop has closed: what is not stored keeps its queue's lock
+        if self._consumer is not None:  # else the loop has closed: a message that is not stored keeps its queue's lock
             super()._failed(chunk, outcome)
 
     def _finish_up(self, consumer: ConsumerClient, deadline_ms: int) -> None:
@@ -212,18 +214,18 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         if self._starting:
             self._start(self._client())
         self._end_drained()
-        if committing or (self._untold and now_ms >= self._next_tell_ms):
-            for place in self.queues if committing else self._untold:
-                if not place.dropped:
-                    self._tell(place)
-            self._untold.clear()
-            self._next_tell_ms = now_ms + _TELL_MS
+        if committing or (self._unreported and now_ms >= self._next_report_ms):
+            for queue in self.queues if committing else self._unreported:
+                if not queue.dropped:
+                    self._report_progress(queue)
+            self._unreported.clear()
+            self._next_report_ms = now_ms + _REPORT_MS
 
     def _sweep(self, now_ms: int) -> None:
-        """Orderly consumption has no consume timeout."""
+        """Do nothing: orderly consumption has no consume timeout."""
 
     def resume_reading(self, consumer: ConsumerClient) -> None:
-        """Read again, also what has lost its lock meanwhile and will be locked anew. For `ask`."""
+        """Continue to read, also partitions that lost their lock meanwhile and will be locked again. For `ask`."""
         super().resume_reading(consumer)
         self._pauses.release(consumer, self._wanted, PauseReason.SUSPENDED)
 
@@ -231,7 +233,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         if self._starting or self._ending or len(self._queues) < len(self._wanted):
             return _AWAITING_S
         now_ms = self._now_ms()
-        due_ms = [at_ms for place in self.queues if (at_ms := place.next_wakeup_ms) is not None]
+        due_ms = [at_ms for queue in self.queues if (at_ms := queue.next_wakeup_ms) is not None]
         return _IDLE_S if not due_ms else min(_IDLE_S, max(0, min(due_ms) - now_ms) / 1_000)
 
     # --- locks -------------------------------------------------------------------------------------------------------
@@ -241,11 +243,11 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
             event = log.events.get()
             match event:
                 case QueueStarted(lease, next_offset, reconsume_counts):
-                    place = (lease.queue.topic, lease.queue.queue_id)
-                    if place in self._wanted:
-                        self._leases[place] = lease
-                        self._starting[place] = event
-                    else:  # it was given up meanwhile, and that was said before
+                    key = (lease.queue.topic, lease.queue.queue_id)
+                    if key in self._wanted:
+                        self._leases[key] = lease
+                        self._starting[key] = event
+                    else:  # the partition was released meanwhile, and the log knows that already
                         self._release(lease, next_offset, reconsume_counts)
                 case QueueStopped(lease, reason):
                     self._lock_stopped(lease, reason)
@@ -256,72 +258,74 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         self._end_drained()
 
     def _lock_stopped(self, lease: Lease, reason: StopReason) -> None:
-        place = (lease.queue.topic, lease.queue.queue_id)
-        unwanted = reason is StopReason.UNWANTED  # if it is held it has gone and come back before this was heard
-        ending = next((each for each in self._ending if each.place.lease is lease), None)
+        key = (lease.queue.topic, lease.queue.queue_id)
+        unwanted = reason is StopReason.UNWANTED  # then a queue that we have was revoked and assigned again
+        ending = next((each for each in self._ending if each.queue.lease is lease), None)
         if ending is not None and not unwanted:
-            ending.then = _Then.FORGET
-        elif ending is not None and ending.then is _Then.BEGIN_ANEW:
-            ending.then = _Then.RELEASE
-        if self._leases.get(place) is not lease:
-            return  # given back already, or when its listener returns
+            ending.then = _AfterDrain.FORGET
+        elif ending is not None and ending.then is _AfterDrain.RESTART:
+            ending.then = _AfterDrain.RELEASE
+        if self._leases.get(key) is not lease:
+            return  # released already, or it will be when its listener returns
         self.orderly_counts.lost += 1
-        del self._leases[place]
+        del self._leases[key]
         if ending is not None:
             return
-        running = self._queues.pop(place, None)
-        unbegun = self._starting.pop(place, None)
-        if place in self._wanted:
-            self._hold(place)
+        running = self._queues.pop(key, None)
+        unstarted = self._starting.pop(key, None)
+        if key in self._wanted:
+            self._pause_until_locked(key)
         if running is not None:
-            self._end(running, _Then.RELEASE if unwanted else _Then.FORGET)
-        elif unbegun is not None and unwanted:
-            self._release(lease, unbegun.next_offset, unbegun.reconsume_counts)
+            self._end(running, _AfterDrain.RELEASE if unwanted else _AfterDrain.FORGET)
+        elif unstarted is not None and unwanted:
+            self._release(lease, unstarted.next_offset, unstarted.reconsume_counts)
         elif self._log is not None:
             self._log.drained(lease)
 
-    def _hold(self, place: TopicPartitionKey) -> None:
-        """Read nothing of a partition until its next run begins; that one is not paused for what the last one held."""
+    def _pause_until_locked(self, key: TopicPartitionKey) -> None:
+        """Pause the partition until it is started again, and clear any flow-control pause of the previous run."""
         consumer = self._client()
-        self._pauses.hold(consumer, [place], PauseReason.LOCK)
-        self._pauses.release(consumer, [place], PauseReason.FLOW)
-        self.commits.forget(place)
+        self._pauses.hold(consumer, [key], PauseReason.LOCK)
+        self._pauses.release(consumer, [key], PauseReason.FLOW)
+        self.commits.forget(key)
 
     def _start(self, consumer: ConsumerClient) -> None:
-        """Begin queues whose lock is ours; one that cannot begin (its leader is away) holds up no other."""
+        """Start queues whose lock we have; a queue that cannot start (its leader is away) does not block the others."""
         began_ms = self._now_ms()
-        busy = {(ending.place.topic, ending.place.partition) for ending in self._ending}
-        waiting = [place for place in self._starting if place not in busy and self._leases[place].holds(began_ms)]
-        places, timeout_s = self._turns.pick(waiting, began_ms)
-        if not places:
+        busy = {(ending.queue.topic, ending.queue.partition) for ending in self._ending}
+        waiting = [key for key in self._starting if key not in busy and self._leases[key].holds(began_ms)]
+        keys, timeout_s = self._rotation.pick(waiting, began_ms)
+        if not keys:
             return
-        why = self._start_these(consumer, places, timeout_s)
-        self._turns.tried(places, failed=why is not None, began_ms=began_ms, now_ms=self._now_ms())
+        why = self._start_keys(consumer, keys, timeout_s)
+        self._rotation.tried(keys, failed=why is not None, began_ms=began_ms, now_ms=self._now_ms())
         if why is not None:
-            _LOG.warning("consumer.start-unknown", extra={"error": why, "partitions": partition_names(places)})
+            _LOG.warning("consumer.start-unknown", extra={"error": why, "partitions": partition_names(keys)})
 
-    def _start_these(self, consumer: ConsumerClient, places: list[TopicPartitionKey], timeout_s: float) -> str | None:
-        """Look up, commit, read; why that was not possible, or None. A lock that is lost meanwhile begins nothing."""
+    def _start_keys(self, consumer: ConsumerClient, keys: list[TopicPartitionKey], timeout_s: float) -> str | None:
+        """Look up and commit start offsets, then read; return the reason if that failed, else None.
+
+        A queue whose lock is lost meanwhile is not started.
+        """
         try:
-            found, _ = self._starts.find(consumer, [TopicPartition(*place) for place in places], timeout_s)
+            found, _ = self._starts.find(consumer, [TopicPartition(*key) for key in keys], timeout_s)
             offsets = {(item.topic, item.partition): self._begin_at(item) for item in found}
             now_ms = self._now_ms()
-            offsets = {place: offset for place, offset in offsets.items() if self._leases[place].holds(now_ms)}
+            offsets = {key: offset for key, offset in offsets.items() if self._leases[key].holds(now_ms)}
             commits = [
-                TopicPartition(*place, offset, metadata=self._starts.metadata(place))
-                for place, offset in offsets.items()
+                TopicPartition(*key, offset, metadata=self._starts.metadata(key)) for key, offset in offsets.items()
             ]
             answers = consumer.commit(offsets=commits, asynchronous=False) if commits else []
             refused = [str(answer.error) for answer in answers if answer.error is not None]
             if refused:
                 return str(refused)
-            for place, offset in offsets.items():
-                consumer.seek(TopicPartition(*place, offset))
+            for key, offset in offsets.items():
+                consumer.seek(TopicPartition(*key, offset))
         except KafkaException as error:
             return str(error)
-        for place, offset in offsets.items():
-            self._counts[place] = self._starting.pop(place).reconsume_counts
-            self._begin(place, offset)
+        for key, offset in offsets.items():
+            self._counts[key] = self._starting.pop(key).reconsume_counts
+            self._begin(key, offset)
             self.orderly_counts.starts += 1
         self._read(consumer, list(offsets))
         self._throttle.share(len(self._queues))
@@ -329,73 +333,73 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
             _LOG.info("consumer.locked", extra={"partitions": partition_names(offsets)})
         return None
 
-    def _read(self, consumer: ConsumerClient, places: list[TopicPartitionKey]) -> None:
+    def _read(self, consumer: ConsumerClient, keys: list[TopicPartitionKey]) -> None:
         if self._suspended or self._closing:
-            self._pauses.hold(consumer, places, PauseReason.SUSPENDED)
-        self._pauses.release(consumer, places, PauseReason.LOCK)
+            self._pauses.hold(consumer, keys, PauseReason.SUSPENDED)
+        self._pauses.release(consumer, keys, PauseReason.LOCK)
 
     def _begin_at(self, found: TopicPartition) -> int:
-        """The position to begin at: the committed one, or a later one that the group's log knows."""
-        place = (found.topic, found.partition)
-        known = self._starting[place].next_offset
-        if known is None or self._starts.found_tokens.get(place) is None:
+        """Return the start offset: the committed one, or a later one that the group's log knows."""
+        key = (found.topic, found.partition)
+        known = self._starting[key].next_offset
+        if known is None or self._starts.found_tokens.get(key) is None:
             return found.offset
         return max(found.offset, known)
 
-    def _token_of(self, place: TopicPartitionKey) -> int | None:
-        lease = self._leases.get(place)
+    def _token_of(self, key: TopicPartitionKey) -> int | None:
+        lease = self._leases.get(key)
         return None if lease is None else lease.token
 
     def _want(self) -> None:
         if self._log is not None:
             self._log.want([MessageQueue(topic, queue_id=number) for topic, number in self._wanted])
 
-    def _tell(self, place: OrderlyPartition) -> None:
-        """Tell the group's log how far a queue is, if that is new."""
-        progress = place.progress
-        if self._log is not None and place.lease is not None and progress != place.told:
-            place.told = progress
-            self._log.progress(place.lease, *progress)
+    def _report_progress(self, queue: OrderlyPartition) -> None:
+        """Report a queue's progress to the group's log, if it has changed."""
+        progress = queue.progress
+        if self._log is not None and queue.lease is not None and progress != queue.reported:
+            queue.reported = progress
+            self._log.progress(queue.lease, *progress)
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
-    def _end(self, place: OrderlyPartition, then: _Then, offset: int = 0) -> None:
-        """Begin nothing more of a queue; `_end_drained` concludes it."""
-        place.withhold()
-        self._ending.append(_Ending(place, then, offset))
+    def _end(self, queue: OrderlyPartition, then: _AfterDrain, offset: int = 0) -> None:
+        """Start no further message of a queue; `_end_drained` does the rest."""
+        queue.withhold()
+        self._ending.append(_Ending(queue, then, offset))
 
     def _end_drained(self) -> None:
-        """Conclude the endings that are drained. A look at all of them."""
-        self._ending = [ending for ending in self._ending if not (ending.place.settled and self._concludes(ending))]
+        """Finish the ending queues that are drained. The cost is linear in the number of ending queues."""
+        self._ending = [ending for ending in self._ending if not (ending.queue.settled and self._conclude(ending))]
 
-    def _concludes(self, ending: _Ending) -> bool:
-        """Whether what is to follow a drained queue could be done."""
-        place, lease = ending.place, ending.place.lease
-        if ending.then is _Then.BEGIN_ANEW:
-            if not self._begin_anew(ending):
+    def _conclude(self, ending: _Ending) -> bool:
+        """Do the action that follows a drained queue; return whether it succeeded."""
+        queue, lease = ending.queue, ending.queue.lease
+        if ending.then is _AfterDrain.RESTART:
+            if not self._restart(ending):
                 return False
-        elif lease is not None and ending.then is _Then.RELEASE:
-            self._release(lease, *place.progress)
+        elif lease is not None and ending.then is _AfterDrain.RELEASE:
+            self._release(lease, *queue.progress)
         elif lease is not None and self._log is not None:
             self._log.drained(lease)
-        place.drop()
+        queue.drop()
         return True
 
-    def _begin_anew(self, ending: _Ending) -> bool:
-        """Whether it could; else it is tried again a little later. Rebalance callbacks call this, too: never raises."""
+    def _restart(self, ending: _Ending) -> bool:
+        """Restart a queue; return whether it succeeded, else try again later. Never raises: callbacks call it, too."""
         now_ms = self._now_ms()
         if now_ms < ending.at_ms:
             return False
-        place = (ending.place.topic, ending.place.partition)
+        key = (ending.queue.topic, ending.queue.partition)
         consumer = self._client()
         try:
-            consumer.seek(TopicPartition(*place, ending.offset))
+            consumer.seek(TopicPartition(*key, ending.offset))
         except KafkaException as error:
             ending.at_ms = now_ms + _SEEK_AGAIN_MS
-            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": partition_names([place])})
+            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": partition_names([key])})
             return False
-        self._begin(place, ending.offset)
-        self._read(consumer, [place])
+        self._begin(key, ending.offset)
+        self._read(consumer, [key])
         return True
 
     def _release(self, lease: Lease, next_offset: int | None, counts: ReconsumeCounts) -> None:
@@ -403,52 +407,52 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
             self._log.drained(lease)
             self._log.committed(lease, next_offset, counts)
 
-    def _give_up(self, places: Iterable[TopicPartitionKey]) -> None:
-        """These partitions are not ours any more: say so, and release what is drained, now or when it is."""
-        gone = list(places)
+    def _give_up(self, keys: Iterable[TopicPartitionKey]) -> None:
+        """Report that these partitions are no longer ours; release their locks, now or when they are drained."""
+        gone = list(keys)
         self._wanted.difference_update(gone)
         self._want()
         cut = {
-            (ending.place.topic, ending.place.partition): ending
+            (ending.queue.topic, ending.queue.partition): ending
             for ending in self._ending
-            if ending.then is _Then.BEGIN_ANEW
+            if ending.then is _AfterDrain.RESTART
         }
-        for place in gone:
-            lease = self._leases.pop(place, None)
-            running = self._queues.pop(place, None)
-            unbegun = self._starting.pop(place, None)
-            self._counts.pop(place, None)
-            if place in cut:
-                cut[place].then = _Then.RELEASE
+        for key in gone:
+            lease = self._leases.pop(key, None)
+            running = self._queues.pop(key, None)
+            unstarted = self._starting.pop(key, None)
+            self._counts.pop(key, None)
+            if key in cut:
+                cut[key].then = _AfterDrain.RELEASE
                 lease = None
             if running is not None:
-                self._end(running, _Then.RELEASE)
+                self._end(running, _AfterDrain.RELEASE)
             elif lease is not None:
-                known = (None, ()) if unbegun is None else (unbegun.next_offset, unbegun.reconsume_counts)
+                known = (None, ()) if unstarted is None else (unstarted.next_offset, unstarted.reconsume_counts)
                 self._release(lease, *known)
         self._end_drained()
 
-    # --- what the poll loop does another way -------------------------------------------------------------------------
+    # --- overrides of the poll loop ----------------------------------------------------------------------------------
 
     def _make_dispatch(self, pool: Pool[Any, Any], batch_count: int) -> OrderlyDispatch:
         return OrderlyDispatch(pool, batch_count, self._left)
 
-    def _make_queue(self, place: TopicPartitionKey, epoch: int) -> OrderlyPartition:
-        is_retry = place[0] == self._orderly.retry_topic
+    def _make_queue(self, key: TopicPartitionKey, epoch: int) -> OrderlyPartition:
+        is_retry = key[0] == self._orderly.retry_topic
         key_of = _key_of if self._orderly.by_key else None
         queue: OrderlyQueue[Any] = OrderlyQueue(
             epoch,
             max_reconsume_times=self._orderly.max_reconsume_times,
             suspend_ms=self._orderly.suspend_ms,
-            reconsume_counts=self._counts.pop(place, ()),
+            reconsume_counts=self._counts.pop(key, ()),
             stored_count=_stored_count if is_retry else None,
             message_limit=lambda message: _message_limit(message, trusted=is_retry),
             key_of=key_of,
         )
         return OrderlyPartition(
-            *place,
+            *key,
             epoch,
-            lease=self._leases.get(place),
+            lease=self._leases.get(key),
             queue=queue,
             key_of=key_of,
             now_ms=self._now_ms,
@@ -456,89 +460,93 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         )
 
     def _committable(self) -> list[TopicPartitionKey]:
-        return [(place.topic, place.partition) for place in self.queues if place.holds()]
+        return [(queue.topic, queue.partition) for queue in self.queues if queue.holds()]
 
-    def _put(self, place: TopicPartitionKey, run: list[Any]) -> None:
-        queue = self._queues.get(place)
-        if queue is None or place in self._uptake:
+    def _put(self, key: TopicPartitionKey, run: list[Any]) -> None:
+        queue = self._queues.get(key)
+        if queue is None or key in self._uptake:
             return
-        if place in self._fresh:  # it has begun anew within this fetch, and what follows was read before that
-            self._client().seek(TopicPartition(*place, self.commits.position(place)))
+        if key in self._fresh:  # it restarted within this fetch, and these records were read before that
+            self._client().seek(TopicPartition(*key, self.commits.position(key)))
             return
         first = run[0].offset()
-        expected = self.commits.position(place) if queue.is_fresh else queue.next_put
+        expected = self.commits.position(key) if queue.is_fresh else queue.next_put
         if first < expected:
-            rest = [message for message in run if message.offset() >= expected]
-            if self._is_stale(place, expected, seek=not rest):
-                if not rest:
+            not_before = [message for message in run if message.offset() >= expected]
+            if self._is_stale(key, expected, seek=not not_before):
+                if not not_before:
                     return
-                run, first = rest, rest[0].offset()  # what follows them in this fetch would pass them else
+                run, first = not_before, not_before[0].offset()  # keep these: later records must not pass them
         try:
-            if queue.is_fresh and first < self.commits.position(place):
-                self.commits.adopt(place, first)  # the log is shorter than what was committed: made anew, or cut
-                self._say_cut(place, first)
+            if queue.is_fresh and first < self.commits.position(key):
+                self.commits.adopt(key, first)  # the log is shorter than the commit: created again, or cut
+                self._log_cut(key, first)
             queue.put(run)
         except ValueError:
-            self._say_cut(place, first)
-            del self._queues[place]
-            self._hold(place)
-            self._end(queue, _Then.BEGIN_ANEW, first)
+            self._log_cut(key, first)
+            del self._queues[key]
+            self._pause_until_locked(key)
+            self._end(queue, _AfterDrain.RESTART, first)
             self._end_drained()
 
-    def _is_stale(self, place: TopicPartitionKey, expected: int, *, seek: bool) -> bool:
-        """Whether what was fetched lies before the position asked for though that position is there.
+    def _is_stale(self, key: TopicPartitionKey, expected: int, *, seek: bool) -> bool:
+        """Return whether fetched records lie before the requested position although that position exists.
 
-        `seek`: ask for that position again if so.
+        Args:
+            key: the partition.
+            expected: the requested position.
+            seek: if so, seek to that position again.
 
-        Seen under load: a look-up of a start that was answered late moved a partition that had been told where to read.
+        This was seen under load: a late answer to the lookup of a start offset moved a partition that already had a
+        position.
         """
         consumer = self._client()
         try:
-            bounds = self.lookups.get_watermark_offsets(TopicPartition(*place), timeout=_BOUNDS_S)
+            bounds = self.lookups.get_watermark_offsets(TopicPartition(*key), timeout=_BOUNDS_S)
             if bounds is None or bounds[1] < expected:
                 return False
             if seek:
-                consumer.seek(TopicPartition(*place, expected))
+                consumer.seek(TopicPartition(*key, expected))
         except KafkaException:
             return False
-        _LOG.warning("consumer.fetched-before-its-position", extra={"partition": f"{place[0]}/{place[1]}"})
+        _LOG.warning("consumer.fetched-before-its-position", extra={"partition": f"{key[0]}/{key[1]}"})
         return True
 
-    def _say_cut(self, place: TopicPartitionKey, first_offset: int) -> None:
-        _LOG.warning("consumer.log-cut", extra={"partition": f"{place[0]}/{place[1]}", "first_offset": first_offset})
+    def _log_cut(self, key: TopicPartitionKey, first_offset: int) -> None:
+        _LOG.warning("consumer.log-cut", extra={"partition": f"{key[0]}/{key[1]}", "first_offset": first_offset})
 
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         if self._log is None:
             super()._on_assign(consumer, partitions)
             return
-        places = [(item.topic, item.partition) for item in partitions]
+        keys = [(item.topic, item.partition) for item in partitions]
         try:
             consumer.incremental_assign(paused_assignment(partitions))
-            self._pauses.adopt(consumer, places)
-            self._pauses.hold(consumer, places, PauseReason.LOCK)
+            self._pauses.adopt(consumer, keys)
+            self._pauses.hold(consumer, keys, PauseReason.LOCK)
         except (KafkaException, RuntimeError) as error:
             self.error = self.error or error
             return
         if not self._closing:
-            self._wanted.update(places)
+            self._wanted.update(keys)
             self._want()
         self._next_comparison_ms = self._now_ms()
         self.assigned.set()
-        _LOG.info("consumer.assigned", extra={"partitions": partition_names(places)})
+        _LOG.info("consumer.assigned", extra={"partitions": partition_names(keys)})
 
     def _depart(
-        self, consumer: ConsumerClient, partitions: list[TopicPartition], places: list[TopicPartitionKey]
+        self, consumer: ConsumerClient, partitions: list[TopicPartition], keys: list[TopicPartitionKey]
     ) -> None:
-        self._give_up(places)
-        super()._depart(consumer, partitions, places)
+        self._give_up(keys)
+        super()._depart(consumer, partitions, keys)
 
-    def _forget(self, places: list[TopicPartitionKey]) -> None:
-        """The loop has closed, or `_depart` has given the queues up: what listeners still hold keeps its lock."""
+    def _forget(self, keys: list[TopicPartitionKey]) -> None:
+        """Forget partitions after closing or `_depart`; queues of busy listeners keep their lock."""
         if self._closing:
             self._give_up(list(self._wanted))
             if self._log is not None:
-                self._take_events(self._log)  # before listeners are waited for
-        super()._forget(places)
+                self._take_events(self._log)  # before the loop waits for listeners
+        super()._forget(keys)
 
     def _queue_shown(self, consumer: ConsumerClient, queue: OrderlyPartition, now_ms: int) -> ConsumerQueueState:
         times, failing_ms = queue.failing
@@ -546,7 +554,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
 
     # --- actions of the core -----------------------------------------------------------------------------------------
 
-    def _perform(self, place: OrderlyPartition, task: OrderlyTask, actions: Iterable[OrderlyAction[Any]]) -> None:
+    def _perform(self, queue: OrderlyPartition, task: OrderlyTask, actions: Iterable[OrderlyAction[Any]]) -> None:
         for action in actions:
             match action:
                 case DeadLetterOrderly(message, reconsume_times, _):
@@ -560,8 +568,8 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
                     )
                     self._failed(task, outcome)
                 case Suspended():
-                    self._say_suspended(action, task)
-                    self._untold.add(place)
+                    self._log_suspended(action, task)
+                    self._unreported.add(queue)
                 case StatusMisplaced(status):
                     if not self._misplaced:
                         self._misplaced = True
@@ -569,7 +577,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
                 case _:
                     assert_never(action)
 
-    def _say_suspended(self, action: Suspended[Any], task: OrderlyTask) -> None:
+    def _log_suspended(self, action: Suspended[Any], task: OrderlyTask) -> None:
         self.orderly_counts.suspended += 1
         times = action.reconsume_times
         failure, _ = task.why(action.message)

@@ -1,7 +1,7 @@
-"""One queue that an orderly consumer holds, between the poll loop and the core; and a run that a listener thread has.
+"""A partition of an orderly consumer (between the poll loop and the core), and a run of it for a listener thread.
 
-An `OrderlyPartition` shows the loop what a `ProcessQueue` shows it; the rules are `OrderlyQueue`'s. The poll thread
-owns it; a listener thread reads its `OrderlyTask` and sets the two last attributes of that.
+An `OrderlyPartition` has the same interface for the loop as a `ProcessQueue`; the rules are in `OrderlyQueue`. The poll
+thread owns it. A listener thread reads its `OrderlyTask` and sets `failure`, `malformed` and `passed` of the task.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -16,7 +16,7 @@ from rocketshim_topics.hops import Failure
 __all__ = ["OrderlyPartition", "OrderlyTask"]
 
 Progress = tuple[int | None, ReconsumeCounts]
-"""Position and failed attempts, as the group's log carries them."""
+"""Position and failed attempts, in the form of the group's log."""
 
 _RUN_MIN: Final = 32
 _RUN_MAX: Final = 1_000
@@ -26,16 +26,16 @@ class OrderlyTask:
     """A run of one queue for one listener thread.
 
     Attributes:
-        queue: the place it was taken from.
-        lease: to be asked before each listener call; None: no lock is needed.
-        messages: in order; the run as the core keeps it.
+        queue: the partition of the run.
+        lease: the lease to check before each listener call; None: no lock is needed.
+        messages: the messages in order; the same list as in the core.
         counts: failed attempts by offset.
-        withheld: set by the poll thread: begin nothing more.
-        failure: set by the listener thread: why the run ended before its end.
-        malformed: set by the listener thread: the message that ended it breaks the wire format, for this reason.
-        passed: written by the listener thread, by key: both of these for messages that failed and did not end the run,
-            by offset.
-        key_of: by key: what tells a message's key; None: a failure ends the run.
+        withheld: set by the poll thread: start no further call.
+        failure: set by the listener thread: why the run stopped early.
+        malformed: set by the listener thread: why the message that stopped the run violates the wire format.
+        passed: set by the listener thread if the order is by key: `failure` and `malformed` of the messages that failed
+            without stopping the run, by offset.
+        key_of: returns a message's key, if the order is by key; None: a failure ends the run.
     """
 
     __slots__ = ("counts", "failure", "key_of", "lease", "malformed", "messages", "passed", "queue", "withheld")
@@ -54,16 +54,16 @@ class OrderlyTask:
         self.key_of = key_of
 
     def why(self, message: Any) -> tuple[Failure | None, str | None]:
-        """Why a message failed, and in which way it breaks the wire format, if it does."""
+        """Return why a message failed, and why it violates the wire format, if it does."""
         return self.passed.get(message.offset(), (self.failure, self.malformed))
 
     @property
     def dropped(self) -> bool:
-        """Whether its queue is given up."""
+        """Whether the consumer has released the run's queue."""
         return self.queue.dropped
 
     def stored(self, messages: Collection[Any]) -> None:
-        """Dead letters are stored."""
+        """Record that dead letters are stored."""
         self.queue.stored(self, messages)
 
 
@@ -71,24 +71,24 @@ class OrderlyPartition:
     """A queue of one assignment under one lease.
 
     Args:
-        topic, partition, epoch: of the assignment.
-        lease: None: no lock is needed (broadcasting).
+        topic, partition, epoch: the assignment.
+        lease: the lease of the lock; None: no lock is needed (broadcasting).
         queue: the core.
-        key_of: as the core has it.
+        key_of: returns a message's key; the same as in the core.
         now_ms: monotonic time in ms.
-        perform: called with what the core wants done.
+        perform: called with the actions of the core.
 
     Attributes:
-        paused: for `flow_control`.
-        withheld: nothing more begins.
+        paused: used by `flow_control`.
+        withheld: no further run starts.
         out: the run that a listener thread has.
-        told: the progress that the group's log was told last.
-        is_fresh: nothing was put yet.
+        reported: the progress last reported to the group's log.
+        is_fresh: no message was put yet.
         next_put: offset after the last message that was put.
-        suspect_until: set by the listener thread: up to this offset messages come again of which one failed that has
-            headers nobody can read; -1: there is none.
+        suspect_until: set by the listener thread: offsets up to this one are retried because a message among them has
+            unreadable headers; -1: there is no such message.
 
-    Thread-safety: none; the poll thread's.
+    Thread-safety: none; only the poll thread uses it.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class OrderlyPartition:
         self.paused = False
         self.withheld = False
         self.out: OrderlyTask | None = None
-        self.told: Progress | None = None
+        self.reported: Progress | None = None
         self.is_fresh = True
         self.next_put = 0
         self.suspect_until = -1
@@ -120,69 +120,69 @@ class OrderlyPartition:
         self._perform = perform
         self._limit = _RUN_MIN
 
-    # --- what the loop asks of every queue ---------------------------------------------------------------------------
+    # --- the interface that the loop needs of every queue ------------------------------------------------------------
 
     @property
     def dropped(self) -> bool:
-        """Whether it is given up."""
+        """Whether the consumer has released the partition."""
         return self._queue.dropped
 
     @property
     def msg_count(self) -> int:
-        """Messages that are not finished."""
+        """The number of unfinished messages."""
         return self._queue.msg_count
 
     @property
     def msg_bytes(self) -> int:
-        """Bytes of them."""
+        """The size of the unfinished messages in bytes."""
         return self._queue.msg_bytes
 
     @property
     def span(self) -> int:
-        """Distance in offsets from the oldest of them to the newest message."""
+        """The distance in offsets from the oldest unfinished message to the newest message."""
         return self._queue.span
 
     @property
     def next_offset(self) -> int | None:
-        """The position to commit; None: nothing new, or the lease does not hold: then nothing may be committed."""
+        """The offset to commit; None: nothing new, or the lease is not valid, so that nothing may be committed."""
         return self._queue.next_offset if self.holds() else None
 
     def oldest_in_work_ms(self, now_ms: int) -> int:
-        """Not known: orderly consumption has no consume timeout, and so no sweeps."""
+        """Return 0: orderly consumption has no consume timeout, so the duration is not tracked."""
         del now_ms
         return 0
 
     @property
     def settled(self) -> bool:
-        """Whether no listener holds a message and no dead letter is under way."""
+        """Whether no listener has a message and no dead letter is in flight."""
         return not self._queue.busy
 
     def put(self, messages: Sequence[Any]) -> None:
-        """Take fetched messages. Raises ValueError when their offsets do not rise."""
+        """Add fetched messages; raise ValueError if their offsets do not increase."""
         if not self.withheld:
             self._queue.put(messages)
             self.is_fresh = False
             self.next_put = (messages[-1].offset() or 0) + 1
 
     def withhold(self) -> int:
-        """Begin nothing more; a run that is out ends at its present call."""
+        """Start no further run; a run in a listener thread ends after its current call."""
         self.withheld = True
         if self.out is not None:
             self.out.withheld = True
         return 0
 
     def drop(self) -> None:
-        """Forget everything; results that come are ignored."""
+        """Drop all messages; later results are ignored."""
         self._queue.drop()
 
     # --- orderly -----------------------------------------------------------------------------------------------------
 
     def holds(self) -> bool:
-        """Whether messages may be handed out and committed now."""
+        """Return whether the lease is valid, so that messages may be handed out and committed now."""
         return self.lease is None or self.lease.holds(self._now_ms())
 
     def take(self, batch_count: int) -> OrderlyTask | None:
-        """The next run, or None."""
+        """Return the next run, or None."""
         if self.withheld or self._queue.dropped or not self.holds():
             return None
         run = self._queue.take(max(self._limit, batch_count), self._now_ms())
@@ -192,28 +192,28 @@ class OrderlyPartition:
         return self.out
 
     def report(self, task: OrderlyTask, answers: Sequence[BatchAnswer]) -> None:
-        """A listener thread is through with a run; the next one is as long as it can do in about two time slices."""
+        """Process the answers to a run; limit the next run to about what takes two time slices."""
         done = sum(answer.msg_count for answer in answers)
         self._limit = min(max(2 * done, _RUN_MIN), _RUN_MAX)
         self.out = None
         self._perform(self, task, self._queue.report(answers, self._now_ms()))
 
     def stored(self, task: OrderlyTask, messages: Iterable[Any]) -> None:
-        """Dead letters are stored."""
+        """Record that dead letters are stored."""
         for message in messages:
             self._perform(self, task, self._queue.dead_lettered(message.offset(), stored=True, now_ms=self._now_ms()))
 
     @property
     def progress(self) -> Progress:
-        """Position and counts for the group's log, whatever the lease says."""
+        """Position and failure counts for the group's log, even if the lease is not valid."""
         return self._queue.next_offset, self._queue.reconsume_counts
 
     @property
     def failing(self) -> tuple[int, int]:
-        """Failed attempts of the oldest message that fails, and for how long it does, in ms."""
+        """The failed attempts of the oldest failing message, and how long it has been failing, in ms."""
         return self._queue.failing(self._now_ms())
 
     @property
     def next_wakeup_ms(self) -> int | None:
-        """When a run may be taken: 0 now, None not before something happens."""
+        """The time at which a run may be taken: 0: now; None: not before another event."""
         return None if self.withheld else self._queue.next_wakeup_ms

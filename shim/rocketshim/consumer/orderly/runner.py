@@ -1,16 +1,17 @@
-"""Calling an orderly listener: one run of one queue, in order, to the first answer that stops. In listener threads.
+"""Calls an orderly listener for one run of one queue, in order, up to the first answer that stops. In listener threads.
 
-By key, one message a call, a failure does not end the run: it goes on with the messages of other keys, and those of the
-failed one are left for a later run. Else every failure would cost a hand-over between two threads, and a queue with
-many failing keys would do nothing but that.
+With order by key and one message per call, a failure does not end the run. The run continues with the messages of other
+keys, and the messages of the failed key stay for a later run. Otherwise every failure would cost a hand-over between
+two threads, which would take all the time of a queue with many failing keys.
 
-* Before each call: is the lease still held, has the queue been withheld, is the run's time slice over? Then the run
-  ends here; what was not reached goes back. One look at the monotonic clock a call; nothing else is paid for the lock.
-* A run ends after 100 ms at the latest plus the call it is in, so that commits, renewals and rebalances see progress.
-* The filter is asked first for the whole run: what it skips is finished in any case. A message the filter cannot read
-  fails at its turn.
-* Every exception is SUSPEND (`RetryLater` names the wait, `DeadLetter` asks for the dead-letter topic), also
-  `SystemExit` and its like, as RocketMQ catches every Throwable.
+* Before each call the runner checks the lease, whether the queue is withheld, and the run's time slice. If one of them
+  does not allow the call, the run ends, and the messages not reached go back. The lock costs one read of the monotonic
+  clock per call, and nothing else.
+* A run ends after at most 100 ms plus the current call, so that commits, renewals and rebalances see progress.
+* The filter is evaluated first, for the whole run: messages that it skips are finished in any case. A message that the
+  filter cannot read fails when its turn comes.
+* Every exception is SUSPEND (`RetryLater` sets the wait, `DeadLetter` requests the dead-letter topic), also
+  `SystemExit` and similar ones, as RocketMQ catches every Throwable.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -42,11 +43,11 @@ _SUSPEND: Final = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
 class _StoppedKeys:
-    """By key: keys of which a message has failed in this run, and what stands behind these.
+    """For order by key: the keys with a failed message in this run, and the messages behind the failed ones.
 
     Attributes:
-        keys: of which nothing more is called in this run.
-        left: messages of theirs that were reached, by offset.
+        keys: the keys for which the listener is not called again in this run.
+        left: messages of these keys that the run has reached and skipped, by offset.
     """
 
     __slots__ = ("_key_of", "_task", "keys", "left")
@@ -58,7 +59,7 @@ class _StoppedKeys:
         self.left: dict[int, Any] = {}
 
     def goes_on(self, message: Any, answer: BatchAnswer) -> bool:
-        """Whether the run goes on behind a message that failed; then nothing more of its key is called."""
+        """Return whether the run continues after a failed message; if so, skip further messages of its key."""
         task = self._task
         if self._key_of is None or not answer.auto_commit:
             return False
@@ -68,14 +69,14 @@ class _StoppedKeys:
         return True
 
     def leaves(self, message: Any) -> bool:
-        """Whether a message stands behind one that failed, and is left for a later run."""
+        """Return whether a message is behind a failed one of its key, so that it stays for a later run."""
         if self._key_of is None or self._key_of(message) not in self.keys:
             return False
         self.left[message.offset()] = message
         return True
 
     def put_behind(self, answers: Iterable[BatchAnswer]) -> None:
-        """Bring what was left behind what was answered: answers cover the beginning of a run."""
+        """Move skipped messages behind the answered ones, since answers must cover the beginning of a run."""
         if self.left:
             answered = sum(answer.msg_count for answer in answers)
             others = [message for message in self._task.messages if message.offset() not in self.left]
@@ -87,13 +88,13 @@ class OrderlyRunner:
 
     Args:
         group: the consumer group.
-        subscription_of: finds the subscription of a logical topic; None: nobody listens to it.
+        subscription_of: finds the subscription of a logical topic; None: it has no listener.
         retry_topic: physical name of the group's retry topic.
-        batch_count: most messages a listener call gets; above 1 it gets lists.
-        clock: monotonic time, the one of the leases; wall time of a failure.
-        levels: what `RetryLater(level=…)` means as a wait.
+        batch_count: maximum number of messages per listener call; above 1 the listener gets lists.
+        clock: monotonic time, the same as for the leases, and wall time of failures.
+        levels: translates `RetryLater(level=…)` into a wait.
 
-    Thread-safety: immutable but for what user code does; every listener thread uses the same object.
+    Thread-safety: immutable, apart from the effects of user code; all listener threads use the same object.
     """
 
     __slots__ = ("_batch_count", "_clock", "_group", "_levels", "_retry_topic", "_subscription_of")
@@ -119,14 +120,14 @@ class OrderlyRunner:
         """Call the listener for the messages of a run, in order.
 
         Returns:
-            The answers, covering the run's beginning; an answer that stops is the last.
+            The answers, which cover the beginning of the run; an answer that stops is the last one.
         """
-        place = task.queue
-        if place.topic == self._retry_topic:
+        topic = task.queue.topic
+        if topic == self._retry_topic:
             return self._retried(task)
-        subscription = self._subscription_of(place.topic)
+        subscription = self._subscription_of(topic)
         if subscription is None:
-            return [self._no_listener(task, place.topic)]
+            return [self._no_listener(task, topic)]
         skipped, end = self._ask_filter(task, subscription)
         answers = [BatchAnswer(skipped, skipped=True)] if skipped else []
         if skipped == end < len(task.messages):  # the filter cannot read the next one
@@ -147,7 +148,7 @@ class OrderlyRunner:
         alone = listener.function if type(listener) is WithoutContext else None
         now_ns, counts, success = self._clock.monotonic_ns, task.counts, ConsumeOrderlyStatus.SUCCESS
         lease = task.lease or _NO_LEASE
-        until_ms = lease.until_ms  # it only grows, by renewals, or ends
+        until_ms = lease.until_ms  # renewals only increase it; otherwise the lease ends
         stop_ns = min(now_ns() + _SLICE_NS, until_ms * _NS)
         context = self._context(task)
         done = 0
@@ -160,7 +161,7 @@ class OrderlyRunner:
             times = counts.get(message.offset()) if counts else None
             view: MessageView
             if times is None:
-                view = FirstView()  # in C; the assignment is what its constructor would do
+                view = FirstView()  # in C; the assignment below does the work of its constructor
                 view._record = message  # noqa: SLF001
             else:
                 view = TriedMessageView(message, False, times)  # noqa: FBT003
@@ -169,7 +170,7 @@ class OrderlyRunner:
                 if (status is None or status is success) and (
                     alone is not None or (context.auto_commit is True and context.suspend_current_queue_time_ms == -1)
                 ):
-                    done += 1  # nearly always
+                    done += 1  # the usual case
                     continue
                 answer = self._answered(task, status, context, [message])
             except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
@@ -198,7 +199,7 @@ class OrderlyRunner:
                 return
 
     def _retried(self, task: OrderlyTask) -> list[BatchAnswer]:
-        """Messages of the retry topic, one by one: each goes to the listener of the topic it first came from."""
+        """Handle messages of the retry topic one by one; each goes to the listener of its original topic."""
         slice_end_ns = self._clock.monotonic_ns() + _SLICE_NS
         answers: list[BatchAnswer] = []
         for message in task.messages:
@@ -235,7 +236,7 @@ class OrderlyRunner:
         return not task.withheld and now < slice_end_ns and now < until_ms * _NS
 
     def _ask_filter(self, task: OrderlyTask, subscription: Subscription) -> tuple[int, int]:
-        """Bring what the filter skips to the front; how many those are, and up to where the run can go."""
+        """Move messages that the filter skips to the front; return their number, and how many messages the run has."""
         messages = task.messages
         matches, selects, suspect_until = subscription.matches, subscription.selects, task.queue.suspect_until
         if matches is None and selects is None and suspect_until < 0:
@@ -245,7 +246,7 @@ class OrderlyRunner:
         read = 0
         for message in messages:
             try:
-                if message.offset() <= suspect_until:  # a batch ends before one that cannot be read: it is parked alone
+                if message.offset() <= suspect_until:  # a batch ends before an unreadable message: it is parked alone
                     read_headers(message)
                 if selects is not None:
                     wanted = bool(selects(self._view(message, task)))
@@ -262,10 +263,10 @@ class OrderlyRunner:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _context(self, task: OrderlyTask) -> ConsumeOrderlyContext:
-        place = task.queue
+        partition = task.queue
         token = None if task.lease is None else task.lease.token
-        queue = MessageQueue(place.topic, queue_id=place.partition)
-        return ConsumeOrderlyContext(self._group, queue, place.epoch, token)
+        queue = MessageQueue(partition.topic, queue_id=partition.partition)
+        return ConsumeOrderlyContext(self._group, queue, partition.epoch, token)
 
     def _view(self, message: Any, task: OrderlyTask, *, trusted: bool = False) -> MessageView:
         times = task.counts.get(message.offset()) if task.counts else None
@@ -303,9 +304,9 @@ class OrderlyRunner:
         return BatchAnswer(len(messages), _SUSPEND, auto_commit, suspend_ms, dead_letter=dead_letter)
 
     def _is_unreadable(self, task: OrderlyTask, messages: list[Any]) -> bool:
-        """Whether this is one message alone whose headers cannot be read, which is to be parked.
+        """Return whether this is a single message with unreadable headers, which has to be parked.
 
-        A batch with such a message is split at its next attempt.
+        A batch that contains such a message is split at its next attempt.
         """
         found = next(((message, reason) for message in reversed(messages) if (reason := _malformed(message))), None)
         if found is None:
@@ -331,7 +332,7 @@ class OrderlyRunner:
 
 
 def _malformed(message: Any) -> str | None:
-    """Why the headers of a message that user code has had cannot be read; None: they can."""
+    """Return why the headers of a message that user code has seen are unreadable; None: they are readable."""
     try:
         read_again(message)
     except MalformedRecordError as error:
@@ -340,10 +341,10 @@ def _malformed(message: Any) -> str | None:
 
 
 def _suspend_ms(context: ConsumeOrderlyContext) -> int:
-    """The wait that the listener asked for; what is no whole number is said, and counts as not asked."""
-    asked: object = attribute(context, "suspend_current_queue_time_ms", -1)  # what it deleted was not asked
-    wait_ms = as_int(asked)
+    """Return the wait that the listener set; log and ignore a value that is not a whole number."""
+    value: object = attribute(context, "suspend_current_queue_time_ms", -1)  # a deleted attribute counts as not set
+    wait_ms = as_int(value)
     if wait_ms is None:
-        _LOG.error("consumer.suspend-time-ignored", extra={"asked": safe_text(asked, repr)})
+        _LOG.error("consumer.suspend-time-ignored", extra={"asked": safe_text(value, repr)})
         return -1
     return wait_ms

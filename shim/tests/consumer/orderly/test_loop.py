@@ -268,7 +268,7 @@ def test_a_failing_message_holds_its_queue_and_no_other(stage: Stage) -> None:
     assert [times(m) for m in stage.seen if m.queue_id == 0] == [0, 0, 1, 2, 0]
 
 
-def test_the_listener_names_the_wait(stage: Stage) -> None:
+def test_the_listener_sets_the_wait(stage: Stage) -> None:
     stage.topic()
     stage.fill(1)
 
@@ -314,7 +314,7 @@ def test_at_the_limit_a_message_is_dead_and_its_queue_goes_on_when_that_is_store
     assert stage.committed() == 2
 
 
-def test_a_dead_letter_that_is_asked_for_goes_at_once(stage: Stage) -> None:
+def test_a_requested_dead_letter_is_sent_immediately(stage: Stage) -> None:
     stage.topic()
     stage.fill(1)
 
@@ -461,7 +461,7 @@ def test_a_redriven_message_comes_from_the_retry_topic_in_order_too(stage: Stage
     assert stage.seen[-1].reconsume_times == 1
 
 
-def test_a_message_that_stands_for_ever_is_named(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_that_blocks_its_queue_forever_is_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     stage.topic()
     stage.fill(1)
 
@@ -798,7 +798,7 @@ def refuse(*_: Any, **__: Any) -> Any:
     raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
 
 
-def test_a_queue_whose_start_cannot_be_told_holds_up_no_other(stage: Stage) -> None:
+def test_a_queue_with_an_unknown_start_offset_does_not_block_others(stage: Stage) -> None:
     stage.topic(3)
     for queue in range(3):
         stage.fill(2, queue)
@@ -829,7 +829,7 @@ def test_a_queue_whose_start_cannot_be_told_holds_up_no_other(stage: Stage) -> N
     assert patience[1] < patience[-1] <= 10
 
 
-def test_a_start_that_kafka_does_not_take_holds_up_no_other(stage: Stage) -> None:
+def test_a_start_that_kafka_rejects_does_not_block_others(stage: Stage) -> None:
     stage.topic(2)
     stage.fill(1, 0)
     stage.fill(1, 1)
@@ -883,7 +883,7 @@ def cut_under_a_listener(stage: Stage) -> tuple[Member, Any]:
     bounds, a.lookups.get_watermark_offsets = a.lookups.get_watermark_offsets, lambda *_, **__: (0, 3)
     a.loop._put(("orders", 0), stage.kafka.records("orders")[:3])
     a.lookups.get_watermark_offsets = bounds
-    assert [ending.then.name for ending in a.loop._ending] == ["BEGIN_ANEW"]
+    assert [ending.then.name for ending in a.loop._ending] == ["RESTART"]
     return a, task
 
 
@@ -900,7 +900,7 @@ def test_a_queue_whose_log_was_cut_and_that_cannot_be_sought_is_tried_again(stag
     assert stage.offsets == [(0, 0), (0, 1), (0, 2), *((0, number) for number in range(5))]
 
 
-def test_a_queue_that_begins_anew_amid_a_fetch_is_read_from_its_first_message(stage: Stage) -> None:
+def test_a_queue_that_restarts_amid_a_fetch_is_read_from_its_first_message(stage: Stage) -> None:
     stage.topic()
     stage.fill(5)
     a = stage.join("a")
@@ -915,7 +915,7 @@ def test_a_queue_that_begins_anew_amid_a_fetch_is_read_from_its_first_message(st
     assert stage.committed() == 5
 
 
-def test_a_queue_that_begins_anew_while_reading_is_suspended_is_not_read(stage: Stage) -> None:
+def test_a_queue_that_restarts_while_reading_is_suspended_is_not_read(stage: Stage) -> None:
     a, task = cut_under_a_listener(stage)
     a.loop.ask(a.loop.suspend)
     stage.turn()

@@ -56,7 +56,7 @@ class Bare(RetryLater):
         pass
 
 
-class Place(SimpleNamespace):
+class PartitionStub(SimpleNamespace):
     """As much of an `OrderlyPartition` as a listener thread sees."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ def run(
         clock=VirtualClock(),
         levels=DelayLevels.parse("1s 2s"),
     )
-    task = OrderlyTask(place or Place(), OrderlyRun(list(messages) or [Readable(0), Readable(1)], {}), key_of)
+    task = OrderlyTask(place or PartitionStub(), OrderlyRun(list(messages) or [Readable(0), Readable(1)], {}), key_of)
     return runner.run(task), task
 
 
@@ -106,7 +106,7 @@ def test_a_context_that_lost_an_attribute_does_not_end_its_consumer(name: str, b
 
 
 @pytest.mark.parametrize("wrong", [Deaf(), "ten", None, 1.5])
-def test_a_wait_that_is_no_number_is_said_and_not_taken(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_that_is_not_a_number_is_logged_and_ignored(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
     def ask(_: Any, context: Any) -> Any:
         context.suspend_current_queue_time_ms = wrong
         return SUSPEND
@@ -164,7 +164,7 @@ def test_what_a_listener_rolls_back_comes_again_before_the_unreadable_message_is
             return ROLLBACK
         return None
 
-    place, bad = Place(), unreadable(Readable(1))
+    place, bad = PartitionStub(), unreadable(Readable(1))
     answers, _ = run(roll_back, Readable(0), bad, place=place)
     assert answers == [BatchAnswer(1, auto_commit=False), BatchAnswer(1, ROLLBACK, auto_commit=False)]
     answers, _ = run(roll_back, Readable(0), bad, place=place)
@@ -185,7 +185,7 @@ def test_of_a_batch_with_unreadable_headers_the_next_attempt_takes_that_message_
                 return SUSPEND
         return None
 
-    place = Place()
+    place = PartitionStub()
     messages = [Readable(0), unreadable(Readable(1)), Readable(2)]
     answers, task = run(swallow, *messages, batch_count=3, place=place)
     assert answers == [BatchAnswer(3, SUSPEND)]
