@@ -1,1 +1,1 @@
-"""What an operator looks at and does: dead letters, waiting messages, groups, ACLs, the doctor."""
+"""Tools for the operator: dead letters, delayed and parked messages, consumer groups, ACLs and the doctor."""

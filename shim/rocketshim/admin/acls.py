@@ -1,13 +1,14 @@
-"""The least rights of each role, as Kafka ACLs. Pure.
+"""The minimum Kafka ACLs of each role. Pure.
 
-`grants` names what a role needs on which resource, and what for; `commands` and `bindings` write it for `kafka-acls`
-and for programs. Whoever may READ or WRITE may DESCRIBE (Kafka's rule), so DESCRIBE stands only where it is all that is
-needed.
+`grants` lists the operations that a role needs on each resource, and why. `commands` and `bindings` write them for
+`kafka-acls` and for programs. READ or WRITE includes DESCRIBE (Kafka's rule), so DESCRIBE is listed only where a role
+needs nothing else.
 
 Prefixes end at a separator: `rmq.retry.` covers every group's retry topic and nothing else. A role never gets CREATE,
-ALTER or DELETE: topics are created once, by whoever runs `rocketshim init`.
+ALTER or DELETE: the user who runs `rocketshim init` creates the topics once.
 
-Source: Kafka's table of operations and protocols; each role was run with exactly these on a broker with an authorizer.
+Source: Kafka's table of operations and protocols; each role was run with exactly these ACLs on a broker with an
+authorizer.
 """
 
 import shlex
@@ -21,11 +22,11 @@ from rocketshim_topics.names import TopicNames, check_topic
 
 __all__ = ["Grant", "Resource", "Role", "bindings", "commands", "grants"]
 
-_CLUSTER: Final = "kafka-cluster"  # Kafka's only name for it
+_CLUSTER: Final = "kafka-cluster"  # the only name that Kafka accepts
 
 
 class Role(StrEnum):
-    """Who connects."""
+    """The role of the client that connects."""
 
     PRODUCER = "producer"
     CONSUMER = "consumer"
@@ -35,7 +36,7 @@ class Role(StrEnum):
 
 
 class Resource(StrEnum):
-    """What a right is about."""
+    """The kind of resource that an ACL applies to."""
 
     TOPIC = "topic"
     GROUP = "group"
@@ -45,14 +46,14 @@ class Resource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a role may do with one resource, or with all whose names begin alike.
+    """The operations that a role is allowed on one resource, or on all resources with a common prefix.
 
     Attributes:
-        resource: its kind.
-        name: its name, or the beginning of the names; `*`: every one.
-        prefixed: `name` is a beginning.
-        operations: as Kafka names them: `READ`, `WRITE`, `DESCRIBE`, `DESCRIBE_CONFIGS`.
-        why: what for.
+        resource: kind of the resource.
+        name: its name, or the prefix of the names; `*`: all resources.
+        prefixed: `name` is a prefix.
+        operations: Kafka's names: `READ`, `WRITE`, `DESCRIBE`, `DESCRIBE_CONFIGS`.
+        why: the purpose.
     """
 
     resource: Resource
@@ -62,31 +63,31 @@ class Grant:
     why: str
 
     def covers(self, name: str) -> bool:
-        """Whether the grant is about a resource of this name."""
+        """Return whether the grant applies to a resource of this name."""
         return self.name == "*" or (name.startswith(self.name) if self.prefixed else name == self.name)
 
 
 def grants(
     role: Role, names: TopicNames, *, groups: Iterable[str] = (), topics: Iterable[str] = (), orderly: bool = False
 ) -> tuple[Grant, ...]:
-    """What a role needs.
+    """Return what a role needs.
 
     Args:
-        role: who connects.
-        names: of the namespace.
-        groups: consumer groups: a consumer's own, or those an operator looks at.
-        topics: the users' topics: to send to, to consume, to deliver to, to look at; a name, or a prefix with one `*`
-            at its end.
+        role: the role of the client.
+        names: topic and group names of the namespace.
+        groups: consumer groups: a consumer's own, or those that an operator looks at.
+        topics: the users' topics to send to, consume, deliver to or look at; a name, or a prefix with one `*` at its
+            end.
         orderly: a consumer takes queue locks (orderly listeners, allocation strategies).
 
     Raises:
-        ConfigError: a topic or group that is none, or a consumer without either.
+        ConfigError: a topic or group name is invalid, or a consumer has no group or no topic.
 
     Source: see the module.
     """
     groups, topics = tuple(groups), tuple(topics)
     if role is Role.CONSUMER and not (groups and topics):
-        raise ConfigError("a consumer has rights on its group and its topics: name them with --group and --topic")
+        raise ConfigError("a consumer needs ACLs on its group and its topics: name them with --group and --topic")
     match role:
         case Role.PRODUCER:
             return (*_users(topics, "WRITE", why="send"), _topic(names.schedule, "WRITE", why="send with a delay"))
@@ -165,7 +166,7 @@ def _topic(name: str, *operations: str, why: str, prefixed: bool = False) -> Gra
 
 
 def commands(wanted: Iterable[Grant], *, principal: str, bootstrap: str) -> list[str]:
-    """The grants as `kafka-acls.sh` commands, one a grant."""
+    """Return the grants as `kafka-acls.sh` commands, one per grant."""
     lines = []
     for grant in wanted:
         words = ["kafka-acls.sh", "--bootstrap-server", bootstrap, "--add", "--allow-principal", principal]
@@ -179,7 +180,7 @@ def commands(wanted: Iterable[Grant], *, principal: str, bootstrap: str) -> list
 
 
 def bindings(wanted: Iterable[Grant], *, principal: str) -> list[dict[str, Any]]:
-    """The grants as ACL bindings, one an operation, with Kafka's names of the fields, for programs."""
+    """Return the grants as ACL bindings for programs, one per operation, with Kafka's field names."""
     return [
         {
             "principal": principal,

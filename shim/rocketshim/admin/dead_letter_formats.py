@@ -1,13 +1,13 @@
-"""Other projects' dead letters: which headers say where a record came from, why it failed and how often. Pure.
+"""Formats of other projects' dead letters: the headers with a record's source, failure and attempts. Pure.
 
-One row a dialect (`DIALECTS`). A record is in the first dialect of the table whose topic header it carries. What is
-read becomes an `Envelope`, as if the letter were one of ours, so that everything that works on our dead letters works
-on these: the id of a message without one is the place of its first delivery, which is also what our own consumer would
-have given it. The dialect's own headers are taken off: a letter that is sent again starts anew in its framework, too.
+`DIALECTS` has one row per dialect. A record is in the first dialect of the table whose topic header it carries. Its
+headers are decoded into an `Envelope`, as if the dead letter were rocketshim's own, so that all tools work on both. A
+message without an id gets the coordinates of its first delivery as its id, as rocketshim's consumer would have done.
+The dialect's own headers are removed: a dead letter that is sent again starts from scratch in its framework, too.
 
 Numbers are big-endian two's complement of any length (Java's `ByteBuffer`, and Spring's `BigInteger.toByteArray` of six
-bytes) where the row says so, else decimal text; what is neither is not read. Where a header is there several times, the
-row says which counts: Spring appends one at each hop, SmallRye puts its own before those the record came with.
+bytes) where the row says so, and otherwise decimal text. A value that is neither is ignored. If a header occurs several
+times, the row says which one counts: Spring appends one at each hop, SmallRye inserts its own before the record's.
 """
 
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ Numbers = Literal["text", "binary", "either"]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one project marks its dead letters. Each header is a tuple of names, the first that is there counts.
+    """How one project marks its dead letters. Each header is a tuple of names; the first one present counts.
 
     Attributes:
-        name: for a person.
+        name: name to display.
         topic: topic of the first delivery; a record without it is not in this dialect.
-        partition, offset: of the first delivery.
-        own: beginnings of the names of the dialect's headers.
-        numbers: how they are written. `either`: text if all bytes are digits.
-        counts: which of several headers of one name counts.
-        group: the consumer group, or what stands for it.
-        cause: class of the failure.
-        text: its message.
-        failed_at: when: ISO 8601, epoch ms, or epoch seconds with a fraction.
-        attempts: how often it was delivered.
-        attempts_ahead: how much that number is ahead of the failures (1: it counts the next attempt).
-        by_reference: headers and perhaps the body are not copied: they lie at the place of the first delivery.
+        partition, offset: partition and offset of the first delivery.
+        own: prefixes of the names of the dialect's headers.
+        numbers: the encoding of numbers. `either`: text if all bytes are digits.
+        counts: which of several headers with the same name counts.
+        group: the consumer group, or its equivalent.
+        cause: exception class of the failure.
+        text: message of the failure.
+        failed_at: time of the failure: ISO 8601, epoch ms, or epoch seconds with a fraction.
+        attempts: number of deliveries.
+        attempts_ahead: `attempts` minus the number of failures (1: it counts the next attempt).
+        by_reference: headers and perhaps the body are not copied; the record of the first delivery has them.
     """
 
     name: str
@@ -161,17 +161,17 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
         attempts=("source_attempts",),
     ),
 )
-"""Every dialect that is read, in the order in which they are tried."""
+"""All supported dialects, in the order in which they are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignLetter:
-    """What was read of another project's dead letter.
+    """A decoded dead letter of another project.
 
     Attributes:
-        dialect: whose it is.
-        envelope: what it says, in our words; the user's headers among it.
-        source: partition and offset of the first delivery in `envelope.retry_topic`; None: it does not say.
+        dialect: its format.
+        envelope: its headers as rocketshim's fields, the user's headers included.
+        source: partition and offset of the first delivery in `envelope.retry_topic`; None: not given.
     """
 
     dialect: Dialect
@@ -180,7 +180,7 @@ class ForeignLetter:
 
 
 def read_foreign(headers: Sequence[Header] | None) -> ForeignLetter | None:
-    """Read a letter of another project; None: it is in none of the dialects."""
+    """Decode a dead letter of another project; return None if it is in none of the dialects."""
     for dialect in DIALECTS:
         found = _Headers(headers or (), dialect)
         topic = found.text(dialect.topic)
@@ -190,8 +190,8 @@ def read_foreign(headers: Sequence[Header] | None) -> ForeignLetter | None:
 
 
 def _letter(found: "_Headers", dialect: Dialect, topic: str) -> ForeignLetter:
-    rest = [each for each in found.headers if not each[0].startswith(dialect.own)]
-    envelope = decode(rest, trusted=False)
+    user_headers = [each for each in found.headers if not each[0].startswith(dialect.own)]
+    envelope = decode(user_headers, trusted=False)
     partition, offset = found.number(dialect.partition), found.number(dialect.offset)
     source = None if partition is None or offset is None else (partition, offset)
     origin = None if source is None else f"{topic}/{partition}/{offset}"
@@ -209,7 +209,7 @@ def _letter(found: "_Headers", dialect: Dialect, topic: str) -> ForeignLetter:
 
 
 class _Headers:
-    """Headers read by the rules of one dialect."""
+    """Headers, read by the rules of one dialect."""
 
     def __init__(self, headers: Sequence[Header], dialect: Dialect) -> None:
         self.headers = headers
@@ -224,7 +224,7 @@ class _Headers:
         return None if value is None else value.decode("utf-8", "replace")
 
     def number(self, names: tuple[str, ...]) -> int | None:
-        """A number of 0 to 2^63 - 1; None: not there, or none."""
+        """Return a number from 0 to 2^63 - 1; None if the header is missing or has no such number."""
         value = self._value(names)
         if value is None or not 1 <= len(value) <= _LONGEST_NUMBER:
             return None
@@ -239,11 +239,11 @@ class _Headers:
 
 
 _LONGEST_NUMBER: Final = 19
-_FAIL_TEXT_CHARS: Final = MAX_FAIL_TEXT_BYTES // 4  # of at most four bytes each
+_FAIL_TEXT_CHARS: Final = MAX_FAIL_TEXT_BYTES // 4  # a character has at most four bytes
 
 
 def _instant_ms(text: str | None) -> int | None:
-    """Epoch ms of an instant in ISO 8601, epoch ms, or epoch seconds with a fraction; None: it is none of them."""
+    """Parse ISO 8601, epoch ms, or epoch seconds with a fraction into epoch ms; None if it is none of these."""
     try:
         if text is None:
             return None

@@ -1,11 +1,12 @@
-"""Opening letters: what a record of a dead-letter topic says, by the rules that hold in that topic.
+"""Decode dead letters by the format of their topic.
 
-A topic of the shim's own holds letters in the wire format; any other one other projects' (`dead_letter_formats`), or
-records in which nothing is recognised: they are shown, and can be discarded, but not sent again, since they do not say
-where to.
+rocketshim's own topics contain dead letters in its wire format. Any other topic contains dead letters of other projects
+(`dead_letter_formats`), or records in no known format. The latter can be shown and discarded, but not sent again,
+because they do not name a target.
 
-A dialect that copies neither headers nor, perhaps, the body is completed from the place of the first delivery, if a way
-to fetch records is given: `source-gone` if there is no record any more and the letter holds no body.
+Some dialects do not copy the headers, and perhaps not the body. Their dead letters are completed from the record of the
+first delivery, if a way to fetch records is given. The dead letter is malformed with `source-gone` if that record no
+longer exists and the dead letter has no body.
 """
 
 from collections.abc import Callable
@@ -20,19 +21,19 @@ from rocketshim_topics.wire import read_headers
 __all__ = ["DeadLetterRecord", "Decoder"]
 
 Fetch = Callable[[str, int, int], Any]
-"""The record at topic, partition and offset; None: there is none (any more)."""
+"""Returns the record at topic, partition and offset; None if it does not exist (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRecord:
-    """A letter as far as it could be read.
+    """A dead letter, decoded as far as possible.
 
     Attributes:
         message: the record as read.
-        record: what would be sent again: the same place, with key and value of the first delivery.
-        envelope: what it says; empty where it breaks the wire format.
-        malformed: why it could not be read; None: it could.
-        dialect: whose it is; None: ours.
+        record: what would be sent again: same topic, partition and offset, with key and value of the first delivery.
+        envelope: the decoded headers; empty if the record breaks the wire format.
+        malformed: why it could not be decoded; None: it could.
+        dialect: name of the other project's format; None: rocketshim's own.
     """
 
     message: Record
@@ -43,12 +44,12 @@ class DeadLetterRecord:
 
 
 class Decoder:
-    """Opens the letters of one topic.
+    """Decodes the dead letters of one topic.
 
     Args:
-        names: of the namespace.
+        names: topic and group names of the namespace.
         topic: physical name.
-        fetch: how a record of another topic is read; None: letters are not completed.
+        fetch: reads a record of another topic; None: dead letters are not completed.
 
     Thread-safety: none.
     """
@@ -59,7 +60,7 @@ class Decoder:
         self._fetch = fetch
 
     def open(self, message: Record) -> DeadLetterRecord:
-        """What a record of the topic says."""
+        """Decode a record of the topic."""
         try:
             headers = read_headers(message)
             if self.is_ours:
@@ -78,30 +79,30 @@ class Decoder:
                 message, message, envelope, None if message.value() is not None else "source-gone", name
             )
         try:
-            kept = decode(read_headers(first), trusted=False)
+            original = decode(read_headers(first), trusted=False)
         except MalformedRecordError as error:
             return DeadLetterRecord(message, message, envelope, error.reason, name)
-        envelope.user, envelope.tags, envelope.keys = kept.user, kept.tags, kept.keys
-        envelope.uniq_key = kept.uniq_key or envelope.uniq_key
-        envelope.born_timestamp_ms = kept.born_timestamp_ms
+        envelope.user, envelope.tags, envelope.keys = original.user, original.tags, original.keys
+        envelope.uniq_key = original.uniq_key or envelope.uniq_key
+        envelope.born_timestamp_ms = original.born_timestamp_ms
         return DeadLetterRecord(message, _Completed(message, first), envelope, dialect=name)
 
 
 class _Completed:
-    """A letter with key and value of the record it is about."""
+    """A dead letter with the key, value, headers and timestamp of the record that it refers to."""
 
-    def __init__(self, letter: Record, first: Record) -> None:
-        self._letter = letter
+    def __init__(self, dead_letter: Record, first: Record) -> None:
+        self._dead_letter = dead_letter
         self._first = first
 
     def topic(self) -> str | None:
-        return self._letter.topic()
+        return self._dead_letter.topic()
 
     def partition(self) -> int | None:
-        return self._letter.partition()
+        return self._dead_letter.partition()
 
     def offset(self) -> int | None:
-        return self._letter.offset()
+        return self._dead_letter.offset()
 
     def key(self) -> Any:
         return self._first.key()

@@ -1,7 +1,7 @@
-"""What waits in the delay queues, read without touching the worker: from its committed positions to the end.
+"""Read the waiting records of the delay queues, from the worker's committed positions to the end.
 
-Reads with the worker's group id, to learn its positions, but never joins the group and never commits. A record that is
-being delivered at this moment may still be shown. Probes are left out.
+The reader uses the worker's group id to read its positions, but never joins the group, never commits, and does not
+affect the worker. A record that is being delivered at this moment may still be shown. Probes are left out.
 """
 
 from collections import Counter
@@ -30,17 +30,17 @@ _TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WaitingRecord:
-    """What is shown of a record that waits.
+    """A waiting record, as it is displayed.
 
     Attributes:
         place: `partition/offset` in the schedule topic.
-        appended_ms: epoch ms on the broker's clock.
-        due_ms: when it is due, epoch ms on the broker's clock; None: it is malformed, and will be parked.
-        target: where it goes; None: it does not say.
+        appended_ms: when it was appended, epoch ms on the broker's clock.
+        due_ms: when it is due, epoch ms on the broker's clock; None: it is malformed and will be parked.
+        target: its target topic; None: it names none.
         uniq_key: its id, if it has one yet.
-        group: the group it goes back to; None: it is no retry.
-        reconsume_times: failed attempts so far; None: it is no retry.
-        trouble: why it will be parked; None: nothing is wrong with it.
+        group: the group that gets it as a retry; None: it is not a retry.
+        reconsume_times: failed attempts so far; None: it is not a retry.
+        trouble: why it will be parked; None: it has no problem.
     """
 
     place: str
@@ -55,13 +55,13 @@ class WaitingRecord:
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """What waits in one queue.
+    """The waiting records of one queue.
 
     Attributes:
-        partition: its number.
+        partition: number of its partition.
         delay_ms: the queue's delay; None: the table has no such level.
-        waiting: records that wait, each of them read; probes are none.
-        head: what leaves next.
+        waiting: number of waiting records, counted by reading them; probes do not count.
+        head: the record that leaves next.
     """
 
     partition: int
@@ -71,17 +71,17 @@ class QueueSummary:
 
 
 def waiting_record(record: Any, levels: DelayLevels) -> WaitingRecord:
-    """What is shown of a schedule record."""
+    """Describe a record of the schedule topic."""
     appended_ms = record.timestamp()[1]
-    place = f"{record.partition()}/{record.offset()}"
+    coordinates = f"{record.partition()}/{record.offset()}"
     try:
         envelope = decode(read_headers(record), trusted=True)
     except MalformedRecordError as error:
-        return WaitingRecord(place, appended_ms, None, None, None, None, None, error.reason)
+        return WaitingRecord(coordinates, appended_ms, None, None, None, None, None, error.reason)
     queue_ms = levels.queue_delay_ms(record.partition())
     at_ms = due_ms(envelope, appended_ms, levels.UNKNOWN_LEVEL_MS if queue_ms is None else queue_ms)
     return WaitingRecord(
-        place,
+        coordinates,
         appended_ms,
         at_ms,
         envelope.real_topic,
@@ -93,19 +93,19 @@ def waiting_record(record: Any, levels: DelayLevels) -> WaitingRecord:
 
 
 class DelayedReader:
-    """Reads what waits.
+    """Reads waiting records.
 
     Args:
         bootstrap: addresses of the brokers.
-        names: of the namespace.
+        names: topic and group names of the namespace.
         levels: the worker's level table.
         client: further librdkafka settings.
-        clients: where the consumer comes from; None: confluent_kafka.
+        clients: creates the consumer; None: confluent_kafka.
 
     Raises:
-        BrokerUnavailableError: from the methods; no broker answered, or a partition stayed silent.
-        NotAuthorizedError: from the methods; no right to read the topic, or to describe the worker's group.
-        TopicMissingError: from the methods; there is no schedule topic.
+        BrokerUnavailableError: from the methods; no broker answered, or a partition did not answer.
+        NotAuthorizedError: from the methods; the principal may not read the topic or describe the worker's group.
+        TopicMissingError: from the methods; the schedule topic does not exist.
 
     Thread-safety: none; one owner thread. A context manager.
     """
@@ -130,10 +130,10 @@ class DelayedReader:
         self._reader = TopicReader(bootstrap, client=client, clients=clients)
 
     def summaries(self, watch: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[QueueSummary]:
-        """Each queue that something waits in, by partition. Reads all that waits.
+        """Return each queue with waiting records, by partition. This reads all waiting records.
 
         Args:
-            watch: what the records are handed through as they are read.
+            watch: a function that the records pass through as they are read, for example to show progress.
         """
         counts: Counter[int] = Counter()
         heads: dict[int, WaitingRecord] = {}
@@ -148,17 +148,17 @@ class DelayedReader:
         ]
 
     def records(self, *, follow: bool = False) -> Iterator[Any]:
-        """Every record that waits, as Kafka messages; in order within a queue.
+        """Return every waiting record as a Kafka message, in order within a queue.
 
         Args:
-            follow: go on with what comes, for ever.
+            follow: continue with new records, indefinitely.
         """
         for message in self._reader.read_spans(self._spans(everywhere=follow), follow=follow):
             if message is not None and not is_probe(message):
                 yield message
 
     def fetch(self, partition: int, offset: int) -> Any | None:
-        """The record at a place, waiting or not; None: there is none (any more).
+        """Return the record at a partition and offset, waiting or not; None if it does not exist (any more).
 
         Raises:
             TopicMissingError: the schedule topic has no such partition.
@@ -167,7 +167,7 @@ class DelayedReader:
         return None if message is None or is_probe(message) else message
 
     def close(self) -> None:
-        """End."""
+        """Close the reader."""
         self._reader.close()
 
     def __enter__(self) -> Self:
@@ -177,11 +177,11 @@ class DelayedReader:
         self.close()
 
     def _spans(self, *, everywhere: bool = False) -> dict[tuple[str, int], tuple[int, int]]:
-        """Position and end of each partition that is not read to its end; `everywhere`: of the others, too."""
+        """Return position and end of each partition with unread records; `everywhere`: of all partitions."""
         count = self._reader.topics().get(self._topic)
         if not count:
             raise TopicMissingError(
-                f"the topic {self._topic} is not there; create it with: rocketshim init. {OR_HIDDEN}"
+                f"the topic {self._topic} does not exist; create it with: rocketshim init. {OR_HIDDEN}"
             )
         spans = {}
         for item in self._positions(count):
@@ -192,11 +192,11 @@ class DelayedReader:
         return spans
 
     def _positions(self, count: int) -> list[TopicPartition]:
-        """What the worker has committed of each of so many partitions."""
+        """Return the worker's committed positions of the first `count` partitions."""
         consumer = self._clients.consumer(self._position_config)
         try:
-            places = [TopicPartition(self._topic, number) for number in range(count)]
-            return committed_positions(consumer, places, _TIMEOUT_S)
+            partitions = [TopicPartition(self._topic, number) for number in range(count)]
+            return committed_positions(consumer, partitions, _TIMEOUT_S)
         except KafkaException as error:
             raise self._reader.typed(error) from error
         finally:

@@ -1,11 +1,11 @@
-"""Where a consumer group stands: what it has committed, what is left for it, what its members subscribe to.
+"""Read the state of a consumer group: its committed positions, its lag, and what its members subscribe to.
 
-Read from outside: the group is not joined and nothing is committed. Positions and their metadata come from
-`OffsetFetch`, members from `DescribeGroups`, ends from `ListOffsets` as a `read_committed` reader sees them.
-`PartitionStanding.behind` is a distance in offsets, and so an upper bound: transaction markers, aborted records and
-compaction leave holes. Who wants records reads them (`count`).
+The reader does not join the group and commits nothing. Positions and their metadata come from `OffsetFetch`, members
+from `DescribeGroups`, end offsets from `ListOffsets` as a `read_committed` reader sees them. `PartitionStanding.behind`
+is a distance in offsets, and so an upper bound: transaction markers, aborted records and compaction leave gaps. `count`
+reads the records to count them.
 
-Blocking, for about 10 s a question at most.
+Each request blocks for about 10 s at most.
 """
 
 import time
@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # its stubs re-export nothing
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
 
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
@@ -35,16 +35,16 @@ _Offsets = dict[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class PartitionStanding:
-    """Where the group stands in one partition.
+    """The state of a group in one partition.
 
     Attributes:
         topic: physical name.
-        partition: its number.
+        partition: number of the partition.
         position: the committed position, the offset that is read next.
-        low: the earliest offset that retention has left; None: the partition is not there (any more).
-        end: where a `read_committed` reader ends; None: the partition is not there (any more).
-        member: `client.id@host` of the member that has it now; None: none has.
-        metadata: the text that the last commit carries; None: none.
+        low: the earliest offset that still exists; None: the partition does not exist (any more).
+        end: end offset for a `read_committed` reader; None: the partition does not exist (any more).
+        member: `client.id@host` of the member that owns it now; None: no member.
+        metadata: the metadata of the last commit; None: none.
     """
 
     topic: str
@@ -57,36 +57,36 @@ class PartitionStanding:
 
     @property
     def digest(self) -> str | None:
-        """Of the subscription of the consumer that committed; None: no commit of a consumer of rocketshim's."""
+        """Return the digest of the committing consumer's subscription; None if rocketshim did not make the commit."""
         commit = decode_metadata(self.metadata)
         return None if commit is None else commit.digest
 
     @property
     def subscription(self) -> str | None:
-        """The same as text; None likewise."""
+        """Return the subscription as text; None if rocketshim did not make the commit."""
         commit = decode_metadata(self.metadata)
         return None if commit is None else commit.subscription
 
     @property
     def behind(self) -> int:
-        """Offsets between position and end; at most so many records wait."""
+        """Return the number of offsets between position and end, the maximum number of waiting records."""
         return 0 if self.end is None or self.low is None else max(0, self.end - max(self.position, self.low))
 
     @property
     def lost(self) -> int:
-        """Offsets that retention took before the group had read them."""
+        """Return the number of offsets that retention deleted before the group read them."""
         return 0 if self.low is None else max(0, self.low - self.position)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStanding:
-    """Where a group stands.
+    """The state of a group.
 
     Attributes:
         group: its name.
-        state: as Kafka says it: `STABLE`, `EMPTY`, `DEAD` (Kafka does not know it) …
+        state: Kafka's name of its state: `STABLE`, `EMPTY`, `DEAD` (Kafka does not know it) …
         members: `client.id@host` of each member.
-        partitions: each partition it has committed a position of, by topic and number.
+        partitions: each partition with a committed position, by topic and number.
     """
 
     group: str
@@ -97,7 +97,7 @@ class GroupStanding:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two subscriptions in one group and topic: each member skips what the other wants.
+    """Different subscriptions to one topic in one group: each member skips messages that only another one wants.
 
     Attributes:
         topic: physical name.
@@ -109,14 +109,13 @@ class Conflict:
 
 
 def conflicts(standing: GroupStanding, *, retry_topic: str | None = None) -> list[Conflict]:
-    """The topics whose last commits carry different subscriptions. Pure.
+    """Return the topics whose last commits carry different subscriptions. Pure.
 
-    A partition shows the subscription of its last commit: one on which nothing was committed since the subscription was
-    changed still shows the former one.
+    A partition shows the subscription of its last commit. After a change it shows the old one until the next commit.
 
     Args:
-        standing: of the group.
-        retry_topic: physical name of the group's retry topic, which everybody subscribes to; None: none.
+        standing: the state of the group.
+        retry_topic: physical name of the group's retry topic, which every member subscribes to; None: none.
     """
     by_topic: dict[str, dict[str, list[PartitionStanding]]] = defaultdict(lambda: defaultdict(list))
     for each in standing.partitions:
@@ -127,15 +126,14 @@ def conflicts(standing: GroupStanding, *, retry_topic: str | None = None) -> lis
         if len(digests) > 1:
             most_first = sorted(digests.items(), key=lambda item: (-len(item[1]), item[0]))
             named = {
-                (members[0].subscription or digest): tuple(each.partition for each in members)
-                for digest, members in most_first
+                (same[0].subscription or digest): tuple(each.partition for each in same) for digest, same in most_first
             }
             found.append(Conflict(topic, named))
     return found
 
 
 class GroupReader:
-    """Looks at consumer groups.
+    """Reads the state of consumer groups.
 
     Args:
         bootstrap: addresses of the brokers.
@@ -152,19 +150,19 @@ class GroupReader:
         self.admin = confluent_admin(self._settings(required={"bootstrap.servers": bootstrap}))
 
     def read(self, group: str) -> GroupStanding:
-        """Where a group stands.
+        """Read the state of a group.
 
         Raises:
-            NotAuthorizedError: no right to describe the group or one of its topics.
+            NotAuthorizedError: the principal may not describe the group or one of its topics.
             BrokerUnavailableError: no answer in time.
-            ClusterError: any other answer.
+            ClusterError: any other error of the cluster.
         """
         try:
-            described = self._described(group)  # first: it says at once that a right is missing
+            described = self._described(group)  # first, because it fails immediately if an ACL is missing
             committed = self._committed(group)
-            places = [(item.topic, item.partition) for item in committed]
-            lows = self.offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-            ends = self.offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+            partitions = [(item.topic, item.partition) for item in committed]
+            lows = self.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+            ends = self.offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         except KafkaException as error:
             raise _typed(error, f"group {group}", self.text()) from error
         owners = {
@@ -174,14 +172,14 @@ class GroupReader:
         }
         standings = []
         for item in sorted(committed, key=lambda each: (each.topic, each.partition)):
-            place = (item.topic, item.partition)
+            partition = (item.topic, item.partition)
             standings.append(
                 PartitionStanding(
-                    *place,
+                    *partition,
                     position=item.offset,
-                    low=lows.get(place),
-                    end=ends.get(place),
-                    member=owners.get(place),
+                    low=lows.get(partition),
+                    end=ends.get(partition),
+                    member=owners.get(partition),
                     metadata=item.metadata,
                 )
             )
@@ -189,36 +187,36 @@ class GroupReader:
         return GroupStanding(group, described.state.name, members, tuple(standings))
 
     def text(self) -> str:
-        """What Kafka's client said of its connections, to be put behind an error's text; `""`: nothing."""
+        """Return what Kafka's client last reported about its connections, to append to an error; `""` if nothing."""
         return self._complaints.text(self.admin)
 
-    def offsets(self, places: Iterable[tuple[str, int]], spec: Any, *, committed: bool = True) -> _Offsets:
-        """Offsets by place, of those that are there.
+    def offsets(self, partitions: Iterable[tuple[str, int]], spec: Any, *, committed: bool = True) -> _Offsets:
+        """Return the offsets of the partitions that exist.
 
         Args:
-            places: topic and partition.
+            partitions: pairs of topic and partition.
             spec: an `OffsetSpec`.
-            committed: as a `read_committed` reader sees them.
+            committed: return them as a `read_committed` reader sees them.
 
         Raises:
             KafkaException: the cluster refused.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        asked = {TopicPartition(*place): spec for place in places}
-        if not asked:
+        requested = {TopicPartition(*partition): spec for partition in partitions}
+        if not requested:
             return {}
         found = {}
-        futures = self.admin.list_offsets(asked, isolation_level=level, request_timeout=_TIMEOUT_S)
-        for place, future in futures.items():
+        futures = self.admin.list_offsets(requested, isolation_level=level, request_timeout=_TIMEOUT_S)
+        for key, future in futures.items():
             try:
-                found[place.topic, place.partition] = future.result(_TIMEOUT_S + _GRACE_S).offset
+                found[key.topic, key.partition] = future.result(_TIMEOUT_S + _GRACE_S).offset
             except KafkaException as error:
                 if error.args[0].code() not in MISSING:
                     raise
         return found
 
     def _committed(self, group: str) -> list[TopicPartition]:
-        """Committed positions on every topic that may be seen."""
+        """Return the committed positions on every topic that the principal may see."""
         required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
         consumer = confluent_clients().consumer(self._settings(required=required))
         try:
@@ -227,19 +225,19 @@ class GroupReader:
             consumer.close()
 
     def _described(self, group: str) -> Any:
-        until = time.monotonic() + _TIMEOUT_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while True:
-            asked = self.admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)
+            futures = self.admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)
             try:
-                return asked[group].result(_TIMEOUT_S + _GRACE_S)
+                return futures[group].result(_TIMEOUT_S + _GRACE_S)
             except KafkaException as error:
-                if error.args[0].code() not in COORDINATOR_AWAY or time.monotonic() > until:
+                if error.args[0].code() not in COORDINATOR_AWAY or time.monotonic() > deadline_s:
                     raise
                 time.sleep(LOOK_AGAIN_S)
 
 
 def count(reader: TopicReader, standings: Iterable[PartitionStanding]) -> Counter[tuple[str, int]]:
-    """How many records wait in each partition: every one of them is read."""
+    """Count the waiting records of each partition by reading every one of them."""
     behind = {(each.topic, each.partition): (max(each.position, each.low or 0), each.end or 0) for each in standings}
     return Counter((message.topic(), message.partition()) for message in reader.read_spans(behind))
 

@@ -1,4 +1,4 @@
-"""A group's log as it stands, for people who look: read once from its first record to its present end, and folded."""
+"""Snapshot of a group's log: read it once from its first record to its current end, and fold it."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,19 +17,19 @@ from rocketshim_topics.message_queue import MessageQueue
 __all__ = ["GroupLogStanding", "read_group_log", "release_record"]
 
 _TIMEOUT_S: Final = 10.0
-_SILENT_S: Final = 10.0
-_STRANGER_SEQ: Final = 2**63 - 1
+_SILENCE_TIMEOUT_S: Final = 10.0
+_OPERATOR_SEQ: Final = 2**63 - 1
 
 
 @dataclass(slots=True)
 class GroupLogStanding:
-    """What a group's log says.
+    """The state of a group's log.
 
     Attributes:
-        log: the fold.
-        last_append_ms: append time of its last record, epoch ms of the broker's clock; None: it holds none.
-        leases_ms: length of the lease each owner asks for, in ms.
-        confirmed: offset of the last record by which a queue was claimed or renewed.
+        log: the folded log.
+        last_append_ms: append time of its last record, epoch ms of the broker's clock; None: it has no record.
+        leases_ms: length of the lease that each owner requests, in ms.
+        confirmed: offset of the last record that claimed or renewed a queue.
     """
 
     log: GroupLog
@@ -42,39 +42,41 @@ def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientE
     """Read and fold the whole log.
 
     Args:
-        consumer: made with `log_reader_config`; its assignment is replaced.
+        consumer: created with `log_reader_config`; its assignment is replaced.
         topic: physical name of the log.
-        complaints: what the consumer was made to keep; None: nothing.
+        complaints: the last errors of this consumer's connections, for error texts; None: none are kept.
 
     Raises:
-        TopicMissingError: the group has no log: it has never consumed in order, or with an allocation strategy.
+        TopicMissingError: the group has no log: it has never consumed in order or with an allocation strategy.
         BrokerUnavailableError: the log could not be read to its end.
     """
     try:
         found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
         if found is None or not found.partitions:
             raise TopicMissingError(
-                f"missing: {topic}. The group has no log: it never consumed in order, or with an allocation strategy. "
+                f"missing: {topic}. The group has no log: it never consumed in order or with an allocation strategy. "
                 f"{OR_HIDDEN}"
             )
         low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)
     except KafkaException as error:
-        cause, said = error.args[0], "" if complaints is None else complaints.text(consumer)
-        raise BrokerUnavailableError(f"{topic} cannot be read ({cause.name()}: {cause.str()}){said}") from error
+        cause, client_text = error.args[0], "" if complaints is None else complaints.text(consumer)
+        raise BrokerUnavailableError(f"cannot read {topic} ({cause.name()}: {cause.str()}){client_text}") from error
     standing = GroupLogStanding(GroupLog(low))
     consumer.assign([TopicPartition(topic, 0, low)])
     while standing.log.next_offset < high:
-        message = consumer.poll(_SILENT_S)
+        message = consumer.poll(_SILENCE_TIMEOUT_S)
         if message is None:
-            raise BrokerUnavailableError(f"{topic}: nothing came for {_SILENT_S:g} s at {standing.log.next_offset}")
+            raise BrokerUnavailableError(
+                f"{topic}: received nothing for {_SILENCE_TIMEOUT_S:g} s at offset {standing.log.next_offset}"
+            )
         if message.error() is None:
-            _take(standing, message.offset(), message.timestamp()[1], message.value())
+            _fold(standing, message.offset(), message.timestamp()[1], message.value())
         elif message.error().fatal():
-            raise BrokerUnavailableError(f"{topic} cannot be read: {message.error()}")
+            raise BrokerUnavailableError(f"cannot read {topic}: {message.error()}")
     return standing
 
 
-def _take(standing: GroupLogStanding, offset: int, append_ms: int, value: bytes | None) -> None:
+def _fold(standing: GroupLogStanding, offset: int, append_ms: int, value: bytes | None) -> None:
     standing.last_append_ms = append_ms
     try:
         record = decode_group_record(value)
@@ -91,15 +93,16 @@ def _take(standing: GroupLogStanding, offset: int, append_ms: int, value: bytes 
 
 
 def release_record(standing: GroupLogStanding, queue: MessageQueue) -> ReleaseRecord | None:
-    """The release that the owner of a queue would write; None: nobody is known to hold it.
+    """Return the release that the owner of a queue would write; None if no known owner holds the queue.
 
-    Position and counts are kept for the next owner. An owner that lives stops the queue when it reads the record.
+    Position and retry counts are kept for the next owner. An owner that is still running stops the queue when it reads
+    the release.
     """
     lock = standing.log.lock(queue)
     base = standing.log.base
     if lock.owner is None or lock.token is None or base is None or queue not in standing.confirmed:
         return None
-    held = LeaseEntry(
+    lease = LeaseEntry(
         topic=queue.topic,
         queue_id=queue.queue_id,
         token=lock.token,
@@ -110,8 +113,8 @@ def release_record(standing: GroupLogStanding, queue: MessageQueue) -> ReleaseRe
     return ReleaseRecord(
         client_id=lock.owner.client_id,
         incarnation=lock.owner.incarnation,
-        seq=_STRANGER_SEQ,
+        seq=_OPERATOR_SEQ,
         lease_ms=standing.leases_ms[lock.owner],
         base=base,
-        queues=(held,),
+        queues=(lease,),
     )

@@ -1,11 +1,11 @@
-"""Parked records: what a person sees of one, and the record that sends it on its way again. Pure.
+"""Describe parked records, and make the records that redrive them. Pure.
 
-A parked record has the headers it was parked with and three more: `PARK_REASON`, `PARK_FROM` (where it lay in the
-schedule topic) and `HOP_ID`. It need not be decodable, so headers are looked at one by one.
+A parked record has the headers that it was parked with and three more: `PARK_REASON`, `PARK_FROM` (its coordinates in
+the schedule topic) and `HOP_ID`. It need not be decodable, so each header is read separately.
 
-Redriven, a record goes to the finest queue of the schedule topic as due: it has waited already. It keeps its identity;
-what the worker had noted about it goes (`PARK_…`, `TARGET_TRIES`), `HOP_ID` names the parked record. The worker then
-judges it anew: one that is still malformed or forbidden is parked again.
+A redriven record goes to the finest queue of the schedule topic and is due immediately, because it has waited already.
+It keeps its identity. The worker's notes are removed (`PARK_…`, `TARGET_TRIES`), and `HOP_ID` names the parked record.
+The worker then evaluates the record again and parks it again if it is still malformed or forbidden.
 """
 
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ _DROPPED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ParkedRecord:
-    """What is shown of a parked record.
+    """A parked record, as it is displayed.
 
     Attributes:
         place: `partition/offset` in the parking topic.
         at_ms: when it was parked, epoch ms.
-        reason: why.
-        origin: `topic/partition/offset` it was parked from.
-        target: where it was to go, as far as it says; None: it does not.
+        reason: why it was parked.
+        origin: `topic/partition/offset` that it was parked from.
+        target: its target topic; None: it names none.
         uniq_key: its id.
-        size_bytes: of its value; None: it has none (a tombstone, or it was too large to be parked whole).
+        size_bytes: size of its value; None: it has no value (a tombstone, or it was too large to park with its body).
     """
 
     place: str
@@ -49,7 +49,7 @@ class ParkedRecord:
 
 
 def parked_record(record: Record) -> ParkedRecord:
-    """What is shown of a record of the parking topic."""
+    """Describe a record of the parking topic."""
     value = record.value()
     return ParkedRecord(
         place=f"{record.partition()}/{record.offset()}",
@@ -63,15 +63,15 @@ def parked_record(record: Record) -> ParkedRecord:
 
 
 def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
-    """The schedule record that sends a parked one on its way again.
+    """Return the schedule record that redrives a parked record.
 
     Raises:
-        MessageError: it does not say where to, so that it could only be parked again.
+        MessageError: the record names no target, so the worker would only park it again.
     """
     if not _text(record, wire.REAL_TOPIC):
-        raise MessageError(f"{coordinates(record)} does not say where it was to go; send its message anew instead")
-    kept: list[Header] = [header for header in headers_shown(record) if header[0] not in _DROPPED]
-    headers = [(wire.DELIVER_AT_MS, b"0"), (wire.HOP_ID, coordinates(record).encode()), *kept]
+        raise MessageError(f"{coordinates(record)} names no target topic; send its message again yourself instead")
+    kept_headers: list[Header] = [header for header in headers_shown(record) if header[0] not in _DROPPED]
+    headers = [(wire.DELIVER_AT_MS, b"0"), (wire.HOP_ID, coordinates(record).encode()), *kept_headers]
     finest = DelayLevels.MAX_LEVELS + len(DelayLevels.FINE_MS) - 1
     return OutgoingRecord(names.schedule, finest, record.key(), record.value(), headers)
 

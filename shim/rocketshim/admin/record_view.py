@@ -1,7 +1,7 @@
-"""One record of a shim topic for a person or a program: decoded as far as it can be, never failing.
+"""A record of one of rocketshim's topics for people and programs: decoded as far as possible, without ever failing.
 
-A record that breaks the wire format is shown too: what can be read of it, and the reason. Values are not decoded; they
-are shown as text where they are UTF-8, else as base64.
+A record that breaks the wire format is shown as far as it can be read, with the reason. Values are not decoded; they
+are shown as text if they are UTF-8, and otherwise as base64.
 """
 
 import base64
@@ -16,11 +16,14 @@ from rocketshim_topics.wire import RESERVED, headers_shown, own_name, read_heade
 
 __all__ = ["RecordView", "as_read", "time_text"]
 
-_SHOWN: Final = 200
+_MAX_CHARS: Final = 200
 
 
 def time_text(at_ms: int | None) -> str:
-    """An instant for a person: UTC, milliseconds; `""` for None. One that no calendar has is said as it was written."""
+    """Return a time as text for a person: UTC with milliseconds; `""` for None.
+
+    A time outside the calendar is written as `<at_ms> ms after 1970`.
+    """
     if at_ms is None:
         return ""
     try:
@@ -34,15 +37,15 @@ class RecordView:
     """A record as read.
 
     Attributes:
-        topic, partition, offset: coordinates.
+        topic, partition, offset: its coordinates.
         stored_ms: its timestamp, epoch ms.
         key, value: as stored.
         headers: as stored.
-        envelope: decoded; empty where the record breaks the wire format.
-        malformed: why it could not be decoded; None where it could.
-        state: `dead`, or what the redrive log says became of it: `redriven`, `discarded`; `""`: not asked.
-        plan: id of the plan that did it; None: none did.
-        dialect: whose letter it is; None: ours.
+        envelope: the decoded headers; empty if the record breaks the wire format.
+        malformed: why it could not be decoded; None if it could.
+        state: `dead`, or its state in the redrive log: `redriven`, `discarded`; `""`: the log was not read.
+        plan: id of the plan that redrove or discarded it; None: no plan did.
+        dialect: name of the other project's format; None: rocketshim's own.
     """
 
     topic: str
@@ -60,7 +63,7 @@ class RecordView:
 
     @classmethod
     def of(cls, message: Any, *, trusted: bool = True) -> "RecordView":
-        """The entry of a Kafka message; `trusted`: it lies in a topic of the shim's own."""
+        """Return the view of a Kafka message; `trusted`: it is in one of rocketshim's own topics."""
         malformed = None
         try:
             envelope = decode(read_headers(message), trusted=trusted)
@@ -72,18 +75,18 @@ class RecordView:
 
     @classmethod
     def opened(cls, letter: DeadLetterRecord, *, log: RedriveLog | None = None) -> "RecordView":
-        """The entry of a letter.
+        """Return the view of a dead letter.
 
         Args:
-            letter: as opened.
-            log: what became of letters; None: not asked.
+            letter: the decoded dead letter.
+            log: the redrive log, which has the states of dead letters; None: leave state and plan empty.
         """
         message, record = letter.message, letter.record
         at = (message.topic() or "", message.partition() or 0, message.offset() or 0)
         state, plan = "", None
         if log is not None:
-            settled = log.settled(*at, record_digest(message)) if log.is_marked(*at) else None
-            state, plan = ("dead", None) if settled is None else (settled.state, settled.plan)
+            mark = log.settled(*at, record_digest(message)) if log.is_marked(*at) else None
+            state, plan = ("dead", None) if mark is None else (mark.state, mark.plan)
         return cls(
             *at,
             stored_ms=message.timestamp()[1],
@@ -99,36 +102,36 @@ class RecordView:
 
     @property
     def at(self) -> str:
-        """`topic/partition/offset`."""
+        """Return `topic/partition/offset`."""
         return f"{self.topic}/{self.partition}/{self.offset}"
 
     @property
     def id(self) -> str:
-        """The message's id, the same on every hop; its coordinates where it has none."""
+        """Return the message's id, which is the same on every hop; its coordinates if it has none."""
         return self.envelope.uniq_key or self.at
 
     @property
     def cause(self) -> str:
-        """Class of the last failure, `""` for none."""
+        """Return the exception class of the last failure; `""` if there is none."""
         return self.envelope.fail_class or ""
 
     @property
     def properties(self) -> tuple[tuple[str, bytes | None], ...]:
-        """The headers that filters look at: a letter of another project's in our words."""
+        """Return the headers that filters examine; those of another project's dead letter have rocketshim's names."""
         return self.headers if self.dialect is None else tuple(encode(self.envelope))
 
     @property
     def user_headers(self) -> list[tuple[str, bytes | None]]:
-        """The user's own headers under their own names."""
+        """Return the user's own headers under their own names."""
         if self.malformed is not None:
             return [each for each in self.headers if each[0] not in RESERVED]
         return [(own_name(name), value) for name, value in self.envelope.user]
 
     def as_json(self, *, body: bool = True) -> dict[str, Any]:
-        """For programs; bytes as text where they are UTF-8, else `{"base64": …}`.
+        """Return the record as JSON for programs; bytes as text if they are UTF-8, otherwise as `{"base64": …}`.
 
         Args:
-            body: with the value.
+            body: include the value.
         """
         envelope = self.envelope
         facts: dict[str, Any] = {
@@ -163,7 +166,7 @@ class RecordView:
         return facts
 
     def value_text(self) -> str:
-        """The value for a person, cut to 200 characters."""
+        """Return the value as text for a person, cut to 200 characters."""
         if self.value is None:
             return "(no value)"
         try:
@@ -171,11 +174,11 @@ class RecordView:
         except UnicodeDecodeError:
             return f"({len(self.value)} bytes, not text)"
         printable = "".join(char if char.isprintable() else "�" for char in text)
-        return printable if len(printable) <= _SHOWN else printable[: _SHOWN - 1] + "…"
+        return printable if len(printable) <= _MAX_CHARS else printable[: _MAX_CHARS - 1] + "…"
 
 
 def as_read(message: Any) -> dict[str, Any]:
-    """Key, headers and value of a Kafka message for programs; bytes as `RecordView.as_json` has them."""
+    """Return key, headers and value of a Kafka message for programs; bytes as in `RecordView.as_json`."""
     headers = [[name, _json_bytes(value)] for name, value in headers_shown(message)]
     return {"key": _json_bytes(message.key()), "headers": headers, "value": _json_bytes(message.value())}
 

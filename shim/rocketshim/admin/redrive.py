@@ -1,34 +1,36 @@
-"""Applying a plan: each letter exactly once, whatever dies when.
+"""Apply a redrive plan: process each dead letter exactly once, whatever fails at any time.
 
-A transaction holds the letters it sends and the mark in the redrive log that says so (`rocketshim_topics.redrive_log`),
-so both are there or neither. The rest follows from Kafka's fencing:
+A transaction contains the dead letters that it sends and their mark in the redrive log
+(`rocketshim_topics.redrive_log`), so either both are stored or neither. The rest follows from Kafka's fencing:
 
-* The `transactional.id` is that of the source topic: one redrive of a topic at a time. `init_transactions` fences
-  whoever was at it before, and ends what they left open.
-* Then we write our `begin` into the log and read the log until it comes back. Now every mark that was ever committed
-  before is known, also where transactions of other redrives were open in the log, and no other can follow but ours.
-* What the log does not have is sent, a transaction after the other.
-* After any error whose result is not certain everything is thrown away and begun anew: new producer, `begin`, log. If
-  somebody else has begun meanwhile, they go on, and we stop and say who.
+* The `transactional.id` is derived from the source topic, so a topic has one redrive at a time. `init_transactions`
+  fences the previous redrive of that topic and ends its open transaction.
+* Then we write our `begin` into the log and read the log until that record comes back. Now we know every mark that was
+  committed before, also if transactions of other redrives were open in the log. Only our own marks can follow.
+* We send the letters that have no mark in the log, one transaction after another.
+* After any error with an uncertain outcome we start again from scratch: new producer, `begin`, log. If another redrive
+  has begun meanwhile, it continues; we stop and name it.
 
-A letter that the target refuses for itself (too large, say) fails, and the rest of its transaction is sent without it;
-since a broker refuses whole batches, records go one a batch from the first refusal on. A refusal ends its transaction
-and its session, which takes a second; so what is as large as a letter that was too large for the topic is not asked
-about again (`core.redrive.TooLarge`). Records that are gone or are not the ones the plan saw fail, too.
+If the target refuses a letter itself (for example because it is too large), that letter fails and the rest of its
+transaction is sent without it. A broker refuses whole batches, so from the first refusal on each batch has one record.
+A refusal ends its transaction and its session, which takes a second. Therefore a letter that is as large as one that
+was too large for the topic fails without being sent (`core.redrive.TooLarge`). Records that no longer exist, or differ
+from those that the plan saw, fail, too.
 
-Order per key is that of the source partition: one producer, in offset order, and a transaction is never sent again
-after a later one. So that it holds also when a letter that fails is sent later, once what stood in its way is mended,
-the letters behind it with the same key wait: they fail as `behind-failed`, in this run. (What is gone or changed can
-never be sent: nothing waits for it.)
+The order per key is that of the source partition: there is one producer, it sends in offset order, and a transaction is
+never repeated after a later one. A letter that failed may be sent later, once its cause is fixed. To keep the order
+then, the later letters with the same key wait: in this run they fail as `behind-failed`. (A record that is gone or
+changed can never be sent, so nothing waits for it.)
 
-A topic that may not be written to is no letter's fault, and ends the redrive with its name: asked before the first
-letter, and again when the cluster refuses later. What was sent until then is marked.
+A missing ACL on a topic is not the fault of a letter. It ends the redrive with the name of the topic. ACLs are checked
+before the first letter, and again if the cluster refuses a write later. What was sent until then is marked.
 
-Between transactions it reads what comes into the source topic: letters of this run that are dead again count, so that a
-cause that is not mended stops the redrive. Those that die later than that it does not see; a rate gives them time.
+Between transactions the redrive reads new records of the source topic and counts letters of this run that are dead
+again, so that a cause that is not fixed stops the redrive. It does not see letters that are dead-lettered after it has
+ended; a rate limit gives them time.
 
-While a transaction is open, readers of its targets wait (`read_committed`): it is kept short, and one that a `kill -9`
-left open ends with the next apply, at the latest after its time-out (15 s).
+While a transaction is open, `read_committed` consumers of its targets wait, so transactions are short. The next apply
+ends a transaction that a `kill -9` left open; its time-out (15 s) ends it at the latest.
 """
 
 import getpass
@@ -73,34 +75,34 @@ from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, headers_shown
 __all__ = ["Redriver", "read_log", "whoami"]
 
 _TRANSACTION_MS: Final = 15_000
-_API_S: Final = 10.0
-_READ_BACK_S: Final = 60.0
-_AGAIN_S: Final = 0.5
-_MOST_TROUBLES: Final = 5
-_MOST_BYTES: Final = 8 * 1024 * 1024
+_API_TIMEOUT_S: Final = 10.0
+_READ_BACK_TIMEOUT_S: Final = 60.0
+_RETRY_BACKOFF_S: Final = 0.5
+_MAX_ATTEMPTS: Final = 5
+_MAX_TRANSACTION_BYTES: Final = 8 * 1024 * 1024
 _POLL_S: Final = 0.1
-_LOOK_MS: Final = 200
+_WATCH_MS: Final = 200
 _TOO_LARGE: Final = "refused:MSG_SIZE_TOO_LARGE"
 _REFUSED: Final = TOO_LARGE | MISSING | {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
 
 Make = Callable[[Any, PlannedLetter], OutgoingRecord | None]
-"""Makes the record that sends a letter again (None: it is only marked); one that raises has failed."""
+"""Makes the record that sends a letter again; None: only mark it. If the function raises, the letter fails."""
 
 Fetch = Callable[[Container[tuple[int, int]]], Generator[Any]]
-"""Gives the letters at these partitions and offsets, as far as there are any; in order within a partition."""
+"""Returns the existing letters at these partitions and offsets, in order within a partition."""
 
 
 def whoami() -> str:
-    """Who runs this, for the log: `user@host`."""
+    """Return the user who runs this process, for the log: `user@host`."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # no such user in the system's list
+    except (KeyError, OSError):  # the system does not know the user
         user = "?"
     return f"{user}@{socket.gethostname()}"
 
 
 def read_log(reader: TopicReader, topic: str) -> RedriveLog:
-    """The redrive log as it is now, as far as no transaction is open; empty if there is none."""
+    """Return the current redrive log up to the first open transaction; empty if the topic does not exist."""
     log = RedriveLog()
     if reader.topics().get(topic):
         for message in reader.read([topic]):
@@ -113,20 +115,20 @@ class Redriver:
 
     Args:
         bootstrap: addresses of the brokers.
-        log_topic: physical name of the redrive log, which has to be there; also prefix of the `transactional.id`.
+        log_topic: physical name of the redrive log, which must exist; also the prefix of the `transactional.id`.
         source: physical topic of the letters.
         plan: id of the plan.
-        state: what the mark says of its letters.
+        state: the state that the marks give to the letters.
         make: makes the record that sends a letter.
-        fetch: where the letters are read; None: in their topic.
-        again: also send letters that other plans have settled.
-        progress: what is to be done; looked at by the caller at any time between calls.
+        fetch: reads the letters; None: read them from `source`.
+        again: also send letters that other plans have redriven or discarded.
+        progress: the letters to process; the caller may read it at any time between calls.
         report: called after each transaction and each failure.
         client: further librdkafka settings.
-        clients: where Kafka clients come from; None: confluent_kafka.
+        clients: creates the Kafka clients; None: confluent_kafka.
         clock: time for the rate.
-        wait: waits so many seconds; None: `time.sleep`.
-        point: called with the name of a point of the protocol as it is passed; for fault tests.
+        wait: waits for a number of seconds; None: `time.sleep`.
+        point: called with the name of each point of the protocol when it is reached; for fault tests.
 
     Thread-safety: none; one owner thread.
     """
@@ -167,7 +169,7 @@ class Redriver:
         self._by = whoami()
         self._reader = TopicReader(bootstrap, client=client, clients=clients)
         self._watcher = TopicReader(bootstrap, client=client, clients=clients)
-        self._coming: Iterator[Any] = iter(())
+        self._new_records: Iterator[Any] = iter(())
         self._config = merge(
             client or {},
             defaults={"client.id": "rocketshim-redrive", "linger.ms": 5, "message.max.bytes": 100_000_000},
@@ -184,81 +186,81 @@ class Redriver:
         self._admin_config = merge(client or {}, defaults={}, required={"bootstrap.servers": bootstrap})
         self._targets: set[str] = set()
         self._producer: ProducerClient | None = None
-        self._has_open = False
-        self._is_careful = False
+        self._has_open_transaction = False
+        self._is_one_per_batch = False
         self._refused: dict[tuple[int, int], KafkaError] = {}
         self._has_unconfirmed = False
         self._too_large: TooLarge | None = None if _compresses(self._config) else TooLarge()
-        self._held_up: dict[tuple[int, bytes | None], int] = {}
+        self._first_failed: dict[tuple[int, bytes | None], int] = {}  # partition and key to offset
 
     def run(self) -> None:
-        """Send what is left, until all is done or `progress.stopped_by` says why not.
+        """Send the remaining letters until all are processed or `progress.stopped_by` has a reason.
 
         Raises:
-            TopicMissingError: there is no redrive log.
-            NotAuthorizedError: a topic may not be written to. What was sent before that was seen is marked.
-            RedriveError: somebody else redrives the same topic now, or the cluster does not let us: the message says
+            TopicMissingError: the redrive log does not exist.
+            NotAuthorizedError: the principal may not write to a topic. What was sent before is marked.
+            RedriveError: another process redrives the same topic now, or the cluster keeps failing; the message tells
                 which. What was sent is marked.
             RocketshimError: reading failed.
         """
         if not self._reader.topics().get(self._log_topic):
-            raise TopicMissingError(f"the topic {self._log_topic} is not there; create it with: rocketshim init")
-        self._coming = self._watcher.read([self._source], follow=True, new_only=True, poll_s=0.0)
-        next(self._coming)
-        troubles = 0
+            raise TopicMissingError(f"the topic {self._log_topic} does not exist; create it with: rocketshim init")
+        self._new_records = self._watcher.read([self._source], follow=True, new_only=True, poll_s=0.0)
+        next(self._new_records)
+        attempts = 0
         try:
             while True:
                 sent = self._progress.sent
                 try:
                     return self._run_session()
                 except _RefusedError:  # the same producer would skip sequence numbers (measured, librdkafka 2.16)
-                    self._throw_away()
+                    self._close_producer()
                     self._progress.aborted()
-                    self._is_careful = True
+                    self._is_one_per_batch = True
                 except KafkaException as error:
                     if error.args[0].code() in DENIED:
                         raise NotAuthorizedError(self._denied(error.args[0].str())) from error
-                    troubles = 1 if self._progress.sent > sent else troubles + 1
-                    if troubles >= _MOST_TROUBLES:
+                    attempts = 1 if self._progress.sent > sent else attempts + 1
+                    if attempts >= _MAX_ATTEMPTS:
                         raise RedriveError(
-                            f"the redrive of {self._source} cannot go on after {troubles} attempts "
+                            f"the redrive of {self._source} cannot continue after {attempts} attempts "
                             f"({error.args[0].name()}: {error.args[0].str()}); what was sent is marked: apply the plan "
                             "again for the rest"
                         ) from error
-                    self._throw_away()
-                    self._wait(_AGAIN_S)
+                    self._close_producer()
+                    self._wait(_RETRY_BACKOFF_S)
         finally:
-            self._throw_away()
+            self._close_producer()
 
     def dry_run(self) -> None:
-        """Read log and letters, make every record and send none; failures are counted as `run` would.
+        """Read log and letters, and make every record but send none; count failures as `run` would.
 
         Raises:
-            NotAuthorizedError: a target may not be written to.
+            NotAuthorizedError: the principal may not write to a target.
         """
         log = read_log(self._reader, self._log_topic)
         letters = self._progress.resume(self._is_done(log))
         self._refuse_if_denied(letters)
         with closing(self._read(letters)) as found:
             for letter, message in found:
-                self._made(letter, message)
+                self._make_record(letter, message)
                 if self._progress.stopped_by is not None:
                     return
 
     def close(self) -> None:
-        """End."""
-        self._throw_away()
+        """Close the Kafka clients."""
+        self._close_producer()
         self._reader.close()
         self._watcher.close()
 
-    # --- a session: from init_transactions to the first doubt --------------------------------------------------------
+    # --- a session: from init_transactions to the first error --------------------------------------------------------
 
     def _run_session(self) -> None:
         if self._sessions:
             self._refuse_if_taken_over(read_log(self._reader, self._log_topic))
-        careful = {"batch.num.messages": 1} if self._is_careful else {}
-        producer = self._producer = self._clients.producer({**self._config, **careful})
-        producer.init_transactions(_API_S)
+        batch_settings = {"batch.num.messages": 1} if self._is_one_per_batch else {}
+        producer = self._producer = self._clients.producer({**self._config, **batch_settings})
+        producer.init_transactions(_API_TIMEOUT_S)
         log = self._begin(producer)
         letters = self._progress.resume(self._is_done(log))
         self._report()
@@ -267,30 +269,30 @@ class Redriver:
             self._send(producer, letters)
 
     def _refuse_if_denied(self, letters: list[PlannedLetter]) -> None:
-        """Ask once, before the first letter."""
+        """Check the ACLs once, before the first letter."""
         if not self._targets:
             self._targets = {letter.target for letter in letters} - {""} | {self._log_topic}
             if denied := self._denied():
                 raise NotAuthorizedError(denied)
 
-    def _denied(self, otherwise: str = "") -> str:
-        """What may not be written to, and the way out.
+    def _denied(self, default: str = "") -> str:
+        """Return an error text with the topics that the principal may not write to, and what to do.
 
         Args:
-            otherwise: what to say if the cluster names no topic; `""`: then nothing is said.
+            default: used if the cluster names no topic; `""`: return `""` then.
         """
         denied: set[str] = set()
         if self._clients.admin is not None:
             topics = self._targets or {self._log_topic}
             denied = denied_topics(self._clients.admin(self._admin_config), topics, lambda *_, **__: None)
-        what = f"the principal may not write to {', '.join(sorted(denied))}" if denied else otherwise
+        what = f"the principal may not write to {', '.join(sorted(denied))}" if denied else default
         return what and (
             f"{what}: grant it (see: rocketshim acls --role operator) and apply the plan again; {self._progress.sent} "
             "letters were sent in this run, and are marked"
         )
 
     def _begin(self, producer: ProducerClient) -> RedriveLog:
-        """Write that we begin, and read the log until that comes back."""
+        """Write our `begin` record, and read the log until it comes back."""
         session = uuid.uuid4().hex
         self._sessions.append(session)
         record = BeginRecord(source=self._source, plan=self._plan, session=session, by=self._by)
@@ -298,7 +300,7 @@ class Redriver:
         producer.produce(self._log_topic, encode_redrive_record(record))
         self._commit(producer)
         log = RedriveLog()
-        deadline_ns = self._clock.monotonic_ns() + int(_READ_BACK_S * 1e9)
+        deadline_ns = self._clock.monotonic_ns() + int(_READ_BACK_TIMEOUT_S * 1e9)
         with closing(self._reader.read([self._log_topic], follow=True)) as messages:
             for message in messages:
                 entry = None if message is None else decode_redrive_record(message.value())
@@ -307,8 +309,8 @@ class Redriver:
                     break
                 if self._clock.monotonic_ns() > deadline_ns:
                     raise RedriveError(
-                        f"our own record did not come back from {self._log_topic} within {_READ_BACK_S:.0f} s: a "
-                        "transaction is open in it; wait until it has ended and apply the plan again"
+                        f"our own record did not come back from {self._log_topic} within {_READ_BACK_TIMEOUT_S:.0f} s, "
+                        "because a transaction is open in that topic; wait until it has ended and apply the plan again"
                     )
         return log
 
@@ -317,8 +319,8 @@ class Redriver:
         has_begun = any(log.has_begun(session) for session in self._sessions)
         if has_begun and last is not None and last.session not in self._sessions:
             raise RedriveError(
-                f"{last.by or 'somebody'} began to redrive {self._source} (plan {last.plan}) after us, and goes on; "
-                "what we sent is marked: apply the plan again when that is done"
+                f"{last.by or 'another process'} began to redrive {self._source} (plan {last.plan}) after us, and "
+                "continues; what we sent is marked: apply the plan again when that redrive is done"
             )
 
     def _is_done(self, log: RedriveLog) -> Callable[[PlannedLetter], bool]:
@@ -335,50 +337,50 @@ class Redriver:
     def _send(self, producer: ProducerClient, letters: list[PlannedLetter]) -> None:
         batch: list[tuple[PlannedLetter, OutgoingRecord | None]] = []
         size_bytes = 0
-        room = self._room()
+        capacity = self._await_capacity()
         with closing(self._read(letters)) as found:
             for letter, message in found:
-                made = self._made(letter, message)
+                made = self._make_record(letter, message)
                 if made is not None:
                     batch.append((letter, made[0]))
                     size_bytes += 0 if made[0] is None else len(made[0].value or b"")
                 if self._progress.stopped_by is not None:
                     return
-                if len(batch) >= room or size_bytes >= _MOST_BYTES:
+                if len(batch) >= capacity or size_bytes >= _MAX_TRANSACTION_BYTES:
                     self._transact(producer, batch)
                     batch, size_bytes = [], 0
-                    room = self._room()
-                    if room == 0:
+                    capacity = self._await_capacity()
+                    if capacity == 0:
                         return
         self._transact(producer, batch)
 
-    def _room(self) -> int:
-        """Room for the next transaction once its time has come; 0: stopped."""
+    def _await_capacity(self) -> int:
+        """Wait until the rate allows the next transaction; return its maximum number of letters, 0 if stopped."""
         while self._progress.stopped_by is None:
-            has_seen, wait_ms = self._look(), self._progress.wait_ms(self._now_ms())
-            if not has_seen and wait_ms == 0:
+            has_read, wait_ms = self._watch_source(), self._progress.wait_ms(self._now_ms())
+            if not has_read and wait_ms == 0:
                 break
-            if not has_seen:
-                self._wait(min(wait_ms, _LOOK_MS) / 1_000)
+            if not has_read:
+                self._wait(min(wait_ms, _WATCH_MS) / 1_000)
         return self._progress.room(self._now_ms())
 
-    def _look(self) -> bool:
-        """Whether something came into the source topic; what is of this plan is dead again."""
-        message = next(self._coming)
+    def _watch_source(self) -> bool:
+        """Read a new record of the source topic, and count it as dead again if this plan sent it; False: none came."""
+        message = next(self._new_records)
         if message is None:
             return False
         headers = dict(headers_shown(message))
         replay = headers.get(REPLAY_ID) or headers.get(USER_PREFIX + REPLAY_ID) or b""
-        plan, *place = replay.decode("utf-8", "replace").rsplit(".", 2)
-        if plan == self._plan and len(place) == 2 and all(number.isdecimal() for number in place):
-            self._progress.died_again(int(place[0]), int(place[1]))
+        plan, *position = replay.decode("utf-8", "replace").rsplit(".", 2)
+        if plan == self._plan and len(position) == 2 and all(number.isdecimal() for number in position):
+            self._progress.died_again(int(position[0]), int(position[1]))
         return True
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
 
     def _read(self, letters: list[PlannedLetter]) -> Generator[tuple[PlannedLetter, Any]]:
-        """The letters that are still there; those that are not have failed."""
+        """Return the letters that still exist; the others fail as `gone`."""
         waiting = {(letter.partition, letter.offset): letter for letter in letters}
         fetched = self._reader.read_at(self._source, waiting) if self._fetch is None else self._fetch(waiting)
         with closing(fetched) as messages:
@@ -387,8 +389,8 @@ class Redriver:
         for letter in waiting.values():
             self._fail(letter, "gone")
 
-    def _made(self, letter: PlannedLetter, message: Any) -> tuple[OutgoingRecord | None] | None:
-        """What sends a letter; None: it has failed."""
+    def _make_record(self, letter: PlannedLetter, message: Any) -> tuple[OutgoingRecord | None] | None:
+        """Return the record that sends a letter, in a tuple; None if the letter has failed."""
         if record_digest(message) != letter.digest:
             self._fail(letter, "changed")
             return None
@@ -400,14 +402,14 @@ class Redriver:
         except MessageError:
             self._fail_for_its_key(letter, "unsendable", key)
         else:
-            return None if self._fails_unasked(letter, made) else (made,)
+            return None if self._fails_without_sending(letter, made) else (made,)
         return None
 
-    def _fails_unasked(self, letter: PlannedLetter, made: OutgoingRecord | None) -> bool:
-        """Whether a letter waits for one of its key that failed, or is known to be too large; then it fails."""
+    def _fails_without_sending(self, letter: PlannedLetter, made: OutgoingRecord | None) -> bool:
+        """Fail a letter that is behind a failed one of its key, or known to be too large; return whether it fails."""
         if made is None:
             return False
-        if self._held_up.get((letter.partition, made.key), letter.offset) < letter.offset:
+        if self._first_failed.get((letter.partition, made.key), letter.offset) < letter.offset:
             self._fail(letter, "behind-failed")
             return True
         if self._too_large is not None and self._too_large.has_refused(made):
@@ -416,18 +418,22 @@ class Redriver:
         return False
 
     def _fail_for_its_key(self, letter: PlannedLetter, reason: str, key: Any) -> None:
-        """Fail a letter, and what comes behind it with the same key; None: it has none, and no order."""
+        """Fail a letter, and so the later letters with the same key; a key of None has no order."""
         self._fail(letter, reason)
         if key is not None:
-            place = (letter.partition, key)
-            self._held_up[place] = min(letter.offset, self._held_up.get(place, letter.offset))
+            ordered = (letter.partition, key)
+            self._first_failed[ordered] = min(letter.offset, self._first_failed.get(ordered, letter.offset))
 
     def _fail(self, letter: PlannedLetter, reason: str) -> None:
         self._progress.fail(letter, reason)
         self._report()
 
     def _transact(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
-        """Send letters and their mark in one transaction; `_RefusedError`: some were refused, and nothing is stored."""
+        """Send letters and their mark in one transaction.
+
+        Raises:
+            _RefusedError: a record was refused, and nothing is stored.
+        """
         if not batch:
             return
         self._progress.take([letter for letter, _ in batch], self._now_ms())
@@ -437,13 +443,13 @@ class Redriver:
         try:
             self._produce_all(producer, batch)
             self._point("produced")
-        except KafkaException:  # a transaction with a refused record takes no more: the reports say which
+        except KafkaException:  # a transaction with a refused record accepts no more; the reports name the record
             self._await_reports(producer)
             if not self._refused:
                 raise
         self._await_reports(producer)
         if self._refused:
-            if self._is_careful:
+            if self._is_one_per_batch:
                 for each in batch:
                     self._fail_if_refused(*each)
             raise _RefusedError
@@ -455,17 +461,17 @@ class Redriver:
         self._report()
 
     def _fail_if_refused(self, letter: PlannedLetter, made: OutgoingRecord | None) -> None:
-        """A letter of a transaction in which records were refused, one a batch."""
+        """Fail a letter whose record was refused in a transaction with one record per batch."""
         error = self._refused.get((letter.partition, letter.offset))
-        if self._fails_unasked(letter, made) or made is None or error is None:
+        if self._fails_without_sending(letter, made) or made is None or error is None:
             return
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and self._too_large is not None:
             self._too_large.refused(made)
         self._fail_for_its_key(letter, f"refused:{error.name()}", made.key)
 
     def _await_reports(self, producer: ProducerClient) -> None:
-        """Until every report is in, or one says that a record is refused: then the others may never come."""
-        deadline_ns = self._clock.monotonic_ns() + int(_API_S * 1e9)
+        """Wait for every delivery report, or until one reports a refused record: then the others may never come."""
+        deadline_ns = self._clock.monotonic_ns() + int(_API_TIMEOUT_S * 1e9)
         while len(producer) > 0 and not self._refused and self._clock.monotonic_ns() < deadline_ns:
             producer.poll(_POLL_S)
 
@@ -488,52 +494,52 @@ class Redriver:
         self._has_unconfirmed = self._has_unconfirmed or (error is not None and is_unconfirmed(error))
 
     def _produce(self, producer: ProducerClient, letter: PlannedLetter, out: OutgoingRecord) -> None:
-        place = (letter.partition, letter.offset)
+        position = (letter.partition, letter.offset)
 
-        def stored(error: KafkaError | None, message: Any) -> None:
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
             self._note_unconfirmed(error, message)
             if error is not None and error.code() in _REFUSED:
-                self._refused[place] = error
+                self._refused[position] = error
 
         partition = -1 if out.partition is None else out.partition
         while True:
             try:
-                producer.produce(out.topic, out.value, out.key, partition, on_delivery=stored, headers=out.headers)
+                producer.produce(out.topic, out.value, out.key, partition, on_delivery=on_delivery, headers=out.headers)
             except BufferError:
                 producer.poll(_POLL_S)
             except KafkaException as error:
                 if error.args[0].code() not in _REFUSED:
                     raise
-                self._refused[place] = error.args[0]
+                self._refused[position] = error.args[0]
                 return
             else:
                 return
 
     def _open(self, producer: ProducerClient) -> None:
         producer.begin_transaction()
-        self._has_open = True
+        self._has_open_transaction = True
 
     def _commit(self, producer: ProducerClient) -> None:
-        producer.commit_transaction(_API_S)
-        self._has_open = False
+        producer.commit_transaction(_API_TIMEOUT_S)
+        self._has_open_transaction = False
 
-    def _throw_away(self) -> None:
-        """End the producer; what it had open is aborted if that can still be done."""
+    def _close_producer(self) -> None:
+        """Close the producer, and abort its open transaction if that is still possible."""
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        purge_producer(producer, _API_S)  # an abort waits in vain for reports that nobody serves
-        if self._has_open:
-            with suppress(KafkaException):  # not ours to abort any more, or the next init_transactions does it
-                producer.abort_transaction(_API_S)
-            self._has_open = False
-        close_producer(producer, _API_S)
+        purge_producer(producer, _API_TIMEOUT_S)  # otherwise the abort waits for reports that nobody polls
+        if self._has_open_transaction:
+            with suppress(KafkaException):  # another producer fenced us, or the next init_transactions aborts it
+                producer.abort_transaction(_API_TIMEOUT_S)
+            self._has_open_transaction = False
+        close_producer(producer, _API_TIMEOUT_S)
 
 
 class _RefusedError(Exception):
-    """A record was refused, and perhaps others with it for being in one batch: begin again, with one record a batch."""
+    """A record was refused, perhaps with the others of its batch: start again with one record per batch."""
 
 
 def _compresses(config: Mapping[str, Any]) -> bool:
-    """Whether records may be stored smaller than they are."""
+    """Return whether the producer compresses, so that records may be stored smaller than they are."""
     return any(str(config.get(name, "none")) != "none" for name in ("compression.type", "compression.codec"))

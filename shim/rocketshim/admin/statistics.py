@@ -1,7 +1,7 @@
-"""Dead letters by cause: how many, how many different messages, since when, until when. Pure.
+"""Count dead letters by cause: records, different messages, first and last time. Pure.
 
-Two failures have the same *fingerprint* when their texts differ in numbers and ids only: runs of hex digits of 8 and
-more, and runs of decimal digits, are each written `#`.
+Two failures have the same *fingerprint* if their texts differ only in numbers and ids: each run of 8 or more hex
+digits, and each run of decimal digits, is replaced by `#`.
 """
 
 import re
@@ -15,15 +15,16 @@ from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
 __all__ = ["CauseCount", "by_cause", "fingerprint"]
 
 _ID: Final = re.compile(r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+")
-_SHOWN: Final = 120
+_MAX_CHARS: Final = 120
 
 
 def fingerprint(text: str | None) -> str:
-    """A failure's text with numbers and ids written as `#`, cut to 120 characters.
+    """Return a failure's text with numbers and ids replaced by `#`, cut to 120 characters.
 
-    Of a text that is longer than the shim writes any (1,024) the rest is not looked at: a strange one could take hours.
+    Only the first 1,024 characters, the longest text that rocketshim writes, are examined: a long foreign text could
+    take hours.
     """
-    return _ID.sub("#", (text or "")[:MAX_FAIL_TEXT_BYTES])[:_SHOWN]
+    return _ID.sub("#", (text or "")[:MAX_FAIL_TEXT_BYTES])[:_MAX_CHARS]
 
 
 @dataclass(slots=True)
@@ -33,10 +34,10 @@ class CauseCount:
     Attributes:
         cause: exception class.
         text: fingerprint of the failure's text.
-        count: records.
-        ids: different messages.
-        first_ms, last_ms: when the first and the last of them were stored, epoch ms.
-        sample: coordinates of the last one.
+        count: number of records.
+        ids: ids of the different messages.
+        first_ms, last_ms: when the first and the last record were stored, epoch ms.
+        sample: coordinates of the last record.
     """
 
     cause: str
@@ -48,7 +49,7 @@ class CauseCount:
     sample: str = ""
 
     def add(self, entry: RecordView) -> None:
-        """Count one."""
+        """Count a record."""
         self.first_ms = entry.stored_ms if self.count == 0 else min(self.first_ms, entry.stored_ms)
         if entry.stored_ms >= self.last_ms:
             self.last_ms, self.sample = entry.stored_ms, entry.at
@@ -57,10 +58,10 @@ class CauseCount:
 
 
 def by_cause(entries: Iterable[RecordView]) -> list[CauseCount]:
-    """Counts by cause and fingerprint, the most frequent first."""
+    """Count dead letters by cause and fingerprint, the most frequent first."""
     counts: dict[tuple[str, str], CauseCount] = {}
     for entry in entries:
         cause = entry.cause or (f"malformed ({entry.malformed})" if entry.malformed else "unknown")
-        place = (cause, fingerprint(entry.envelope.fail_text))
-        counts.setdefault(place, CauseCount(*place)).add(entry)
+        key = (cause, fingerprint(entry.envelope.fail_text))
+        counts.setdefault(key, CauseCount(*key)).add(entry)
     return sorted(counts.values(), key=lambda each: (-each.count, each.cause, each.text))

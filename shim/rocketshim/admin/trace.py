@@ -1,9 +1,9 @@
-"""The life of one message, put together from records that were read. Pure.
+"""The history of one message, assembled from records that were read. Pure.
 
-Records belong together by their id; each hop names in `HOP_ID` the record it was made from, and from the first failure
-on `ORIGIN_MESSAGE_ID` names that of the first delivery. A named record that was not read is *missing*, and that is
-said: retention has taken it, or nobody may read it, which the caller can tell from the earliest offset that is left. Of
-what lay between, and is named by nothing that is left, the counts of failures tell at least which attempts it were.
+Records of one message have the same id. Each hop names in `HOP_ID` the record that it was made from. From the first
+failure on, `ORIGIN_MESSAGE_ID` names the record of the first delivery. A named record that was not read is reported as
+*missing*: retention has deleted it, or it was not among the records read; the earliest remaining offset tells which.
+No remaining record names the records in between, but the failure counts tell which attempts are missing.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,12 +17,12 @@ __all__ = ["Missing", "TraceStep", "life"]
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One record of a message's life.
+    """One record in the history of a message.
 
     Attributes:
         entry: the record.
         due_ms: when it is due, for a record of the schedule topic; None elsewhere.
-        late_ms: for a delivered record, how long after it was due it was stored; None where that is not known.
+        late_ms: for a delivered record, how long after its due time it was stored; None if that is not known.
     """
 
     entry: RecordView
@@ -32,13 +32,13 @@ class TraceStep:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A record that another was made from and that was not read.
+    """A record that another record was made from, but that was not read.
 
     Attributes:
         at: its coordinates.
-        expired: retention has taken it; False: it is there, but was not among what was read.
-        attempts: the first and the last failed attempt of which nothing is left, up to the one this record was; None:
-            there is none.
+        expired: retention has deleted it; False: it exists, but was not among the records read.
+        attempts: the first and the last failed attempt without a remaining record, up to the attempt of this record;
+            None: there are none.
     """
 
     at: str
@@ -53,35 +53,35 @@ def life(
     queue_delay_ms: Callable[[int], int],
     low_offset: Callable[[str, int], int],
 ) -> list[TraceStep | Missing]:
-    """Every record of one message in the order in which they were stored, with what is missing before each.
+    """Return every record of one message in the order in which they were stored, each after its missing predecessors.
 
     Args:
-        entries: records of one message; the same one twice counts once.
+        entries: records of one message; a repeated record counts once.
         is_schedule: whether a topic is the schedule topic.
         queue_delay_ms: the delay of a schedule partition's queue.
-        low_offset: the earliest offset left in a partition.
+        low_offset: the earliest remaining offset of a partition.
     """
     found = {entry.at: entry for entry in entries}
     ordered = sorted(found.values(), key=lambda entry: (entry.stored_ms, entry.offset, entry.at))
-    told: set[str] = set(found)
+    reported: set[str] = set(found)
     result: list[TraceStep | Missing] = []
     failures = 0
     for entry in ordered:
         envelope = entry.envelope
         origin = found.get(envelope.hop_id or "")
-        now = envelope.reconsume_times or 0
-        for before in (envelope.origin_message_id, envelope.hop_id):
-            if before is not None and before not in told:
-                told.add(before)
-                is_later = before == envelope.hop_id != envelope.origin_message_id and failures + 1 < now
-                attempts = (failures + 1, now - 1) if is_later else None
-                result.append(Missing(before, _expired(before, low_offset), attempts))
-        failures = now
-        due = _due_ms(entry, queue_delay_ms) if is_schedule(entry.topic) else None
-        late = None
-        if due is None and origin is not None and is_schedule(origin.topic):
-            late = entry.stored_ms - _due_ms(origin, queue_delay_ms)
-        result.append(TraceStep(entry, due, late))
+        new_failures = envelope.reconsume_times or 0
+        for source in (envelope.origin_message_id, envelope.hop_id):
+            if source is not None and source not in reported:
+                reported.add(source)
+                has_gap = source == envelope.hop_id != envelope.origin_message_id and failures + 1 < new_failures
+                attempts = (failures + 1, new_failures - 1) if has_gap else None
+                result.append(Missing(source, _is_expired(source, low_offset), attempts))
+        failures = new_failures
+        due_ms = _due_ms(entry, queue_delay_ms) if is_schedule(entry.topic) else None
+        late_ms = None
+        if due_ms is None and origin is not None and is_schedule(origin.topic):
+            late_ms = entry.stored_ms - _due_ms(origin, queue_delay_ms)
+        result.append(TraceStep(entry, due_ms, late_ms))
     return result
 
 
@@ -93,7 +93,7 @@ def _due_ms(entry: RecordView, queue_delay_ms: Callable[[int], int]) -> int:
     return entry.stored_ms + (queue_delay_ms(entry.partition) if delay_ms is None else delay_ms)
 
 
-def _expired(at: str, low_offset: Callable[[str, int], int]) -> bool:
+def _is_expired(at: str, low_offset: Callable[[str, int], int]) -> bool:
     try:
         origin = Origin.parse(at)
     except ValueError:
