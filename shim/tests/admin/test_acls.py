@@ -22,7 +22,7 @@ def test_no_role_may_create_alter_or_delete(role: Role) -> None:
 
 
 @EVERY
-def test_a_prefix_of_ours_ends_at_a_separator_and_stays_in_its_namespace(role: Role) -> None:
+def test_a_prefix_ends_at_a_separator_and_stays_in_its_namespace(role: Role) -> None:
     ours = [grant for grant in of(role) if grant.name not in {"orders", "bills-", "g", "kafka-cluster"}]
     assert all(grant.name.startswith("pay.") for grant in ours)
     assert all(grant.name.endswith(".") for grant in ours if grant.prefixed)
@@ -39,7 +39,7 @@ def test_no_grant_covers_another_groups_or_namespaces_topics_for_writing(role: R
 
 
 @pytest.mark.parametrize("role", [Role.SPARK])
-def test_who_only_looks_never_writes(role: Role) -> None:
+def test_a_role_that_only_reads_never_gets_write(role: Role) -> None:
     assert {operation for grant in of(role) for operation in grant.operations} == {
         "READ",
         "DESCRIBE",
@@ -54,12 +54,12 @@ def test_a_consumer_without_group_or_topic_is_refused(groups: list[str], topics:
 
 
 @pytest.mark.parametrize("topic", ["a b", "%RETRY%g", "a*b*", "..", ""])
-def test_what_is_no_topic_is_refused(topic: str) -> None:
+def test_an_invalid_topic_name_is_refused(topic: str) -> None:
     with pytest.raises(ConfigError):
         grants(Role.WORKER, TopicNames(), topics=[topic])
 
 
-def test_a_star_is_every_topic_and_a_prefix_what_begins_so() -> None:
+def test_a_star_means_every_topic_and_a_prefix_means_topics_with_that_prefix() -> None:
     every, some = grants(Role.WORKER, TopicNames(), topics=["*", "orders*"])[-2:]
     assert (every.name, every.prefixed) == ("*", False)
     assert (some.name, some.prefixed) == ("orders", True)
@@ -68,7 +68,7 @@ def test_a_star_is_every_topic_and_a_prefix_what_begins_so() -> None:
     assert not some.covers("my-orders")
 
 
-def test_commands_can_be_typed_as_they_stand() -> None:
+def test_commands_are_quoted_for_a_shell() -> None:
     one, _ = commands(of(Role.WORKER)[-2:], principal="User:CN=worker, O=shop", bootstrap="b:9092")
     assert shlex.split(one) == [
         "kafka-acls.sh", "--bootstrap-server", "b:9092", "--add", "--allow-principal", "User:CN=worker, O=shop",
@@ -80,7 +80,7 @@ def test_commands_can_be_typed_as_they_stand() -> None:
     )
 
 
-def test_a_command_about_the_cluster_names_none() -> None:
+def test_a_cluster_command_names_no_cluster() -> None:
     [line] = [each for each in commands(of(Role.OPERATOR), principal="User:o", bootstrap="b") if "--cluster" in each]
     assert line.endswith("--operation DescribeConfigs --cluster")
 

@@ -1,8 +1,8 @@
-"""Other projects' dead letters are read as if they were ours.
+"""Other projects' dead letters are decoded like our own.
 
-`golden/dead_letters.json` holds records that the real producers wrote (`golden/make_golden.py` says how). Dialects
-whose producers do not come by a Maven coordinate, need a framework around them or do not exist yet are tested by their
-documented format: `DOCUMENTED`.
+`golden/dead_letters.json` has records of the real producers; `golden/make_golden.py` creates it. Some producers have no
+Maven coordinate, need a framework around them or do not exist yet: their dialects are tested by their documented
+format (`DOCUMENTED`).
 """
 
 import base64
@@ -96,7 +96,7 @@ def golden(topic: str) -> Record:
         ),
     ],
 )
-def test_letters_of_the_real_producers(
+def test_dead_letters_of_the_real_producers_are_decoded(
     topic: str, dialect: str, says: tuple[str, str | None, str, str, int | None]
 ) -> None:
     source, group, cause, text, failures = says
@@ -213,7 +213,9 @@ DOCUMENTED: list[tuple[str, Headers, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("dialect", "headers", "expected"), DOCUMENTED)
-def test_letters_by_their_documented_format(dialect: str, headers: Headers, expected: dict[str, Any]) -> None:
+def test_dead_letters_in_a_documented_format_are_decoded(
+    dialect: str, headers: Headers, expected: dict[str, Any]
+) -> None:
     found = read_foreign(headers)
     assert found is not None
     assert found.dialect.name == dialect
@@ -227,7 +229,7 @@ def test_every_dialect_is_tested() -> None:
     assert by_golden | {name for name, _, _ in DOCUMENTED} == {dialect.name for dialect in DIALECTS}
 
 
-def test_our_own_headers_in_another_projects_letter_are_kept_as_ours() -> None:
+def test_our_own_headers_in_another_projects_dead_letter_keep_their_meaning() -> None:
     found = read_foreign([("dead-letter-topic", b"orders"), ("UNIQ_KEY", b"m1"), ("TAGS", b"t"), ("FAIL_CLASS", b"x")])
     assert found is not None
     assert (found.envelope.uniq_key, found.envelope.tags, found.envelope.fail_class) == ("m1", "t", None)
@@ -244,7 +246,7 @@ def test_our_own_headers_in_another_projects_letter_are_kept_as_ours() -> None:
         [("kafka_dlt-original-topic", b"orders"), ("kafka_dlt-original-partition", b"")],
     ],
 )
-def test_what_is_no_number_is_not_read(headers: Headers) -> None:
+def test_an_invalid_number_is_ignored(headers: Headers) -> None:
     found = read_foreign(headers)
     assert found is not None
     assert (found.source, found.envelope.origin_message_id, found.envelope.retry_topic) == (None, None, "orders")
@@ -264,7 +266,7 @@ def names_of(dialect: Dialect) -> tuple[str, ...]:
         max_size=8,
     )
 )
-def test_no_headers_make_reading_fail(headers: Headers) -> None:
+def test_decoding_fails_for_no_headers(headers: Headers) -> None:
     entry = RecordView.opened(Decoder(NAMES, "orders-dlt").open(Record(topic="orders-dlt", headers=headers, value=b"")))
     json.dumps(entry.as_json())
     assert entry.id
@@ -272,7 +274,7 @@ def test_no_headers_make_reading_fail(headers: Headers) -> None:
 
 
 @pytest.mark.parametrize("text", [b"-5.0", b"nan", b"1e400", b"9" * 19, b"9" * 5_000, b"2026-13-01", b"x", b"-"])
-def test_what_is_no_instant_is_not_read(text: bytes) -> None:
+def test_an_invalid_time_is_ignored(text: bytes) -> None:
     found = read_foreign([("x-original-topic", b"orders"), ("x-failed-at", text)])
     assert found is not None
     assert found.envelope.fail_at_ms is None
@@ -284,7 +286,7 @@ def test_a_failure_s_text_is_cut_so_that_the_headers_stay_small() -> None:
     assert len((found.envelope.fail_text or "").encode()) <= 1_024
 
 
-def test_a_record_of_no_dialect_is_shown_as_what_it_is() -> None:
+def test_a_record_of_no_dialect_is_shown_as_unknown() -> None:
     letter = Decoder(NAMES, "orders-dlt").open(Record(topic="orders-dlt", headers=[("TAGS", b"t")], value=b"v"))
     assert (letter.dialect, letter.envelope.tags, letter.malformed) == ("unknown", "t", None)
 
@@ -292,15 +294,15 @@ def test_a_record_of_no_dialect_is_shown_as_what_it_is() -> None:
 SHARED: Headers = [("__dlq.errors.topic", b"orders"), ("__dlq.errors.partition", b"3"), ("__dlq.errors.offset", b"41")]
 
 
-def test_a_share_groups_letter_is_completed_from_its_source() -> None:
+def test_a_share_groups_dead_letter_is_completed_from_its_source() -> None:
     source = Record(
         topic="orders", partition=3, offset=41, key=b"k", value=b"", headers=[("UNIQ_KEY", b"m1"), ("mine", None)],
         timestamp=(1, 7),
     )  # fmt: skip
     asked: list[tuple[str, int, int]] = []
 
-    def fetch(*place: Any) -> Any:
-        asked.append(place)
+    def fetch(*coordinates: Any) -> Any:
+        asked.append(coordinates)
         return source
 
     message = Record(topic="dlq.payers", partition=0, offset=5, headers=SHARED, timestamp=(1, 9))
@@ -314,7 +316,7 @@ def test_a_share_groups_letter_is_completed_from_its_source() -> None:
 
 
 @pytest.mark.parametrize(("value", "malformed"), [(None, "source-gone"), (b"copied", None)])
-def test_a_share_groups_letter_whose_source_is_gone(value: bytes | None, malformed: str | None) -> None:
+def test_a_share_groups_dead_letter_whose_source_is_gone(value: bytes | None, malformed: str | None) -> None:
     message = Record(topic="dlq.payers", partition=0, offset=5, value=value, headers=SHARED, timestamp=(1, 9))
     letter = Decoder(NAMES, "dlq.payers", fetch=lambda *_: None).open(message)
     assert letter.malformed == malformed

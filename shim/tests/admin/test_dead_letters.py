@@ -1,4 +1,4 @@
-"""Entries, counts by cause, and the life of a message: what can be read is shown, what is missing is said."""
+"""Views of records, counts by cause, and traces: they show what can be read and report what is missing."""
 
 import json
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def entry(topic: str, offset: int, stored_ms: int, **fields: object) -> RecordVi
     return RecordView.of(record(topic, offset, headers, stored_ms=stored_ms))
 
 
-def test_an_entry_is_what_the_headers_say() -> None:
+def test_a_view_has_the_decoded_headers() -> None:
     made = entry("dlq", 3, 5, fail_class="Timeout", fail_text="no", reconsume_times=17, user=(("a", b"1"), ("a", None)))
     assert (made.id, made.at, made.cause) == ("m1", "dlq/0/3", "Timeout")
     assert made.user_headers == [("a", b"1"), ("a", None)]
@@ -72,7 +72,7 @@ def test_a_record_whose_headers_cannot_be_read_is_shown_as_such_and_cannot_be_se
         redriven_parked(message, TopicNames())
 
 
-def test_a_letter_by_reference_to_a_record_that_cannot_be_read_cannot_be_sent(
+def test_a_dead_letter_that_refers_to_an_unreadable_record_cannot_be_sent(
     unreadable: Callable[[Any], Any],
 ) -> None:
     first = unreadable(record("o", 0, []))
@@ -91,7 +91,7 @@ def test_a_letter_by_reference_to_a_record_that_cannot_be_read_cannot_be_sent(
         (b"x" * 300, "x" * 199 + "…"),
     ],
 )
-def test_a_value_is_shown_short_and_harmless(value: bytes | None, text: str) -> None:
+def test_a_value_is_shown_shortened_and_without_control_characters(value: bytes | None, text: str) -> None:
     assert RecordView.of(record("dlq", 0, [], value=value)).value_text() == text
 
 
@@ -115,11 +115,11 @@ def test_times_are_utc_with_milliseconds() -> None:
         (None, ""),
     ],
 )
-def test_a_fingerprint_forgets_numbers_and_ids(text: str | None, expected: str) -> None:
+def test_a_fingerprint_replaces_numbers_and_ids(text: str | None, expected: str) -> None:
     assert fingerprint(text) == expected
 
 
-def test_a_fingerprint_of_a_strange_text_is_made_at_once() -> None:
+def test_a_fingerprint_of_a_long_hostile_text_is_made_quickly() -> None:
     assert fingerprint("a-" * 1_000_000) == "a-" * 60
 
 
@@ -141,7 +141,7 @@ def lived(
     return life(entries, is_schedule="schedule".__eq__, queue_delay_ms=lambda _: 1_000, low_offset=low)
 
 
-def test_a_life_is_in_order_with_due_times_and_lateness() -> None:
+def test_a_trace_is_in_order_with_due_times_and_lateness() -> None:
     waits = entry("schedule", 0, 100, delay_ms=500, real_topic="orders")
     arrives = entry("orders", 7, 604, hop_id="schedule/0/0")
     again = entry("schedule", 1, 610, hop_id="orders/0/7", real_topic="%RETRY%g", reconsume_times=1)
@@ -159,7 +159,7 @@ def test_a_life_is_in_order_with_due_times_and_lateness() -> None:
 
 
 @pytest.mark.parametrize(("low", "expired"), [(1, True), (0, False)])
-def test_a_record_that_is_not_there_is_said_to_be_missing(low: int, expired: bool) -> None:
+def test_a_record_that_was_not_read_is_reported_as_missing(low: int, expired: bool) -> None:
     hops = lived([entry("orders", 7, 604, hop_id="schedule/0/0")], lambda _topic, _partition: low)
     assert hops[0] == Missing("schedule/0/0", expired)
     assert isinstance(hops[1], TraceStep)
@@ -174,10 +174,10 @@ def test_a_record_that_is_not_there_is_said_to_be_missing(low: int, expired: boo
         (slice(5, None), [("orders/0/7", None), ("retry/0/1", (1, 2))]),
     ],
 )
-def test_whatever_retention_took_is_said_as_far_as_what_is_left_knows_it(
+def test_records_deleted_by_retention_are_reported_as_far_as_the_others_name_them(
     kept: slice, missing: list[tuple[str, tuple[int, int] | None]]
 ) -> None:
-    """A message that failed three times, and what is left of its records."""
+    """A message failed three times, and retention has deleted some of its records."""
     origin = {"origin_message_id": "orders/0/7"}
     records = [
         entry("orders", 7, 100),
@@ -188,14 +188,14 @@ def test_whatever_retention_took_is_said_as_far_as_what_is_left_knows_it(
         entry("dlq", 0, 600, hop_id="retry/0/1", reconsume_times=3, **origin),
     ]
     found = lived(records[kept], lambda _topic, _partition: 99)
-    said = [each for each in found if isinstance(each, Missing)]
-    assert [(each.at, each.attempts) for each in said] == missing
-    assert all(each.expired for each in said)
+    reported = [each for each in found if isinstance(each, Missing)]
+    assert [(each.at, each.attempts) for each in reported] == missing
+    assert all(each.expired for each in reported)
     assert len([each for each in found if isinstance(each, TraceStep)]) == len(records[kept])
 
 
-def test_an_orderly_letter_misses_nothing() -> None:
-    """In order a message is tried again in place: there are no records of its attempts."""
+def test_the_trace_of_an_orderly_dead_letter_has_no_missing_records() -> None:
+    """An orderly consumer retries a message in place, so there are no records of its attempts."""
     first = entry("orders", 7, 100)
     dead = entry("dlq", 0, 600, hop_id="orders/0/7", origin_message_id="orders/0/7", reconsume_times=17)
     assert [type(each) for each in lived([first, dead])] == [TraceStep, TraceStep]
@@ -213,7 +213,7 @@ def kafka() -> InMemoryKafka:
     return cluster
 
 
-def test_reading_ends_at_the_end_and_passes_holes_and_empty_values(kafka: InMemoryKafka) -> None:
+def test_reading_stops_at_the_end_and_passes_gaps_and_empty_values(kafka: InMemoryKafka) -> None:
     kafka.append("dlq", b"")
     kafka.skip_offsets("dlq", 0, count=3)
     kafka.append("dlq", None)
@@ -224,19 +224,19 @@ def test_reading_ends_at_the_end_and_passes_holes_and_empty_values(kafka: InMemo
     assert sorted((message.partition(), message.offset()) for message in found) == [(0, 0), (0, 4), (1, 0)]
 
 
-def test_reading_nothing_ends_at_once(kafka: InMemoryKafka) -> None:
+def test_reading_an_empty_topic_ends_immediately(kafka: InMemoryKafka) -> None:
     with reader(kafka) as reading:
         assert list(reading.read(["dlq"])) == []
 
 
-def test_reading_since_a_time_leaves_out_what_is_older(kafka: InMemoryKafka) -> None:
+def test_reading_since_a_time_skips_older_records(kafka: InMemoryKafka) -> None:
     kafka.append("dlq", b"old", timestamp_ms=1_000)
     kafka.append("dlq", b"new", timestamp_ms=2_000)
     with reader(kafka) as reading:
         assert [message.value() for message in reading.read(["dlq"], since_ms=1_500)] == [b"new"]
 
 
-def test_a_coordinate_is_found_or_not(kafka: InMemoryKafka) -> None:
+def test_a_record_is_found_by_its_coordinates_if_it_exists(kafka: InMemoryKafka) -> None:
     kafka.append("dlq", b"a")
     kafka.skip_offsets("dlq", 0, count=1)
     kafka.append("dlq", b"b")
@@ -249,6 +249,6 @@ def test_a_coordinate_is_found_or_not(kafka: InMemoryKafka) -> None:
         ]
 
 
-def test_a_topic_that_is_not_there_is_named(kafka: InMemoryKafka) -> None:
+def test_the_error_names_a_missing_topic(kafka: InMemoryKafka) -> None:
     with reader(kafka) as reading, pytest.raises(TopicMissingError, match="nowhere"):
         list(reading.read(["nowhere"]))

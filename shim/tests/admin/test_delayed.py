@@ -1,4 +1,4 @@
-"""What waits in the delay queues, as it is listed: from the worker's positions on, probes left out."""
+"""The list of waiting records in the delay queues: it starts at the worker's positions and skips probes."""
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -26,7 +26,7 @@ def reader(kafka: InMemoryKafka) -> DelayedReader:
     return DelayedReader("memory:1", NAMES, DelayLevels.default(), clients=clients)
 
 
-def test_what_the_worker_is_through_with_waits_no_more_and_probes_never_did(kafka: InMemoryKafka) -> None:
+def test_neither_delivered_records_nor_probes_are_listed_as_waiting(kafka: InMemoryKafka) -> None:
     for number in (0, 1):
         for body in (b"a", b"b"):
             kafka.append(NAMES.schedule, body, partition=number, headers=HEADERS)
@@ -44,7 +44,7 @@ def test_what_the_worker_is_through_with_waits_no_more_and_probes_never_did(kafk
     assert [each and each.value() for each in fetched] == [b"a", None, None]
 
 
-def test_what_comes_is_followed_from_where_nothing_waits(kafka: InMemoryKafka) -> None:
+def test_follow_returns_new_records_of_queues_without_waiting_records(kafka: InMemoryKafka) -> None:
     with reader(kafka) as reading:
         following = reading.records(follow=True)
         for body in (b"a", b"b"):
@@ -53,7 +53,7 @@ def test_what_comes_is_followed_from_where_nothing_waits(kafka: InMemoryKafka) -
         following.close()  # type: ignore[attr-defined]
 
 
-def test_topics_that_are_not_there_or_may_not_be_read_are_named(kafka: InMemoryKafka) -> None:
+def test_errors_name_topics_that_are_missing_or_forbidden(kafka: InMemoryKafka) -> None:
     kafka.append(NAMES.schedule, b"a", headers=HEADERS)
     kafka.deny(NAMES.schedule)
     with reader(kafka) as reading, pytest.raises(NotAuthorizedError, match=NAMES.schedule):

@@ -1,4 +1,4 @@
-"""Applying a plan on the in-memory Kafka: each letter once, whatever fails and whoever comes between."""
+"""Apply plans on the in-memory Kafka: each letter is sent once, whatever fails and whichever redrive interferes."""
 
 import contextlib
 from collections import Counter
@@ -24,11 +24,11 @@ LOG, DLQ, TARGET = "rmq.redrive", "dlq", "retry"
 
 
 class DiedError(Exception):
-    """The process is gone."""
+    """The process has died."""
 
 
 class Stage:
-    """A dead-letter topic of two partitions, its target, the log, and runs of plans."""
+    """A dead-letter topic with two partitions, its target, the redrive log, and a way to apply plans."""
 
     def __init__(self, count: int, *, keys: int = 5) -> None:
         self.clock = VirtualClock()
@@ -74,7 +74,7 @@ class Stage:
         return keep
 
     def die(self) -> None:
-        """The process of every client is gone; what it tries to do on its way out, too."""
+        """Kill the process of every client; its later calls have no effect."""
         for client in self.made:
             self.kafka.kill(client)
             for call in ("abort_transaction", "purge", "flush", "unassign", "close"):
@@ -94,7 +94,7 @@ class Stage:
 
 
 def failing(code: int, *, fatal: bool = False, abort: bool = False) -> KafkaError:
-    return KafkaError(code, "ordered", fatal, False, abort)  # noqa: FBT003 - positional by its signature
+    return KafkaError(code, "ordered", fatal, False, abort)  # noqa: FBT003 - its signature takes positional flags
 
 
 def test_all_letters_are_sent_once_and_a_second_run_sends_nothing() -> None:
@@ -104,7 +104,7 @@ def test_all_letters_are_sent_once_and_a_second_run_sends_nothing() -> None:
     again = stage.run()
     assert (again.sent, again.settled) == (0, 1_200)
     other = stage.run("another plan")
-    assert (other.sent, other.settled) == (0, 1_200), "what another plan has sent is not sent again"
+    assert (other.sent, other.settled) == (0, 1_200), "letters that another plan has sent are not sent again"
     assert stage.everything_once()
     assert stage.run("again", again=True).sent == 1_200
     assert stage.run("again", again=True).sent == 0
@@ -116,7 +116,7 @@ def test_all_letters_are_sent_once_and_a_second_run_sends_nothing() -> None:
         st.tuples(st.sampled_from(["produced", "committed"]), st.integers(1, 4), st.integers(0, 2)), max_size=4
     )
 )
-def test_whoever_dies_wherever_each_letter_is_there_once_in_order(deaths: list[tuple[str, int, int]]) -> None:
+def test_each_letter_is_sent_once_and_in_order_wherever_a_process_dies(deaths: list[tuple[str, int, int]]) -> None:
     stage = Stage(60)
     for point, nth, fault in deaths:
         passed: list[str] = []
@@ -140,7 +140,7 @@ def test_whoever_dies_wherever_each_letter_is_there_once_in_order(deaths: list[t
 @pytest.mark.parametrize(
     "error", [failing(KafkaError._TIMED_OUT), failing(KafkaError._STATE, abort=True), failing(KafkaError._TRANSPORT)]
 )
-def test_a_commit_of_unknown_result_is_looked_up_in_the_log(error: KafkaError, applied: bool) -> None:
+def test_the_log_decides_whether_an_uncertain_commit_succeeded(error: KafkaError, applied: bool) -> None:
     stage = Stage(30)
     passed: list[str] = []
 
@@ -173,7 +173,7 @@ def test_a_transaction_with_a_record_that_is_reported_without_an_offset_is_done_
     assert stage.run().settled == 20
 
 
-def test_a_redrive_that_was_taken_over_stops_and_says_by_whom() -> None:
+def test_a_fenced_redrive_stops_and_names_the_other_one() -> None:
     stage = Stage(30)
     begun = iter([True])
 
@@ -187,7 +187,7 @@ def test_a_redrive_that_was_taken_over_stops_and_says_by_whom() -> None:
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_an_own_beginning_of_unknown_result_is_not_taken_for_somebody_else_s(applied: bool) -> None:
+def test_our_own_begin_with_an_uncertain_commit_is_not_mistaken_for_another_redrive(applied: bool) -> None:
     stage = Stage(30)
     stage.run("earlier", most=10)
     stage.kafka.fail_transaction(failing(KafkaError._TIMED_OUT), applied=applied)
@@ -196,7 +196,7 @@ def test_an_own_beginning_of_unknown_result_is_not_taken_for_somebody_else_s(app
     assert stage.everything_once()
 
 
-def test_a_cluster_that_never_lets_us_is_given_up() -> None:
+def test_a_redrive_gives_up_if_the_cluster_keeps_failing() -> None:
     stage = Stage(3)
     stage.kafka.fail_transaction(failing(KafkaError._TIMED_OUT), count=1_000)
     with pytest.raises(RedriveError, match="after 5 attempts"):
@@ -208,7 +208,7 @@ def test_a_cluster_that_never_lets_us_is_given_up() -> None:
     "code",
     [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED],
 )
-def test_who_may_not_is_told_at_once(code: int) -> None:
+def test_a_missing_acl_ends_the_redrive_immediately(code: int) -> None:
     stage = Stage(3)
     stage.kafka.fail_transaction(failing(code, abort=True))
     with pytest.raises(NotAuthorizedError, match="; 0 letters were sent in this run"):
@@ -217,7 +217,7 @@ def test_who_may_not_is_told_at_once(code: int) -> None:
     assert stage.everything_once()
 
 
-def test_letters_that_are_gone_changed_or_unsendable_fail_and_the_rest_is_sent() -> None:
+def test_letters_that_are_gone_changed_or_unsendable_fail_and_the_others_are_sent() -> None:
     stage = Stage(40)
     stage.kafka.truncate(DLQ, 0, before_offset=2)
     changed = stage.letters[-1]._replace(digest="f" * 16)
@@ -246,7 +246,7 @@ def test_a_letter_that_is_too_large_fails_alone() -> None:
 
 
 def test_many_letters_that_are_too_large_need_few_sessions() -> None:
-    """A session takes the topic over and reads the log: that is not done again for each letter that is refused."""
+    """A session fences the topic and reads the log, so a redrive must not need one session for each refused letter."""
     stage = Stage(400, keys=400)
     stage.kafka.create_topic("small", config={"max.message.bytes": "500"})
     asked: list[str] = []
@@ -261,12 +261,12 @@ def test_many_letters_that_are_too_large_need_few_sessions() -> None:
     assert progress.failures == {"refused:MSG_SIZE_TOO_LARGE": bad}
     assert progress.sent == len(stage.kafka.records("small")) == 400 - bad
     begun = [record for record in stage.kafka.records(LOG) if b'"begin"' in (record.value() or b"")]
-    assert len(begun) <= 9, "one that finds a refusal, at most one for each of the seven sizes, one that ends"
-    assert len(asked) < 60, "what is as large as one that was refused is not asked about"
+    assert len(begun) <= 9, "one session finds a refusal, at most seven (one per size) follow, and one ends it"
+    assert len(asked) < 60, "a letter as large as a refused one is not sent"
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_behind_a_letter_that_fails_those_of_its_key_wait_so_that_it_can_be_sent_before_them(refused: bool) -> None:
+def test_later_letters_wait_behind_a_failed_one_with_the_same_key(refused: bool) -> None:
     stage = Stage(30)
     stage.kafka.create_topic("small", config={"max.message.bytes": "500"})
     is_mended = False
@@ -293,7 +293,7 @@ def test_behind_a_letter_that_fails_those_of_its_key_wait_so_that_it_can_be_sent
     unsendable=st.sets(st.integers(0, 39), max_size=4),
     rate_per_s=st.none() | st.integers(3, 15),
 )
-def test_whatever_fails_first_and_is_mended_later_each_letter_is_there_once_in_the_order_of_its_key(
+def test_each_letter_is_sent_once_in_the_order_of_its_key_after_failures_are_fixed(
     refused: set[int], unsendable: set[int], rate_per_s: int | None
 ) -> None:
     stage = Stage(40)
@@ -329,7 +329,7 @@ def test_nothing_waits_for_a_letter_that_can_never_be_sent() -> None:
 
 
 @pytest.mark.parametrize("rate_per_s", [None, 5.0])
-def test_twenty_bad_letters_at_the_head_of_many_good_ones_stop_nothing(rate_per_s: float | None) -> None:
+def test_twenty_bad_letters_before_many_good_ones_do_not_stop_the_redrive(rate_per_s: float | None) -> None:
     stage = Stage(400, keys=400)
     bad = set(stage.letters[:20])
 
@@ -342,7 +342,7 @@ def test_twenty_bad_letters_at_the_head_of_many_good_ones_stop_nothing(rate_per_
     assert (progress.stopped_by, progress.sent) == (None, 380)
 
 
-def test_too_many_failures_stop_it_and_what_waits_stays() -> None:
+def test_too_many_failures_stop_the_redrive_and_the_other_letters_keep_waiting() -> None:
     stage = Stage(100)
 
     def make(record: Any, letter: PlannedLetter) -> OutgoingRecord:
@@ -353,7 +353,7 @@ def test_too_many_failures_stop_it_and_what_waits_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["REPLAY_ID", "USER.REPLAY_ID"])
-def test_a_redrive_whose_letters_die_again_stops(name: str) -> None:
+def test_a_redrive_stops_if_its_letters_are_dead_again(name: str) -> None:
     stage = Stage(100)
     offsets = iter(range(100))
 
@@ -366,7 +366,7 @@ def test_a_redrive_whose_letters_die_again_stops(name: str) -> None:
     assert (progress.stopped_by, progress.sent, progress.dead_again) == ("failures", 20, 3)
 
 
-def test_without_a_rate_too_letters_that_die_again_stop_it() -> None:
+def test_letters_that_are_dead_again_also_stop_a_redrive_without_a_rate() -> None:
     stage = Stage(1_200)
 
     def die_again(point: str) -> None:
@@ -378,7 +378,7 @@ def test_without_a_rate_too_letters_that_die_again_stop_it() -> None:
     assert (progress.stopped_by, progress.sent, progress.dead_again) == ("failures", 500, 51)
 
 
-def test_a_rate_and_a_most_are_kept() -> None:
+def test_a_redrive_respects_its_rate_and_its_maximum() -> None:
     stage = Stage(100)
     began_ns = stage.clock.monotonic_ns()
     progress = stage.run(rate_per_s=10, most=35)
@@ -403,7 +403,7 @@ def test_a_dry_run_sends_nothing_and_finds_the_same_failures() -> None:
     assert stage.arrived == Counter()
 
 
-def test_discarding_marks_and_sends_nothing() -> None:
+def test_discarding_marks_letters_and_sends_nothing() -> None:
     stage = Stage(10)
     assert stage.run(make=lambda _record, _letter: None).sent == 10
     assert stage.arrived == Counter()
@@ -413,7 +413,7 @@ def test_discarding_marks_and_sends_nothing() -> None:
         assert read_log(reader, "no-such-topic").last_begin(DLQ) is None
 
 
-def test_a_log_that_is_missing_is_said() -> None:
+def test_a_missing_log_is_an_error() -> None:
     stage = Stage(1)
     stage.kafka.delete_topic(LOG)
     with pytest.raises(TopicMissingError, match="rocketshim init"):

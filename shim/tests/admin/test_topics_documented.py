@@ -1,4 +1,4 @@
-"""The table of topics in docs/operations.md is what `init` makes."""
+"""The table of topics in docs/operations.md matches what `init` creates."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def kept_for(spec: TopicSpec) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
-def test_each_topic_is_documented_as_it_is_made() -> None:
+def test_each_topic_is_documented_with_the_settings_that_init_gives_it() -> None:
     layout = Layout(TopicNames(""), DelayLevels.default())
     specs = [*layout.shared(), layout.redrive_log(), *layout.for_group("<g>", with_log=True)]
     lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]

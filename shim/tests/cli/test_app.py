@@ -13,8 +13,8 @@ from rocketshim.errors import ConfigError
 
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    """A command `probe` in the table, whose module is this one."""
-    monkeypatch.setitem(COMMANDS, "probe", (__name__, "Tries the frame."))
+    """Add a command `probe` to the table; its module is this one."""
+    monkeypatch.setitem(COMMANDS, "probe", (__name__, "Tests the command line."))
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, app_module))
     monkeypatch.setattr(sys.modules[__name__], "app", app, raising=False)
     return app
@@ -52,14 +52,14 @@ class TestEnds:
         assert out == ""
         assert err == "error: level 0: the first level is 1; write a positive number\n"
 
-    def test_its_traceback_can_be_asked_for(
+    def test_the_traceback_is_printed_on_request(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("ROCKETSHIM_DEBUG", "1")
         assert main(["probe", "--outcome", "typed"]) == ERROR
         assert "Traceback" in capsys.readouterr().err
 
-    def test_a_defect_is_not_dressed_up(self) -> None:
+    def test_an_unexpected_exception_is_not_hidden(self) -> None:
         with pytest.raises(ZeroDivisionError):
             main(["probe", "--outcome", "defect"])
 
@@ -70,19 +70,19 @@ class TestEnds:
         assert main(words) == ERROR
         assert "Usage: rocketshim" in capsys.readouterr().err
 
-    def test_a_mistyped_command_is_answered_with_the_right_one(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_mistyped_command_suggests_the_right_one(self, capsys: pytest.CaptureFixture[str]) -> None:
         main(["prob"])
         assert "'probe'" in capsys.readouterr().err
 
 
-def test_each_command_of_the_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_has_a_line_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
-    told = capsys.readouterr().out
-    assert "Spark jobs" in told
-    assert "From the package" not in told
+    help_text = capsys.readouterr().out
+    assert "Spark jobs" in help_text
+    assert "From the package" not in help_text
 
 
-def test_the_version_is_the_distribution_s(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("rocketshim 0.")
 
@@ -102,7 +102,7 @@ def test_every_command_loads_and_its_help_ends_with_an_example(name: str, capsys
     assert text.count("Example: ") == 1
     example = text.partition("Example: ")[2]
     assert example.startswith(f"rocketshim {name}")
-    assert "╰" not in example, "the example is what a reader sees last"
+    assert "╰" not in example, "the example is the last thing that a reader sees"
 
 
 @pytest.mark.parametrize("name", ["run", "fetch", "info"])
@@ -158,6 +158,6 @@ def test_no_colour_means_no_escape_sequences() -> None:
             env=environ,
             check=False,
         )
-        # Bold and dim are no colours (no-color.org); 3x and 4x are.
+        # Bold and dim are not colours (no-color.org); codes 3x and 4x are.
         assert "\x1b[3" not in run.stdout + run.stderr
         assert "\x1b[4" not in run.stdout + run.stderr

@@ -1,4 +1,4 @@
-"""How every command behaves in a shell: its example, completion, colours, prompts, a reader that goes."""
+"""The behaviour of every command in a shell: example, completion, colours, prompts, a closed output."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def tree(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
 
 
 def every_command() -> dict[str, Any]:
-    """Each command and group by its words, those of other packages too."""
+    """Return each command and group by its words, including those of other packages."""
     os.environ[EVERYTHING] = "complete_bash"
     try:
         root = typer.main.get_command(build([]))
@@ -44,18 +44,18 @@ TREE = every_command()
 LEAVES = sorted(words for words, command in TREE.items() if not getattr(command, "commands", {}))
 
 
-def test_the_whole_tree_is_walked() -> None:
+def test_the_tree_contains_every_command() -> None:
     first = {words.split()[1] for words in LEAVES}
     assert first == {*COMMANDS, "spark"}
     assert {"rocketshim dlq plan", "rocketshim group lag", "rocketshim spark replay run"} <= set(LEAVES)
 
 
 @pytest.mark.parametrize("words", TREE)
-def test_each_help_ends_with_an_example_that_its_options_allow(words: str) -> None:
+def test_each_help_ends_with_an_example_with_valid_options(words: str) -> None:
     command = TREE[words]
-    assert command.help, "it says what it does"
+    assert command.help, "the help describes the command"
     example = (command.epilog or "").partition("Example: ")[2]
-    assert example.startswith(words), "an example of this very command"
+    assert example.startswith(words), "the example is of this command"
     for line in example.split("; then: "):
         typed = shlex.split(line.partition(" > ")[0])
         called = max((each for each in TREE if " ".join(typed).startswith(each)), key=len)
@@ -69,24 +69,22 @@ PROMPT = re.compile(r"\s*(\d:\d\d )?(\$ |ExecStart=\S+/)?(?=rocketshim )")
 
 
 def typed_in(page: Path) -> list[str]:
-    """The commands of a page that a reader would type, as they stand in its blocks."""
+    """Return the commands in the code blocks of a page, as a reader would type them."""
     blocks = FENCED.findall(page.read_text(encoding="utf-8"))
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [line[found.end() :] for line in lines if (found := PROMPT.match(line))]
 
 
 def parsed(command: Any, words: list[str], parent: Any = None) -> None:
-    """Read a command line as it would be when it is run; nothing is run."""
+    """Parse a command line without running it."""
     context = command.make_context(command.name, list(words), parent=parent)
     if getattr(command, "commands", {}):
-        _, below, rest = command.resolve_command(context, [*context._protected_args, *context.args])
-        parsed(below, rest, context)
+        _, subcommand, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
+        parsed(subcommand, arguments, context)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_each_command_of_the_documentation_can_be_typed(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_command_in_the_documentation_parses(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROCKETSHIM_BOOTSTRAP", "localhost:9092")
     for file in ("plan.json", "gone.json"):
@@ -99,10 +97,10 @@ def test_each_command_of_the_documentation_can_be_typed(
 @pytest.mark.parametrize(
     "words", [words for words in LEAVES if re.match(r"\S+ (delayed|dlq|group|parked|retry) ", words)]
 )
-def test_whoever_has_a_namespace_may_say_it_with_every_look(words: str) -> None:
+def test_every_reading_command_accepts_a_namespace(words: str) -> None:
     taken = {name for each in TREE[words].params for name in each.opts}
     assert {"--bootstrap", "--client"} <= taken
-    assert "--namespace" in taken or words == "rocketshim dlq apply", "a plan names its topics"
+    assert "--namespace" in taken or words == "rocketshim dlq apply", "a plan names its own topics"
 
 
 def test_the_commands_of_the_documentation_are_found() -> None:
@@ -110,13 +108,13 @@ def test_the_commands_of_the_documentation_are_found() -> None:
 
 
 @pytest.mark.parametrize("words", LEAVES)
-def test_nothing_is_ever_asked(words: str) -> None:
+def test_no_command_prompts(words: str) -> None:
     for parameter in TREE[words].params:
         assert not getattr(parameter, "prompt", None)
-        assert parameter.help, f"{parameter.name} is explained"
+        assert parameter.help, f"{parameter.name} has a help text"
 
 
-def test_no_command_s_source_asks() -> None:
+def test_no_source_of_a_command_prompts() -> None:
     folders = [Path(package.__file__).parent for package in (rocketshim.cli, rocketshim_local.cli)]
     asking = re.compile(r"\b(confirm|prompt|input|getpass)\(")
     sources = [path for folder in folders for path in folder.glob("*.py")]
@@ -124,7 +122,7 @@ def test_no_command_s_source_asks() -> None:
 
 
 def shell(*words: str, **environ: str) -> str:
-    """What the program writes for a shell; without a terminal, so that nothing is asked."""
+    """Return what the program writes for a shell, without a terminal."""
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", "import sys; from rocketshim.cli import main; sys.exit(main())", *words],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, env={**os.environ, **environ},
@@ -133,7 +131,7 @@ def shell(*words: str, **environ: str) -> str:
 
 
 def asked_in(shell_name: str, line: str) -> str:
-    """What is offered at the end of a line, by the shell's protocol."""
+    """Return the completions at the end of a line, by the shell's protocol."""
     last = {
         "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)},
         "zsh": {"_TYPER_COMPLETE_ARGS": line},
@@ -156,7 +154,7 @@ def asked_in(shell_name: str, line: str) -> str:
 def test_commands_options_and_values_are_completed(shell_name: str, line: str, offered: str) -> None:
     found = asked_in(shell_name, line)
     assert offered in found
-    assert "retry" not in found, "what begins otherwise is not offered"
+    assert "retry" not in found, "words with another prefix are not offered"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +184,7 @@ def test_bash_itself_completes_with_the_shown_script() -> None:
 
 
 @pytest.mark.parametrize("no_colour", [False, True])
-def test_colours_are_for_terminals_and_not_with_no_color(no_colour: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_are_used_on_terminals_unless_no_color_is_set(no_colour: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -199,7 +197,7 @@ def test_colours_are_for_terminals_and_not_with_no_color(no_colour: bool, monkey
     assert "\x1b[3" not in captured.get() or not no_colour
 
 
-def test_no_terminal_no_escape_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_escape_sequences_are_written_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     piped = Console(file=StringIO())
     assert not piped.is_terminal
@@ -207,8 +205,8 @@ def test_no_terminal_no_escape_sequences(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "\x1b" not in shell("acls", "--role", "worker")
 
 
-def test_a_reader_that_goes_ends_the_command_quietly() -> None:
-    """As in `rocketshim acls … | head -1`: the pipe is closed before anything is written."""
+def test_a_closed_output_ends_the_command_quietly() -> None:
+    """As in `rocketshim acls … | head -1`: the reader closes the pipe before the command writes."""
     read, write = os.pipe()
     os.close(read)
     words = ["acls", "--role", "operator"]
@@ -227,7 +225,7 @@ def test_a_reader_that_goes_ends_the_command_quietly() -> None:
         ["init"], ["worker", "--allow", "orders"],
     ],
 )  # fmt: skip
-def test_without_a_broker_s_address_it_is_usage_that_is_wrong(
+def test_a_missing_broker_address_is_a_usage_error(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ROCKETSHIM_BOOTSTRAP", raising=False)

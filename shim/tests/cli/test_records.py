@@ -1,4 +1,4 @@
-"""Listings take the expressions that consumers subscribe with."""
+"""Listings: filters, untrusted text, limits and progress."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ PAID = [("TAGS", b"paid"), ("price", b"11")]
         ("TAGS IS NULL", None, [None]),
     ],
 )
-def test_both_expressions_select_as_a_subscription_does(where: str | None, tags: str | None, selected: object) -> None:
+def test_both_filters_select_as_a_subscription_does(where: str | None, tags: str | None, selected: object) -> None:
     selects = selecting(where, tags)
     assert [headers for headers in (CREATED, CHEAP, PAID, None) if selects(headers)] == selected
 
@@ -51,7 +51,7 @@ def _entry(*names: str) -> Any:
     return SimpleNamespace(properties=tuple((name, b"x") for name in names))
 
 
-def test_names_that_no_record_has_are_said_once_something_was_looked_at() -> None:
+def test_the_hint_lists_names_that_no_examined_record_has() -> None:
     choice = RecordFilter(where="cause = 'Timeout' AND price > 10", tags=None, key=None, since=None)
     assert choice.misnamed() is None
     choice.wants(_entry("FAIL_CLASS"))
@@ -60,18 +60,18 @@ def test_names_that_no_record_has_are_said_once_something_was_looked_at() -> Non
     assert choice.misnamed() is None
 
 
-def test_without_a_condition_there_is_nothing_to_say() -> None:
+def test_without_a_condition_there_is_no_hint() -> None:
     choice = RecordFilter(where=None, tags="paid", key=None, since=None)
     choice.wants(_entry("TAGS"))
     assert choice.misnamed() is None
 
 
-def test_a_place_without_its_topic_is_refused_with_the_form_it_takes() -> None:
+def test_coordinates_without_a_topic_are_refused_with_the_expected_form() -> None:
     with pytest.raises(ConfigError, match=r"'0/18' names no topic: .* such as rmq\.dlq\.GROUP/0/18"):
         trace._id(None, TopicNames(), "0/18")  # type: ignore[arg-type]  # nothing is read
 
 
-def test_what_others_wrote_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_untrusted_text_is_printed_literally(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("text")
     table.add_row("see [/var/log] of [payments]")
     console().print(table)
@@ -88,7 +88,7 @@ def test_what_others_wrote_is_shown_as_it_is(capsys: pytest.CaptureFixture[str])
         ("two\n\tlines\r", "two\\n\\tlines\\r"),
     ],
 )
-def test_what_others_wrote_steers_no_terminal(
+def test_untrusted_text_cannot_control_the_terminal(
     text: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert plain(text) == shown
@@ -107,26 +107,26 @@ FORGED = "no money\r\n0/1  1970-01-01  dead  0  forged\x7f\t\x1b[2J"
 
 
 @pytest.mark.parametrize("follow", [True, False])
-def test_a_failure_text_makes_no_lines_of_its_own_in_a_listing(
+def test_a_failure_text_cannot_add_lines_to_a_listing(
     follow: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     letter = replace(_letter(7), envelope=Envelope(fail_class="Time\nout", fail_text=FORGED, uniq_key="u\n1"))
     show_list(iter([letter]), limit=9, as_json=False, follow=follow)
     out = capsys.readouterr().out
-    assert len(out.splitlines()) == (1 if follow else 2), "one line a letter, and the heading of a table"
+    assert len(out.splitlines()) == (1 if follow else 2), "one line per letter, and the header of the table"
     assert r"no money\r\n0/1" in out
     assert not set(out) & set("\r\t\x7f\x1b")
 
 
-def test_json_of_a_failure_text_reads_back_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_text_survives_json(capsys: pytest.CaptureFixture[str]) -> None:
     letter = replace(_letter(7), envelope=Envelope(fail_class="Timeout", fail_text=FORGED))
     show_list(iter([letter]), limit=9, as_json=True, follow=False)
     (line,) = capsys.readouterr().out.splitlines()
     assert FORGED in json.loads(line).values()
 
 
-def test_a_single_letter_keeps_the_lines_of_its_text_beside_the_labels(
+def test_further_lines_of_a_text_are_indented_in_a_single_dead_letter(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -142,14 +142,14 @@ def test_a_single_letter_keeps_the_lines_of_its_text_beside_the_labels(
     assert any(line.startswith(" ") and "0/1  1970" in line for line in lines)
 
 
-def test_an_error_that_quotes_a_record_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_with_untrusted_text_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dlq", "plan", "--group", "a\x1b[2Jb", "--bootstrap", "127.0.0.1:1"]) == 1
     assert "\x1b" not in capsys.readouterr().err
     assert plain_lines("a\nb\x1b") == "a\nb\\x1b"
 
 
 @pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63)])
-def test_an_instant_that_no_calendar_has_is_said_as_it_was_written(at_ms: int) -> None:
+def test_a_time_outside_the_calendar_is_shown_as_a_number(at_ms: int) -> None:
     assert time_text(at_ms) == f"{at_ms} ms after 1970"
 
 
@@ -158,14 +158,14 @@ def _letter(offset: int) -> RecordView:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_that_there_is_more_than_was_listed_is_said(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
-    for count, told in ((2, ""), (3, "the first 2; --limit shows more\n")):
+def test_a_limited_listing_reports_that_there_is_more(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    for count, hint in ((2, ""), (3, "the first 2; --limit shows more\n")):
         show_list((_letter(offset) for offset in range(count)), limit=2, as_json=as_json, follow=False)
         out, err = capsys.readouterr()
-        assert (err, [f"t/0/{offset}" in out for offset in range(3)]) == (told, [True, True, False])
+        assert (err, [f"t/0/{offset}" in out for offset in range(3)]) == (hint, [True, True, False])
 
 
-def test_what_is_no_text_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_binary_file_is_not_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.json"
     file.write_bytes(b"\xff\xfe\x00plan")
     assert main(["dlq", "apply", str(file), "--bootstrap", "127.0.0.1:1"]) == 1
@@ -173,15 +173,15 @@ def test_what_is_no_text_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_who_waits_at_a_terminal_sees_how_much_was_read(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
     monkeypatch.setattr(letters, "_COUNT_EVERY", 10)
     out = Console(file=StringIO(), force_terminal=is_terminal, width=80)
     assert list(counting(range(25), out)) == list(range(25))
-    said = out.file.getvalue()  # type: ignore[attr-defined]
-    assert ("read 20 records" in said) is is_terminal
+    printed = out.file.getvalue()  # type: ignore[attr-defined]
+    assert ("read 20 records" in printed) is is_terminal
 
 
-def test_a_record_is_shown_without_what_it_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_parts_of_a_record_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     bare = Record(topic="t", key=None, value=None, headers=[("mine", None)])
     show_raw({"place": "0/1", "target": None, "at_ms": 1_000}, bare)
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]

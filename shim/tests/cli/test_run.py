@@ -1,4 +1,4 @@
-"""`rocketshim run`: which consumers it finds, and what it says when it finds none."""
+"""`rocketshim run`: which consumers it finds, and its errors if it finds none."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_a_consumer_is_found_by_name_in_the_current_folder_too(name: str, group:
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "error_text"),
     [
         ("shop_consumers", "MODULE:NAME"),
         ("shop_consumers:", "MODULE:NAME"),
@@ -50,25 +50,25 @@ def test_a_consumer_is_found_by_name_in_the_current_folder_too(name: str, group:
         ("shop_consumers:number", "is a int"),
     ],
 )
-def test_what_is_no_consumer_is_said(target: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_target_is_an_error(target: str, error_text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=error_text):
         _load(target)
     assert main(["run", target]) == 1
-    assert said in capsys.readouterr().err
+    assert error_text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "error_text"),
     [
         ("shop_exits:consumer", "importing the module 'shop_exits' called sys.exit(0)"),
         ("shop_made_by:make", "make() called sys.exit('no database')"),
     ],
 )
-def test_code_of_the_users_that_exits_is_an_error_with_an_exit_code(
-    target: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_user_code_that_exits_is_an_error_with_exit_code_1(
+    target: str, error_text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", target]) == 1
-    assert said in capsys.readouterr().err
+    assert error_text in capsys.readouterr().err
 
 
 def test_a_module_that_cannot_be_imported_shows_its_own_error() -> None:
@@ -76,6 +76,6 @@ def test_a_module_that_cannot_be_imported_shows_its_own_error() -> None:
         _load("shop_broken:consumer")
 
 
-def test_an_address_that_is_none_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_health_address_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "shop_consumers:consumer", "--health", "nowhere"]) == 1
     assert "PORT" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What each check says of facts made by hand; the same on a real broker: integration_tests/test_doctor.py."""
+"""The findings of each check on hand-made facts. integration_tests/test_doctor.py tests them on a real broker."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ WELL = PartitionFacts(leader=1, replicas=3, in_sync=3)
 
 
 def sound(**changes: Any) -> Facts:
-    """A set-up without a fault, but for what is changed."""
+    """Return the facts of a sound set-up, with some values changed."""
     layout = Layout(TopicNames(), LEVELS)
     specs = [*layout.shared(), *layout.for_group("g", with_log=True)]
     topics = {
@@ -66,7 +66,7 @@ def queue(number: int, *samples: Sample, behind: int = 1, lost: int = 0) -> Queu
 
 
 def topics(**changes: TopicFacts | None) -> dict[str, TopicFacts]:
-    """Those of a sound set-up with some replaced; None: it is not there. Dots are written as two underscores."""
+    """Return the topics of a sound set-up with some replaced; None: it does not exist. Dots are two underscores."""
     named = {name.replace("__", "."): topic for name, topic in changes.items()}
     return {name: topic for name, topic in {**sound().topics, **named}.items() if topic is not None}
 
@@ -82,11 +82,11 @@ def only(facts: Facts) -> Finding:
     return finding
 
 
-def test_nothing_is_said_of_a_sound_set_up() -> None:
+def test_a_sound_set_up_has_no_findings() -> None:
     assert examine(sound()) == []
 
 
-def test_nothing_is_said_of_what_could_not_be_looked_at_but_that() -> None:
+def test_facts_that_could_not_be_read_give_only_a_note() -> None:
     blind = sound(
         topics={name: TopicFacts(topic.partitions) for name, topic in sound().topics.items()},
         broker_config=None, standings={}, queues=(), parked=None, keys={}, clocks_ms={}, unread=("settings: denied",),
@@ -207,17 +207,17 @@ def test_unlimited_retention_is_never_too_short() -> None:
     assert examine(sound(topics=with_config("SCHEDULE_TOPIC_XXXX", retention_ms="-1"))) == []
 
 
-def test_a_group_that_is_down_for_an_hour_is_a_deployment() -> None:
+def test_a_group_that_is_down_for_an_hour_is_not_a_finding() -> None:
     assert examine(sound(unread_retries_ms={"g": NOW_MS - 3_600_000})) == []
 
 
-def test_the_worst_comes_first() -> None:
+def test_findings_are_sorted_by_severity() -> None:
     found = examine(sound(parked=1, broker_config={"auto.create.topics.enable": "true"}, clocks_ms={}, queues=(
         queue(0, Sample(1, NOW_MS - 90_000, 1, 1_000)),)))  # fmt: skip
     assert [each.severity for each in found] == [Severity.ERROR, Severity.WARNING, Severity.NOTE]
 
 
-def test_a_command_can_be_typed_as_it_stands() -> None:
+def test_a_suggested_command_is_quoted_for_a_shell() -> None:
     facts = sound(
         layout=Layout(TopicNames("pay"), DelayLevels.parse("1s 2s"), max_message_bytes=2_000_000),
         groups=("a b", "c"),
@@ -236,7 +236,7 @@ def test_no_value_of_a_secret_setting_is_shown() -> None:
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=27))
-def test_a_workers_table_survives_its_commit(seconds: list[int]) -> None:
+def test_a_level_table_survives_encoding_as_commit_metadata(seconds: list[int]) -> None:
     levels = DelayLevels(tuple(each * 1_000 for each in seconds))
     text = levels_metadata(levels)
     assert text.isascii()
@@ -245,7 +245,7 @@ def test_a_workers_table_survives_its_commit(seconds: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "rs1;d;4;t=*", "rs1-levels;soon", "rs1-levels; 1s"])
-def test_what_is_no_table_is_none(text: str | None) -> None:
+def test_invalid_commit_metadata_is_not_a_level_table(text: str | None) -> None:
     assert levels_of(text) is None
 
 

@@ -1,10 +1,10 @@
-"""Write `dead_letters.json` anew: dead letters made by the real producers on a real broker, as they lie in the topic.
+"""Create `dead_letters.json` again: dead letters of the real producers on a real broker, as stored in their topics.
 
     python shim/tests/admin/golden/make_golden.py [SpringLetters …]
 
-Fetches the producers by their Maven coordinates, compiles the programs beside this file, runs each (or those that are
-named; the others' records are kept) against a broker of its own and stores what it wrote to its dead-letter and retry
-topics. Needs a JDK (javac); takes some minutes.
+The script fetches the producers by their Maven coordinates and compiles the programs beside this file. It runs each
+program (or only those named; the others' records are kept) against its own broker, and stores the records of its
+dead-letter and retry topics. It needs a JDK (javac) and takes some minutes.
 """
 
 import base64
@@ -30,7 +30,7 @@ STREAMS = "org.apache.kafka:kafka-streams:4.3.0"
 CONNECT = "+".join(f"org.apache.kafka:connect-{part}:4.3.0" for part in ("runtime", "file", "json"))
 SMALLRYE = (
     "io.smallrye.reactive:smallrye-reactive-messaging-kafka:4.36.0"
-    "+io.smallrye.config:smallrye-config:3.9.1"  # it is built with 3.18.1, which not every registry has
+    "+io.smallrye.config:smallrye-config:3.9.1"  # it is built with 3.18.1, which some registries lack
     "+org.eclipse.microprofile.config:microprofile-config-api:3.1"
     "+io.smallrye.reactive:mutiny-reactive-streams-operators:2.6.2"
     "+org.eclipse.microprofile.reactive-streams-operators:microprofile-reactive-streams-operators-api:3.0"
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def create(bootstrap: str, topics: list[str]) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})  # kept: its futures end with it
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # keep a reference: its futures end with it
     for future in admin.create_topics([NewTopic(each, 2) for each in topics]).values():
         future.result(30)
 
@@ -73,10 +73,10 @@ def send(bootstrap: str, topic: str) -> None:
 
 
 def run(name: str, coordinates: str, bootstrap: str, folder: Path, output: str) -> None:
-    """Run a program until its dead letter is there, at most two minutes."""
+    """Run a program until its dead letter has arrived, for at most two minutes."""
     path = ":".join(str(jar) for jar in jgo.build(coordinates).all_jars)
     subprocess.run(["javac", "-cp", path, "-d", folder, HERE / f"{name}.java"], check=True)  # noqa: S603, S607
-    opened = ("--add-opens", "java.base/java.lang=ALL-UNNAMED")  # Weld makes classes
+    opened = ("--add-opens", "java.base/java.lang=ALL-UNNAMED")  # Weld generates classes
     process = subprocess.Popen(["java", *opened, "-cp", f"{path}:{folder}", name, bootstrap, str(folder)])  # noqa: S603, S607
     deadline = time.monotonic() + 120
     while not read(bootstrap, (output,)):
