@@ -185,7 +185,7 @@ async def awaiting(message: Any) -> None:
 
 
 def failing(share: int) -> Callable[[Any], None]:
-    """So many of 100 messages fail."""
+    """This number of 100 messages fails."""
 
     def handle(message: Any) -> None:
         message.body  # noqa: B018
@@ -345,7 +345,7 @@ ROWS = {
     "1 % fail once": ("batch1", "fails1", 800_000, 0.90),
     "10 % fail once": ("batch1", "fails10", 400_000, 0.50),
     "100 % fail once": ("batch1", "fails100", 60_000, 0.10),
-    "async, 1 ms, 1,000 at once": ("async-sleepers", "async1ms", 200_000, None),
+    "async, 1 ms, 1,000 concurrent": ("async-sleepers", "async1ms", 200_000, None),
     "against an executor per message, steady": ("executor", "batch1", 200_000, 5),
     "against an executor per message, prefetched": ("executor-prefetched", "batch1-prefetched", 200_000, 5),
     "1 ms of sleep, 20 threads": ("sleepers", "sleep1ms", 60_000, 0.90),

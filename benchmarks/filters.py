@@ -1,7 +1,7 @@
 """What a filter costs a message, beyond reading the headers: `python -m benchmarks.filters`.
 
 Each row is one filter over the headers of 1,000 records (what one `consume` call gives), five headers each. Every round
-makes them anew, strings and bytes as a Kafka client makes them, times the bare loop and then the filtered loop in CPU
+makes them again, strings and bytes as a Kafka client makes them, times the bare loop and then the filtered loop in CPU
 time of this thread, and takes the difference. The figure is the median of the rounds, the spread their quartiles.
 """
 

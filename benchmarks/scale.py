@@ -218,7 +218,7 @@ class Row:
         return sum(each.facts.get(fact, 0) for each in members or self.members)
 
     def held_s(self, members: list[Member], since: float, count: int = PARTITIONS) -> str:
-        """Seconds from an instant until these members hold so many queues together."""
+        """Seconds from an instant until these members hold a number of queues together."""
         if not self.wait(lambda: self.sum("queues", members) == count):
             return f"not reached: {self.sum('queues', members)} of {count}"
         return f"{max(each.at.get('queues', since) for each in members) - since:.1f} s"
@@ -605,7 +605,7 @@ def main() -> None:
     if options.member:
         member(json.loads(options.member))
         return
-    logging.disable(logging.ERROR)  # ten thousand failures of ours are not news
+    logging.disable(logging.ERROR)  # our ten thousand failures are not news
     unknown = sorted(set(options.row) - ROWS.keys())
     if unknown:
         parser.error(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")

@@ -68,7 +68,7 @@ def fill(bootstrap: str, topic: str, count: int, *, skewed: bool = False, start:
 
 
 def filled(bootstrap: str, name: str, count: int) -> str:
-    """A topic of so many records; one that is there already is taken as it is."""
+    """Return a topic with a number of records; an existing one is used as it is."""
     topic = f"bench-{name}-{count}"
     admin = AdminClient({"bootstrap.servers": bootstrap})
     if topic not in admin.list_topics(timeout=60).topics:
@@ -247,7 +247,7 @@ class Bench:
                 found.append((sizes[1] - sizes[0]) / (runs[1]["seconds"] - runs[0]["seconds"]))
                 print(f"{name}: marginal {found[-1]:,.0f}/s", flush=True)
         for rival in ("python", "python-without-gc"):
-            ratios = [ours / theirs for ours, theirs in zip(rates["spark"], rates[rival], strict=True)]
+            ratios = [own / theirs for own, theirs in zip(rates["spark"], rates[rival], strict=True)]
             print(f"marginal rate of land + lineage against {rival}: {shown(ratios)}", flush=True)
 
     def told(self, name: str, topic: str) -> Side:

@@ -1,6 +1,6 @@
 """The worker with many targets: `python -m benchmarks.worker_targets --help`.
 
-* `unknown`: so many targets that the worker has never looked up, one message of 1 s delay to each.
+* `unknown`: a number of targets that the worker has never looked up, one message of 1 s delay to each.
 * `steady`: messages at a rate over all targets in turn, beside the same rate to a single one; then once more with one
   target in the midst of them dead: it exists and takes nothing (`min.insync.replicas` above what there is), is deleted
   while it is written to.
@@ -46,7 +46,7 @@ MODES = {"at least once": [], "exactly once": ["--exactly-once"]}
 
 
 class Stage:
-    """A namespace with so many targets, and one more that the worker begins with."""
+    """A namespace with a number of targets, and one more that the worker begins with."""
 
     def __init__(self, bootstrap: str, count: int) -> None:
         self.bootstrap = bootstrap
@@ -175,7 +175,7 @@ def unknown(bootstrap: str, mode: str, count: int) -> str:
 
 
 def steady(bootstrap: str, mode: str, count: int, *, rate: int, seconds: float, dead: str = "") -> str:
-    """A steady rate over so many targets."""
+    """A steady rate over a number of targets."""
     stage = Stage(bootstrap, count)
     total, bad = round(rate * seconds), count // 2 if dead else -1
     with stage.worker(mode) as log:

@@ -8,7 +8,7 @@
   the queues afterwards.
 * Burst: a hundred thousand sends at one delay, as fast as they can be sent; how late the last one is, against the time
   in which the same worker relays the same records when all of them are due.
-* Backlog: memory, time from the start of the process to its first delivery, and idle CPU, with so many records waiting.
+* Backlog: memory, time from the start of the process to its first delivery, and idle CPU, with many records waiting.
 
 The worker is the process `rocketshim worker`; everything else is this process.
 """
@@ -224,7 +224,7 @@ def lateness(
 
 
 def burst(bootstrap: str, count: int) -> str:
-    """A hundred thousand messages that are due at once."""
+    """A hundred thousand messages that are due together."""
     delay_ms = 10_000
     stage = Stage(bootstrap, "10s 10s 10s 10s")
     with stage.worker():
@@ -244,7 +244,7 @@ def burst(bootstrap: str, count: int) -> str:
     late_s, bound_s = (last_ms - last_due_ms) / 1_000, again["seconds"] + 0.1
     return (
         f"{stored} of {count}, sent in {filled_s:.1f} s: the last one {late_s:.2f} s late; {bound_s:.2f} s is allowed "
-        f"(all relayed at once in {again['seconds']:.2f} s, + 0.1 s)"
+        f"(all relayed together in {again['seconds']:.2f} s, + 0.1 s)"
     )
 
 
@@ -268,7 +268,7 @@ def _latest_ms(stage: Stage, topic: str, partitions: int) -> int:
 
 
 def backlog(bootstrap: str, counts: list[int], rounds: int) -> None:
-    """Memory, start and idle CPU with so many records waiting."""
+    """Memory, start and idle CPU with a number of records waiting."""
     stages = {count: Stage(bootstrap, "1s " + " ".join(["2h"] * 14)) for count in counts}
     for count, stage in stages.items():
         _fill_far(stage, count)
@@ -368,7 +368,7 @@ def main() -> None:
                 reach = "0 early; p50 ≤ 50, p99 ≤ 120 ms"
                 table.say(f"a delay of {delay_ms / 1_000:g} s, 200/s, at-least-once", reach, found)
         if "burst" in chosen.rows:
-            table.say(f"{chosen.burst:,} sends due at once", "time to relay them + 100 ms", burst(at, chosen.burst))
+            table.say(f"{chosen.burst:,} sends due together", "time to relay them + 100 ms", burst(at, chosen.burst))
         if "backlog" in chosen.rows:
             backlog(at, chosen.backlog, chosen.rounds)
 

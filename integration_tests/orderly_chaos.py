@@ -40,7 +40,7 @@ consumer = PushConsumer(
 def write(message, context):
     if not hasattr(local, "sink"):
         local.sink = socket.create_connection(("127.0.0.1", int(port))).makefile("rw")
-    time.sleep(random.random() * 2 * float(pause_ms) / 1_000)   # so that whoever is frozen is frozen here
+    time.sleep(random.random() * 2 * float(pause_ms) / 1_000)   # so that a frozen member is frozen here
     local.sink.write(f"{message.queue_id} {message.queue_offset} {context.fencing_token} {name}\\n")
     local.sink.flush()
     if local.sink.readline() != "ok\\n":

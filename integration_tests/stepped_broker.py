@@ -1,7 +1,7 @@
 """A real broker whose wall clock a test can set: the fixture `stepped_broker`.
 
 Kafka reads its wall clock by one class, `org.apache.kafka.common.utils.SystemTime`; append times come from there. The
-broker is started with a class of ours in front of it (`SystemTime.java`, compiled here: this needs a JDK, not just a
+broker is started with our own class in front of it (`SystemTime.java`, compiled here: this needs a JDK, not just a
 Java runtime), which adds an offset that the test writes into a file mapped by both. Only the wall clock is stepped: the
 monotonic one, by which Kafka times sessions and requests, goes on as on a machine whose clock somebody sets.
 """
@@ -50,7 +50,7 @@ class SteppedBroker:
     def true_ms(self, stamp_ms: int) -> int:
         """When, on this machine's wall clock, the broker wrote a stamp.
 
-        Only where the offsets differ by more than the time since the broker was started: else it cannot be told.
+        Only where the offsets differ by more than the time since the broker was started: else it cannot be known.
         """
         now_ms = time.time_ns() // 1_000_000
         return max(stamp_ms - offset_ms for offset_ms in self.offsets_ms if stamp_ms - offset_ms <= now_ms)

@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 
 class RealBackend:
     features = Features()
-    attempts = 2_400  # of which a scenario takes the few it needs: no machine is slow enough for so many
+    attempts = 2_400  # of which a scenario takes the few it needs: no machine is slow enough for all of them
     poll_s = 0.1
 
     def __init__(self, bootstrap: str, admin: AdminClient) -> None:

@@ -445,7 +445,7 @@ consumer.run()
 
 
 def test_a_consumer_killed_in_mid_listener_loses_nothing_and_repeats_recognisably(stage: Stage, tmp_path: Path) -> None:
-    """Half of the records are sent by a plain Kafka producer without any header, half by ours.
+    """Half of the records are sent by a plain Kafka producer without any header, half by our producer.
 
     A static member, so that nobody waits for the session of the one that was killed.
     """

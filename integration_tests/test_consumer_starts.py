@@ -1,4 +1,4 @@
-"""Where queues begin on a real broker: new groups, queues that are added, starts that cannot be told for a while."""
+"""Where queues begin on a real broker: new groups, queues that are added, starts that are unknown for a while."""
 
 import os
 import threading

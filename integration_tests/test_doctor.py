@@ -290,11 +290,11 @@ def test_the_commands_that_mend_do_mend(
         if "nowhere" not in command:
             assert main(shlex.split(command)[1:]) in {0, 2}, capsys.readouterr()
     _, left = doctor(broker.bootstrap, *words)
-    mended = {"timestamp-type", "compaction", "retention", "retention-bytes", "message-size", "segment"}
-    assert [each for each in left if each["check"] in mended | {"topic-missing"}] == []
+    fixed = {"timestamp-type", "compaction", "retention", "retention-bytes", "message-size", "segment"}
+    assert [each for each in left if each["check"] in fixed | {"topic-missing"}] == []
     assert [each["subject"] for each in left if each["check"] == "partition-count"] == [
         f"{words[1]}.rmq.group.payments"
-    ], "a log of two partitions has to be made anew"
+    ], "a log of two partitions has to be recreated"
 
 
 def test_a_worker_that_is_there_and_does_not_work_is_late(broker: Broker, admin: AdminClient, space: str) -> None:

@@ -114,7 +114,7 @@ class Pair:
         return theirs
 
     def story(self) -> str:
-        """The last operations, for whoever reads of a difference."""
+        """The last operations, for the reader of a difference."""
         return f"seed {self.seed}, step {self.steps}: {', '.join(self.log[-20:])}"
 
     def place(self, offset: int | None = None) -> TopicPartition:

@@ -1,4 +1,4 @@
-"""What confluent-kafka's documentation shows, written anew: each runs unchanged after the import is changed.
+"""What confluent-kafka's documentation shows, rewritten: each runs unchanged after the import is changed.
 
 Every program takes the module its names come from: `rocketshim.dropin`, as it is and with retry on; in the long run the
 original, too, which shows that the programs are right.

@@ -24,7 +24,7 @@ LEVELS = "0s"
 GUARD_S = 120.0
 COUNT = 100
 KILLS = (20, 50)
-"""The program is killed when it has charged so many."""
+"""The program is killed after this number of charges."""
 
 PROGRAM = """
 import os, sys

@@ -164,7 +164,7 @@ class Round:
         return subprocess.Popen([*self._command, str(self._folder / f"{self._began}"), str(self._began)])
 
     def happen(self) -> None:
-        """Something happens to one member; whoever is gone is replaced."""
+        """Something happens to one member; a member that is gone is replaced."""
         event = self._dice.choice(["killed", "left", "frozen"])
         number = self._dice.randrange(MEMBERS)
         member = self.members[number]

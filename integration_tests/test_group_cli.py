@@ -46,7 +46,7 @@ def commit(bootstrap: str, group: str, *places: TopicPartition) -> None:
 def consume(
     bootstrap: str, namespace: str, group: str, topic: str, *, tags: str | None = None, count: int | None
 ) -> None:
-    """Consume so many messages (None: none, only be assigned), commit, leave."""
+    """Consume a number of messages (None: none, only be assigned), commit, leave."""
     consumer = PushConsumer(
         bootstrap, group=group, namespace=namespace, consume_from_where=ConsumeFromWhere.FIRST_OFFSET
     )

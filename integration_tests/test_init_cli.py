@@ -68,7 +68,7 @@ def test_lanes_grow_under_a_running_worker(
     topic: Callable[..., str],
     exactly_once: bool,
 ) -> None:
-    """The worker takes up partitions that are added while it runs, and both old and new lanes deliver."""
+    """The worker reads partitions that are added while it runs, and both old and new lanes deliver."""
     target, names = topic(1), TopicNames(namespace)
     command = ["init", "--bootstrap", broker.bootstrap, "--namespace", namespace, "--delay-levels", LEVELS]
     assert main(command) == 0

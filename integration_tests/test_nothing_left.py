@@ -1,4 +1,4 @@
-"""What was stopped has let go: as many threads and sockets as before, while the object is still held.
+"""A stopped object keeps nothing: as many threads and sockets as before, while the object is still held.
 
 Counted in the operating system (`/proc/self`), since a Kafka client's threads and connections are not Python's. Each
 case works before it stops, so that it has all of its clients: messages that succeed, and messages that are sent back.

@@ -1,5 +1,5 @@
-"""What holds for the commands of a person on call, on a real broker: what is missing is said, records are counted and
-not offsets, Ctrl-C leaves things as they were, exit codes.
+"""Facts about the commands of a person on call, on a real broker: what is missing is reported, records are counted
+and not offsets, Ctrl-C leaves things as they were, exit codes.
 """
 
 import json

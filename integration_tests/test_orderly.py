@@ -287,7 +287,7 @@ def test_the_command_line_shows_locks_and_members_and_frees_the_queue_of_a_dead_
         stage.send(topic, 2, 2)
         return any(queue == 1 and mine > token for queue, _, _, mine in seen.calls)
 
-    wait_until(taken_anew, "the owner, which lives, stops and claims anew")
+    wait_until(taken_anew, "the owner, which lives, stops and claims again")
     with seen.lock:
         offsets = [offset for queue, offset, _, _ in seen.calls if queue == 1]
     assert sorted(set(offsets)) == list(range(max(offsets) + 1))

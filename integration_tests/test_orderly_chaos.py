@@ -1,4 +1,4 @@
-"""Orderly consumption on a real broker while everything goes wrong at once: held against what the sink took."""
+"""Orderly consumption on a real broker while everything goes wrong together: held against what the sink took."""
 
 import json
 import logging
@@ -99,7 +99,7 @@ class Trouble:
         self.created_again += 1
 
     def _truncate(self) -> None:
-        end = self._end_of_log()  # whoever is frozen has not read all of it
+        end = self._end_of_log()  # a frozen member has not read all of it
         for future in self.admin.delete_records([TopicPartition(LOG, 0, end)]).values():
             future.result(GUARD_S)
         self.truncated += 1

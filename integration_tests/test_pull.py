@@ -34,7 +34,7 @@ def fill(broker: Broker, topic: str, count: int, partitions: int = 1) -> None:
 
 
 def poll_for(count: int, *consumers: LitePullConsumer) -> list[Any]:
-    """Poll the consumers in turn until they have found so many messages."""
+    """Poll the consumers in turn until they have found a number of messages."""
     found: list[Any] = []
     end = time.monotonic() + GUARD_S
     while len(found) < count:
@@ -132,7 +132,7 @@ def test_seek_pause_and_filters_of_assigned_queues(
         consumer.assign([q0, q1])
         consumer.set_sub_expression_for_assign(orders, MessageSelector.by_tag("even"))
         consumer.seek_to_begin(q0)
-        assert [m.queue_offset for m in poll_for(50, consumer)] == list(range(0, 100, 2))  # q1 began at its end
+        assert [m.queue_offset for m in poll_for(50, consumer)] == list(range(0, 100, 2))  # q1 began at the end
         consumer.pause([q0])
         consumer.seek(q0, 40)
         consumer.seek(q1, 90)

@@ -214,7 +214,7 @@ def test_a_second_apply_takes_the_first_one_over(
 
     monkeypatch.setattr(redrive, "Redriver", interrupted)
     run("dlq", "apply", str(plans[0]), *world.connection, "--rate", "100", code=1)
-    assert held == [], "a fenced producer is let go, with its threads and connections"
+    assert held == [], "a fenced producer is closed, with its threads and connections"
     assert [(each["sent"], each["settled_before"]) for each in told] == [(COUNT - 1 - 100, 100)]
     arrived = Counter(message.value() for message in world.read(world.names.retry(world.group)))
     assert arrived == {b"%d" % number: 1 for number in range(COUNT) if number != 12}
@@ -261,7 +261,7 @@ def test_letters_that_the_target_refuses_fail_alone(
 def test_a_redrive_whose_cause_is_not_mended_stops(
     world: World, admin: AdminClient, run: Callable[..., str], tmp_path: Path
 ) -> None:
-    """A consumer lets everything die at once; at the rate given all letters would take over three minutes."""
+    """A consumer lets everything die immediately; at the rate given all letters would take over three minutes."""
     provision.ensure_topics(admin, Layout(world.names, DelayLevels.default()).shared())
     plan, is_there = tmp_path / "plan.json", threading.Event()
     run("dlq", "plan", *world.scope, "--out", str(plan))
@@ -337,7 +337,10 @@ def test_letters_of_other_projects_are_seen_and_sent_again(
     producer = Producer({"bootstrap.servers": broker.bootstrap, "partitioner": "murmur2_random"})
     producer.produce(source, b"order 8", b"o-8", headers=[("mine", b"1")], partition=0)
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    changed = {"dead-letter-topic": source.encode(), "dead-letter-offset": b"3"}  # else a twin of Streams' letter
+    changed = {
+        "dead-letter-topic": source.encode(),
+        "dead-letter-offset": b"3",
+    }  # else a duplicate of Streams' dead letter
     for letter in golden:
         headers = [
             (name, source.encode() if name.endswith(("original-topic", "errors.topic")) else unpacked(value))

@@ -538,7 +538,7 @@ class Tries:
         return code(lambda: self._admin.create_acls([binding])[binding].result(DEADLINE_S))
 
     def spy(self, _: str) -> int | None:
-        """Read who has which rights: who may not gets an empty list, without an error."""
+        """Read the rights: without the right to, one gets an empty list, without an error."""
         everything = AclBindingFilter(
             ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
         )

@@ -53,7 +53,7 @@ class Day:
 def day(
     spark: SparkSession, broker: Broker, admin: AdminClient, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Day]:
-    """24 messages: 0 to 3 die at once, 4 to 7 fail twice, 8 to 11 are sent with a delay, the others just work."""
+    """24 messages: 0 to 3 die immediately, 4 to 7 fail twice, 8 to 11 are sent with a delay, the others just work."""
     del spark  # the one that the commands will find
     unique = uuid.uuid4().hex[:10]
     namespace, topic, group = f"ns{unique}", f"orders-{unique}", f"pay-{unique}"

@@ -239,7 +239,7 @@ def test_what_retention_takes_in_the_midst_of_a_landing_is_a_gap_too(
     produce(name, 10)
     assert land(spark, broker.bootstrap, [name], lake).rows == 10
     produce(name, 30)
-    delete_before(admin, name, 0, 15)  # so Spark is told to pass over holes
+    delete_before(admin, name, 0, 15)  # so Spark is configured to pass over gaps
     stream = landing._stream
 
     def overtaken(*arguments: object) -> int:

@@ -1,7 +1,7 @@
 """On a cluster manager: `land` and `failures` through `spark-submit` to a master with two workers.
 
 What comes out equals what the same commands give in one process. The executors have no Python at all, and a Spark
-without the jars is told so.
+without the jars is refused with that reason.
 """
 
 import os

@@ -96,7 +96,7 @@ class Stage:
     ) -> subprocess.Popen[bytes]:
         arguments = [
             self.bootstrap, self.names.namespace, self.target, LEVELS, mode, instance, point, str(count),
-            # one that dies and comes back has its partitions at once, and the tests need not wait for its session
+            # one that dies and comes back has its partitions immediately, and the tests need not wait for its session
             *([f"group.instance.id={instance}"] if point else []),
         ]  # fmt: skip
         with (self.logs / f"worker-{len(self.processes)}.log").open("wb") as log:
@@ -223,7 +223,7 @@ class Stage:
         return found
 
     def supervise(self) -> None:
-        """Start anew what has ended by itself, as a supervisor does."""
+        """Start again what has ended by itself, as a supervisor does."""
         for at, process in enumerate(self.processes):
             if process.poll() == 1:
                 with (self.logs / f"worker-{at}.log").open("ab") as log:

@@ -86,7 +86,7 @@ class WorkerStage:
             consumer.close()
 
     def read_until(self, topic: str, count: int) -> list[Message]:
-        """What lies in a topic once it holds so many different messages; some may lie there twice."""
+        """The records of a topic once it has a number of different messages; some may be there twice."""
         end = time.monotonic() + DEADLINE_S
         while True:
             found = self.read(topic)

@@ -154,7 +154,7 @@ class Index:
 
     @cached_property
     def sends_by_record(self) -> dict[str, Send]:
-        """The send that made each root record, by coordinates: by what it was told, else by the value alone."""
+        """The send that made each root record, by coordinates: by its delivery report, else by the value alone."""
         found: dict[str, Send] = {}
         by_digest: dict[tuple[str, str | None], Send] = {}
         by_id: dict[str, Send] = {}

@@ -42,7 +42,7 @@ def read_folder(folder: Path) -> History:
     """
     paths = sorted(folder.glob("*.jsonl"))
     if not paths:
-        raise HistoryError(f"{folder} holds no history: there is no *.jsonl in it")
+        raise HistoryError(f"{folder} has no history: no *.jsonl file exists in it")
     return read_lines({path.name: _whole_lines(path) for path in paths})
 
 

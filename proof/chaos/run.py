@@ -29,7 +29,7 @@ Report = Callable[[str], None]
 
 
 def chaos(folder: Path, seed: int, minutes: float, *, exactly_once: bool, report: Report) -> None:
-    """Run for so many minutes under faults, and write the history into a folder.
+    """Run for a number of minutes under faults, and write the history into a folder.
 
     Args:
         folder: is made; it must not be there yet.

@@ -18,7 +18,7 @@ _MIB = 1_048_576
 _NS_PER_MIN = 60_000_000_000
 WARM_UP_NS = 2 * _NS_PER_MIN
 JUDGED_NS = 5 * _NS_PER_MIN
-"""A slope says something only over so long, the warm-up apart."""
+"""The shortest time, without the warm-up, over which a slope means something."""
 
 
 def find(index: Index) -> Iterator[Violation]:

@@ -2,7 +2,7 @@
 
 * A retry or dead letter that a consumer made counts one more than the attempt that failed; the worker changes no count;
   a redrive begins at 0 again.
-* In a concurrent group a listener is told the record's own count. In an orderly group a message is repeated in place:
+* In a concurrent group a listener gets the record's own count. In an orderly group a message is repeated in place:
   each call counts one more than the failed call before it under the same token; a new owner may have forgotten some.
 * No retry counts more than the limit. A dead letter counts limit + 1, unless the listener asked for it.
 """

@@ -65,7 +65,7 @@ class Members:
     def _call(self, record: Kept) -> None:
         world, member = self._world, self._owner(record.queue)
         if member in self._gone or record.at in self._finished[record.queue]:
-            return  # whoever takes over gets it
+            return  # the next owner gets it
         times = decode(record.headers(), trusted=record.topic() == self._retry_topic).reconsume_times or 0
         fields = call_fields(world, self.name, record, times)
         op = world.invoke(member, "deliver", **fields)

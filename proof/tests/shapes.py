@@ -14,7 +14,7 @@ SENDS_S = 8.0
 
 
 def fate_of(seed: int, *, fails: float = 0.3, dies: float = 0.2) -> Fate:
-    """Some messages fail a few times, some for ever, some are dead when the listener says so."""
+    """Some messages fail a few times, some always, some are dead when the listener says so."""
 
     def fate(uid: str, times: int) -> str:
         chance = (hash_of(uid) + seed * 31) % 100 / 100
@@ -34,7 +34,7 @@ def hash_of(text: str) -> int:
 
 
 def sends(world: World, topic: str, count: int, *, delayed: float = 0.0, name: str = "sender-1") -> None:
-    """A sender that sends so many messages in eight seconds."""
+    """A sender that sends a number of messages in eight seconds."""
     if name not in world.files:
         world.process(name, "sender")
     for number in range(count):

@@ -125,7 +125,7 @@ def test_what_is_wrong_is_named_by_file_and_line(content: list[bytes], message: 
 
 
 def test_a_folder_without_a_history_is_said(tmp_path: Path) -> None:
-    with pytest.raises(HistoryError, match="holds no history"):
+    with pytest.raises(HistoryError, match="has no history"):
         read_folder(tmp_path)
     (tmp_path / "pay-1.jsonl").write_bytes(WHO + b"\n")
     with pytest.raises(HistoryError, match="no setup line"):

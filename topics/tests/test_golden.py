@@ -1,6 +1,6 @@
 """Golden files: the names, the level table and each hop's record, byte for byte, as every version must write them.
 
-A difference here is a change of the public protocol. `python topics/tests/test_golden.py` writes the files anew.
+A difference here is a change of the public protocol. `python topics/tests/test_golden.py` writes the files again.
 """
 
 import base64

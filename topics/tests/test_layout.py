@@ -134,11 +134,11 @@ def test_less_than_specified_is_a_difference(setting: str, value: str, fatal: bo
     (difference,) = plan.differences
     assert (difference.setting, difference.found, difference.wanted) == (setting, value, spec.config[setting])
     assert (difference.fatal, difference.will_change, bool(plan.fatal)) == (fatal, False, fatal)
-    assert plan.is_done, "nothing that exists is changed without being told"
-    mending = compare([spec], {spec.name: state_of(spec, **{setting: value})}, mend=True)
-    assert mending.differences[0].will_change
-    assert not mending.is_done
-    assert not mending.fatal
+    assert plan.is_done, "nothing that exists is changed without `mend`"
+    fixing = compare([spec], {spec.name: state_of(spec, **{setting: value})}, mend=True)
+    assert fixing.differences[0].will_change
+    assert not fixing.is_done
+    assert not fixing.fatal
 
 
 def test_setting_that_is_absent_is_a_difference() -> None:

@@ -74,12 +74,12 @@ def test_a_repeat_of_one_attempt_is_held_back_and_another_attempt_is_not(store: 
 @pytest.mark.parametrize("chosen", [True, False])
 @pytest.mark.parametrize("settled", [1, 2])
 def test_a_repeat_of_what_was_settled_before_is_held_back(store: Any, settled: int, chosen: bool) -> None:
-    twins = {offset: letter(store, offset, uniq_key="m", origin_message_id="orders/0/1") for offset in (1, 2)}
-    digest = record_digest(twins[settled])
+    duplicates = {offset: letter(store, offset, uniq_key="m", origin_message_id="orders/0/1") for offset in (1, 2)}
+    digest = record_digest(duplicates[settled])
     mark = MarkRecord(source=SOURCE, plan="p", session="s", state="redriven", letters=((0, settled, digest),))
     log = RedriveLog([mark])
     planner = Planner(SOURCE, RULES, log, TOPICS)
-    for offset, record in twins.items():
+    for offset, record in duplicates.items():
         if chosen or offset != settled:
             planner.add(record, decode(record.headers(), trusted=True))
         else:
@@ -87,7 +87,7 @@ def test_a_repeat_of_what_was_settled_before_is_held_back(store: Any, settled: i
     plan = planner.plan(cluster_id="c", created_ms=1, choice={})
     assert plan.letters == ()
     assert f"repeat-of:0/{settled}" in reasons(plan)
-    assert len(planned(list(twins.values()), RedriveRules(group="g", again=True), log).letters) == 1
+    assert len(planned(list(duplicates.values()), RedriveRules(group="g", again=True), log).letters) == 1
 
 
 def test_a_letter_passed_over_that_is_not_settled_holds_nothing_back(store: Any) -> None:

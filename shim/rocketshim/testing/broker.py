@@ -6,7 +6,7 @@ Rules of the file:
 * Time passes only in the clock. What the broker does by itself when time has passed (aborting a transaction that is too
   old, putting out a member that is gone) happens in `settle`, which every client calls first and which a virtual clock
   calls after each move. So nothing depends on a background thread.
-* Each change is told to those that wait (`rocketshim.testing.waiting`).
+* Each change wakes the threads that wait (`rocketshim.testing.waiting`).
 * The leader's clock is the wall clock plus the skew ordered for the partition; it stamps LogAppendTime topics.
 
 Not handled: several brokers with own state, replication, quotas, compression, auto-creation of topics.
@@ -168,7 +168,7 @@ class InMemoryBroker:
         return Waiter(self.changes, self.clock, waiting, timeout_s)
 
     def await_answer(self, waiting: Waiting, timeout_s: float) -> None:
-        """Wait while the broker is down, at most `timeout_s` seconds (−1: for ever). Called without the lock."""
+        """Wait while the broker is down, at most `timeout_s` seconds (−1: forever). Called without the lock."""
         waiter = self.waiter(waiting, timeout_s)
         while True:
             with self.lock:

@@ -15,8 +15,9 @@ Imitated because programs stumble over it (measured on librdkafka 2.16 and a rea
 * Commits may go backwards and may name partitions of others; only member id and generation are checked. A commit for
   some unknown partition raises, and yet has committed the others.
 * With the broker away a synchronous commit waits for `session.timeout.ms` (45 s by default) and ends in `_WAIT_COORD`;
-  `committed` ends in `_TIMED_OUT`, `list_topics` in `_TRANSPORT`, watermarks and times at once in `_UNKNOWN_PARTITION`.
-* A member that was put out learns of it by `on_lost` in the next poll (by `on_revoke` where there is no `on_lost`).
+  `committed` ends in `_TIMED_OUT`, `list_topics` in `_TRANSPORT`, watermarks and times in `_UNKNOWN_PARTITION`,
+  without waiting.
+* A member that was put out learns of it by `on_lost` in the next poll (by `on_revoke` without an `on_lost`).
 
 Thread-safety: as with the real one, a consumer belongs to one thread; what it shares is behind the broker's lock.
 """

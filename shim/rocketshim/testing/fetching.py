@@ -1,6 +1,6 @@
 """Which partitions a consumer reads, where it stands in each, and what comes next.
 
-There is no prefetch: a record is read from the log the moment it is handed out, so `pause` and `seek` act at once (the
+There is no prefetch: a record is read from the log when it is handed out, so `pause` and `seek` act immediately (the
 real client may still hand out one more batch). Partitions take turns in runs, so that a full one does not starve the
 rest.
 
@@ -91,7 +91,7 @@ class Fetching:
         return frozenset(topic for topic, number in self._fetchers if (topic, number) not in self._paused)
 
     def start(self, partition: Partition, offset: int) -> None:
-        """Take up a partition at an offset, a logical one (−1, −2), or where it was committed (−1001, −1000)."""
+        """Start a partition at an offset, a logical one (−1, −2), or where it was committed (−1001, −1000)."""
         offset = OFFSET_STORED if offset == OFFSET_INVALID else offset
         fetcher = Fetcher(offset, may_seek=offset != OFFSET_STORED)
         self._fetchers[partition] = fetcher
@@ -100,7 +100,7 @@ class Fetching:
         self._find_start(partition, fetcher)
 
     def stop(self, partitions: Iterable[Partition]) -> None:
-        """Give partitions up; those not taken up are passed over."""
+        """Give up partitions; ignore those that are not assigned."""
         for partition in partitions:
             if self._fetchers.pop(partition, None) is not None:
                 self._turn.remove(partition)
@@ -228,7 +228,7 @@ class Fetching:
             fetcher.stored_offset = next_offset
 
     def _find_start(self, partition: Partition, fetcher: Fetcher) -> None:
-        """Settle where to begin, if it can be told now: as assigned, else as committed, else by policy."""
+        """Determine where to begin, if that is known: as assigned, else as committed, else by policy."""
         if fetcher.assigned_offset != OFFSET_STORED:
             self._begin_at(partition, fetcher, fetcher.assigned_offset)
             return

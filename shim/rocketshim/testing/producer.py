@@ -3,7 +3,7 @@
 
 Theory of operation
 -------------------
-`produce` puts a message into the producer's own queue and sends it on at once (linger is 0). It stays in the queue
+`produce` puts a message into the producer's own queue and sends it immediately (linger is 0). It stays in the queue
 while the broker is down or a test holds sends back, and everything behind it for the same partition stays too, so order
 per partition is kept. Once it is in the log, or has failed for good, its delivery report waits until `poll`, `flush`,
 `commit_transaction` or `abort_transaction` is called: callbacks run there and nowhere else.
@@ -92,7 +92,7 @@ class InMemoryProducer:
 
         Raises:
             BufferError: the queue is full.
-            KafkaException: refused at once (too large, unknown partition, no transaction, fatal); nothing is queued.
+            KafkaException: refused by the call (too large, unknown partition, no transaction, fatal); not queued.
             TypeError: an argument of a wrong type.
         """
         outgoing = Outgoing(
@@ -112,7 +112,7 @@ class InMemoryProducer:
             self._broker.touch()
 
     def _refuse(self, outgoing: Outgoing) -> None:
-        """Raise what `produce` raises at once (locked)."""
+        """Raise what `produce` raises immediately (locked)."""
         doing = "Unable to produce message"
         self._session.check_produce()
         if len(self) >= self._settings.queue_max_count:

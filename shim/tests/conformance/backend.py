@@ -1,7 +1,7 @@
 """What a scenario needs of a Kafka, and the few verbs that the scenarios are written in.
 
 A scenario knows nothing of time: it polls until what it waits for has come, `attempts` times at most, and then says
-what is missing. So the same text runs on a Kafka in memory that answers at once and on a real one that takes its time.
+what is missing. So the same text runs on a Kafka in memory that answers immediately, and on a real one.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

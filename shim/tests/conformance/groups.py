@@ -90,7 +90,7 @@ def cooperative_members_give_up_only_what_moves(backend: Backend) -> None:
 
 
 def eager_members_give_up_everything(backend: Backend) -> None:
-    """Every rebalance revokes all and assigns anew."""
+    """Every rebalance revokes all and assigns again."""
     topic, group = backend.new_topic(4), backend.new_name()
     events: list[Event] = []
     first = _member(backend, group, "range")
@@ -126,7 +126,7 @@ def the_wrong_way_to_assign_is_refused(backend: Backend) -> None:
 
 
 def an_exception_in_on_assign_may_cost_a_record(backend: Backend) -> None:
-    """It comes out of `poll`; the partitions are assigned all the same; a record may be gone for ever."""
+    """It comes out of `poll`; the partitions are assigned all the same; a record may be lost."""
     topic = backend.new_topic()
     send(backend, topic, [b"%d" % number for number in range(5)])
 

@@ -91,7 +91,7 @@ def the_reset_policy_decides_where_nothing_is_committed(backend: Backend) -> Non
 
 
 def the_end_of_a_partition_is_an_event(backend: Backend) -> None:
-    """With `enable.partition.eof` each arrival at the end is told once, with the end's offset."""
+    """With `enable.partition.eof` each arrival at the end is reported once, with the end's offset."""
     topic = backend.new_topic()
     send(backend, topic, [b"a"])
     consumer = consumer_of(backend, enable_partition_eof=True)

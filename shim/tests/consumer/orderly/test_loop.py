@@ -872,7 +872,7 @@ def test_a_start_that_was_looked_up_for_longer_than_the_lock_lasts_is_not_commit
 
 
 def cut_under_a_listener(stage: Stage) -> tuple[Member, Any]:
-    """A member whose queue is to begin anew, at offset 0, once its listener returns: its log is shorter than it was."""
+    """A member whose queue begins again at offset 0 once its listener returns: its log is shorter than it was."""
     stage.topic()
     stage.fill(3)
     a = stage.join("a")
@@ -941,7 +941,7 @@ def test_a_lock_lost_before_a_queue_began_anew_is_not_given_back_under_its_liste
         if isinstance(found := decode_group_record(record.value()), ClaimRecord)
         for queue in found.queues
     ]
-    assert claims.count("orders") == 1, "its listener has not returned, so nothing is claimed anew"
+    assert claims.count("orders") == 1, "its listener has not returned, so nothing is claimed again"
     a.pool.tasks.append(task)
     a.pool.work_all()
     stage.wait(10_000)
@@ -972,7 +972,7 @@ def test_what_a_listener_says_while_its_loop_closes_is_given_back_with_the_lock(
     stage.fill(1)
     stage.join("b")
     stage.wait(1_000)
-    assert stage.offsets == [(0, 0), (0, 1), (0, 2), (0, 3)], "at once, and none twice"
+    assert stage.offsets == [(0, 0), (0, 1), (0, 2), (0, 3)], "immediately, and none twice"
 
 
 def test_a_dead_letter_asked_for_after_the_loop_has_closed_keeps_the_lock(stage: Stage) -> None:

@@ -53,7 +53,7 @@ class Account:
 
 
 class Simulation:
-    """A group of members that freeze, die and come back, over a log that is cut, made anew and stamped wrongly."""
+    """A group of members that freeze, die and come back, over a log that is cut, recreated and stamped wrongly."""
 
     def __init__(self, seed: int, *, by_key: bool) -> None:
         self.by_key = by_key
@@ -126,7 +126,7 @@ class Simulation:
         for name in names:
             member = self.stage.members[name]
             acts = [self.turn_log, self.turn_loop, self.work]
-            self.random.shuffle(acts)  # three threads: whoever wakes first
+            self.random.shuffle(acts)  # three threads: the first one to wake differs
             for act in acts:
                 act(member)
 
