@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -85,20 +85,41 @@ class SendResult:
     queue_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class _Sending:
-    """A record on its way.
+    """A record that is being sent, and the callback of its delivery report.
+
+    It is an object and not a closure that names itself: such a cycle would keep the Kafka client after `close`.
 
     Attributes:
-        send: produces it, once more.
+        owner: the producer that sends it.
+        topic: logical topic of the message.
+        out: the record.
+        msg_id: id of the message.
+        sent_ns: monotonic time of the call, in ns.
+        sent_ms: wall-clock time of the call, epoch ms.
         give_up_s: monotonic time after which it is not sent again, in seconds.
+        future: of the send.
     """
 
-    send: Callable[[], None]
-    future: "Future[SendResult]"
+    owner: "Producer"
     topic: str
+    out: OutgoingRecord
     msg_id: str
+    sent_ns: int
+    sent_ms: int
     give_up_s: float
+    future: "Future[SendResult]"
+
+    def __call__(self, error: KafkaError | None, record: Any) -> None:
+        """Take the delivery report."""
+        self.owner._reported(self, error, record)  # noqa: SLF001 - a part of the producer
+
+    def produce(self, producer: ProducerClient) -> None:
+        """Give the record to the Kafka client."""
+        out = self.out
+        partition = -1 if out.partition is None else out.partition
+        producer.produce(out.topic, out.value, out.key, partition, on_delivery=self, headers=out.headers)
 
 
 class Producer:
@@ -290,40 +311,36 @@ class Producer:
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
 
-        def reported(error: KafkaError | None, record: Any) -> None:
-            error = delivery_error(error, record)
-            if error is not None:
-                if not (is_unconfirmed(error) and self._goes_again(sending)):
-                    future.set_exception(send_error(error, out.topic))
-                return
-            partition, offset = record.partition(), record.offset()
-            if out.topic == self.names.schedule:
-                self._learn_clock(record.timestamp(), sent_ns, sent_ms)
-            place = f"{out.topic}/{partition}/{offset}"
-            queue = MessageQueue(message.topic if out.topic != self.names.schedule else out.topic, queue_id=partition)
-            future.set_result(SendResult(SendStatus.SEND_OK, uniq_key, place, queue, offset))
-
-        partition = -1 if out.partition is None else out.partition
-
-        def send() -> None:
-            producer.produce(out.topic, out.value, out.key, partition, on_delivery=reported, headers=out.headers)
-
         give_up_s = time.monotonic() + self.settings.delivery_timeout_ms / 1_000
-        sending = _Sending(send, future, out.topic, uniq_key, give_up_s)
-        self._produce(send, out.topic, deadline)
+        sending = _Sending(self, message.topic, out, uniq_key, sent_ns, sent_ms, give_up_s, future)
+        self._produce(producer, sending, deadline)
         return future
 
+    def _reported(self, sending: _Sending, error: KafkaError | None, record: Any) -> None:
+        error, topic = delivery_error(error, record), sending.out.topic
+        if error is not None:
+            if not (is_unconfirmed(error) and self._goes_again(sending)):
+                sending.future.set_exception(send_error(error, topic))
+            return
+        partition, offset = record.partition(), record.offset()
+        is_delayed = topic == self.names.schedule
+        if is_delayed:
+            self._learn_clock(record.timestamp(), sending.sent_ns, sending.sent_ms)
+        queue = MessageQueue(topic if is_delayed else sending.topic, queue_id=partition)
+        result = SendResult(SendStatus.SEND_OK, sending.msg_id, f"{topic}/{partition}/{offset}", queue, offset)
+        sending.future.set_result(result)
+
     @staticmethod
-    def _produce(send: Callable[[], None], topic: str, deadline: float) -> None:
+    def _produce(producer: ProducerClient, sending: _Sending, deadline: float) -> None:
         while True:
             try:
-                send()
+                sending.produce(producer)
             except BufferError:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.005)  # the poll thread serves reports, which makes room
             except KafkaException as error:
-                raise send_error(error.args[0], topic) from error
+                raise send_error(error.args[0], sending.out.topic) from error
             else:
                 return
 
@@ -424,7 +441,7 @@ class Producer:
         while not self._is_abandoned or len(producer) or self._again:
             try:
                 producer.poll(_POLL_S)
-                self._send_again()
+                self._send_again(producer)
             except BaseException:  # noqa: BLE001 - top of a thread: if it ended, later sends would wait in vain
                 _LOG.exception("producer.poll-failed")
 
@@ -433,7 +450,7 @@ class Producer:
         due_s = time.monotonic() + _AGAIN_S
         if self._is_abandoned or due_s >= sending.give_up_s:
             return False
-        _LOG.warning("producer.send-unconfirmed", extra={"topic": sending.topic, "msg_id": sending.msg_id})
+        _LOG.warning("producer.send-unconfirmed", extra={"topic": sending.out.topic, "msg_id": sending.msg_id})
         self._again.append((due_s, sending))
         return True
 
@@ -443,7 +460,7 @@ class Producer:
                 time.sleep(0.005)  # the poll thread sends again what waits
             producer.flush(min(_POLL_S, max(0.0, deadline - time.monotonic())))
 
-    def _send_again(self) -> None:
+    def _send_again(self, producer: ProducerClient) -> None:
         """Send records again that were reported without an offset, once their pause is over."""
         for _ in range(len(self._again)):
             due_s, sending = self._again.popleft()
@@ -455,11 +472,11 @@ class Producer:
                 self._again.append((due_s, sending))
             else:
                 try:
-                    sending.send()
+                    sending.produce(producer)
                 except BufferError:
                     self._again.append((due_s, sending))
                 except KafkaException as error:
-                    sending.future.set_exception(send_error(error.args[0], sending.topic))
+                    sending.future.set_exception(send_error(error.args[0], sending.out.topic))
 
     def _config(self) -> dict[str, Any]:
         settings = self.settings
