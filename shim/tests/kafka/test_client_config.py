@@ -103,6 +103,6 @@ def test_an_error_about_settings_names_every_wrong_one_and_no_secret() -> None:
 
 
 def test_another_worker_group_must_be_intended() -> None:
-    with pytest.raises(ConfigError, match="delivers everything"):
+    with pytest.raises(ConfigError, match="deliver everything"):
         WorkerSettings.make(bootstrap="h:1", allow=("a",), group="mine")
     assert WorkerSettings.make(bootstrap="h:1", allow=("a",), group="mine", replay_everything=True).group == "mine"
