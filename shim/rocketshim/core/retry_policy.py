@@ -18,6 +18,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from rocketshim.core.backoff import Backoff
+
 __all__ = [
     "DEFAULT_MAX_RECONSUME_TIMES",
     "AfterDelay",
@@ -156,16 +158,9 @@ class ExponentialRetryPolicy:
     def next_hop(self, reconsume_times: int, unit: float) -> AtLevel | AfterDelay:
         """Return the delay that follows."""
         highest = self.cap_ms / (1 + self.jitter / 2)
-        delay = min(self.initial_ms * self._growth(reconsume_times), highest)
+        delay = min(Backoff(self.initial_ms, self.cap_ms, self.factor).pause(reconsume_times), highest)
         spread = delay * (1 + self.jitter * (unit - 0.5))
         return AfterDelay(max(1, min(round(spread), self.cap_ms)))
-
-    def _growth(self, attempts: int) -> float:
-        """Return the factor to the power of `attempts`, or infinity if a float cannot represent it."""
-        try:
-            return float(self.factor) ** attempts
-        except OverflowError:
-            return math.inf
 
 
 def effective_limit(limit: int, message_limit: int | None) -> int:

@@ -9,14 +9,15 @@ alone waits longer for an answer than the one before, because a slow cluster sti
 from collections.abc import Collection, Iterable
 from typing import Final, Generic, TypeVar
 
+from rocketshim.core.backoff import Backoff
+
 __all__ = ["RetryRotation"]
 
 T = TypeVar("T")
 
 _TOGETHER_S: Final = 10.0
-_ALONE_S: Final = 1.0
-_AGAIN_MS: Final = 100
-_AGAIN_MAX_MS: Final = 1_000
+_ALONE_MS: Final = Backoff(1_000, 10_000)
+_AGAIN_MS: Final = Backoff(100, 1_000)
 _AGAIN_TIMES: Final = 10
 
 
@@ -48,7 +49,7 @@ class RetryRotation(Generic[T]):
         if not due:
             return [], 0.0
         first = min(due, key=due.__getitem__)
-        return [first], min(_ALONE_S * _doubled(due[first]), _TOGETHER_S)
+        return [first], _ALONE_MS.pause(due[first] - 1) / 1_000
 
     def tried(self, picked: Collection[T], *, failed: bool, began_ms: int, now_ms: int) -> None:
         """Record the result of a try.
@@ -61,11 +62,7 @@ class RetryRotation(Generic[T]):
         """
         counts = [self._failures.get(each, 0) for each in picked]
         if any(counts):  # this was a single thing, because new things are picked together
-            wait_ms = max(min(_AGAIN_MS * _doubled(counts[0]), _AGAIN_MAX_MS), _AGAIN_TIMES * (now_ms - began_ms))
+            wait_ms = max(_AGAIN_MS.pause(counts[0] - 1), _AGAIN_TIMES * (now_ms - began_ms))
             self._again_ms = now_ms + (wait_ms if failed else 0)
         if failed:
             self._failures |= {each: count + 1 for each, count in zip(picked, counts, strict=True)}
-
-
-def _doubled(failures: int) -> int:
-    return 1 << min(failures - 1, 8)

@@ -32,6 +32,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from rocketshim.core.backoff import Backoff
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.errors import WorkerError
@@ -61,7 +62,7 @@ _GAP_NS: Final = 5 * _NS
 _BACK_OFF_NS: Final = 100 * _NS
 _AGAIN_NS: Final = 1_000 * _NS
 _BUSY_NS: Final = 2 * _NS
-_LONGEST_REST_NS: Final = 5_000 * _NS
+_REFUSED_NS: Final = Backoff(_AGAIN_NS, 5_000 * _NS)
 _CAREFUL_NS: Final = 30_000 * _NS
 _MINUTE_NS: Final = 60_000 * _NS
 _MOST_FENCINGS: Final = 3
@@ -468,7 +469,7 @@ class ExactlyOnce:
         """Let a partition back off: no topic accepts one of its records, so the next transactions leave it out."""
         assigned = next((taken.assigned for taken in self._taken if taken.assigned.number == record.partition()), None)
         if assigned is not None and assigned.backoff_until_ns <= now_ns:
-            assigned.backoff_until_ns = now_ns + min(_AGAIN_NS << min(assigned.backoffs, 8), _LONGEST_REST_NS)
+            assigned.backoff_until_ns = now_ns + _REFUSED_NS.pause(assigned.backoffs)
             assigned.backoffs += 1
             self._alarm("worker.hop-not-stored", topic=topic, error=error.name(), record=coordinates(record))
 

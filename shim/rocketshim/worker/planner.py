@@ -20,6 +20,7 @@ No record makes this module raise, not even one that another program wrote.
 from dataclasses import dataclass
 from typing import Final
 
+from rocketshim.core.backoff import Backoff
 from rocketshim.worker.allow_list import NOT_ALLOWED, AllowList
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, hopped, parked, retried_target
@@ -80,8 +81,7 @@ class NotAllowed:
 Step = Skip | Deliver | NextQueue | Park | NotAllowed
 
 _SKIP: Final = Skip()
-_RE_APPEND_MS: Final = 1_000
-_RE_APPEND_CAP_MS: Final = 60_000
+_RE_APPEND_MS: Final = Backoff(1_000, 60_000)
 _OFFER_MS: Final = (1_000, 512, 10_000, 512, 60_000)
 _DEFAULT_MAX_DELAY_MS: Final = 40 * 86_400_000
 
@@ -171,7 +171,7 @@ class DeliveryPlanner:
 
         The wait counts from the append of the new record. The due time itself (`due_ms`) does not change.
         """
-        wait_ms = min(_RE_APPEND_MS << min(envelope.target_tries or 0, 16), _RE_APPEND_CAP_MS)
+        wait_ms = _RE_APPEND_MS.pause(envelope.target_tries or 0)
         lane = (record.partition() or 0) // self._levels.STRIDE
         partition = self._levels.queue_for(wait_ms, lane)
         return NextQueue(retried_target(record, envelope, self._names, partition=partition, due_ms=due_ms))

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
+from rocketshim.core.backoff import Backoff
 from rocketshim.kafka.clients import ProducerClient
 from rocketshim.worker.topic_lookup import Answer, TopicLookup
 
@@ -38,6 +39,7 @@ _IDLE_NS: Final = 2 * _NS_PER_S
 _MISSING_NS: Final = _NS_PER_S
 _AVOID_NS: Final = _NS_PER_S
 _AVOID_MOST_NS: Final = 30 * _NS_PER_S
+_BACKOFF_NS: Final = Backoff(_AVOID_NS, _AVOID_MOST_NS)
 _CAREFUL_NS: Final = 30 * _NS_PER_S
 _GROWN_NS: Final = 20 * _NS_PER_MS  # a producer's refresh took 1 to 2 ms (measured)
 _PRODUCER_LACKS_NS: Final = 2 * _NS_PER_S
@@ -107,7 +109,7 @@ class TargetHealth:
         if now_ns < self.last_failure_ns + _AVOID_NS:
             return False
         self.last_failure_ns = now_ns
-        self.avoid_until_ns = now_ns + min(_AVOID_NS << min(self.failures, 8), _AVOID_MOST_NS)
+        self.avoid_until_ns = now_ns + _BACKOFF_NS.pause(self.failures)
         self.avoid_reason = reason
         self.failures += 1
         return True
