@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 PROCESSES ?= 2
 SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder
 
-.PHONY: help demo test test-unit test-integration test-long chaos check public-api format bench lock broker-jars spark-jars dev clean
+.PHONY: help demo test test-unit test-integration test-long chaos check docs public-api format bench lock broker-jars spark-jars dev clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ check: $(VENV)/.dev ## lint, format, types, import contracts, public API
 	@$(BIN)/python tools/public_api.py
 	@$(BIN)/codespell
 	@$(BIN)/python tools/plain_words.py
+
+docs: $(VENV)/.dev ## build the documentation site into site/; a broken link or anchor is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 public-api: $(VENV)/.dev ## write the snapshot of the public API, docs/public-api.txt, again
 	@$(BIN)/python tools/public_api.py --write
@@ -75,7 +78,7 @@ dev: $(VENV)/.dev ## the development environment, without running anything
 	@$(BIN)/pre-commit install >/dev/null 2>&1 || true
 
 clean: ## remove the environment and what tests leave
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build site
 
 $(BIN)/python:
 	@echo "set-up: a virtual environment in $(VENV), with a current pip"

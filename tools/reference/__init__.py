@@ -1,0 +1,17 @@
+"""Reference pages that are generated from the code: each module makes one page, as Markdown."""
+
+from collections.abc import Callable
+from typing import Final
+
+from tools.reference import api, cli, errors, metrics, settings
+
+__all__ = ["PAGES"]
+
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "reference/api.md": api.page,
+    "reference/settings.md": settings.page,
+    "reference/cli.md": cli.page,
+    "reference/metrics.md": metrics.page,
+    "reference/errors.md": errors.page,
+}
+"""Path of a page in the site, and the function that returns its text."""

@@ -1,0 +1,59 @@
+"""The page of metrics: the families that a consumer's and a worker's state export, from states with one of each."""
+
+from collections.abc import Iterable
+
+from rocketshim.consumer.send_back import SendBackCounts
+from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
+from rocketshim.core.consume_concurrently import ConsumeReturnType
+from rocketshim.health import Metric
+from rocketshim.worker.delivery import WorkerCounts
+from rocketshim.worker.health import QueueState, WorkerState
+from tools.reference.tables import table
+
+__all__ = ["page"]
+
+_INTRODUCTION = """\
+# Metrics
+
+`rocketshim run --health PORT` and `rocketshim worker --health PORT` serve these metrics at `/metrics` in Prometheus'
+text format. In your own program register `ConsumerCollector(consumer)` with your Prometheus registry
+(`rocketshim[metrics]`). [Consuming](../consumer.md#running-as-processes-health-and-metrics) and
+[the worker](../worker.md#monitoring) name the metrics to alert on.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    parts = [_INTRODUCTION]
+    for heading, metrics in (("Push consumer", _consumer().metrics()), ("Worker", _worker().metrics())):
+        parts += [f"## {heading}", table(("metric", "type", "labels", "meaning"), _rows(metrics))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(metrics: Iterable[Metric]) -> Iterable[tuple[str, str, str, str]]:
+    for metric in metrics:
+        labels = sorted({label for _, labels, _ in metric.samples for label in labels} - {"le"})
+        yield f"`{metric.name}`", metric.kind, ", ".join(f"`{label}`" for label in labels), metric.about
+
+
+def _consumer() -> ConsumerState:
+    queue = ConsumerQueueState(
+        topic="orders", queue_id=0, epoch=1, position=0, committed=0, lag=0, msg_count=0, msg_bytes=0,
+        oldest_in_work_ms=0, paused="", reconsume_times=0,
+    )  # fmt: skip
+    return ConsumerState(
+        at_ns=0, group="payments", is_member=True, suspended=False, commits_fail_since_ns=None, commits_failed=0,
+        workers=20, in_flight=0, messages={each.name: 0 for each in ConsumeReturnType}, listener_s=0.0,
+        send_back=SendBackCounts(), subscription_conflicts={"orders": "*"}, queues=(queue,),
+    )  # fmt: skip
+
+
+def _worker() -> WorkerState:
+    counts = WorkerCounts()
+    counts.alarms["worker.parked"] = 1
+    counts.parked["no-topic"] = 1
+    queue = QueueState(partition=0, delay_ms=1_000, position=0, committed=0, backlog=0, held=0, next_due_in_ms=0)
+    return WorkerState(
+        at_ns=0, mode="at-least-once", group="rmq.sched", topic="rmq.sched", is_member=True,
+        commits_fail_since_ns=None, avoided={}, queues=(queue,), counts=counts,
+    )  # fmt: skip
