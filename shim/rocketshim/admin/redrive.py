@@ -56,7 +56,7 @@ from rocketshim.errors import (
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, ProducerClient, close_producer, confluent_clients, purge_producer
-from rocketshim.kafka.reports import UNCONFIRMED, delivery_error, is_unconfirmed
+from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirmed
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED, MISSING, TOO_LARGE
@@ -189,6 +189,7 @@ class Redriver:
         self._has_open_transaction = False
         self._is_one_per_batch = False
         self._refused: dict[tuple[int, int], KafkaError] = {}
+        self._reports = DeliveryReports()
         self._has_unconfirmed = False
         self._too_large: TooLarge | None = None if _compresses(self._config) else TooLarge()
         self._first_failed: dict[tuple[int, bytes | None], int] = {}  # partition and key to offset
@@ -490,7 +491,7 @@ class Redriver:
         producer.produce(self._log_topic, encode_redrive_record(mark), on_delivery=self._note_unconfirmed)
 
     def _note_unconfirmed(self, error: KafkaError | None, message: Any) -> None:
-        error = delivery_error(error, message)
+        error = self._reports.error(error, message)
         self._has_unconfirmed = self._has_unconfirmed or (error is not None and is_unconfirmed(error))
 
     def _produce(self, producer: ProducerClient, letter: PlannedLetter, out: OutgoingRecord) -> None:

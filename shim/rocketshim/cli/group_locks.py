@@ -15,7 +15,7 @@ from rocketshim.errors import ConfigError, SendError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, LastClientError, confluent_clients
-from rocketshim.kafka.reports import delivery_error
+from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames
 from rocketshim_topics.group_log import encode_group_record
@@ -161,12 +161,13 @@ def release(
 
 def _store(bootstrap: str, client: dict[str, str], topic: str, value: bytes, clients: Clients | None = None) -> None:
     errors: list[Any] = []
+    reports = DeliveryReports()
     producer = (clients or confluent_clients()).producer(
         merge(client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": bootstrap})
     )
 
     def reported(error: Any, message: Any) -> None:
-        errors.append(delivery_error(error, message))
+        errors.append(reports.error(error, message))
 
     producer.produce(topic, value, partition=0, on_delivery=reported)
     producer.flush(_FLUSH_TIMEOUT_S)

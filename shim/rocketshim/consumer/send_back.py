@@ -31,7 +31,7 @@ from rocketshim.core.retry_policy import (
 )
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.clients import ProducerClient, close_producer, poll_callbacks
-from rocketshim.kafka.reports import delivery_error
+from rocketshim.kafka.reports import DeliveryError, DeliveryReports
 from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, bare_parked, dead_letter_by_reference, parked
@@ -96,12 +96,25 @@ class FailedSink(Protocol):
 class _Hop:
     """One hop on its way."""
 
-    __slots__ = ("chunk", "count_as", "failure", "message", "out", "reconsume_times", "reports", "trusted")
+    __slots__ = (
+        "chunk",
+        "count_as",
+        "delivery_error",
+        "failure",
+        "message",
+        "out",
+        "reconsume_times",
+        "reports",
+        "trusted",
+    )
 
-    def __init__(self, chunk: Work, message: Any, failure: Failure, reports: deque[Any]) -> None:
+    def __init__(
+        self, chunk: Work, message: Any, failure: Failure, delivery_error: DeliveryError, reports: deque[Any]
+    ) -> None:
         self.chunk = chunk
         self.message = message
         self.failure = failure
+        self.delivery_error = delivery_error
         self.reports = reports
         self.trusted = False
         self.reconsume_times = 0
@@ -109,7 +122,7 @@ class _Hop:
         self.out: OutgoingRecord | None = None
 
     def reported(self, error: KafkaError | None, message: Any) -> None:
-        self.reports.append((self, delivery_error(error, message)))
+        self.reports.append((self, self.delivery_error(error, message)))
 
 
 class SendBack:
@@ -153,6 +166,7 @@ class SendBack:
         self._limit = limit
         self._back_off_ms = back_off_ms
         self._retry_topic = names.retry(group)
+        self._delivery_error = DeliveryReports().error
         self._reports: deque[tuple[_Hop, KafkaError | None]] = deque()
         self._again: deque[tuple[int, _Hop]] = deque()
         self._outstanding = 0
@@ -167,7 +181,7 @@ class SendBack:
     def send(self, chunk: Work, outcome: FailedMessage) -> None:
         """Send a failed message to its next hop."""
         message: Any = outcome.message
-        hop = _Hop(chunk, message, outcome.failure, self._reports)
+        hop = _Hop(chunk, message, outcome.failure, self._delivery_error, self._reports)
         hop.trusted = message.topic() == self._retry_topic
         try:
             read_again(message)

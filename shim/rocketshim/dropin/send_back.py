@@ -24,7 +24,7 @@ from rocketshim.core.retry_policy import Failed, LevelTableRetryPolicy, decide
 from rocketshim.dropin.lanes import Lanes
 from rocketshim.errors import ClosedError, MalformedRecordError, MessageError, SendTimeoutError
 from rocketshim.kafka.clients import with_log
-from rocketshim.kafka.reports import delivery_error, is_unconfirmed
+from rocketshim.kafka.reports import DeliveryReports, is_unconfirmed
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames
@@ -59,6 +59,7 @@ class HopStore:
         self._reporter: threading.Thread | None = None
         self._over = threading.Event()
         self._closed = False
+        self._reports = DeliveryReports()
         self._credentials: tuple[str, str] | None = None
 
     def store(self, out: OutgoingRecord) -> None:
@@ -87,7 +88,7 @@ class HopStore:
         future: Future[KafkaError | None] = Future()
 
         def on_delivery(error: KafkaError | None, record: Message) -> None:
-            future.set_result(delivery_error(error, record))
+            future.set_result(self._reports.error(error, record))
 
         while True:
             try:

@@ -63,7 +63,7 @@ from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError
 from rocketshim.group.lease import GroupEvent, Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, poll_callbacks
-from rocketshim.kafka.reports import delivery_error
+from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
@@ -150,6 +150,7 @@ class GroupLogThread:
         self._known_id: str | None = None
         self._leases: dict[MessageQueue, Lease] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._delivery_reports = DeliveryReports()
         self._reports: deque[tuple[int, KafkaError | None]] = deque()
         self._sent_seq = 0
         self._read_seq = 0
@@ -516,7 +517,7 @@ class GroupLogThread:
         self._sent_seq = record.seq
 
         def on_delivery(error: KafkaError | None, message: Any) -> None:
-            self._reports.append((record.seq, delivery_error(error, message)))
+            self._reports.append((record.seq, self._delivery_reports.error(error, message)))
 
         try:
             producer.produce(self._partition.topic, encode_group_record(record), partition=0, on_delivery=on_delivery)

@@ -8,21 +8,35 @@ librdkafka numbers the records of a refused batch from -1 on: the first has no o
 so on. The reports of one batch follow each other in one `poll`, so a run of such numbers is recognised. A record that
 was produced after the run began does not belong to it. Without this rule, a record that is sent again into an empty
 partition could be doubted, and repeated, forever.
+
+So the reports of a producer need a memory, `DeliveryReports`, which all its delivery callbacks share: the records of a
+batch may have different callbacks. It is separate for each thread, because several threads may poll one producer, and
+each of them serves whole batches.
 """
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
-__all__ = ["UNCONFIRMED", "delivery_error", "is_unconfirmed"]
+__all__ = ["UNCONFIRMED", "DeliveryError", "DeliveryReports", "is_unconfirmed"]
 
 UNCONFIRMED: Final = KafkaError(
     KafkaError.DUPLICATE_SEQUENCE_NUMBER, "reported as stored but without an offset; it may be stored or not"
 )
 """Stands for a success without an offset. librdkafka itself never reports this code as an error."""
+
+
+DeliveryError = Callable[[KafkaError | None, Any], KafkaError | None]
+"""`DeliveryReports.error` of one owner."""
+
+
+def is_unconfirmed(error: KafkaError) -> bool:
+    """Return whether an error is that of a record that may be stored or not, and is to be sent again as it is."""
+    return bool(error.code() == KafkaError.DUPLICATE_SEQUENCE_NUMBER)
 
 
 @dataclass(slots=True)
@@ -40,42 +54,39 @@ class _Run:
     began_s: float
 
 
-_RUNS: Final[dict[int, _Run]] = {}
-"""By the thread that serves the reports; empty as a rule."""
+class DeliveryReports(threading.local):
+    """Checks the delivery reports of one producer, or of the producers that one thread polls.
 
-
-def delivery_error(error: KafkaError | None, message: Any) -> KafkaError | None:
-    """Return the error of a delivery report; `UNCONFIRMED` for a success without an offset; None: it is stored.
-
-    To be called in each delivery callback, in the order of the reports: the reports of one batch explain each other.
+    Thread-safety: any thread that polls the producer.
     """
-    if error is not None:
-        return error
-    offset = message.offset()
-    if not _RUNS and offset is not None and offset >= 0:
+
+    _run: _Run | None = None
+
+    def error(self, error: KafkaError | None, message: Any) -> KafkaError | None:
+        """Return the error of a delivery report; `UNCONFIRMED` for a success without an offset; None: it is stored.
+
+        To be called in each delivery callback of the producer, in the order of the reports.
+        """
+        if error is not None:
+            return error
+        offset = message.offset()
+        if self._run is None and offset is not None and offset >= 0:
+            return None
+        return self._look_closely(message, offset)
+
+    def _look_closely(self, message: Any, offset: int | None) -> KafkaError | None:
+        place, now_s = (message.topic(), message.partition()), time.monotonic()
+        if offset is None or offset < 0:
+            self._run = _Run(place, 0, now_s)
+            return UNCONFIRMED
+        run = self._run
+        if run is None:
+            return None
+        if run.place == place and run.next_offset == offset and _was_produced_before(message, now_s, run):
+            run.next_offset += 1
+            return UNCONFIRMED
+        self._run = None
         return None
-    return _look_closely(message, offset)
-
-
-def is_unconfirmed(error: KafkaError) -> bool:
-    """Return whether an error is that of a record that may be stored or not, and is to be sent again as it is."""
-    return bool(error.code() == KafkaError.DUPLICATE_SEQUENCE_NUMBER)
-
-
-def _look_closely(message: Any, offset: int | None) -> KafkaError | None:
-    place, thread = (message.topic(), message.partition()), threading.get_ident()
-    now_s = time.monotonic()
-    if offset is None or offset < 0:
-        _RUNS[thread] = _Run(place, 0, now_s)
-        return UNCONFIRMED
-    run = _RUNS.get(thread)
-    if run is None:
-        return None
-    if run.place == place and run.next_offset == offset and _was_produced_before(message, now_s, run):
-        run.next_offset += 1
-        return UNCONFIRMED
-    del _RUNS[thread]
-    return None
 
 
 def _was_produced_before(message: Any, now_s: float, run: _Run) -> bool:

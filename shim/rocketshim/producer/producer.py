@@ -32,7 +32,7 @@ from rocketshim.core.failed_hop import LaneSelector
 from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients
-from rocketshim.kafka.reports import delivery_error, is_unconfirmed
+from rocketshim.kafka.reports import DeliveryReports, is_unconfirmed
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim.producer.selectors import (
@@ -170,6 +170,7 @@ class Producer:
         self._complaints = LastClientError()
         self._broker_clock = BrokerClock()
         self._clock_differs = False
+        self._reports = DeliveryReports()
         self._again: deque[tuple[float, _Sending]] = deque()  # when, monotonic s; what
         self._is_abandoned = False
 
@@ -317,7 +318,7 @@ class Producer:
         return future
 
     def _reported(self, sending: _Sending, error: KafkaError | None, record: Any) -> None:
-        error, topic = delivery_error(error, record), sending.out.topic
+        error, topic = self._reports.error(error, record), sending.out.topic
         if error is not None:
             if not (is_unconfirmed(error) and self._goes_again(sending)):
                 sending.future.set_exception(send_error(error, topic))

@@ -30,7 +30,7 @@ from confluent_kafka import KafkaError, KafkaException
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, ProducerFactory, close_producer, poll_callbacks
-from rocketshim.kafka.reports import delivery_error
+from rocketshim.kafka.reports import DeliveryError, DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
@@ -77,6 +77,7 @@ class _ProducedBatch:
 
     __slots__ = (
         "alone",
+        "delivery_error",
         "dues_ms",
         "errors",
         "flight",
@@ -98,6 +99,7 @@ class _ProducedBatch:
         topic: str,
         target: TargetHealth | None,
         inbox: "deque[_ProducedBatch]",
+        delivery_error: DeliveryError,
         sent_ns: int,
     ) -> None:
         self.flight = flight
@@ -105,6 +107,7 @@ class _ProducedBatch:
         self.topic = topic
         self.target = target
         self.inbox = inbox
+        self.delivery_error = delivery_error
         self.sent_ns = sent_ns
         self.indexes: list[int] = []
         self.dues_ms: list[int] = []
@@ -116,7 +119,7 @@ class _ProducedBatch:
 
     def reported(self, error: KafkaError | None, message: Any) -> None:
         """Count a delivery report; hand the batch over when all reports have arrived."""
-        error = delivery_error(error, message)
+        error = self.delivery_error(error, message)
         if error is not None:
             self.errors.append((self.reports, error))
         self.reports += 1
@@ -171,6 +174,8 @@ class AtLeastOnce:
         self._producer: ProducerClient | None = None
         self._one_by_one: ProducerClient | None = None
         self._consumer: ConsumerClient | None = None
+        self._reports = DeliveryReports()
+        self._delivery_error = self._reports.error
         self._inbox: deque[_ProducedBatch] = deque()
         self._deliveries: deque[_ProducedBatch] = deque()  # deliveries, in the order in which they were produced
         self._open_batches: set[_ProducedBatch] = set()
@@ -222,11 +227,16 @@ class AtLeastOnce:
                 index += 1
         self._point("after-produce")
 
+    def _batch(
+        self, flight: _Flight, kind: Kind, topic: str, target: TargetHealth | None, now_ns: int
+    ) -> _ProducedBatch:
+        return _ProducedBatch(flight, kind, topic, target, self._inbox, self._delivery_error, now_ns)
+
     def _send_plain(self, flight: _Flight, group: PlainGroup, now_ns: int) -> None:
         """Produce the plain due records of one target partition."""
         produce = self._open().produce
         topic, partition = group.target.topic, group.partition
-        batch = _ProducedBatch(flight, Kind.DELIVER, topic, group.target, self._inbox, now_ns)
+        batch = self._batch(flight, Kind.DELIVER, topic, group.target, now_ns)
         reported, add_index, add_due = batch.reported, batch.indexes.append, batch.dues_ms.append
         for index, value, key, headers, due_ms in group.records:
             try:
@@ -235,7 +245,7 @@ class AtLeastOnce:
                 self._register_delivery(batch)
                 self._route_record(flight, index, now_ns)  # it tries again and handles the error
                 produce = self._open().produce
-                batch = _ProducedBatch(flight, Kind.DELIVER, topic, group.target, self._inbox, now_ns)
+                batch = self._batch(flight, Kind.DELIVER, topic, group.target, now_ns)
                 reported, add_index, add_due = batch.reported, batch.indexes.append, batch.dues_ms.append
             else:
                 add_index(index)
@@ -267,7 +277,7 @@ class AtLeastOnce:
             self._unready.setdefault(placement.target, []).append((flight, index))
             self._add_in_flight(flight, 1)
             return
-        batch = _ProducedBatch(flight, kind, placement.topic, placement.target, self._inbox, now_ns)
+        batch = self._batch(flight, kind, placement.topic, placement.target, now_ns)
         batch.indexes.append(index)
         batch.reason = placement.reason
         if kind is Kind.DELIVER:
@@ -566,7 +576,7 @@ class AtLeastOnce:
     def _open(self) -> ProducerClient:
         if self._producer is None:
             self._producer = self._make_producer(self._config)
-            self._prober.use(self._producer)
+            self._prober.use(self._producer, self._reports)
             self._router.targets.use(self._producer)
         return self._producer
 

@@ -44,7 +44,7 @@ from rocketshim.kafka.clients import (
     poll_callbacks,
     purge_producer,
 )
-from rocketshim.kafka.reports import delivery_error
+from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import WorkerCounts, re_append_event
 from rocketshim.worker.prober import Prober
@@ -138,6 +138,7 @@ class ExactlyOnce:
         self._consumer: ConsumerClient | None = None
         self._producer: ProducerClient | None = None
         self._probes: ProducerClient | None = None
+        self._reports = DeliveryReports()
         self._taken: list[_Taken] = []
         self._passed: list[AssignedPartition] = []
         self._records = 0
@@ -164,7 +165,7 @@ class ExactlyOnce:
         """Create the producer of probes; the first turn creates the transactional producer."""
         self._consumer = consumer
         self._probes = self._make_producer(self._probe_config)
-        self._prober.use(self._probes)
+        self._prober.use(self._probes, DeliveryReports())
         self._discard_producer()
 
     def capacity(self, now_ns: int) -> int:
@@ -302,12 +303,12 @@ class ExactlyOnce:
         self._failures.append((record, Kind.PARK, "", KafkaError(KafkaError._FAIL)))  # noqa: SLF001
 
     def _failed(self, error: KafkaError | None, message: Any) -> None:
-        error = delivery_error(error, message)
+        error = self._reports.error(error, message)
         if error is not None and len(self._failures) < _LISTED_FAILURES:
             self._failures.append((None, Kind.DELIVER, message.topic(), error))
 
     def _failed_record(self, record: Any, kind: Kind, topic: str, error: KafkaError | None, message: Any) -> None:
-        error = delivery_error(error, message)
+        error = self._reports.error(error, message)
         if error is not None and len(self._failures) < _LISTED_FAILURES:
             self._failures.append((record, kind, topic, error))
 
@@ -521,7 +522,7 @@ class ExactlyOnce:
                 self._alarm("worker.producer-recycled", error=str(error))
                 close_producer(self._probes, _LAST_REPORTS_S)
                 self._probes = self._make_producer(self._probe_config)
-                self._prober.use(self._probes)
+                self._prober.use(self._probes, DeliveryReports())
         if self._is_stale and self._begun_ns is None and now_ns - self._renewed_ns >= _AGAIN_NS:
             self._discard_producer()
         if self._producer is not None or now_ns < self._not_before_ns or self._consumer is None:

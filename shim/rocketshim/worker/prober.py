@@ -13,7 +13,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 
 from rocketshim.errors import TopicMismatchError
 from rocketshim.kafka.clients import ProducerClient
-from rocketshim.kafka.reports import delivery_error
+from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.names import TopicNames
@@ -34,7 +34,16 @@ class Prober:
         confirmed_ns: monotonic instant at which the last report of a stored probe was processed, in ns.
     """
 
-    __slots__ = ("_alarm", "_names", "_producer", "_reports", "confirmed_ns", "outstanding", "topic")
+    __slots__ = (
+        "_alarm",
+        "_delivery_reports",
+        "_names",
+        "_producer",
+        "_reports",
+        "confirmed_ns",
+        "outstanding",
+        "topic",
+    )
 
     def __init__(self, names: TopicNames, alarm: Callable[..., None]) -> None:
         self.topic = names.schedule
@@ -43,11 +52,18 @@ class Prober:
         self._names = names
         self._alarm = alarm
         self._producer: ProducerClient | None = None
+        self._delivery_reports = DeliveryReports()
         self._reports: deque[tuple[ProducerClient, AssignedPartition, KafkaError | None, Any]] = deque()
 
-    def use(self, producer: ProducerClient) -> None:
-        """Write probes with this producer from now on."""
+    def use(self, producer: ProducerClient, reports: DeliveryReports) -> None:
+        """Write probes with this producer from now on.
+
+        Args:
+            producer: others may write with it, too.
+            reports: what all delivery callbacks of the producer use.
+        """
         self._producer = producer
+        self._delivery_reports = reports
         self.outstanding = 0
 
     def probe(self, assigned: AssignedPartition, now_ns: int) -> None:
@@ -56,10 +72,11 @@ class Prober:
         producer = self._producer
         if producer is None:
             return
+        reports = self._delivery_reports
         out = clock_probe(self._names, partition=assigned.number)
 
         def reported(error: KafkaError | None, message: Any) -> None:
-            self._reports.append((producer, assigned, delivery_error(error, message), message))
+            self._reports.append((producer, assigned, reports.error(error, message), message))
 
         try:
             producer.produce(out.topic, out.value, out.key, assigned.number, on_delivery=reported, headers=out.headers)

@@ -60,7 +60,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
         Of(has_marks=False, route_due=route, targets=Of(use=lambda *_: None)),  # type: ignore[arg-type]
         counts,  # type: ignore[arg-type]
         clock=None,  # type: ignore[arg-type]
-        prober=Of(use=lambda _: None, confirmed_ns=0),  # type: ignore[arg-type]
+        prober=Of(use=lambda *_: None, confirmed_ns=0),  # type: ignore[arg-type]
         alarm=lambda *_, **__: None,
         max_in_flight=9,
         max_in_flight_bytes=9,
@@ -80,7 +80,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
 def test_after_a_time_out_the_whole_batch_is_produced_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made)
-    batch = _ProducedBatch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
+    batch = out._batch(flight, Kind.DELIVER, "t", None, 0)
     batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
     out._register_delivery(batch)
     batch.reported(KafkaError(KafkaError._MSG_TIMED_OUT), None)  # type: ignore[arg-type]  # c, which was still queued
@@ -98,7 +98,7 @@ def test_after_a_time_out_the_whole_batch_is_produced_again() -> None:
 def test_a_record_that_is_sent_again_has_the_whole_patience_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made, patience_ns=10)
-    batch = _ProducedBatch(flight, Kind.DELIVER, "t", None, out._inbox, 0)
+    batch = out._batch(flight, Kind.DELIVER, "t", None, 0)
     batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
     out._register_delivery(batch)
     out._confirmed_ns = 50  # other records were stored meanwhile
@@ -116,9 +116,7 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
     """A stored record that was sent shortly after a batch shows that the broker is only slow."""
     made: list[Producer] = []
     out, flight, _ = delivery(made, patience_ns=10)
-    slow, soon_after, much_later = (
-        _ProducedBatch(flight, Kind.DELIVER, "t", None, out._inbox, at) for at in (0, 5, 10)
-    )
+    slow, soon_after, much_later = (out._batch(flight, Kind.DELIVER, "t", None, at) for at in (0, 5, 10))
     for index, batch in enumerate((slow, soon_after, much_later)):
         batch.indexes, batch.dues_ms = [index], [0]
         out._register_delivery(batch)

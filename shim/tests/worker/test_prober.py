@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from confluent_kafka import Message
+
+from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports
 from rocketshim.testing import InMemoryKafka
 from rocketshim.worker.prober import Prober
 from rocketshim_topics.names import TopicNames
@@ -28,9 +31,9 @@ def test_reports_of_a_replaced_producer_do_not_count_for_the_next() -> None:
     prober, held = Prober(TopicNames(), lambda *_, **__: None), Held()
     old, new = (kafka.producer({"bootstrap.servers": "memory"}) for _ in range(2))
     as_held: Any = held
-    prober.use(old)
+    prober.use(old, DeliveryReports())
     prober.probe(as_held, 0)
-    prober.use(new)
+    prober.use(new, DeliveryReports())
     old.flush(1)
     prober.settle(1)
     assert held.told == [0], "what it said still counts"
@@ -50,9 +53,12 @@ def test_a_probe_that_is_reported_without_an_offset_dates_nothing() -> None:
     prober, held = Prober(TopicNames(), lambda event, **_: told.append(event)), Held()
     as_held: Any = held
     producer = kafka.producer({"bootstrap.servers": "memory"})
-    prober.use(producer)
+    reports = DeliveryReports()
+    prober.use(producer, reports)
     kafka.fail_produce(None)
     prober.probe(as_held, 0)
     producer.flush(1)
     prober.settle(1)
     assert (held.told, prober.confirmed_ns, told) == ([], 0, ["worker.probe-failed"])
+    behind = Message(topic=TopicNames().schedule, partition=0, offset=0, latency=60.0)
+    assert reports.error(None, behind) is UNCONFIRMED, "a record behind it in its batch, also one that is not a probe"

@@ -28,7 +28,7 @@ from rocketshim.admin.group_lag import GroupReader, GroupStanding
 from rocketshim.errors import BrokerUnavailableError, ConfigError, MalformedRecordError, RocketshimError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.kafka.reports import delivery_error
+from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim.worker.planner import is_probe
@@ -389,6 +389,7 @@ class _ClusterReader:
     def _probe(self, leaders: Mapping[int, int]) -> dict[int, int]:
         defaults = {"delivery.timeout.ms": round(_TIMEOUT_S * 1_000), "linger.ms": 0}
         producer = self._clients.producer(self._settings(PROTECTED_PRODUCER, defaults))
+        checked = DeliveryReports()
         ahead: dict[int, int] = {}
         for node, number in leaders.items():
             out = clock_probe(self._names, partition=number)
@@ -396,7 +397,7 @@ class _ClusterReader:
                 reports: list[tuple[Any, Any]] = []
 
                 def reported(error: Any, message: Any, into: list[tuple[Any, Any]] = reports) -> None:
-                    into.append((delivery_error(error, message), message))
+                    into.append((checked.error(error, message), message))
 
                 sent_ms = _now_ms()
                 producer.produce(out.topic, out.value, out.key, number, headers=out.headers, on_delivery=reported)
