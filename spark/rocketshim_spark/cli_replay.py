@@ -22,6 +22,7 @@ from rocketshim_spark.cli_options import (
     print_note,
 )
 from rocketshim_spark.report import printable
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def _bounds_to_verify(
     ends = find_published(view, f"replay-{plan_name}-ends")
     if ends is None:
         return []
-    starts = {(row.topic, row.partition): row.end for row in ends.collect()}
+    starts = {TopicPartitionKey.of(row): row.end for row in ends.collect()}
     # Partitions that were added later are read from their beginning.
     return since(cluster.bounds(_target_topics(planned)), starts)
 

@@ -55,6 +55,7 @@ from rocketshim_spark.errors import LakeError, LandingFailedError, TopicRecreate
 from rocketshim_spark.session import conf_set, require, without_dictionaries
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_spark.sources import Cluster, PartitionBounds, offsets_json, spark_options
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import ConfigError, TopicMissingError
 
 __all__ = [
@@ -94,8 +95,6 @@ _NOT_FOUND: Final = frozenset(
     {"PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_TABLE_ONLY_OPERATION"}
 )
 
-PartitionKey = tuple[str, int]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Gap:
@@ -134,7 +133,7 @@ class Landing:
     rows: int
     gaps: tuple[Gap, ...]
     version: int | None
-    held: Mapping[PartitionKey, int] = field(default_factory=dict)
+    held: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +148,8 @@ class Snapshot:
     """
 
     taken_at: dt.datetime | None
-    committed: Mapping[str, Mapping[PartitionKey, int]]
-    held: Mapping[PartitionKey, int] = field(default_factory=dict)
+    committed: Mapping[str, Mapping[TopicPartitionKey, int]]
+    held: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
 
 
 def land(
@@ -202,7 +201,7 @@ def land(
     cluster = Cluster(bootstrap, config)
     before = _current_bounds(cluster, wanted, known)
     taken_at, committed = dt.datetime.now(dt.UTC), _committed(cluster, wanted, groups)
-    held = _wait_for_open_transactions(cluster, [(each.topic, each.partition) for each in before])
+    held = _wait_for_open_transactions(cluster, [TopicPartitionKey.of(each) for each in before])
     landed = positions(spark, lake)
     recorded = _recorded_gaps(spark, lake)
     gaps = find_gaps(before, landed, recorded)
@@ -215,10 +214,10 @@ def land(
     _write_gaps(spark, lake, gaps, now)
 
     starts = {
-        (each.topic, each.partition): max(landed.get((each.topic, each.partition), 0), each.earliest) for each in before
+        TopicPartitionKey.of(each): max(landed.get(TopicPartitionKey.of(each), 0), each.earliest) for each in before
     }
     # A gap that an earlier attempt recorded before it failed must still be skipped.
-    holes = any(landed.get((each.topic, each.partition), 0) < each.earliest for each in before)
+    holes = any(landed.get(TopicPartitionKey.of(each), 0) < each.earliest for each in before)
     options = spark_options(bootstrap, kafka)
     # Numbers, not "earliest": what retention deletes from now on fails the landing, or is found by the check
     # afterwards.
@@ -226,7 +225,7 @@ def land(
         subscribe=",".join(wanted), startingOffsets=offsets_json(starts), failOnDataLoss=str(not holes).lower()
     )
     if max_records_per_task is not None:
-        new_count = sum(max(0, each.end - starts[each.topic, each.partition]) for each in before)
+        new_count = sum(max(0, each.end - starts[TopicPartitionKey.of(each)]) for each in before)
         share = -(-new_count // (_TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
         options["maxRecordsPerPartition"] = str(min(max_records_per_task, max(_MIN_RECORDS_PER_TASK, share)))
     try:
@@ -264,8 +263,8 @@ def land(
 
 def find_gaps(
     bounds: Iterable[PartitionBounds],
-    landed: Mapping[PartitionKey, int],
-    recorded: Mapping[PartitionKey, Sequence[tuple[int, int]]],
+    landed: Mapping[TopicPartitionKey, int],
+    recorded: Mapping[TopicPartitionKey, Sequence[tuple[int, int]]],
 ) -> list[Gap]:
     """Return what retention deleted: offsets from the next one to land to the earliest one that is left. Pure.
 
@@ -276,7 +275,7 @@ def find_gaps(
     """
     gaps = []
     for each in bounds:
-        key = (each.topic, each.partition)
+        key = TopicPartitionKey.of(each)
         start = landed.get(key, 0)
         for gap_from, gap_to in sorted(recorded.get(key, ())):
             if gap_from <= start < gap_to:
@@ -287,7 +286,7 @@ def find_gaps(
     return gaps
 
 
-def positions(spark: SparkSession, lake: str) -> dict[PartitionKey, int]:
+def positions(spark: SparkSession, lake: str) -> dict[TopicPartitionKey, int]:
     """Return the next offset to land for every partition, after the last committed batch; empty before the first.
 
     Raises:
@@ -300,7 +299,9 @@ def positions(spark: SparkSession, lake: str) -> dict[PartitionKey, int]:
         return {}
     try:
         found: dict[str, dict[str, int]] = json.loads(offsets[done].splitlines()[2])
-        return {(topic, int(number)): at for topic, parts in found.items() for number, at in parts.items()}
+        return {
+            TopicPartitionKey(topic, int(number)): at for topic, parts in found.items() for number, at in parts.items()
+        }
     except (IndexError, ValueError, AttributeError) as error:
         raise LakeError(
             f"{lake}/checkpoint holds no Kafka offsets in batch {done}, so it belongs to another query: "
@@ -379,13 +380,13 @@ def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) ->
     rows = found.join(F.broadcast(newest), F.col("taken_at") == F.col("newest")).select(
         F.unix_micros("taken_at").alias("taken_us"), "grp", "topic", "partition", "committed"
     )
-    taken_us, held, committed = None, dict[PartitionKey, int](), dict[str, dict[PartitionKey, int]]()
+    taken_us, held, committed = None, dict[TopicPartitionKey, int](), dict[str, dict[TopicPartitionKey, int]]()
     for row in rows.collect():
         taken_us = row.taken_us
         if row.grp is not None:
-            committed.setdefault(row.grp, {})[(row.topic, row.partition)] = row.committed
+            committed.setdefault(row.grp, {})[TopicPartitionKey.of(row)] = row.committed
         elif row.topic is not None:
-            held[row.topic, row.partition] = row.committed
+            held[TopicPartitionKey.of(row)] = row.committed
     taken_at = None if taken_us is None else _EPOCH + dt.timedelta(microseconds=taken_us)
     return Snapshot(taken_at, committed, held)
 
@@ -409,7 +410,7 @@ def _table(spark: SparkSession, path: str, schema: str) -> DataFrame:
 
 def _committed(
     cluster: Cluster, topics: Sequence[str], groups: Sequence[str] | None
-) -> dict[str, dict[PartitionKey, int]]:
+) -> dict[str, dict[TopicPartitionKey, int]]:
     wanted = set(topics)
     found = {}
     for group in cluster.groups() if groups is None else groups:
@@ -456,7 +457,7 @@ def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
     return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
 
 
-def _next_after_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dict[PartitionKey, int]:
+def _next_after_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dict[TopicPartitionKey, int]:
     """Return the offset after the last landed row inside each gap.
 
     After a crash between Delta's commit and the checkpoint, rows are landed that `positions` does not know yet.
@@ -468,12 +469,12 @@ def _next_after_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dic
         within = F.col("offset").between(gap.gap_from, gap.gap_to - 1)
         last = records.filter(_is_partition(gap.topic, gap.partition) & within).agg(F.max("offset")).collect()[0][0]
         if last is not None:
-            next_offsets[gap.topic, gap.partition] = int(last) + 1
+            next_offsets[TopicPartitionKey.of(gap)] = int(last) + 1
     return next_offsets
 
 
 def _expired_while_landing(
-    spark: SparkSession, lake: str, after: Iterable[PartitionBounds], starts: Mapping[PartitionKey, int]
+    spark: SparkSession, lake: str, after: Iterable[PartitionBounds], starts: Mapping[TopicPartitionKey, int]
 ) -> list[Gap]:
     """Return the offsets that this landing should have read, but retention deleted first.
 
@@ -482,7 +483,7 @@ def _expired_while_landing(
     gaps = []
     landed = positions(spark, lake)
     for each in after:
-        key = (each.topic, each.partition)
+        key = TopicPartitionKey.of(each)
         start, end = starts.get(key, each.earliest), min(each.earliest, landed.get(key, each.earliest))
         if start >= end:
             continue
@@ -504,7 +505,9 @@ def _is_partition(topic: str, partition: int) -> Column:
     return (F.col("topic") == topic) & (F.col("partition") == partition)
 
 
-def _wait_for_open_transactions(cluster: Cluster, partitions: Sequence[PartitionKey]) -> dict[PartitionKey, int]:
+def _wait_for_open_transactions(
+    cluster: Cluster, partitions: Sequence[TopicPartitionKey]
+) -> dict[TopicPartitionKey, int]:
     """Wait until the records written so far are readable; return the partitions still blocked by open transactions.
 
     A consumer writes the next hop of a message before it commits. But the hop may lie after an open transaction of
@@ -523,10 +526,10 @@ def _wait_for_open_transactions(cluster: Cluster, partitions: Sequence[Partition
         time.sleep(_OPEN_TRANSACTION_WAIT_S / 50)
 
 
-def _recorded_gaps(spark: SparkSession, lake: str) -> dict[PartitionKey, list[tuple[int, int]]]:
-    recorded: dict[PartitionKey, list[tuple[int, int]]] = {}
+def _recorded_gaps(spark: SparkSession, lake: str) -> dict[TopicPartitionKey, list[tuple[int, int]]]:
+    recorded: dict[TopicPartitionKey, list[tuple[int, int]]] = {}
     for row in _rows(spark, f"{lake}/gaps"):
-        recorded.setdefault((row.topic, row.partition), []).append((row.gap_from, row.gap_to))
+        recorded.setdefault(TopicPartitionKey.of(row), []).append((row.gap_from, row.gap_to))
     return recorded
 
 

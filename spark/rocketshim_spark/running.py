@@ -21,7 +21,6 @@ from rocketshim_spark import events
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.jobs import lineage
 from rocketshim_spark.land import (
-    PartitionKey,
     Snapshot,
     find_table,
     latest_version,
@@ -33,6 +32,7 @@ from rocketshim_spark.land import (
 from rocketshim_spark.report import Report, as_html, as_text
 from rocketshim_spark.session import conf_set, without_dictionaries
 from rocketshim_topics import TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import ConfigError
 
 __all__ = ["OpenLake", "find_published", "local_folder", "open_lake", "publish", "publish_lifecycles", "write_report"]
@@ -72,7 +72,7 @@ class OpenLake:
     snapshot: Snapshot
 
     @property
-    def worker(self) -> Mapping[PartitionKey, int]:
+    def worker(self) -> Mapping[TopicPartitionKey, int]:
         """The committed positions of the worker."""
         return self.snapshot.committed.get(TopicNames(self.namespace).worker_group, {})
 

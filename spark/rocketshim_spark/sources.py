@@ -36,6 +36,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rocketshim.kafka.positions import group_positions
 from rocketshim_topics import provision
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import (
     BrokerUnavailableError,
     ClusterError,
@@ -147,8 +148,7 @@ class Cluster:
                 raise self._to_cluster_error(error, topic) from error
             topic_id = str(description.topic_id)
             resolved += [
-                PartitionBounds(topic, number, topic_id, earliest[topic, number], earliest[topic, number], end)
-                for (_, number), end in sorted(ends.items())
+                PartitionBounds(*key, topic_id, earliest[key], earliest[key], end) for key, end in sorted(ends.items())
             ]
         return resolved
 
@@ -166,7 +166,7 @@ class Cluster:
             raise self._to_cluster_error(found.errors[0], "the consumer groups")
         return sorted(each.group_id for each in found.valid)
 
-    def committed(self, group: str, topics: Collection[str]) -> dict[tuple[str, int], int]:
+    def committed(self, group: str, topics: Collection[str]) -> dict[TopicPartitionKey, int]:
         """Return the committed positions of a group on these topics: (topic, partition) to the next offset to read.
 
         Partitions without a commit, and topics that do not exist, are left out.
@@ -181,9 +181,9 @@ class Cluster:
             raise self._to_cluster_error(error, f"the group {group}") from error
         finally:
             consumer.close()
-        return {(each.topic, each.partition): each.offset for each in found}
+        return {TopicPartitionKey.of(each): each.offset for each in found}
 
-    def ends(self, partitions: Iterable[tuple[str, int]], isolation: IsolationLevel) -> dict[tuple[str, int], int]:
+    def ends(self, partitions: Iterable[TopicPartitionKey], isolation: IsolationLevel) -> dict[TopicPartitionKey, int]:
         """Return the current end of each partition: the last stable offset, or for `READ_UNCOMMITTED` the very last.
 
         Raises:
@@ -200,11 +200,11 @@ class Cluster:
         partitions: Sequence[TopicPartition],
         spec: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-    ) -> dict[tuple[str, int], int]:
+    ) -> dict[TopicPartitionKey, int]:
         answers = self._admin.list_offsets(
             dict.fromkeys(partitions, spec), isolation_level=isolation, request_timeout=_TIMEOUT_S
         )
-        return {(key.topic, key.partition): answer.result(_TIMEOUT_S).offset for key, answer in answers.items()}
+        return {TopicPartitionKey.of(key): answer.result(_TIMEOUT_S).offset for key, answer in answers.items()}
 
     def _to_cluster_error(self, error: KafkaException, what: str) -> ClusterError:
         cause: KafkaError = error.args[0]
@@ -279,9 +279,9 @@ def read_batch(
             f"its first offset is {wrong.earliest}"
         )
     options = spark_options(bootstrap, kafka)
-    options["assign"] = offsets_json({(each.topic, each.partition): each.partition for each in bounds}, as_list=True)
-    options["startingOffsets"] = offsets_json({(each.topic, each.partition): each.start for each in bounds})
-    options["endingOffsets"] = offsets_json({(each.topic, each.partition): each.end for each in bounds})
+    options["assign"] = offsets_json({TopicPartitionKey.of(each): each.partition for each in bounds}, as_list=True)
+    options["startingOffsets"] = offsets_json({TopicPartitionKey.of(each): each.start for each in bounds})
+    options["endingOffsets"] = offsets_json({TopicPartitionKey.of(each): each.end for each in bounds})
     if min_tasks is not None:
         options["minPartitions"] = str(min_tasks)
     if max_records_per_task is not None:
@@ -289,18 +289,18 @@ def read_batch(
     return spark.read.format("kafka").options(**options).load()
 
 
-def since(bounds: Sequence[PartitionBounds], starts: Mapping[tuple[str, int], int]) -> list[PartitionBounds]:
+def since(bounds: Sequence[PartitionBounds], starts: Mapping[TopicPartitionKey, int]) -> list[PartitionBounds]:
     """Return the bounds with other starts; a partition that `starts` does not name keeps its own.
 
     A start before the earliest offset is moved to the earliest offset, and a start after the end to the end.
     """
     return [
-        replace(each, start=min(each.end, max(each.earliest, starts.get((each.topic, each.partition), each.start))))
+        replace(each, start=min(each.end, max(each.earliest, starts.get(TopicPartitionKey.of(each), each.start))))
         for each in bounds
     ]
 
 
-def offsets_json(values: Mapping[tuple[str, int], int], *, as_list: bool = False) -> str:
+def offsets_json(values: Mapping[TopicPartitionKey, int], *, as_list: bool = False) -> str:
     """Format one number for each partition as JSON for Spark's Kafka options.
 
     Args:

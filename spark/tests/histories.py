@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from rocketshim_topics import DelayLevels, Message, OutgoingRecord, TopicNames, decode, hops
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 NAMES = TopicNames()
 LEVELS = DelayLevels.default()
@@ -31,7 +32,6 @@ FAULTS = (
     *("revived", "revived-later"),
 )
 PATHS = ("parked", "parked-retry", "redriven", "redriven-dead")
-PartitionKey = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Log:
 
     source: random.Random
     stored: list[Stored] = field(default_factory=list)
-    ends: Counter[PartitionKey] = field(default_factory=Counter)
+    ends: Counter[TopicPartitionKey] = field(default_factory=Counter)
     gaps: list[tuple[str, int, int]] = field(default_factory=list)
 
     def add(self, out: OutgoingRecord, at_ms: int, *, landed: bool = True, partition: int = 0) -> Stored:
@@ -91,7 +91,7 @@ class Log:
     def repeat(self, record: Stored) -> Stored:
         return Stored(record.out, record.number, self._next((record.topic(), record.number)), record.at_ms + 1_000)
 
-    def _next(self, place: PartitionKey) -> int:
+    def _next(self, place: TopicPartitionKey) -> int:
         offset = self.ends[place]
         self.ends[place] += 1 + (self.source.random() < 0.1)
         return offset
@@ -128,7 +128,7 @@ class World:
         self.names: list[str] = []
         self.later: list[Iterator[None]] = []
         self.lost: list[tuple[str, str, str]] = []
-        self.committed: dict[str, dict[PartitionKey, int]] = {}
+        self.committed: dict[str, dict[TopicPartitionKey, int]] = {}
 
     def history(self, name: str, fates: Sequence[str]) -> None:
         """Add messages with these fates on `orders-NAME` for groups `pay-NAME` and `mail-NAME`; `mail` never fails."""

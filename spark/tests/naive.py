@@ -11,9 +11,10 @@ from typing import Any
 
 from rocketshim_spark.events import kind_of
 from rocketshim_topics import Envelope, decode, hops
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import MalformedRecordError
 
-from .histories import NAMES, PartitionKey, Stored
+from .histories import NAMES, Stored
 
 WAIT, PARKED, DELIVERED, DEAD = 0, 1, 2, 3
 STEPS = {"schedule": WAIT, "parked": PARKED, "dlq": DEAD}
@@ -80,7 +81,7 @@ class Lifecycle:
 
 
 def lifecycles(
-    records: Sequence[Read], committed: Mapping[str, Mapping[PartitionKey, int]]
+    records: Sequence[Read], committed: Mapping[str, Mapping[TopicPartitionKey, int]]
 ) -> dict[tuple[str | None, str], Lifecycle]:
     consuming = defaultdict(set)
     for group, places in committed.items():
@@ -97,7 +98,7 @@ def lifecycles(
 
 
 def lifecycle(
-    group: str | None, history: list[Read], committed: Mapping[str, Mapping[PartitionKey, int]], known: set[str]
+    group: str | None, history: list[Read], committed: Mapping[str, Mapping[TopicPartitionKey, int]], known: set[str]
 ) -> Lifecycle:
     def reached(each: Read) -> bool:
         owner = NAMES.worker_group if each.kind == "schedule" else group
@@ -172,7 +173,7 @@ def residuals(
 
 
 def outcomes(
-    stored: Sequence[Stored], worker: Mapping[PartitionKey, int], *, now_ms: int, grace_ms: int
+    stored: Sequence[Stored], worker: Mapping[TopicPartitionKey, int], *, now_ms: int, grace_ms: int
 ) -> dict[str, tuple[str, int | None, int, bool]]:
     """Return outcome, lateness, repeats and overtaken for each schedule record.
 
@@ -221,7 +222,7 @@ def _passed(left: Sequence[tuple[Stored, Sequence[Stored]]]) -> set[str]:
     }
 
 
-def _partition_of(record: Stored) -> PartitionKey:
+def _partition_of(record: Stored) -> TopicPartitionKey:
     return record.topic(), record.partition()
 
 

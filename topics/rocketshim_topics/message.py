@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rocketshim_topics import wire
+from rocketshim_topics.coordinates import RecordCoordinates as Origin
 from rocketshim_topics.durations import Duration, parse_duration_ms
 from rocketshim_topics.errors import (
     ConfigError,
@@ -41,7 +42,6 @@ Properties = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes 
 """User properties: a mapping, or pairs if order or repeated names matter. Text is sent as UTF-8."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_ORIGIN: Final = re.compile(r"([a-zA-Z0-9._-]{1,249})/([0-9]{1,10})/([0-9]{1,19})")
 _LONG_MAX: Final = 2**63 - 1
 _INT_MAX: Final = 2**31 - 1
 _EPOCH_SECONDS: Final = range(1_000_000_000, 100_000_000_000)  # as seconds: from 2001 on; as milliseconds: 1970 to 1973
@@ -245,37 +245,6 @@ def _checked_property(pair: object) -> Header:
     if isinstance(value, str) and _encodes(value):
         return (name, value.encode())
     raise MessageError(f"property {name} is {_type(value)}: give text, bytes or None")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Origin:
-    """The coordinates of a record, which may no longer exist.
-
-    Attributes:
-        topic: physical topic.
-        partition: from 0.
-        offset: from 0.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-
-    def __str__(self) -> str:
-        """Return the text form, `topic/partition/offset`."""
-        return f"{self.topic}/{self.partition}/{self.offset}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Origin":
-        """Parse the text form.
-
-        Raises:
-            MalformedRecordError: not `topic/partition/offset`; reason `bad-origin`.
-        """
-        match = _ORIGIN.fullmatch(text)
-        if match is None:
-            raise MalformedRecordError("bad-origin", f"{text!r:.80} is not topic/partition/offset")
-        return cls(match[1], int(match[2]), int(match[3]))
 
 
 class MessageView:

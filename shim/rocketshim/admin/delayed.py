@@ -18,6 +18,7 @@ from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.positions import committed_positions
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.planner import is_probe
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import due_ms
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
@@ -176,7 +177,7 @@ class DelayedReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _spans(self, *, everywhere: bool = False) -> dict[tuple[str, int], tuple[int, int]]:
+    def _spans(self, *, everywhere: bool = False) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return position and end of each partition with unread records; `everywhere`: of all partitions."""
         count = self._reader.topics().get(self._topic)
         if not count:
@@ -188,7 +189,7 @@ class DelayedReader:
             low, high = self._reader.bounds(self._topic, item.partition)
             start = max(low, item.offset)
             if everywhere or start < high:
-                spans[self._topic, item.partition] = (start, high)
+                spans[TopicPartitionKey.of(item)] = (start, high)
         return spans
 
     def _positions(self, count: int) -> list[TopicPartition]:

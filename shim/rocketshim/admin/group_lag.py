@@ -24,13 +24,14 @@ from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import LastClientError, confluent_admin, confluent_clients
 from rocketshim.kafka.positions import LOOK_AGAIN_S, group_positions
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, MISSING, NO_LOGIN
 
 __all__ = ["Conflict", "GroupReader", "GroupStanding", "PartitionStanding", "conflicts", "count"]
 
 _TIMEOUT_S: Final = 10.0
 _GRACE_S: Final = 5.0
-_Offsets = dict[tuple[str, int], int]
+_Offsets = dict[TopicPartitionKey, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,19 +161,19 @@ class GroupReader:
         try:
             described = self._described(group)  # first, because it fails immediately if an ACL is missing
             committed = self._committed(group)
-            partitions = [(item.topic, item.partition) for item in committed]
+            partitions = [TopicPartitionKey.of(item) for item in committed]
             lows = self.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
             ends = self.offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         except KafkaException as error:
             raise _typed(error, f"group {group}", self.text()) from error
         owners = {
-            (item.topic, item.partition): _member(member)
+            TopicPartitionKey.of(item): _member(member)
             for member in described.members
             for item in member.assignment.topic_partitions
         }
         standings = []
-        for item in sorted(committed, key=lambda each: (each.topic, each.partition)):
-            partition = (item.topic, item.partition)
+        for item in sorted(committed, key=TopicPartitionKey.of):
+            partition = TopicPartitionKey.of(item)
             standings.append(
                 PartitionStanding(
                     *partition,
@@ -190,11 +191,11 @@ class GroupReader:
         """Return what Kafka's client last reported about its connections, to append to an error; `""` if nothing."""
         return self._complaints.text(self.admin)
 
-    def offsets(self, partitions: Iterable[tuple[str, int]], spec: Any, *, committed: bool = True) -> _Offsets:
+    def offsets(self, partitions: Iterable[TopicPartitionKey], spec: Any, *, committed: bool = True) -> _Offsets:
         """Return the offsets of the partitions that exist.
 
         Args:
-            partitions: pairs of topic and partition.
+            partitions: their names.
             spec: an `OffsetSpec`.
             committed: return them as a `read_committed` reader sees them.
 
@@ -205,11 +206,11 @@ class GroupReader:
         requested = {TopicPartition(*partition): spec for partition in partitions}
         if not requested:
             return {}
-        found = {}
+        found: _Offsets = {}
         futures = self.admin.list_offsets(requested, isolation_level=level, request_timeout=_TIMEOUT_S)
         for key, future in futures.items():
             try:
-                found[key.topic, key.partition] = future.result(_TIMEOUT_S + _GRACE_S).offset
+                found[TopicPartitionKey.of(key)] = future.result(_TIMEOUT_S + _GRACE_S).offset
             except KafkaException as error:
                 if error.args[0].code() not in MISSING:
                     raise
@@ -236,10 +237,10 @@ class GroupReader:
                 time.sleep(LOOK_AGAIN_S)
 
 
-def count(reader: TopicReader, standings: Iterable[PartitionStanding]) -> Counter[tuple[str, int]]:
+def count(reader: TopicReader, standings: Iterable[PartitionStanding]) -> Counter[TopicPartitionKey]:
     """Count the waiting records of each partition by reading every one of them."""
-    behind = {(each.topic, each.partition): (max(each.position, each.low or 0), each.end or 0) for each in standings}
-    return Counter((message.topic(), message.partition()) for message in reader.read_spans(behind))
+    behind = {TopicPartitionKey.of(each): (max(each.position, each.low or 0), each.end or 0) for each in standings}
+    return Counter(TopicPartitionKey(message.topic(), message.partition()) for message in reader.read_spans(behind))
 
 
 def _member(member: Any) -> str:

@@ -14,6 +14,7 @@ from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_se
 from rocketshim.cli.records import console, echo_safe
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames, parse_duration_ms
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 app = typer.Typer(
     help="Show a consumer group: its lag, what its members subscribe to, and who holds which queue.",
@@ -74,8 +75,7 @@ def _lag_rows(reader: TopicReader, standing: GroupStanding, *, exact: bool) -> l
     waiting = [each for each in standing.partitions if each.behind > 0]
     records = count(reader, waiting) if exact else None
     oldest = {
-        (each.topic, each.partition): reader.first_time_ms(each.topic, each.partition, each.position)
-        for each in waiting
+        TopicPartitionKey.of(each): reader.first_time_ms(each.topic, each.partition, each.position) for each in waiting
     }
     return [
         {
@@ -84,8 +84,8 @@ def _lag_rows(reader: TopicReader, standing: GroupStanding, *, exact: bool) -> l
             "position": each.position,
             "end": each.end,
             "behind": each.behind,
-            "records": None if records is None else records[each.topic, each.partition],
-            "oldest_ms": oldest.get((each.topic, each.partition)),
+            "records": None if records is None else records[TopicPartitionKey.of(each)],
+            "oldest_ms": oldest.get(TopicPartitionKey.of(each)),
             "lost": each.lost,
             "member": each.member,
         }

@@ -39,6 +39,7 @@ from rocketshim.core.process_queue import Chunk
 from rocketshim.errors import ConfigError
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message import FirstView, first_views
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import read_headers
@@ -171,7 +172,7 @@ class ChunkRunner:
         self._retry_topic = retry_topic
         self._batch_count = batch_count
         self._clock = clock
-        self._queues: dict[tuple[str, int], MessageQueue] = {}  # made once; a few hundred bytes a partition
+        self._queues: dict[TopicPartitionKey, MessageQueue] = {}  # made once; a few hundred bytes a partition
 
     def run(self, chunk: Chunk[Any]) -> list[FailedMessage] | None:
         """Call the listener for every message of a chunk that is still in `todo`.
@@ -194,7 +195,7 @@ class ChunkRunner:
     def context_of(self, chunk: Chunk[Any]) -> ConsumeConcurrentlyContext:
         """Return a new context for calls with messages of a chunk."""
         queue = chunk.queue
-        key = (queue.topic, queue.partition)
+        key = TopicPartitionKey.of(queue)
         message_queue = self._queues.get(key)
         if message_queue is None:
             message_queue = self._queues[key] = MessageQueue(queue.topic, queue_id=queue.partition)

@@ -47,8 +47,9 @@ from rocketshim.core.flow_control import FlowLimits
 from rocketshim.errors import ConsumerError, NotAuthorizedError
 from rocketshim.kafka.clients import ConsumerClient, Parting, close_consumer
 from rocketshim.kafka.lookups import Lookups
-from rocketshim.kafka.partitions import TopicPartitionKey, partition_names
+from rocketshim.kafka.partitions import partition_names
 from rocketshim.logs import safe_logger
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED
 
 __all__ = ["LoopSettings", "PollLoop"]
@@ -417,7 +418,7 @@ class PollLoop(ABC, Generic[QueueT]):
         try:
             queue.put(run)
         except ValueError:
-            _LOG.warning("consumer.log-cut", extra={"partition": f"{key[0]}/{key[1]}", "first_offset": run[0].offset()})
+            _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": run[0].offset()})
             self._begin(key, run[0].offset())
             self._queues[key].put(run)
 
@@ -458,7 +459,7 @@ class PollLoop(ABC, Generic[QueueT]):
         if message.error() is not None:
             self._client_error(message)
         else:  # it was fetched before the pause took effect
-            self._put((message.topic(), message.partition()), [message])
+            self._put(TopicPartitionKey(message.topic(), message.partition()), [message])
 
     def _left(self, queue: QueueT) -> None:
         """Resume a queue, if messages have left it and it is below its thresholds again."""
@@ -550,7 +551,7 @@ class PollLoop(ABC, Generic[QueueT]):
         )
 
     def _queue_shown(self, consumer: ConsumerClient, queue: QueueT, now_ms: int) -> ConsumerQueueState:
-        key = (queue.topic, queue.partition)
+        key = TopicPartitionKey.of(queue)
         position, committed = queue.next_offset, self.commits.stored(key)
         try:
             _, high = consumer.get_watermark_offsets(TopicPartition(*key), cached=True)
@@ -639,11 +640,7 @@ class PollLoop(ABC, Generic[QueueT]):
             ConsumerError: a queue is not assigned to this consumer; nothing was moved.
             KafkaException: Kafka refused; the queues before that one were moved, that one and the others were not.
         """
-        absent = [
-            f"{topic}/{number}"
-            for topic, number in targets
-            if (topic, number) not in self._queues or not self._may((topic, number))
-        ]
+        absent = [str(key) for key in targets if key not in self._queues or not self._may(key)]
         if absent:
             raise ConsumerError(
                 f"{', '.join(absent)}: not read by this consumer now; nothing was moved. Seek in the consumer that "
@@ -658,7 +655,7 @@ class PollLoop(ABC, Generic[QueueT]):
 
     def held(self, topic: str) -> list[TopicPartitionKey]:
         """Return the queues of a topic that are read now."""
-        return [key for key in self._queues if key[0] == topic]
+        return [key for key in self._queues if key.topic == topic]
 
     # --- rebalancing: called from `poll` and `close`; none of these may raise ----------------------------------------
 
@@ -667,7 +664,7 @@ class PollLoop(ABC, Generic[QueueT]):
         self.commits.answered(error, partitions, self._now_ms())
 
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        keys = [(item.topic, item.partition) for item in partitions]
+        keys = [TopicPartitionKey.of(item) for item in partitions]
         try:
             self._uptake.take_up(consumer, partitions, look=not self._closing)
             if self._suspended or self._closing:
@@ -683,7 +680,7 @@ class PollLoop(ABC, Generic[QueueT]):
         _LOG.info("consumer.assigned", extra={"partitions": partition_names(keys)})
 
     def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        keys = [(item.topic, item.partition) for item in partitions]
+        keys = [TopicPartitionKey.of(item) for item in partitions]
         try:
             if not self._closing:
                 leaving = [self._queues[key] for key in keys if key in self._queues]
@@ -695,7 +692,7 @@ class PollLoop(ABC, Generic[QueueT]):
             self._depart(consumer, partitions, keys)
 
     def _on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        keys = [(item.topic, item.partition) for item in partitions]
+        keys = [TopicPartitionKey.of(item) for item in partitions]
         _LOG.warning("consumer.lost", extra={"partitions": partition_names(keys)})
         self._depart(consumer, partitions, keys)
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
+from rocketshim_topics.coordinates import TopicPartitionKey
+
 __all__ = ["OffsetFile", "Stored", "decode", "encode"]
 
 _VERSION: Final = 1
@@ -42,9 +44,9 @@ class OffsetFile:
 
     cluster: str
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    positions: Mapping[tuple[str, int], Stored] = field(default_factory=dict)
+    positions: Mapping[TopicPartitionKey, Stored] = field(default_factory=dict)
 
-    def moved(self, positions: Mapping[tuple[str, int], Stored]) -> "OffsetFile":
+    def moved(self, positions: Mapping[TopicPartitionKey, Stored]) -> "OffsetFile":
         """Return a copy with these positions in place of those of the same partitions; all others stay."""
         return OffsetFile(self.cluster, self.topic_ids, {**self.positions, **positions})
 
@@ -59,7 +61,7 @@ class OffsetFile:
             return self
         positions = dict(self.positions)
         if before:
-            for key in [key for key in positions if key[0] == topic]:
+            for key in [key for key in positions if key.topic == topic]:
                 positions[key] = Stored(0, positions[key].metadata)
         return OffsetFile(self.cluster, {**self.topic_ids, topic: topic_id}, positions)
 
@@ -97,7 +99,7 @@ def decode(data: bytes) -> OffsetFile:
         raise ValueError(f"it is not an offset file: {error!r}") from error
 
 
-def _positions(topics: Mapping[str, Any]) -> Iterable[tuple[tuple[str, int], Stored]]:
+def _positions(topics: Mapping[str, Any]) -> Iterable[tuple[TopicPartitionKey, Stored]]:
     for topic, entry in topics.items():
         for number, stored in entry["queues"].items():
-            yield (topic, int(number)), Stored(int(stored["offset"]), str(stored["metadata"]))
+            yield TopicPartitionKey(topic, int(number)), Stored(int(stored["offset"]), str(stored["metadata"]))

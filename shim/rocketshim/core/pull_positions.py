@@ -11,9 +11,9 @@ begins, not before, or when the caller commits it. So a partition has
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["PullPositions"]
+from rocketshim_topics.coordinates import TopicPartitionKey
 
-TopicPartitionKey = tuple[str, int]
+__all__ = ["PullPositions"]
 
 
 class PullPositions:

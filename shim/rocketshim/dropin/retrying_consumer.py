@@ -52,12 +52,12 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from rocketshim.dropin.consumer import Consumer, checked, viewed
-from rocketshim.dropin.send_back_tracker import TopicPartitionKey
 from rocketshim.dropin.state import Rebalance, partition_key
 from rocketshim.errors import NotSupportedError, SendTimeoutError
 from rocketshim.kafka.clients import with_log
 from rocketshim.logs import safe_logger
 from rocketshim_topics import provision
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import parse_duration_ms
 from rocketshim_topics.message import MessageView
 
@@ -111,7 +111,7 @@ class RetryingConsumer(Consumer):
 
     def _send_back(self, message: Message, store: Callable[[], None]) -> None:
         state = self._rocketshim
-        key: TopicPartitionKey = (message.topic() or "", _number(message.partition()))
+        key = TopicPartitionKey(message.topic() or "", _number(message.partition()))
         offset = _number(message.offset())
         future, is_ours = state.ledger.begin(key, offset, self._position(key).offset)
         if not is_ours:
@@ -296,7 +296,7 @@ class RetryingConsumer(Consumer):
             positions = {partition_key(each): each for each in found}
             for message in reversed(state.buffered):
                 if message.error() is None:
-                    key = message.topic() or "", _number(message.partition())
+                    key = TopicPartitionKey(message.topic() or "", _number(message.partition()))
                     positions[key] = TopicPartition(*key, _number(message.offset()))
             state.positions = positions
 
@@ -361,12 +361,12 @@ class RetryingConsumer(Consumer):
         state = self._rocketshim
         match each:
             case Message():
-                key = each.topic() or "", _number(each.partition())
+                key = TopicPartitionKey(each.topic() or "", _number(each.partition()))
             case TopicPartition():
                 key = partition_key(each)
             case _:
                 return False
-        return key[0] == state.retry_topic and key not in state.ledger.places()
+        return key.topic == state.retry_topic and key not in state.ledger.places()
 
     def seek(self, partition: TopicPartition) -> None:  # noqa: D102 - the original's
         if not _is_a(partition, TopicPartition):
@@ -628,7 +628,7 @@ class RetryingConsumer(Consumer):
         retry_partitions = [each for each in state.retry_partitions() if partition_key(each) not in state.paused]
         if not state.reads_retries or not retry_partitions:
             return
-        theirs = {key for key in state.ledger.places() if not state.is_internal(key[0])}
+        theirs = {key for key in state.ledger.places() if not state.is_internal(key.topic)}
         waits = theirs <= state.paused and (asked or bool(theirs))
         for each in retry_partitions:
             is_paused = waits or partition_key(each) in state.awaiting_start

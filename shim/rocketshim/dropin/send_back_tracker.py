@@ -22,11 +22,9 @@ from concurrent.futures import Future
 from typing import Final
 
 from rocketshim.errors import StaleMessageError
+from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["SendBackTracker", "TopicPartitionKey"]
-
-TopicPartitionKey = tuple[str, int]
-"""A topic and a partition."""
+__all__ = ["SendBackTracker"]
 
 _KEPT_COUNT: Final = 10_000
 
@@ -106,7 +104,7 @@ class SendBackTracker:
                 held.observe(position)
             if held is None or not held.began_at <= offset < max(position, held.handed_out):
                 raise StaleMessageError(
-                    f"the message at {key[0]}/{key[1]}/{offset} does not belong to the current assignment: its "
+                    f"the message at {key}/{offset} does not belong to the current assignment: its "
                     "partition was revoked, or the consumer was closed. Drop the message: the new owner of the "
                     "partition gets it again, unless it was committed"
                 )

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import Message, TopicPartition
 
 from rocketshim.dropin.send_back import DropinSendBack, HopStore
-from rocketshim.dropin.send_back_tracker import SendBackTracker, TopicPartitionKey
+from rocketshim.dropin.send_back_tracker import SendBackTracker
 from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner_producer_config, is_true
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import METADATA_REFRESH
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
 
@@ -142,12 +143,12 @@ class State:
 
     def retry_partitions(self) -> list[TopicPartition]:
         """Return the assigned partitions of the retry topic."""
-        return [TopicPartition(*key) for key in self.ledger.places() if key[0] == self.retry_topic]
+        return [TopicPartition(*key) for key in self.ledger.places() if key.topic == self.retry_topic]
 
 
 def partition_key(partition: TopicPartition) -> TopicPartitionKey:
     """Return topic and number of a partition."""
-    return partition.topic, partition.partition
+    return TopicPartitionKey.of(partition)
 
 
 def prepare(

@@ -1,13 +1,12 @@
-"""The name of a partition in our code and in our logs."""
+"""Format partitions for logs."""
 
 from collections.abc import Iterable
 
-__all__ = ["TopicPartitionKey", "partition_names"]
+from rocketshim_topics.coordinates import TopicPartitionKey
 
-TopicPartitionKey = tuple[str, int]
-"""Physical topic and partition."""
+__all__ = ["partition_names"]
 
 
 def partition_names(partitions: Iterable[TopicPartitionKey]) -> list[str]:
     """Format partitions for logs, as `topic/number`."""
-    return [f"{topic}/{number}" for topic, number in partitions]
+    return [str(key) for key in partitions]

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.clients import LookupClient
-from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim_topics import TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
 from rocketshim_topics.message_queue import MessageQueue
 
@@ -71,7 +71,7 @@ class QueueLookup:
         """
         if queue.queue_id < 0:
             raise ConfigError(f"{queue}: queue ids begin at 0")
-        return self._names.physical(queue.topic), queue.queue_id
+        return TopicPartitionKey(self._names.physical(queue.topic), queue.queue_id)
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic, sorted.

@@ -18,6 +18,7 @@ from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, Rocket
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 
 __all__ = ["TopicReader"]
@@ -136,8 +137,8 @@ class TopicReader:
             raise TopicMissingError(
                 f"missing: {', '.join(missing)}; create them with: rocketshim init --group GROUP. {OR_HIDDEN}"
             )
-        partitions = [(topic, partition) for topic in topics for partition in range(known[topic])]
-        ends: dict[tuple[str, int], int] = {}
+        partitions = [TopicPartitionKey(topic, partition) for topic in topics for partition in range(known[topic])]
+        ends: dict[TopicPartitionKey, int] = {}
         for key in partitions:
             low, high = self.bounds(*key)
             if follow or high > low:
@@ -159,19 +160,19 @@ class TopicReader:
         wanted: dict[int, set[int]] = defaultdict(set)
         for partition, offset in places:
             wanted[partition].add(offset)
-        spans = {}
+        spans: dict[TopicPartitionKey, tuple[int, int]] = {}
         for partition, offsets in wanted.items():
             low, high = self.bounds(topic, partition)
-            spans[topic, partition] = (max(low, min(offsets)), min(high, max(offsets) + 1))
+            spans[TopicPartitionKey(topic, partition)] = (max(low, min(offsets)), min(high, max(offsets) + 1))
         for message in self.read_spans(spans):
             if message.offset() in wanted[message.partition()]:
                 yield message
 
-    def read_spans(self, spans: Mapping[tuple[str, int], tuple[int, int]], *, follow: bool = False) -> Generator[Any]:
+    def read_spans(self, spans: Mapping[TopicPartitionKey, tuple[int, int]], *, follow: bool = False) -> Generator[Any]:
         """Yield every record from the first offset of a span up to, but not including, the second.
 
         Args:
-            spans: the two offsets for each `(topic, partition)`.
+            spans: the two offsets for each partition.
             follow: continue forever with new records; yield None while none arrives.
         """
         wanted = {key: span for key, span in spans.items() if follow or span[0] < span[1]}
@@ -184,7 +185,7 @@ class TopicReader:
     def first_time_ms(self, topic: str, partition: int, offset: int) -> int | None:
         """Return the time of the first record at or after an offset, epoch ms; None: there is none."""
         low, high = self.bounds(topic, partition)
-        first = next(self.read_spans({(topic, partition): (max(low, offset), high)}), None)
+        first = next(self.read_spans({TopicPartitionKey(topic, partition): (max(low, offset), high)}), None)
         return None if first is None else first.timestamp()[1]
 
     def fetch(self, topic: str, partition: int, offset: int) -> Any | None:
@@ -194,7 +195,7 @@ class TopicReader:
             return None
         reading = self._begin([TopicPartition(topic, partition, offset)])
         try:
-            for message in self._until({(topic, partition): offset + 1}, follow=False):
+            for message in self._until({TopicPartitionKey(topic, partition): offset + 1}, follow=False):
                 return message if message.offset() == offset else None
         finally:
             self._end(reading)
@@ -223,7 +224,7 @@ class TopicReader:
             self._reading = None
             self._consumer.unassign()
 
-    def _until(self, ends: dict[tuple[str, int], int], *, follow: bool, poll_s: float = _POLL_S) -> Iterator[Any]:
+    def _until(self, ends: dict[TopicPartitionKey, int], *, follow: bool, poll_s: float = _POLL_S) -> Iterator[Any]:
         silent_until = time.monotonic() + self._patience_s
         while ends or follow:
             batch = self._consumer.consume(_FETCH_COUNT, poll_s)
@@ -237,7 +238,7 @@ class TopicReader:
             if follow and not batch:
                 yield None
             for message in batch:
-                key = (message.topic(), message.partition())
+                key: Any = (message.topic(), message.partition())  # a plain tuple: one is made per record
                 if message.error() is not None:
                     at_end = self._at_end(message)
                     if at_end and not follow:
@@ -265,7 +266,7 @@ class TopicReader:
         except KafkaException as error:
             raise self.typed(error) from error
 
-    def _starts(self, partitions: list[tuple[str, int]], since_ms: int | None) -> list[TopicPartition]:
+    def _starts(self, partitions: list[TopicPartitionKey], since_ms: int | None) -> list[TopicPartition]:
         if since_ms is None or not partitions:
             return [TopicPartition(*key, OFFSET_BEGINNING) for key in partitions]
         asked = [TopicPartition(*key, since_ms) for key in partitions]

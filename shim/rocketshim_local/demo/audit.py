@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rocketshim_topics import Envelope
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["Account", "Audit", "Seen", "TopicKind"]
 
@@ -130,7 +131,7 @@ class Audit:
         """Return the record from which `seen` was made; None if it was not read."""
         return self._by_place.get(seen.envelope.hop_id or "")
 
-    def account(self, sent: Iterable[str], committed: Mapping[tuple[str, int], int]) -> Account:
+    def account(self, sent: Iterable[str], committed: Mapping[TopicPartitionKey, int]) -> Account:
         """Compute the current figures.
 
         Args:
@@ -150,7 +151,7 @@ class Audit:
         return result
 
     def _judge(
-        self, uniq_key: str, records: list[Seen], committed: Mapping[tuple[str, int], int], result: Account
+        self, uniq_key: str, records: list[Seen], committed: Mapping[TopicPartitionKey, int], result: Account
     ) -> None:
         copies = Counter(
             (each.place, each.envelope.reconsume_times or 0) for each in records if each.place is not TopicKind.SCHEDULE
@@ -171,7 +172,7 @@ class Audit:
         if not open_ends:
             result.lost.add(uniq_key)
         elif all(
-            each.place is not TopicKind.SCHEDULE and each.offset < committed.get((each.topic, each.partition), 0)
+            each.place is not TopicKind.SCHEDULE and each.offset < committed.get(TopicPartitionKey.of(each), 0)
             for each in open_ends
         ):
             result.acknowledged += 1

@@ -30,6 +30,7 @@ from rocketshim_local.demo.audit import Account, Audit, Seen, TopicKind
 from rocketshim_local.demo.consumer_process import MAX_RETRIES
 from rocketshim_local.demo.flights import Flight, Timetable, load
 from rocketshim_topics import DelayLevels, MalformedRecordError, Message, TopicNames, decode, provision
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import Layout, TopicSpec
 from rocketshim_topics.wire import CLOCK, read_headers
 
@@ -149,11 +150,11 @@ class _Observer:
             if time.monotonic() >= end:
                 return
 
-    def committed(self) -> dict[tuple[str, int], int]:
+    def committed(self) -> dict[TopicPartitionKey, int]:
         """Return (topic, partition) to the committed offset of the group."""
         asked = [part for part in self._partitions if self._places[part.topic] in {TopicKind.SOURCE, TopicKind.RETRY}]
         answer = self._consumer.committed([TopicPartition(part.topic, part.partition) for part in asked], timeout=10)
-        return {(part.topic, part.partition): part.offset for part in answer if part.offset >= 0}
+        return {TopicPartitionKey.of(part): part.offset for part in answer if part.offset >= 0}
 
     def close(self) -> None:
         """Close the Kafka consumer."""

@@ -8,9 +8,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.errors import ConsumerError
 from rocketshim.testing import InMemoryKafka
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 Make = Callable[..., Any]
-PLACE = ("orders", 0)
+KEY = TopicPartitionKey("orders", 0)
 
 
 def fill(kafka: InMemoryKafka, count: int) -> None:
@@ -18,7 +19,7 @@ def fill(kafka: InMemoryKafka, count: int) -> None:
         kafka.append("orders", b"")
 
 
-def do(b: Any, targets: dict[tuple[str, int], int]) -> None:
+def do(b: Any, targets: dict[TopicPartitionKey, int]) -> None:
     asked = b.loop.ask(lambda consumer: b.loop.seek(consumer, targets))
     b.turn()
     asked.result(0)
@@ -35,7 +36,7 @@ def test_reading_continues_at_the_requested_offset_which_is_committed(
     b.commit_now()
     assert b.committed() == 10
     seen.clear()
-    do(b, {PLACE: target})
+    do(b, {KEY: target})
     assert b.committed() == target
     b.run()
     assert seen == list(range(target, 10))
@@ -49,7 +50,7 @@ def test_running_and_prefetched_messages_no_longer_count(kafka: InMemoryKafka, b
     b = bench(lambda message: seen.append(message.queue_offset))
     b.turn(3)
     begun = b.pool.tasks[0]
-    do(b, {PLACE: 8})
+    do(b, {KEY: 8})
     b.run()
     assert begun.queue.dropped
     assert seen == [8, 9]
@@ -62,7 +63,7 @@ def test_a_queue_that_is_not_read_here_moves_nothing(kafka: InMemoryKafka, bench
     b = bench(lambda message: None)  # noqa: ARG005
     b.run()
     b.commit_now()
-    asked = b.loop.ask(lambda consumer: b.loop.seek(consumer, {PLACE: 0, ("orders", 7): 0}))
+    asked = b.loop.ask(lambda consumer: b.loop.seek(consumer, {KEY: 0, TopicPartitionKey("orders", 7): 0}))
     b.turn()
     with pytest.raises(ConsumerError, match="orders/7"):
         asked.result(0)
@@ -74,7 +75,7 @@ def test_a_seek_that_cannot_be_committed_raises_in_its_caller(kafka: InMemoryKaf
     b = bench(lambda message: None)  # noqa: ARG005
     b.run()
     kafka.fail_commits(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
-    asked = b.loop.ask(lambda consumer: b.loop.seek(consumer, {PLACE: 0}))
+    asked = b.loop.ask(lambda consumer: b.loop.seek(consumer, {KEY: 0}))
     b.turn()
     with pytest.raises(KafkaException):
         asked.result(0)

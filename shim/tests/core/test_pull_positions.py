@@ -4,11 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.core.pull_positions import PullPositions
+from rocketshim_topics.coordinates import TopicPartitionKey
 
-A, B = ("t", 0), ("t", 1)
+A, B = TopicPartitionKey("t", 0), TopicPartitionKey("t", 1)
 
 
-def assigned(*keys: tuple[str, int], start: int = 0) -> PullPositions:
+def assigned(*keys: TopicPartitionKey, start: int = 0) -> PullPositions:
     positions = PullPositions()
     for key in keys:
         positions.adopt(key, start)
@@ -71,7 +72,7 @@ def test_nothing_is_kept_of_unassigned_partitions() -> None:
     assert positions.places() == [B]
     positions.adopt(A, 0)
     assert positions.due(everything=True) == {}
-    assert positions.due([A, ("other", 0)], everything=True) == {}
+    assert positions.due([A, TopicPartitionKey("other", 0)], everything=True) == {}
 
 
 STEPS = st.lists(
@@ -91,7 +92,7 @@ def test_positions_agree_with_a_model_that_keeps_every_poll(steps: list[tuple[st
     """The model: position and done as two plain numbers, the group's offset as a third."""
     positions = assigned(A)
     position = done = stored = 0
-    last: dict[tuple[str, int], int] = {}
+    last: dict[TopicPartitionKey, int] = {}
     for what, number in steps:
         match what:
             case "poll":

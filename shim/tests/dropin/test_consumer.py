@@ -13,6 +13,7 @@ from rocketshim.dropin import Consumer
 from rocketshim.dropin.retrying_consumer import RetryingConsumer, _on_lost
 from rocketshim.dropin.state import Rebalance
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError, StaleMessageError
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
 ON = {**NOWHERE, "rocketshim.retry.enable": True}
@@ -156,7 +157,7 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
     consumer = at_once({**ON, "error_cb": failed})
     consumer.waits = False
     assert isinstance(consumer, RetryingConsumer)
-    consumer._rocketshim.ledger.add({("t", 0): 0})
+    consumer._rocketshim.ledger.add({TopicPartitionKey("t", 0): 0})
     thread = threading.Thread(target=work)
     thread.start()
     deadline = time.monotonic() + 60
@@ -182,8 +183,8 @@ def test_messages_of_a_lost_partition_are_stale_in_its_callback() -> None:
         assert isinstance(consumer, RetryingConsumer)
         state = consumer._rocketshim
         state.callbacks = (None, None, lost)
-        state.ledger.add({("t", 0): 0})
-        state.ledger.sought(("t", 0), 0, 9)  # nine were handed out
+        state.ledger.add({TopicPartitionKey("t", 0): 0})
+        state.ledger.sought(TopicPartitionKey("t", 0), 0, 9)  # nine were handed out
         state.send_back = None  # type: ignore[assignment]  # nothing is sent
         _on_lost(consumer, [TopicPartition("t", 0)])
         assert (refused, list(state.raised)) == ([True], [])
@@ -198,7 +199,7 @@ def test_a_consumer_of_the_retry_topic_alone_pauses_it_with_an_empty_list() -> N
     with Watched(ON) as consumer:
         state = consumer._rocketshim
         state.reads_retries = True
-        state.ledger.add({(state.retry_topic, 0): 0})
+        state.ledger.add({TopicPartitionKey(state.retry_topic, 0): 0})
         consumer.pause(consumer.assignment())
         consumer.resume(consumer.assignment())
         assert acts == [("pause", [state.retry_topic]), ("resume", [state.retry_topic])]
@@ -225,8 +226,8 @@ def test_offsets_of_an_earlier_assignment_are_not_stored_in_the_next() -> None:
     with Consumer(ON) as consumer:
         assert isinstance(consumer, RetryingConsumer)
         state, (old, kept) = consumer._rocketshim, (TopicPartition("t", 0, 100), TopicPartition("t", 1, 7))
-        state.ledger.add({("t", 0): 0, ("t", 1): 0})
-        state.positions = {("t", 0): old, ("t", 1): kept}
-        state.ledger.remove([("t", 0)])
-        consumer._begin([TopicPartition("t", 0)], {("t", 0): 50})
-        assert state.positions == {("t", 1): kept}
+        state.ledger.add({TopicPartitionKey("t", 0): 0, TopicPartitionKey("t", 1): 0})
+        state.positions = {TopicPartitionKey("t", 0): old, TopicPartitionKey("t", 1): kept}
+        state.ledger.remove([TopicPartitionKey("t", 0)])
+        consumer._begin([TopicPartition("t", 0)], {TopicPartitionKey("t", 0): 50})
+        assert state.positions == {TopicPartitionKey("t", 1): kept}

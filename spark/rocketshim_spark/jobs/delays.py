@@ -34,6 +34,7 @@ from pyspark.sql.window import Window
 
 from rocketshim_spark.report import Report, Table
 from rocketshim_spark.small_frames import small_frame
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["DelayParams", "outcomes", "report", "transform"]
 
@@ -53,7 +54,7 @@ class DelayParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     now: AwareDatetime
-    worker: Mapping[tuple[str, int], int] = {}
+    worker: Mapping[TopicPartitionKey, int] = {}
     grace_ms: int = Field(default=60_000, ge=0)
     skew_ms: int = Field(default=0, ge=0)
 

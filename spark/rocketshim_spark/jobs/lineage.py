@@ -45,6 +45,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from rocketshim_spark.report import Report, Table, printable
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = [
     "DEAD",
@@ -83,7 +84,7 @@ class LineageParams(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     namespace: str = ""
-    committed: Mapping[str, Mapping[tuple[str, int], int]] = {}
+    committed: Mapping[str, Mapping[TopicPartitionKey, int]] = {}
 
 
 def transform(events: DataFrame, params: LineageParams | None = None) -> DataFrame:

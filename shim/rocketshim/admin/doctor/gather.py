@@ -32,6 +32,7 @@ from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim.worker.planner import is_probe
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.layout import Layout, TopicState
 from rocketshim_topics.levels import DelayLevels
@@ -285,9 +286,9 @@ class _ClusterReader:
         }
 
         def request() -> dict[int, tuple[int, int, int]]:
-            led = [(schedule, number) for number, each in enumerate(topic.partitions) if each.leader is not None]
+            led = _led(schedule, topic)
             lows, ends = self._groups.offsets(led, _EARLIEST), self._groups.offsets(led, _LATEST)
-            found = {key[1]: (positions.get(key[1], lows[key]), lows[key], ends[key]) for key in led}
+            found = {key.partition: (positions.get(key.partition, lows[key]), lows[key], ends[key]) for key in led}
             return {number: span for number, span in found.items() if max(span[0], span[1]) < span[2]}
 
         return self._request("waiting messages", request, {})
@@ -307,7 +308,7 @@ class _ClusterReader:
         return tuple(found)
 
     def _samples(self, number: int, start: int, end: int) -> tuple[Sample, ...]:
-        partition = (self._names.schedule, number)
+        partition = TopicPartitionKey(self._names.schedule, number)
         records = (each for each in self.reader.read_spans({partition: (start, end)}) if not is_probe(each))
         return tuple(_sample(record) for record in islice(records, _SAMPLES))
 
@@ -330,12 +331,7 @@ class _ClusterReader:
 
     def open_transactions(self, topics: Mapping[str, TopicFacts]) -> dict[str, int]:
         """Return the age in ms of the oldest record behind each last stable offset."""
-        led = [
-            (name, number)
-            for name, topic in topics.items()
-            for number, each in enumerate(topic.partitions)
-            if each.leader is not None
-        ]
+        led = [key for name, topic in topics.items() for key in _led(name, topic)]
 
         def request() -> dict[str, int]:
             stable = self._groups.offsets(led, _LATEST)
@@ -368,14 +364,14 @@ class _ClusterReader:
         return {name: sample for name, sample in samples.items() if sample is not None}
 
     def _keys(self, name: str, topic: TopicFacts) -> KeySample | None:
-        partitions = [(name, number) for number, each in enumerate(topic.partitions) if each.leader is not None]
+        partitions = _led(name, topic)
         lows, ends = self._groups.offsets(partitions, _EARLIEST), self._groups.offsets(partitions, _LATEST)
         found: dict[bytes, int] = {}
         for partition in partitions:
             span = max(lows[partition], ends[partition] - _KEY_SPAN), ends[partition]
             for record in islice(self.reader.read_spans({partition: span}), _KEYS_PER_PARTITION):
                 if record.key() is not None:
-                    found[record.key()] = partition[1]
+                    found[record.key()] = partition.partition
         count = len(topic.partitions)
         return KeySample(len(found), sum(partition_for(key, count) != number for key, number in found.items()))
 
@@ -429,3 +425,8 @@ def _text(error: BaseException) -> str:
     if isinstance(error, KafkaException) and error.args:
         return f"{error.args[0].name()}: {error.args[0].str()}"
     return str(error) or type(error).__name__
+
+
+def _led(name: str, topic: TopicFacts) -> list[TopicPartitionKey]:
+    """Return the partitions of a topic that have a leader."""
+    return [TopicPartitionKey(name, number) for number, each in enumerate(topic.partitions) if each.leader is not None]

@@ -40,9 +40,10 @@ from rocketshim.core.retry_rotation import RetryRotation
 from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import ConsumerClient
-from rocketshim.kafka.partitions import TopicPartitionKey, partition_names
+from rocketshim.kafka.partitions import partition_names
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import coordinates
 
@@ -243,7 +244,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
             event = log.events.get()
             match event:
                 case QueueStarted(lease, next_offset, reconsume_counts):
-                    key = (lease.queue.topic, lease.queue.queue_id)
+                    key = TopicPartitionKey(lease.queue.topic, lease.queue.queue_id)
                     if key in self._wanted:
                         self._leases[key] = lease
                         self._starting[key] = event
@@ -258,7 +259,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         self._end_drained()
 
     def _lock_stopped(self, lease: Lease, reason: StopReason) -> None:
-        key = (lease.queue.topic, lease.queue.queue_id)
+        key = TopicPartitionKey(lease.queue.topic, lease.queue.queue_id)
         unwanted = reason is StopReason.UNWANTED  # then a queue that we have was revoked and assigned again
         ending = next((each for each in self._ending if each.queue.lease is lease), None)
         if ending is not None and not unwanted:
@@ -292,7 +293,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
     def _start(self, consumer: ConsumerClient) -> None:
         """Start queues whose lock we have; a queue that cannot start (its leader is away) does not block the others."""
         began_ms = self._now_ms()
-        busy = {(ending.queue.topic, ending.queue.partition) for ending in self._ending}
+        busy = {TopicPartitionKey.of(ending.queue) for ending in self._ending}
         waiting = [key for key in self._starting if key not in busy and self._leases[key].holds(began_ms)]
         keys, timeout_s = self._rotation.pick(waiting, began_ms)
         if not keys:
@@ -309,7 +310,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         """
         try:
             found, _ = self._starts.find(consumer, [TopicPartition(*key) for key in keys], timeout_s)
-            offsets = {(item.topic, item.partition): self._begin_at(item) for item in found}
+            offsets = {TopicPartitionKey.of(item): self._begin_at(item) for item in found}
             now_ms = self._now_ms()
             offsets = {key: offset for key, offset in offsets.items() if self._leases[key].holds(now_ms)}
             commits = [
@@ -340,7 +341,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
 
     def _begin_at(self, found: TopicPartition) -> int:
         """Return the start offset: the committed one, or a later one that the group's log knows."""
-        key = (found.topic, found.partition)
+        key = TopicPartitionKey.of(found)
         known = self._starting[key].next_offset
         if known is None or self._starts.found_tokens.get(key) is None:
             return found.offset
@@ -390,7 +391,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         now_ms = self._now_ms()
         if now_ms < ending.at_ms:
             return False
-        key = (ending.queue.topic, ending.queue.partition)
+        key = TopicPartitionKey.of(ending.queue)
         consumer = self._client()
         try:
             consumer.seek(TopicPartition(*key, ending.offset))
@@ -413,9 +414,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         self._wanted.difference_update(gone)
         self._want()
         cut = {
-            (ending.queue.topic, ending.queue.partition): ending
-            for ending in self._ending
-            if ending.then is _AfterDrain.RESTART
+            TopicPartitionKey.of(ending.queue): ending for ending in self._ending if ending.then is _AfterDrain.RESTART
         }
         for key in gone:
             lease = self._leases.pop(key, None)
@@ -438,7 +437,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         return OrderlyDispatch(pool, batch_count, self._left)
 
     def _make_queue(self, key: TopicPartitionKey, epoch: int) -> OrderlyPartition:
-        is_retry = key[0] == self._orderly.retry_topic
+        is_retry = key.topic == self._orderly.retry_topic
         key_of = _key_of if self._orderly.by_key else None
         queue: OrderlyQueue[Any] = OrderlyQueue(
             epoch,
@@ -460,7 +459,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
         )
 
     def _committable(self) -> list[TopicPartitionKey]:
-        return [(queue.topic, queue.partition) for queue in self.queues if queue.holds()]
+        return [TopicPartitionKey.of(queue) for queue in self.queues if queue.holds()]
 
     def _put(self, key: TopicPartitionKey, run: list[Any]) -> None:
         queue = self._queues.get(key)
@@ -509,17 +508,17 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
                 consumer.seek(TopicPartition(*key, expected))
         except KafkaException:
             return False
-        _LOG.warning("consumer.fetched-before-its-position", extra={"partition": f"{key[0]}/{key[1]}"})
+        _LOG.warning("consumer.fetched-before-its-position", extra={"partition": str(key)})
         return True
 
     def _log_cut(self, key: TopicPartitionKey, first_offset: int) -> None:
-        _LOG.warning("consumer.log-cut", extra={"partition": f"{key[0]}/{key[1]}", "first_offset": first_offset})
+        _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first_offset})
 
     def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         if self._log is None:
             super()._on_assign(consumer, partitions)
             return
-        keys = [(item.topic, item.partition) for item in partitions]
+        keys = [TopicPartitionKey.of(item) for item in partitions]
         try:
             consumer.incremental_assign(paused_assignment(partitions))
             self._pauses.adopt(consumer, keys)

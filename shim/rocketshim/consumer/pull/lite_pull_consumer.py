@@ -53,11 +53,11 @@ from rocketshim.kafka.clients import (
     unsubscribes,
 )
 from rocketshim.kafka.lookups import Lookups
-from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED
 from rocketshim_topics.message import first_views
 from rocketshim_topics.message_queue import MessageQueue
@@ -570,8 +570,8 @@ class LitePullConsumer:
             if key in self._fresh or self._pauses.why(key):  # these records may be from the previous assignment
                 consumer.seek(TopicPartition(*key, self._positions.position(key)))
                 continue
-            selected = list(self._selected(key[0], run))
-            if key[0] in self._own_topics:
+            selected = list(self._selected(key.topic, run))
+            if key.topic in self._own_topics:
                 messages.extend(MessageView(message, trusted=True) for message in selected)
             else:
                 messages += first_views(selected)
@@ -645,7 +645,7 @@ class LitePullConsumer:
     def _queue(self, key: TopicPartitionKey) -> MessageQueue:
         if self._requested is not None and key in self._requested:
             return self._requested[key]
-        return MessageQueue(self._logical.get(key[0], key[0]), queue_id=key[1])
+        return MessageQueue(self._logical.get(key.topic, key.topic), queue_id=key.partition)
 
     def _assigned(self, queues: Iterable[MessageQueue]) -> list[TopicPartitionKey]:
         return [key for queue in queues if (key := self._lookup.place(queue)) in self._positions]
@@ -674,7 +674,7 @@ class LitePullConsumer:
             return
         with cluster_errors(f"the positions of group {self.settings.group!r} were not committed"):
             answers = consumer.commit(offsets=self._as_offsets(positions), asynchronous=False)
-            self._positions.sent({(item.topic, item.partition): item.offset for item in answers if item.error is None})
+            self._positions.sent({TopicPartitionKey.of(item): item.offset for item in answers if item.error is None})
             for item in answers:
                 if item.error is not None:
                     raise KafkaException(item.error)
@@ -682,7 +682,7 @@ class LitePullConsumer:
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         for item in partitions:
             if error is not None or item.error is not None:
-                self._positions.refused((item.topic, item.partition), item.offset)
+                self._positions.refused(TopicPartitionKey.of(item), item.offset)
                 _LOG.warning("consumer.commit-failed", extra={"error": str(error or item.error)})
 
     def _description(self) -> tuple[str, str]:
@@ -709,9 +709,9 @@ class LitePullConsumer:
     def _apply_assignment(self) -> None:
         consumer, requested = self._client(), self._requested or {}
         new = [key for key in requested if key not in self._positions]
-        for topic in sorted({key[0] for key in new}):
+        for topic in sorted({key.topic for key in new}):
             known = {queue.queue_id for queue in self._lookup.queues(topic)}
-            absent = [key for key in new if key[0] == topic and key[1] not in known]
+            absent = [key for key in new if key.topic == topic and key.partition not in known]
             if absent:
                 raise ConfigError(f"{topic!r} has {len(known)} queues, and no queue {absent[0][1]}")
         gone = [key for key in self._positions.places() if key not in requested]
@@ -724,7 +724,7 @@ class LitePullConsumer:
                 consumer.incremental_unassign([TopicPartition(*key) for key in gone])
                 self._forget(gone)
             if starts:
-                starts_at = {(start.topic, start.partition): start.offset for start in starts}
+                starts_at = {TopicPartitionKey.of(start): start.offset for start in starts}
                 self._starter.assign(consumer, partitions, starts_at)
 
     def _begin(self, key: TopicPartitionKey, offset: int) -> None:
@@ -746,7 +746,7 @@ class LitePullConsumer:
             self._failure = ConsumerError(f"the queues {names} could not be started: {error}")
 
     def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        keys = [(item.topic, item.partition) for item in partitions]
+        keys = [TopicPartitionKey.of(item) for item in partitions]
         due = {} if self._closing or not self.settings.auto_commit else self._positions.due(keys)
         due = {key: offset for key, offset in due.items() if key not in self._starter}
         try:
@@ -757,7 +757,7 @@ class LitePullConsumer:
         self._on_lost(consumer, partitions)
 
     def _on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        self._forget((item.topic, item.partition) for item in partitions)
+        self._forget(TopicPartitionKey.of(item) for item in partitions)
         try:
             consumer.incremental_unassign(partitions)
         except (KafkaException, RuntimeError) as error:

@@ -35,11 +35,11 @@ from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
-from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
 from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
 from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import read_headers
@@ -183,7 +183,7 @@ class PullConsumer:
         self._last_error = LastClientError()
         self._lookup = QueueLookup(self.names, self._lookup_client, self._client_error)
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
-        self._buffers: dict[TopicPartitionKey, _PrefetchBuffer] = {}
+        self._buffers: dict[tuple[str, int], _PrefetchBuffer] = {}  # found per message by a plain tuple
         self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # the reading client, the lookup client
         self._stopped = False
         self._stopping = False
@@ -462,7 +462,7 @@ class PullConsumer:
             message = buffer.take()
             examined += 1
             if selected:
-                found.append(MessageView(message, buffer.key[0] in self._own_topics))
+                found.append(MessageView(message, buffer.key.topic in self._own_topics))
         return examined
 
     @staticmethod
@@ -489,7 +489,7 @@ class PullConsumer:
     ) -> _PrefetchBuffer:
         consumer = self._reader()
         at = TopicPartition(*key, offset)
-        with cluster_errors(f"{key[0]}/{key[1]} cannot be read from offset {offset}"):
+        with cluster_errors(f"{key} cannot be read from offset {offset}"):
             if self._buffers.pop(key, None) is not None:
                 consumer.incremental_unassign([TopicPartition(*key)])
             consumer.incremental_assign([at])
@@ -529,7 +529,7 @@ class PullConsumer:
             buffer.illegal = True
         else:
             _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": message.topic()})
-            concerns_pull = message.topic() in {wanted.key[0], None}
+            concerns_pull = message.topic() in {wanted.key.topic, None}
             if error.fatal() or (concerns_pull and error.code() in DENIED | MISSING):
                 return error
         return None

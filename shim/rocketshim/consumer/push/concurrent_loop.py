@@ -6,8 +6,8 @@ from rocketshim.consumer.dispatch import ChunkDispatch, Pool
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import ProcessQueue
-from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.logs import safe_logger
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["ConcurrentLoop"]
 

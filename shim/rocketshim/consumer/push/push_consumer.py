@@ -48,6 +48,7 @@ from rocketshim.kafka.topic_id import TopicId
 from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
 from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.names import retry_topic
 
@@ -417,9 +418,8 @@ class PushConsumer:
         """
         if offset < 0:
             raise ConfigError(f"Cannot seek to offset {offset}: offsets begin at 0")
-        self._move(
-            lambda consumer, loop: loop.seek(consumer, {(self.names.physical(queue.topic), queue.queue_id): offset})
-        )
+        key = TopicPartitionKey(self.names.physical(queue.topic), queue.queue_id)
+        self._move(lambda consumer, loop: loop.seek(consumer, {key: offset}))
 
     def reset_offset_by_timestamp(self, topic: str, timestamp_ms: int) -> None:
         """Move this consumer's queues of a topic to the first message of a time or later; works like `seek`.
@@ -440,12 +440,12 @@ class PushConsumer:
             if not partitions:
                 raise ConsumerError(f"this consumer reads no queue of {topic!r} now")
             asked = [TopicPartition(*partition, timestamp_ms) for partition in partitions]
-            targets = {}
+            targets: dict[TopicPartitionKey, int] = {}
             for item in loop.lookups.offsets_for_times(asked, timeout=10.0):
                 if item.error is not None:
                     raise KafkaException(item.error)
                 end = loop.lookups.get_watermark_offsets(TopicPartition(item.topic, item.partition), timeout=10.0)[1]
-                targets[item.topic, item.partition] = item.offset if item.offset >= 0 else end
+                targets[TopicPartitionKey.of(item)] = item.offset if item.offset >= 0 else end
             loop.seek(consumer, targets)
 
         self._move(act)

@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.consumer.reader.offset_store import OffsetStore
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.kafka.clients import ConsumerClient
-from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.logs import safe_logger
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["Committer"]
 
@@ -98,8 +98,8 @@ class Committer:
         except KafkaException as error:
             self._refused(str(error), now_ms)
             return False
-        refused = {(item.topic, item.partition): item.error for item in results if item.error is not None}
-        taken = {(item.topic, item.partition): item.offset for item in offsets}
+        refused = {TopicPartitionKey.of(item): item.error for item in results if item.error is not None}
+        taken = {TopicPartitionKey.of(item): item.offset for item in offsets}
         taken = {key: offset for key, offset in taken.items() if key not in refused}
         self._sent.update(taken)
         if not asynchronous:
@@ -128,7 +128,7 @@ class Committer:
     def _due(self, queues: Iterable[PartitionQueue]) -> list[TopicPartition]:
         due: list[TopicPartition] = []
         for queue in queues:
-            key = (queue.topic, queue.partition)
+            key = TopicPartitionKey.of(queue)
             position = queue.next_offset
             sent = self._sent.get(key)
             if position is None or sent is None or position <= sent:
@@ -142,7 +142,7 @@ class Committer:
         self.outstanding = max(0, self.outstanding - 1)
         refused = False
         for item in partitions:
-            key = (item.topic, item.partition)
+            key = TopicPartitionKey.of(item)
             wrong = error or item.error
             if wrong is None:
                 if item.offset <= self._sent.get(key, -1):  # else `move` has set a lower offset since

@@ -28,6 +28,7 @@ from rocketshim.core.offset_file import OffsetFile, Stored, decode, encode
 from rocketshim.errors import OffsetStoreError
 from rocketshim.logs import safe_logger
 from rocketshim_topics import TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["LocalOffsetStore", "offset_folder"]
 
@@ -103,7 +104,7 @@ class LocalOffsetStore:
             self._content = self._content.identified(topic, self._topic_id(topic))
         found = []
         for item in partitions:
-            stored = self._content.positions.get((item.topic, item.partition))
+            stored = self._content.positions.get(TopicPartitionKey.of(item))
             offset, metadata = (OFFSET_INVALID, "") if stored is None else (stored.offset, stored.metadata)
             found.append(TopicPartition(item.topic, item.partition, offset, metadata=metadata))
         return found
@@ -115,7 +116,7 @@ class LocalOffsetStore:
             KafkaException: `_FS`, the file cannot be written; its content is unchanged.
         """
         del asynchronous
-        moved = {(item.topic, item.partition): Stored(item.offset, item.metadata or "") for item in offsets}
+        moved = {TopicPartitionKey.of(item): Stored(item.offset, item.metadata or "") for item in offsets}
         content = self._content.moved(moved)
         try:
             self._write(encode(content))

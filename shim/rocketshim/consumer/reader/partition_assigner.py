@@ -10,8 +10,8 @@ from typing import Final, Protocol
 from confluent_kafka import KafkaException
 
 from rocketshim.kafka.clients import LookupClient
-from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.logs import safe_logger
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["BroadcastAssigner", "PartitionAssigner", "partitions_of"]
 
@@ -68,9 +68,9 @@ def partitions_of(
         listed = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
         if listed is None or listed.error is not None or not listed.partitions:
             _LOG.warning("consumer.topic-unknown", extra={"topic": topic})
-            found.update(key for key in held if key[0] == topic)
+            found.update(key for key in held if key.topic == topic)
         else:
-            found.update((topic, number) for number in listed.partitions)
+            found.update(TopicPartitionKey(topic, number) for number in listed.partitions)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from confluent_kafka import TopicPartition
 
 from rocketshim.kafka.clients import ConsumerClient
-from rocketshim.kafka.partitions import TopicPartitionKey
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["PauseReason", "Pauses"]
 

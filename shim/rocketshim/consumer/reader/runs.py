@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from confluent_kafka import Message
 
-from rocketshim.kafka.partitions import TopicPartitionKey
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["runs_of"]
 
@@ -32,5 +32,5 @@ def runs_of(batch: list[Any]) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
             end += step
         while end < count and numbers[end] == number and topics[end] == topic:
             end += 1
-        yield (topic, number), batch[at:end] if end - at < count else batch
+        yield TopicPartitionKey(topic, number), batch[at:end] if end - at < count else batch
         at = end

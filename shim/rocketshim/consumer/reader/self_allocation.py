@@ -33,8 +33,9 @@ from rocketshim.core.queue_lock_actions import StopReason
 from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import LookupClient
-from rocketshim.kafka.partitions import TopicPartitionKey, partition_names
+from rocketshim.kafka.partitions import partition_names
 from rocketshim.logs import safe_logger
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["LeasedAssigner", "StrategyAssigner"]
@@ -122,7 +123,7 @@ class StrategyAssigner:
         held: Collection[TopicPartitionKey],
     ) -> set[TopicPartitionKey]:
         name = self._logical.get(topic, topic)
-        keys = {MessageQueue(name, queue_id=key[1]): key for key in there if key[0] == topic}
+        keys = {MessageQueue(name, queue_id=key.partition): key for key in there if key.topic == topic}
         if not keys or self._client_id not in members:
             return set()
         try:
@@ -132,7 +133,7 @@ class StrategyAssigner:
             _LOG.exception(
                 "consumer.strategy-failed", extra={"topic": topic, "strategy": safe_text(self._strategy, repr)}
             )
-            return {key for key in held if key[0] == topic}
+            return {key for key in held if key.topic == topic}
 
 
 class LeasedAssigner:
@@ -252,4 +253,4 @@ class LeasedAssigner:
 
 
 def _key_of(lease: Lease) -> TopicPartitionKey:
-    return lease.queue.topic, lease.queue.queue_id
+    return TopicPartitionKey(lease.queue.topic, lease.queue.queue_id)

@@ -37,8 +37,8 @@ from rocketshim.core.start_position import (
     resolve_start,
 )
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
-from rocketshim.kafka.partitions import TopicPartitionKey
 from rocketshim.logs import safe_logger
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["UNKNOWN_START", "PartitionStarter", "StartOffsets", "paused_assignment"]
 
@@ -120,7 +120,7 @@ class StartOffsets:
         Arguments and errors as in `find`; after an error nothing was committed.
         """
         starts, resolved = self.find(consumer, partitions, timeout_s)
-        resolved = [item for item in resolved if self.may((item.topic, item.partition))]
+        resolved = [item for item in resolved if self.may(TopicPartitionKey.of(item))]
         if resolved:
             for item in (self._store or consumer).commit(offsets=resolved, asynchronous=False):
                 if item.error is not None:
@@ -149,6 +149,7 @@ class StartOffsets:
         for topic, numbers in by_topic.items():
             count, found = self._found(consumer, topic, numbers, timeout_s)
             for number in numbers:
+                key = TopicPartitionKey(topic, number)
                 start, born = resolve_start(
                     number,
                     found,
@@ -156,15 +157,15 @@ class StartOffsets:
                     is_retry_topic=topic == self._retry_topic,
                     partition_count=count,
                 )
-                self._born[topic, number] = born
-                self.found_tokens.pop((topic, number), None)
+                self._born[key] = born
+                self.found_tokens.pop(key, None)
                 if number in found:
                     commit = found[number].metadata
-                    self.found_tokens[topic, number] = None if commit is None else commit.token
+                    self.found_tokens[key] = None if commit is None else commit.token
                 at = TopicPartition(topic, number, self._offset(lookups, topic, number, start, timeout_s))
                 starts.append(at)
                 if not isinstance(start, StartAt):
-                    resolved.append(TopicPartition(topic, number, at.offset, metadata=self.metadata((topic, number))))
+                    resolved.append(TopicPartition(topic, number, at.offset, metadata=self.metadata(key)))
         return starts, resolved
 
     def _found(
@@ -308,7 +309,7 @@ class PartitionStarter:
         Raises:
             KafkaException, RuntimeError: the partitions could not be assigned.
         """
-        keys = [(item.topic, item.partition) for item in partitions]
+        keys = [TopicPartitionKey.of(item) for item in partitions]
         waiting = [key for key in keys if key not in known]
         consumer.incremental_assign([TopicPartition(*key, known.get(key, _PAUSED_AT)) for key in keys])
         self._pauses.adopt(consumer, keys)
@@ -348,7 +349,7 @@ class PartitionStarter:
         self, consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float = _TIMEOUT_S
     ) -> dict[TopicPartitionKey, int]:
         starts = self._starts.resolve(consumer, partitions, timeout_s)
-        return {(item.topic, item.partition): item.offset for item in starts}
+        return {TopicPartitionKey.of(item): item.offset for item in starts}
 
     @staticmethod
     def _log_unknown(error: KafkaException, partitions: Iterable[TopicPartition]) -> None:

@@ -10,6 +10,7 @@ from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
 from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
 from rocketshim.kafka.clients import ConsumerClient
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["Throttle"]
 
@@ -57,7 +58,7 @@ class Throttle:
         full = [queue for queue in queues if not queue.paused] if self._is_full else self._over(queues)
         for queue in full:
             queue.paused = True
-        self._pauses.hold(consumer, [(queue.topic, queue.partition) for queue in full], PauseReason.FLOW)
+        self._pauses.hold(consumer, [TopicPartitionKey.of(queue) for queue in full], PauseReason.FLOW)
 
     def go_on(self, consumer: ConsumerClient, queues: Iterable[PartitionQueue]) -> None:
         """Resume paused queues that are below their thresholds again."""
@@ -66,7 +67,7 @@ class Throttle:
         ready = [queue for queue in queues if queue.paused and should_resume(queue, self._limits)]
         for queue in ready:
             queue.paused = False
-        self._pauses.release(consumer, [(queue.topic, queue.partition) for queue in ready], PauseReason.FLOW)
+        self._pauses.release(consumer, [TopicPartitionKey.of(queue) for queue in ready], PauseReason.FLOW)
 
     @property
     def _is_full(self) -> bool:

@@ -29,6 +29,7 @@ from rocketshim.health import metrics_text
 from rocketshim.settings import ConnectionSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.group_log import ClaimRecord, ReleaseRecord, decode_group_record
 from rocketshim_topics.layout import Layout
 
@@ -781,10 +782,10 @@ def test_of_a_fetch_from_before_the_position_the_part_behind_it_is_kept_in_order
     stage.turn()
     stage.fill(60)
     records = stage.kafka.records("orders")
-    member.loop._begin(("orders", 0), 40)
+    member.loop._begin(TopicPartitionKey("orders", 0), 40)
     member.loop._fresh.clear()  # a fetch begins
-    member.loop._put(("orders", 0), records[:51])
-    member.loop._put(("orders", 0), records[51:])
+    member.loop._put(TopicPartitionKey("orders", 0), records[:51])
+    member.loop._put(TopicPartitionKey("orders", 0), records[51:])
     stage.turn(20)
     stage.wait(6_000)
     assert [offset for _, offset in stage.offsets] == list(range(40, 60))
@@ -881,7 +882,7 @@ def cut_under_a_listener(stage: Stage) -> tuple[Member, Any]:
     stage.turn(3, work=False)
     task = a.pool.tasks.popleft()
     bounds, a.lookups.get_watermark_offsets = a.lookups.get_watermark_offsets, lambda *_, **__: (0, 3)
-    a.loop._put(("orders", 0), stage.kafka.records("orders")[:3])
+    a.loop._put(TopicPartitionKey("orders", 0), stage.kafka.records("orders")[:3])
     a.lookups.get_watermark_offsets = bounds
     assert [ending.then.name for ending in a.loop._ending] == ["RESTART"]
     return a, task
@@ -907,9 +908,9 @@ def test_a_queue_that_restarts_amid_a_fetch_is_read_from_its_first_message(stage
     stage.turn()
     bounds, a.lookups.get_watermark_offsets = a.lookups.get_watermark_offsets, lambda *_, **__: (0, 4)
     records = stage.kafka.records("orders")
-    a.loop._put(("orders", 0), records[:2])
+    a.loop._put(TopicPartitionKey("orders", 0), records[:2])
     a.lookups.get_watermark_offsets = bounds
-    a.loop._put(("orders", 0), records[2:4])  # behind the messages of another queue
+    a.loop._put(TopicPartitionKey("orders", 0), records[2:4])  # behind the messages of another queue
     stage.wait(6_000)
     assert [offset for _, offset in stage.offsets] == [0, 1, 2, 3, 4] * 2
     assert stage.committed() == 5

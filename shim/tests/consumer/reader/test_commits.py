@@ -7,10 +7,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.core.process_queue import ProcessQueue
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from ..conftest import Record
 
-PLACE = ("orders", 0)
+KEY = TopicPartitionKey("orders", 0)
 
 
 class Client:
@@ -34,12 +35,12 @@ def client() -> Any:
 
 def committer() -> Committer:
     made = Committer(lambda place: f"of {place[0]}")
-    made.adopt(PLACE, 0)
+    made.adopt(KEY, 0)
     return made
 
 
 def queue_done_to(count: int) -> Any:
-    queue: ProcessQueue[Any] = ProcessQueue(*PLACE)
+    queue: ProcessQueue[Any] = ProcessQueue(*KEY)
     queue.put([Record(offset) for offset in range(count)])
     chunk = queue.take(count)
     assert chunk is not None
@@ -58,7 +59,7 @@ def test_a_position_is_sent_once_with_its_metadata(client: Any, *, asynchronous:
 
 def test_a_position_below_the_start_is_not_sent(client: Any) -> None:
     commits = committer()
-    commits.adopt(PLACE, 9)
+    commits.adopt(KEY, 9)
     assert not commits.commit(client, [queue_done_to(4)], now_ms=0, asynchronous=False)
     assert client.commits == []
 
@@ -77,11 +78,11 @@ def test_a_commit_that_is_refused_immediately_is_sent_again(client: Any) -> None
 def test_a_commit_that_is_refused_later_is_sent_again(client: Any) -> None:
     commits, queue = committer(), queue_done_to(4)
     commits.commit(client, [queue], now_ms=0, asynchronous=True)
-    commits.answered(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(*PLACE, 4)], 5)
+    commits.answered(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(*KEY, 4)], 5)
     assert commits.outstanding == 0
     assert commits.failing_since_ms == 5
     commits.commit(client, [queue], now_ms=6, asynchronous=True)
-    commits.answered(None, [TopicPartition(*PLACE, 4)], 7)
+    commits.answered(None, [TopicPartition(*KEY, 4)], 7)
     assert commits.failing_since_ms is None
     assert client.commits == [(4, "of orders")] * 2
 
@@ -89,44 +90,44 @@ def test_a_commit_that_is_refused_later_is_sent_again(client: Any) -> None:
 def test_an_answer_after_a_new_assignment_changes_nothing(client: Any) -> None:
     commits, queue = committer(), queue_done_to(4)
     commits.commit(client, [queue], now_ms=0, asynchronous=True)
-    commits.forget(PLACE)
-    commits.adopt(PLACE, 6)
-    commits.answered(KafkaError(KafkaError.ILLEGAL_GENERATION), [TopicPartition(*PLACE, 4)], 5)
-    assert commits.position(PLACE) == 6
+    commits.forget(KEY)
+    commits.adopt(KEY, 6)
+    commits.answered(KafkaError(KafkaError.ILLEGAL_GENERATION), [TopicPartition(*KEY, 4)], 5)
+    assert commits.position(KEY) == 6
     assert not commits.commit(client, [queue], now_ms=0, asynchronous=True)
 
 
 def test_an_answer_for_a_revoked_partition_is_ignored(client: Any) -> None:
     commits, queue = committer(), queue_done_to(4)
     commits.commit(client, [queue], now_ms=0, asynchronous=True)
-    commits.forget(PLACE)
-    commits.answered(None, [TopicPartition(*PLACE, 4)], 5)
+    commits.forget(KEY)
+    commits.answered(None, [TopicPartition(*KEY, 4)], 5)
     assert not commits.commit(client, [queue], now_ms=0, asynchronous=True)
 
 
 def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> None:
     said = ["old"]
     commits = Committer(lambda _: said[0])
-    commits.adopt(PLACE, 3)
+    commits.adopt(KEY, 3)
     commits.adopt(("orders", 1), -1)  # its start is not known
     said[0] = "new"
-    commits.commit_again(client, [PLACE, ("orders", 1), ("orders", 2)], now_ms=0)
+    commits.commit_again(client, [KEY, ("orders", 1), ("orders", 2)], now_ms=0)
     assert client.commits == [(3, "new")]
     assert commits.outstanding == 1
 
 
 def test_forbidden_or_locally_stored_offsets_are_not_sent_again(client: Any) -> None:
-    commits = Committer(lambda _: "", may=lambda place: place != PLACE)
-    commits.adopt(PLACE, 3)
-    commits.commit_again(client, [PLACE], now_ms=0)
+    commits = Committer(lambda _: "", may=lambda place: place != KEY)
+    commits.adopt(KEY, 3)
+    commits.commit_again(client, [KEY], now_ms=0)
     stored = Committer(lambda _: "", store=client)
-    stored.adopt(PLACE, 3)
-    stored.commit_again(client, [PLACE], now_ms=0)
+    stored.adopt(KEY, 3)
+    stored.commit_again(client, [KEY], now_ms=0)
     assert client.commits == []
 
 
 def test_a_refusal_of_a_repeated_commit_is_counted(client: Any) -> None:
     commits = committer()
     client.error = KafkaError(KafkaError._TRANSPORT)
-    commits.commit_again(client, [PLACE], now_ms=7)
+    commits.commit_again(client, [KEY], now_ms=7)
     assert (commits.failed, commits.failing_since_ms, commits.outstanding) == (1, 7, 0)

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
+from rocketshim_topics.coordinates import TopicPartitionKey
 
-PLACE = ("orders", 0)
+KEY = TopicPartitionKey("orders", 0)
 
 
 class Client:
@@ -29,18 +30,18 @@ def client() -> Any:
 
 def test_the_last_reason_resumes(client: Any) -> None:
     pauses = Pauses()
-    pauses.hold(client, [PLACE], PauseReason.FLOW)
-    pauses.hold(client, [PLACE], PauseReason.SUSPENDED)
-    pauses.release(client, [PLACE], PauseReason.FLOW)
-    assert pauses.why(PLACE) == PauseReason.SUSPENDED
-    pauses.release(client, [PLACE], PauseReason.SUSPENDED)
-    assert not pauses.why(PLACE)
-    assert client.calls == [("pause", [PLACE]), ("resume", [PLACE])]
+    pauses.hold(client, [KEY], PauseReason.FLOW)
+    pauses.hold(client, [KEY], PauseReason.SUSPENDED)
+    pauses.release(client, [KEY], PauseReason.FLOW)
+    assert pauses.why(KEY) == PauseReason.SUSPENDED
+    pauses.release(client, [KEY], PauseReason.SUSPENDED)
+    assert not pauses.why(KEY)
+    assert client.calls == [("pause", [KEY]), ("resume", [KEY])]
 
 
 def test_a_partition_that_is_not_paused_is_not_resumed(client: Any) -> None:
     pauses = Pauses()
-    pauses.release(client, [PLACE], PauseReason.FLOW)
+    pauses.release(client, [KEY], PauseReason.FLOW)
     pauses.hold(client, [], PauseReason.FLOW)
     pauses.adopt(client, [])
     assert client.calls == []
@@ -48,8 +49,8 @@ def test_a_partition_that_is_not_paused_is_not_resumed(client: Any) -> None:
 
 def test_an_assigned_partition_is_resumed_from_any_earlier_pause(client: Any) -> None:
     pauses = Pauses()
-    pauses.hold(client, [PLACE], PauseReason.FLOW)
-    pauses.forget([PLACE])
-    pauses.adopt(client, [PLACE])
-    assert client.calls[-1] == ("resume", [PLACE])
-    assert not pauses.why(PLACE)
+    pauses.hold(client, [KEY], PauseReason.FLOW)
+    pauses.forget([KEY])
+    pauses.adopt(client, [KEY])
+    assert client.calls[-1] == ("resume", [KEY])
+    assert not pauses.why(KEY)

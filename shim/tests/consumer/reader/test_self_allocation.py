@@ -24,6 +24,7 @@ from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.group_log import (
     ClaimRecord,
     LeaseEntry,
@@ -109,7 +110,7 @@ def test_a_strategy_that_raises_keeps_the_assigned_queues(still: InMemoryKafka) 
             raise OSError(arguments)
 
     share = share_of_one(Broken(), "a", lambda: ["a"])
-    held = {("orders", 1), (RETRY, 0)}
+    held = {TopicPartitionKey("orders", 1), TopicPartitionKey(RETRY, 0)}
     assert share.wanted(still.consumer({"group.id": "g"}), held, 0) == held
 
 
