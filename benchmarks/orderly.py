@@ -29,9 +29,9 @@ from confluent_kafka.cimpl import NewTopic
 from benchmarks.consumer import CLIENT, HEADERS, Meter, shim
 from rocketshim import ConsumeFromWhere, PushConsumer
 from rocketshim.clock import SystemClock
+from rocketshim.core.queue_lock_actions import QueueStarted
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.group.connect import connect_group_log
-from rocketshim.group.lease import QueueStarted
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.settings import ConnectionSettings
@@ -192,8 +192,7 @@ def claims(bootstrap: str) -> None:
     claimed, produced = [], []
     for _ in range(CLAIMS):
         log.want([])
-        log.drained(lease)
-        log.committed(lease, 0, ())
+        log.release(lease, 0, ())
         time.sleep(0.02)
         began = time.perf_counter()
         log.want([queue])

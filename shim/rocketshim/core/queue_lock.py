@@ -10,24 +10,18 @@ what the process may *do*, on its own monotonic clock. Its rules:
   and forward steps of the leader's clock (each step shortens the margin by at most 5 s) together exceed the margin.
 * A belief that has ended is never renewed; the queue must be claimed again. A confirmation that is read too late does
   not count.
-* A queue is released in this order: stop, drain, commit, release record. It is still renewed while it drains.
-* A stopped queue must be drained before it is claimed again: there are never two runs of one queue in one process.
+* A queue is released in this order: stop, drain, commit, release record. It is still renewed while it drains and
+  commits.
+* A stopped queue must be released before it is claimed again: there are never two runs of one queue in one process.
 * When the log is lost (created again, truncated before it was read, of an unknown version, base raised), every belief
   ends immediately. After a re-creation the holder claims nothing for one lease, because a frozen neighbour may still
   believe in the old log. If the new log's tokens would be lower than known tokens of the old one, heartbeats carry the
   old number as a higher base. A process that has not read the former log knows of it by the token in commits (`begin`).
 
-States of a queue, by `_NEXT` below::
+`queue_lock_states` has the states of a queue and the transitions between them.
 
-    IDLE ── claim ──> CLAIMING ── grant ──> HOLDING ── unwant ──> DRAINING ── drained ──> COMMITTING
-      ^ <── refuse ──────┘                     │ lapse               │ lapse                 │ │
-      │                                        └─────> LAPSED <──────┘                       │ │
-      │ <─────────────── drained ─────────────────────────┘                                  │ │
-      │ <─────────────────────────────────── lapse ──────────────────────────────────────────┘ │
-      └ <─────────────────────────────────── committed: release record ────────────────────────┘
-
-Each `Start` is followed by exactly one `Stop` with its token before the next `Start` of that queue. Calls about a
-former token (`drained`, `committed`, `progress`) are late, not wrong, and are ignored.
+Each `QueueStarted` is followed by exactly one `QueueStopped` with its lease before the next `QueueStarted` of that
+queue. Calls about a former token (`release`, `progress`) are late, not wrong, and are ignored.
 
 The state machine also schedules the heartbeats (`member`), because only records move log time. It sends a `leave`
 record when it is closed and everything is released. It sends a claim when the queue is free, or when the time since
@@ -35,24 +29,24 @@ the last folded record would make it free: the claim itself moves log time befor
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from enum import Enum, auto
 from typing import Final, TypedDict, TypeVar
 
 from rocketshim.core.group_log import LOG_TIME_STEP_MAX_MS, Folded, GroupLog, Judgement
+from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lease_rules import LeaseOutcome, Owner
 from rocketshim.core.queue_lock_actions import (
     QueueLockAction,
-    ReconsumeCounts,
+    QueueStarted,
+    QueueStopped,
     SendClaim,
     SendLeave,
     SendMember,
     SendRelease,
     SendRenew,
-    Start,
-    Stop,
     StopReason,
 )
 from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim.core.queue_lock_states import LockEvent, LockState, Slot
 from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,
@@ -66,50 +60,10 @@ from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["QueueLockHolder"]
 
-_COUNTS_PER_QUEUE: Final = 1_000
-"""Maximum number of counts in one entry, lowest offsets first; later messages restart at their stored count."""
-
 _NEVER_MS: Final = 2**62
 
 _ENTRIES_PER_RECORD: Final = 5_000
 """Maximum number of queues and counts together in one record: well below 1 MB of JSON."""
-
-
-# --- states -------------------------------------------------------------------------------------------------------
-
-
-class _State(Enum):
-    IDLE = auto()
-    CLAIMING = auto()
-    HOLDING = auto()
-    DRAINING = auto()
-    COMMITTING = auto()
-    LAPSED = auto()
-
-
-class _Event(Enum):
-    CLAIM = auto()
-    GRANT = auto()
-    REFUSE = auto()
-    UNWANT = auto()
-    LAPSE = auto()
-    DRAINED = auto()
-    COMMITTED = auto()
-
-
-_NEXT: Final = {
-    (_State.IDLE, _Event.CLAIM): _State.CLAIMING,
-    (_State.CLAIMING, _Event.GRANT): _State.HOLDING,
-    (_State.CLAIMING, _Event.REFUSE): _State.IDLE,
-    (_State.HOLDING, _Event.UNWANT): _State.DRAINING,
-    (_State.HOLDING, _Event.LAPSE): _State.LAPSED,
-    (_State.DRAINING, _Event.DRAINED): _State.COMMITTING,
-    (_State.DRAINING, _Event.LAPSE): _State.LAPSED,
-    (_State.COMMITTING, _Event.COMMITTED): _State.IDLE,
-    (_State.COMMITTING, _Event.LAPSE): _State.IDLE,
-    (_State.LAPSED, _Event.DRAINED): _State.IDLE,
-}
-"""The state transitions; a missing pair cannot happen or is an error of the caller."""
 
 
 class _Stamp(TypedDict):
@@ -117,50 +71,6 @@ class _Stamp(TypedDict):
     incarnation: str
     seq: int
     lease_ms: int
-
-
-_BELIEVING: Final = frozenset({_State.HOLDING, _State.DRAINING, _State.COMMITTING})
-
-
-class _Slot:
-    """The state of one queue for this member."""
-
-    __slots__ = (
-        "base", "claim_after_ms", "claim_seq", "confirmed_ms", "confirmed_offset", "next_offset", "reconsume_counts",
-        "sent_ms", "state", "token",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.state = _State.IDLE
-        self.token = -1
-        self.base = 0
-        self.claim_seq = 0
-        self.claim_after_ms: int | None = None  # after a claim that could not be sent
-        self.sent_ms = 0  # when the last claim or renewal was sent
-        self.confirmed_ms = 0  # when the last confirmed one was sent
-        self.confirmed_offset = 0
-        self.next_offset: int | None = None
-        self.reconsume_counts: ReconsumeCounts = ()
-
-    def advance(self, event: _Event) -> None:
-        following = _NEXT.get((self.state, event))
-        if following is None:
-            raise ValueError(f"a queue that is {self.state.name} cannot be {event.name}")
-        self.state = following
-
-    @property
-    def believing(self) -> bool:
-        return self.state in _BELIEVING
-
-    def lease_entry(self, queue: MessageQueue) -> LeaseEntry:
-        return LeaseEntry(
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            token=self.token,
-            confirmed_offset=self.confirmed_offset,
-            next_offset=self.next_offset,
-            reconsume_counts=self.reconsume_counts[:_COUNTS_PER_QUEUE],
-        )
 
 
 class QueueLockHolder:
@@ -174,8 +84,7 @@ class QueueLockHolder:
         settings: times.
         strategy: name of the allocation strategy, for the heartbeats; None: Kafka's group protocol.
 
-    Thread-safety: none; one owner thread (the group-log thread). `token_of` only reads, but must run on that thread
-    too.
+    Thread-safety: none; one owner thread (the group-log thread). It publishes `Lease.until_ms` to other threads.
 
     Source: `RebalanceImpl#lock`, `#lockAll`, `RebalancePushImpl#removeUnnecessaryMessageQueue` of RocketMQ; the order
     of releasing and the rules of belief are ours.
@@ -201,7 +110,7 @@ class QueueLockHolder:
         self._closing = False
         self._left = False
         self._wanted: frozenset[MessageQueue] = frozenset()
-        self._slots: dict[MessageQueue, _Slot] = {}
+        self._slots: dict[MessageQueue, Slot] = {}
         self._in_flight: dict[int, int] = {}  # by number of a claim or renewal: when it was sent
         self._ends_from_ms = _NEVER_MS  # before this no belief ends and no claim or renewal is too old
 
@@ -243,9 +152,9 @@ class QueueLockHolder:
         actions = self._pass_time(now_ms)
         self._wanted = frozenset(queues)
         for queue, slot in self._slots.items():
-            if slot.state is _State.HOLDING and queue not in self._wanted:
-                slot.advance(_Event.UNWANT)
-                actions.append(Stop(queue, slot.token, StopReason.UNWANTED))
+            if slot.state is LockState.HOLDING and queue not in self._wanted:
+                slot.advance(LockEvent.UNWANT)
+                actions.append(QueueStopped(slot.lease, StopReason.UNWANTED))
         self._forget_idle()
         return actions
 
@@ -277,7 +186,7 @@ class QueueLockHolder:
             for judgement in folded.judgements:
                 slot = self._slots.get(judgement.queue)
                 if judgement.outcome is LeaseOutcome.GRANTED and slot is not None and slot.believing:
-                    actions += self._lapse(judgement.queue, slot, StopReason.LOST)
+                    actions += self._lapse(slot, StopReason.LOST)
         self._forget_idle(None if folded.began_anew else [judgement.queue for judgement in folded.judgements])
         return actions
 
@@ -314,29 +223,12 @@ class QueueLockHolder:
             reconsume_counts: failed attempts of messages that are not finished, ascending by offset.
         """
         slot = self._slots.get(queue)
-        if slot is not None and slot.token == token:
+        if slot is not None and slot.lease.token == token:
             if next_offset is not None:
                 slot.next_offset = next_offset
             slot.reconsume_counts = reconsume_counts
 
-    def drained(self, queue: MessageQueue, token: int, now_ms: int) -> list[QueueLockAction]:
-        """Report that no listener has a message of a stopped queue any more. Ignored for a former token.
-
-        If the stop was `UNWANTED` and `token_of` still returns the token: commit, then call `committed`.
-
-        Raises:
-            ValueError: the queue was not stopped, or the clock went back; nothing changed.
-        """
-        slot = self._slots.get(queue)
-        if slot is not None and slot.token == token and slot.state is _State.HOLDING:
-            raise ValueError(f"{queue} was not stopped: stop, drain, commit, release")
-        actions = self._pass_time(now_ms)
-        if slot is not None and slot.token == token and slot.state in (_State.DRAINING, _State.LAPSED):
-            slot.advance(_Event.DRAINED)
-        self._forget_idle([queue])
-        return actions
-
-    def committed(
+    def release(
         self,
         queue: MessageQueue,
         token: int,
@@ -344,30 +236,37 @@ class QueueLockHolder:
         reconsume_counts: ReconsumeCounts,
         now_ms: int,
     ) -> list[QueueLockAction]:
-        """Report that a drained queue's position is committed (or there was nothing to commit): the release follows.
+        """Report that a stopped queue is drained and committed. If its lease has not ended, the release record follows.
 
-        Ignored for a former token and if the belief has ended meanwhile.
+        Drained: no listener has a message of the queue. Committed: its position is committed if the lease allowed it.
+        Ignored for a former token.
 
         Args:
             queue: the queue.
             token: token of the run.
-            next_offset: the committed position; None: nothing was committed.
+            next_offset: the position that was reached; None: nothing was finished.
             reconsume_counts: failed attempts of messages that are not finished.
             now_ms: monotonic time in ms.
 
         Raises:
-            ValueError: the queue was not stopped and drained, or the clock went back; nothing changed.
+            ValueError: the queue was not stopped, or the clock went back; nothing changed.
         """
         slot = self._slots.get(queue)
-        if slot is not None and slot.token == token and slot.state in (_State.HOLDING, _State.DRAINING):
-            raise ValueError(f"{queue} was not drained: stop, drain, commit, release")
+        current = slot is not None and slot.lease.token == token
+        if slot is not None and current and slot.state is LockState.HOLDING:
+            raise ValueError(f"{queue} was not stopped: stop, drain, commit, release")
         actions = self._pass_time(now_ms)
-        if slot is not None and slot.token == token and slot.state is _State.COMMITTING:
-            self.progress(queue, token, next_offset, reconsume_counts)
-            slot.advance(_Event.COMMITTED)
-            actions.append(self._release(slot.lease_entry(queue), slot.base))
+        if slot is not None and current and slot.state in (LockState.DRAINING, LockState.LAPSED):
+            if slot.believing:
+                self.progress(queue, token, next_offset, reconsume_counts)
+                actions.append(self._release(slot.lease_entry(), slot.base))
+            slot.advance(LockEvent.RELEASE)
         self._forget_idle([queue])
         return actions
+
+    def end_all(self) -> list[QueueLockAction]:
+        """End all beliefs immediately, because the log can no longer be followed; return the stops."""
+        return self._lapse_all(StopReason.LOG_LOST)
 
     def send_failed(self, seq: int, now_ms: int) -> list[QueueLockAction]:
         """Report that a record was not appended and never will be. A claim is made again after `retry_ms`.
@@ -384,8 +283,8 @@ class QueueLockHolder:
         actions = self._pass_time(now_ms)
         self._in_flight.pop(seq, None)
         for slot in self._slots.values():
-            if slot.state is _State.CLAIMING and slot.claim_seq == seq:
-                slot.advance(_Event.REFUSE)
+            if slot.state is LockState.CLAIMING and slot.claim_seq == seq:
+                slot.advance(LockEvent.REFUSE)
                 slot.claim_after_ms = now_ms + self._settings.retry_ms
         self._forget_idle()
         return actions
@@ -412,7 +311,7 @@ class QueueLockHolder:
         claimable = [queue for queue, at_ms in self._claimable(log) if at_ms <= now_ms]
         for batch in _batches((queue, 1) for queue in claimable):
             actions.append(self._claim(batch, log, now_ms))
-        if self._closing and all(slot.state is _State.IDLE for slot in self._slots.values()):
+        if self._closing and all(slot.state is LockState.IDLE for slot in self._slots.values()):
             self._left = True
             actions.append(SendLeave(LeaveRecord(**self._stamp(), base=log.base)))
         return actions
@@ -424,26 +323,23 @@ class QueueLockHolder:
         instants = [self._now_ms if self._heartbeat_ms is None else self._heartbeat_ms]
         for slot in self._slots.values():
             if slot.believing:
-                instants += [slot.confirmed_ms + self._settings.lock_hold_ms, self._renewal_due_ms(slot)]
-            elif slot.state is _State.CLAIMING:
+                instants += [slot.lease.until_ms, self._renewal_due_ms(slot)]
+            elif slot.state is LockState.CLAIMING:
                 instants.append(slot.sent_ms + self._settings.lock_hold_ms)
         instants += [at_ms for _, at_ms in self._claimable(log)]
         return min(instants)
 
     # --- state out ----------------------------------------------------------------------------------------------
 
-    def token_of(self, queue: MessageQueue, now_ms: int) -> int | None:
-        """Return the token with which this member may process and commit a queue at `now_ms`; None: it may not."""
-        until_ms = self.believed_until_ms(queue)
-        return self._slots[queue].token if until_ms is not None and now_ms < until_ms else None
-
-    def believed_until_ms(self, queue: MessageQueue) -> int | None:
-        """Return the end of the belief by the monotonic clock; None: no belief.
-
-        Compare it with the clock before each listener call.
-        """
+    def lease_of(self, queue: MessageQueue) -> Lease | None:
+        """Return the lease of a queue that this member relies on; None: there is none. Check `holds` before its use."""
         slot = self._slots.get(queue)
-        return slot.confirmed_ms + self._settings.lock_hold_ms if slot is not None and slot.believing else None
+        return slot.lease if slot is not None and slot.believing else None
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether this member relies on a lease."""
+        return any(slot.believing for slot in self._slots.values())
 
     @property
     def left(self) -> bool:
@@ -460,14 +356,14 @@ class QueueLockHolder:
         if now_ms < self._ends_from_ms:
             return actions
         hold_ms = self._settings.lock_hold_ms
-        for queue, slot in self._slots.items():
-            if slot.believing and now_ms >= slot.confirmed_ms + hold_ms:
-                actions += self._lapse(queue, slot, StopReason.UNCONFIRMED)
-            elif slot.state is _State.CLAIMING and now_ms >= slot.sent_ms + hold_ms:
-                slot.advance(_Event.REFUSE)  # if it is read back now, it is too late to be trusted
+        for slot in self._slots.values():
+            if slot.believing and now_ms >= slot.lease.until_ms:
+                actions += self._lapse(slot, StopReason.UNCONFIRMED)
+            elif slot.state is LockState.CLAIMING and now_ms >= slot.sent_ms + hold_ms:
+                slot.advance(LockEvent.REFUSE)  # if it is read back now, it is too late to be trusted
         self._in_flight = {seq: sent_ms for seq, sent_ms in self._in_flight.items() if now_ms < sent_ms + hold_ms}
         since_ms = [slot.confirmed_ms for slot in self._slots.values() if slot.believing]
-        since_ms += [slot.sent_ms for slot in self._slots.values() if slot.state is _State.CLAIMING]
+        since_ms += [slot.sent_ms for slot in self._slots.values() if slot.state is LockState.CLAIMING]
         self._ends_from_ms = min([*since_ms, *self._in_flight.values()], default=_NEVER_MS) + hold_ms
         self._forget_idle()
         return actions
@@ -485,7 +381,7 @@ class QueueLockHolder:
             return
         former_log = self._floor is not None and log.base is not None and self._floor <= log.base
         earliest_ms = self._began_ms + self._settings.lock_lease_ms if former_log else self._began_ms
-        active = {queue for queue, slot in self._slots.items() if slot.state is not _State.IDLE}
+        active = {queue for queue, slot in self._slots.items() if slot.state is not LockState.IDLE}
         for queue in sorted(self._wanted - active):
             slot = self._slots.get(queue)
             wait_ms = log.claimable_in_ms(queue, self.owner)
@@ -498,7 +394,7 @@ class QueueLockHolder:
                 instants.append(slot.claim_after_ms)
             yield queue, max(instants)
 
-    def _renewal_due_ms(self, slot: _Slot) -> int:
+    def _renewal_due_ms(self, slot: Slot) -> int:
         unconfirmed = slot.sent_ms != slot.confirmed_ms
         return slot.sent_ms + (self._settings.retry_ms if unconfirmed else self._settings.lock_renew_ms)
 
@@ -508,9 +404,9 @@ class QueueLockHolder:
         if all(now_ms < self._renewal_due_ms(slot) for slot in owned.values()):
             return
         entries: list[tuple[LeaseEntry, int]] = []
-        for queue, slot in sorted(owned.items()):
+        for _, slot in sorted(owned.items()):
             slot.sent_ms = now_ms
-            entry = slot.lease_entry(queue)
+            entry = slot.lease_entry()
             entries.append((entry, 1 + len(entry.reconsume_counts)))
         base = max(slot.base for slot in owned.values())  # the same for all, because a new base ends every belief
         for batch in _batches(entries):
@@ -523,8 +419,8 @@ class QueueLockHolder:
         record = ClaimRecord(**self._stamp(), base=log.base or 0, queues=named)
         self._sent(record.seq, now_ms)
         for claimed in named:
-            slot = self._slots.setdefault(claimed.queue, _Slot())
-            slot.advance(_Event.CLAIM)
+            slot = self._slots.setdefault(claimed.queue, Slot(claimed.queue))
+            slot.advance(LockEvent.CLAIM)
             slot.claim_seq, slot.sent_ms = record.seq, now_ms
         return SendClaim(record)
 
@@ -536,18 +432,18 @@ class QueueLockHolder:
             case LeaseOutcome.GRANTED:
                 return self._granted(judgement, offset, seq, sent_ms)
             case LeaseOutcome.RENEWED:
-                if slot is not None and slot.believing and slot.token == judgement.token:
+                if slot is not None and slot.believing and slot.lease.token == judgement.token:
                     slot.confirmed_offset = offset
                     if sent_ms is not None:
-                        slot.confirmed_ms = max(slot.confirmed_ms, sent_ms)
+                        slot.confirm(sent_ms, self._settings.lock_hold_ms)
                 return []
             case LeaseOutcome.REFUSED | LeaseOutcome.VOID | LeaseOutcome.UNKNOWN | LeaseOutcome.RELEASED:
                 if slot is None:
                     return []
-                if slot.state is _State.CLAIMING and slot.claim_seq == seq:
-                    slot.advance(_Event.REFUSE)
-                elif slot.believing and slot.token == judgement.token:
-                    return self._lapse(judgement.queue, slot, StopReason.LOST)
+                if slot.state is LockState.CLAIMING and slot.claim_seq == seq:
+                    slot.advance(LockEvent.REFUSE)
+                elif slot.believing and slot.lease.token == judgement.token:
+                    return self._lapse(slot, StopReason.LOST)
                 return []
 
     def _granted(self, judgement: Judgement, offset: int, seq: int, sent_ms: int | None) -> list[QueueLockAction]:
@@ -557,17 +453,19 @@ class QueueLockHolder:
         slot = self._slots.get(queue)
         wanted = queue in self._wanted
         if slot is not None and slot.believing:  # an older claim that we had given up has replaced our token
-            return self._lapse(queue, slot, StopReason.LOST)
-        if slot is not None and slot.state is _State.CLAIMING and slot.claim_seq == seq and sent_ms is not None:
+            return self._lapse(slot, StopReason.LOST)
+        if slot is not None and slot.state is LockState.CLAIMING and slot.claim_seq == seq and sent_ms is not None:
             if wanted:
-                slot.advance(_Event.GRANT)
-                slot.token, slot.base, slot.confirmed_offset = token, token - offset, offset
-                slot.confirmed_ms = slot.sent_ms = sent_ms
+                slot.advance(LockEvent.GRANT)
+                slot.lease = Lease(queue, token, 0)
+                slot.base, slot.confirmed_offset = token - offset, offset
+                slot.sent_ms = sent_ms
+                slot.confirm(sent_ms, self._settings.lock_hold_ms)
                 slot.next_offset, slot.reconsume_counts = None, judgement.reconsume_counts
                 slot.claim_after_ms = None
-                return [Start(queue, token, judgement.next_offset, judgement.reconsume_counts)]
-            slot.advance(_Event.REFUSE)
-        if wanted or (slot is not None and slot.state is not _State.IDLE):
+                return [QueueStarted(slot.lease, judgement.next_offset, judgement.reconsume_counts)]
+            slot.advance(LockEvent.REFUSE)
+        if wanted or (slot is not None and slot.state is not LockState.IDLE):
             return []  # it will be claimed again
         unused = LeaseEntry(
             topic=queue.topic,
@@ -578,25 +476,25 @@ class QueueLockHolder:
         )
         return [self._release(unused, token - offset)]
 
-    def _lapse(self, queue: MessageQueue, slot: _Slot, reason: StopReason) -> list[QueueLockAction]:
-        running = slot.state is _State.HOLDING
-        slot.advance(_Event.LAPSE)
-        return [Stop(queue, slot.token, reason)] if running else []
+    def _lapse(self, slot: Slot, reason: StopReason) -> list[QueueLockAction]:
+        running = slot.state is LockState.HOLDING
+        slot.advance(LockEvent.LAPSE)
+        return [QueueStopped(slot.lease, reason)] if running else []
 
     def _lapse_all(self, reason: StopReason) -> list[QueueLockAction]:
         actions: list[QueueLockAction] = []
-        for queue, slot in self._slots.items():
+        for slot in self._slots.values():
             if slot.believing:
-                actions += self._lapse(queue, slot, reason)
-            elif slot.state is _State.CLAIMING:
-                slot.advance(_Event.REFUSE)
+                actions += self._lapse(slot, reason)
+            elif slot.state is LockState.CLAIMING:
+                slot.advance(LockEvent.REFUSE)
         return actions
 
     def _forget_idle(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Forget queues that are IDLE and not wanted, among these; None: among all."""
         for queue in list(self._slots) if queues is None else queues:
             slot = self._slots.get(queue)
-            if slot is not None and slot.state is _State.IDLE and queue not in self._wanted:
+            if slot is not None and slot.state is LockState.IDLE and queue not in self._wanted:
                 del self._slots[queue]
 
     # --- inside: records ----------------------------------------------------------------------------------------

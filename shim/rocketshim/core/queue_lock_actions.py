@@ -7,31 +7,27 @@ arrives after a newer one.
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim_topics.group_log import ClaimRecord, LeaveRecord, MemberRecord, ReleaseRecord, RenewRecord
-from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
     "QueueLockAction",
-    "ReconsumeCounts",
+    "QueueStarted",
+    "QueueStopped",
     "SendClaim",
     "SendLeave",
     "SendMember",
     "SendRelease",
     "SendRenew",
-    "Start",
-    "Stop",
     "StopReason",
 ]
-
-ReconsumeCounts = tuple[tuple[int, int], ...]
-"""(offset, failed attempts) of messages that are not finished, ascending."""
 
 
 class StopReason(Enum):
     """Why a queue is stopped."""
 
     UNWANTED = auto()
-    """It is released: drain, commit, then call `committed`. You may commit while `token_of` returns a token."""
+    """It is to be released: drain, commit while the lease is valid, then call `release`."""
     UNCONFIRMED = auto()
     """No renewal was confirmed in time: the belief has ended. Drain, but commit nothing."""
     LOST = auto()
@@ -76,29 +72,32 @@ class SendLeave:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Consume a queue.
+class QueueStarted:
+    """This process has the lease of the queue: consume it.
 
     Attributes:
-        queue: the queue.
-        token: fencing token, for the listener's context.
-        next_offset: position from the log; begin at the larger of it and the committed one. None: the committed one.
+        lease: the lease.
+        next_offset: offset from the log. Start at the larger of it and the committed offset if that commit carries a
+            token, else at the committed offset (an operator has reset it). None: the log has no offset.
         reconsume_counts: failed attempts so far of messages that the last owner did not finish.
     """
 
-    queue: MessageQueue
-    token: int
+    lease: Lease
     next_offset: int | None
     reconsume_counts: ReconsumeCounts
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Hand out no more messages of the queue, and call `drained` when no listener has one."""
+class QueueStopped:
+    """Pass no further message of the queue to a listener, then call `release`.
 
-    queue: MessageQueue
-    token: int
+    Attributes:
+        lease: the lease that ends. It is still valid only if the reason is UNWANTED; then commit before the release.
+        reason: why the queue stops.
+    """
+
+    lease: Lease
     reason: StopReason
 
 
-QueueLockAction = SendClaim | SendRenew | SendRelease | SendMember | SendLeave | Start | Stop
+QueueLockAction = SendClaim | SendRenew | SendRelease | SendMember | SendLeave | QueueStarted | QueueStopped

@@ -5,17 +5,16 @@ How to use it::
     log = GroupLogThread(...)                    # clients are made in its own thread
     log.start()
     log.want({MessageQueue("orders", queue_id=0)})       # all queues that this process wants, again at each change
-    event = log.events.get()                     # QueueStarted, QueueStopped, MembersChanged, in order
+    event = log.events.get()                     # QueueStarted, QueueStopped, in order
     ...                                          # lease.holds(now_ms) before each listener call and each commit
     log.progress(lease, next_offset, counts)     # now and then: renewals carry it to the next owner
-    log.drained(lease)                           # after QueueStopped: no listener has a message of the queue
-    log.committed(lease, next_offset, counts)    # after the last commit, if the reason was UNWANTED: the lock is free
-    log.stop(5.0)                                # releases what is drained and committed in time, and leaves
+    log.release(lease, next_offset, counts)      # after QueueStopped: drained and committed, so the lock may be free
+    log.stop(5.0)                                # releases what is released in time, and leaves
 
 Any thread may call every method. Only `start` and `stop` wait. Exactly one `QueueStopped` follows each `QueueStarted`
-before the queue starts again; the caller answers both as above. In a rebalance the caller has already stopped, drained
-and committed. It may then call `want` with fewer queues, `drained` and `committed` one directly after the other: only
-the order of the calls matters.
+before the queue starts again; the caller answers it by `release`. In a rebalance the caller has already stopped,
+drained and committed. It may then call `want` with fewer queues and `release` one directly after the other: only the
+order of the calls matters.
 
 The core makes the decisions: `group_log` (who owns what, from the log alone) and `queue_lock` (which leases this
 process may rely on, and what it writes). This module only acts:
@@ -31,13 +30,14 @@ process may rely on, and what it writes). This module only acts:
 * A log without LogAppendTime is an error, and so is a group that allocates its queues in another way. Every lease ends,
   `error` is set, and the thread ends.
 * A leave is written only when everything was released. The leases of a member that does not drain in time expire.
+
+`log_writer` appends the records, and `member_checks` compares the members.
 """
 
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, assert_never
 
@@ -45,29 +45,30 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 
 from rocketshim.core.clock import Clock
 from rocketshim.core.group_log import Continuity, Folded, GroupLog
+from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock import QueueLockHolder
 from rocketshim.core.queue_lock_actions import (
     QueueLockAction,
-    ReconsumeCounts,
+    QueueStarted,
+    QueueStopped,
     SendClaim,
     SendLeave,
     SendMember,
     SendRelease,
     SendRenew,
-    Start,
-    Stop,
     StopReason,
 )
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError
-from rocketshim.group.lease import GroupEvent, Lease, MembersChanged, QueueStarted, QueueStopped
-from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, poll_callbacks
-from rocketshim.kafka.reports import DeliveryReports
+from rocketshim.group.commands import Close, Command, Release, ReportProgress, Want
+from rocketshim.group.log_writer import LogWriter
+from rocketshim.group.member_checks import MemberChecks
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
-from rocketshim_topics.group_log import GroupRecord, decode_group_record, encode_group_record
+from rocketshim_topics.group_log import decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["GroupLogThread"]
@@ -79,11 +80,9 @@ _AT_THE_CONSUMER_S: Final = 0.005
 _AT_THE_COMMANDS_S: Final = 0.02
 _BEGIN_AGAIN_MS: Final = 1_000
 _NEVER_MS: Final = 2**62
-_ANY_TIME_MS: Final = -(2**63)
 _ANSWER_S: Final = 5.0
 _CHECK_S: Final = 0.5
 _LEAVE_S: Final = 2.0
-_FLUSH_S: Final = 1.0
 _ANSWER_AGAIN_S: Final = 0.02
 _GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
@@ -127,7 +126,7 @@ class GroupLogThread:
         token_floor: Callable[[ConsumerClient], int | None] | None = None,
         topic_id: TopicId | None = None,
     ) -> None:
-        self.events: SimpleQueue[GroupEvent] = SimpleQueue()
+        self.events: SimpleQueue[QueueStarted | QueueStopped] = SimpleQueue()
         self.error: BaseException | None = None
         self.members: tuple[str, ...] = ()
         self.owner = owner
@@ -135,12 +134,12 @@ class GroupLogThread:
         self._partition = TopicPartition(topic, 0)
         self._settings = settings
         self._make_consumer = make_consumer
-        self._make_producer = make_producer
         self._clock = clock
-        self._strategy = strategy
         self._token_floor = token_floor
         self._topic_id = topic_id
         self._holder = QueueLockHolder(owner, settings, strategy)
+        self._writer = LogWriter(topic, make_producer)
+        self._checks = MemberChecks(owner, strategy, settings.lock_lease_ms)
         self._log = GroupLog(0)
         self._reading = False
         self._begin_at_ms = 0
@@ -148,16 +147,8 @@ class GroupLogThread:
         self._wakeup_ms = 0
         self._changed = False  # a command came or a send failed since the last tick
         self._known_id: str | None = None
-        self._leases: dict[MessageQueue, Lease] = {}
-        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._delivery_reports = DeliveryReports()
-        self._reports: deque[tuple[int, KafkaError | None]] = deque()
-        self._sent_seq = 0
-        self._read_seq = 0
-        self._other_leases: set[Owner] = set()
-        self._other_strategies: set[Owner] = set()
+        self._commands: SimpleQueue[Command] = SimpleQueue()
         self._consumer: ConsumerClient | None = None
-        self._producer: ProducerClient | None = None
         self._close_by_ms: int | None = None
         self._thread: threading.Thread | None = None
 
@@ -193,34 +184,23 @@ class GroupLogThread:
 
     def close_within(self, timeout_s: float) -> None:
         """Request what `stop` does, and do not wait."""
-        by_ms = self._now_ms() + round(timeout_s * 1_000)
-
-        def close() -> None:
-            self._close_by_ms = by_ms
-            self._perform(self._holder.close(self._now_ms()))
-
-        self._commands.put(close)
+        self._commands.put(Close(self._now_ms() + round(timeout_s * 1_000)))
 
     def want(self, queues: Collection[MessageQueue]) -> None:
         """Set all queues that this process wants from now on; stop the queues that it has and no longer wants."""
-        wanted = frozenset(queues)
-        self._commands.put(lambda: self._perform(self._holder.want(wanted, self._now_ms())))
+        self._commands.put(Want(frozenset(queues)))
 
     def progress(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
         """Report the progress of a queue; the next renewal carries it. Ignored when the lease has ended."""
-        self._commands.put(lambda: self._holder.progress(lease.queue, lease.token, next_offset, reconsume_counts))
+        self._commands.put(ReportProgress(lease, next_offset, reconsume_counts))
 
-    def drained(self, lease: Lease) -> None:
-        """Report that no listener has a message of the queue, and that none will get one under this lease."""
-        self._commands.put(lambda: self._perform(self._holder.drained(lease.queue, lease.token, self._now_ms())))
+    def release(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
+        """Release the lock of a drained queue: no listener has a message of it, or gets one under this lease.
 
-    def committed(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
-        """Release the lock: the drained queue's offset is committed, or there was none to commit."""
-        self._commands.put(
-            lambda: self._perform(
-                self._holder.committed(lease.queue, lease.token, next_offset, reconsume_counts, self._now_ms())
-            )
-        )
+        If the lease is still valid, the position was committed before, or there was none to commit. If it has ended,
+        position and counts are ignored.
+        """
+        self._commands.put(Release(lease, next_offset, reconsume_counts))
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -238,7 +218,7 @@ class GroupLogThread:
 
     def open(self) -> None:
         """Make the clients, without network calls."""
-        self._producer = self._make_producer()
+        self._writer.open()
         self._consumer = self._make_consumer()
 
     @property
@@ -248,8 +228,8 @@ class GroupLogThread:
             return True
         if self._close_by_ms is None:
             return False
-        left = self._holder.left and self._sent_seq == self._read_seq
-        has_nothing = not self._reading and not self._leases
+        left = self._holder.left and not self._writer.is_waiting
+        has_nothing = not self._reading and not self._holder.has_leases
         return left or has_nothing or self._now_ms() >= self._close_by_ms
 
     def turn(self, wait_s: float) -> None:
@@ -277,15 +257,14 @@ class GroupLogThread:
 
     def close(self) -> None:
         """End every lease, flush appended records and close the clients. A second call does nothing."""
-        for lease in self._leases.values():
-            lease.until_ms = 0
-        producer, consumer = self._producer, self._consumer
-        self._producer = self._consumer = self._topic_id = None
-        if producer is not None:
-            _try(partial(producer.flush, _FLUSH_S))
-            close_producer(producer, 0.0)
+        self._holder.end_all()
+        self._writer.close()
+        consumer, self._consumer, self._topic_id = self._consumer, None, None
         if consumer is not None:
-            _try(consumer.close)
+            try:
+                consumer.close()
+            except (KafkaException, RuntimeError) as error:
+                _LOG.warning("group.client-error", extra={"error": str(error)})
         while self._commands.qsize():
             self._commands.get()
 
@@ -297,32 +276,41 @@ class GroupLogThread:
         return max(0.0, (until_ms - self._now_ms()) / 1_000)
 
     def _run_commands(self) -> None:
-        """Run the commands of other threads."""
+        """Obey the commands of other threads."""
         while self._commands.qsize():
-            self._changed = True
-            self._commands.get()()
+            self._obey(self._commands.get())
+
+    def _obey(self, command: Command) -> None:
+        self._changed = True
+        now_ms = self._now_ms()
+        match command:
+            case Want(queues):
+                self._perform(self._holder.want(queues, now_ms))
+            case ReportProgress(lease, next_offset, counts):
+                self._holder.progress(lease.queue, lease.token, next_offset, counts)
+            case Release(lease, next_offset, counts):
+                self._perform(self._holder.release(lease.queue, lease.token, next_offset, counts, now_ms))
+            case Close(by_ms):
+                self._close_by_ms = by_ms
+                self._perform(self._holder.close(now_ms))
+            case _:
+                assert_never(command)
 
     def _tick(self) -> None:
         """Do what is due and note when something is due next. It visits every queue, so not every iteration does it."""
         self._changed = False
         self._perform(self._holder.tick(self._log, self._now_ms()))
-        self._publish()
         wakeup_ms = self._holder.next_wakeup_ms(self._log)
         self._wakeup_ms = _NEVER_MS if wakeup_ms is None else wakeup_ms
 
     def _wait(self, wait_s: float) -> list[Any]:
         consumer = self._client()
-        if self._sent_seq > self._read_seq and self._reading:
+        if self._writer.is_waiting and self._reading:
             first = consumer.poll(min(wait_s, _AT_THE_CONSUMER_S))
         else:
             if wait_s > 0:
-                try:
-                    command = self._commands.get(timeout=min(wait_s, _AT_THE_COMMANDS_S))
-                except Empty:
-                    pass
-                else:
-                    self._changed = True
-                    command()
+                with suppress(Empty):
+                    self._obey(self._commands.get(timeout=min(wait_s, _AT_THE_COMMANDS_S)))
             if not self._reading:
                 return []
             first = consumer.poll(0)
@@ -373,53 +361,18 @@ class GroupLogThread:
             )
             self._observe(self._log.skip(offset, append_ms))
         else:
-            self._check_lease(record)
+            self._checks.check_lease(record)
             self._observe(self._log.fold(offset, append_ms, record))
 
     def _observe(self, folded: Folded) -> None:
-        if folded.owner == self.owner and folded.seq is not None and folded.seq <= self._sent_seq:
-            self._read_seq = max(self._read_seq, folded.seq)  # else an operator has written it in our name: a release
+        if folded.owner == self.owner and folded.seq is not None:
+            self._writer.was_read(folded.seq)
         if folded.began_anew:
             _LOG.warning("group.log-began-anew", extra={"topic": self._partition.topic, "offset": folded.offset})
         self._perform(self._holder.observe(folded, self._now_ms()))
         if folded.members_changed:
-            self._check_members()
-
-    def _check_members(self) -> None:
-        """Publish a changed list of members, and check that all of them allocate queues as this member does."""
-        conflict = self._log.conflicting_member(self.owner, self._strategy)
-        if conflict is not None and (conflict.strategy is None) != (self._strategy is None):
-            raise ConsumerError(
-                f"{conflict.owner.client_id} was first in this group and allocates its queues by "
-                f"{conflict.strategy or 'the group protocol of Kafka'}, this member by "
-                f"{self._strategy or 'the group protocol of Kafka'}: configure the same in the whole group"
-            )
-        if conflict is not None and conflict.owner not in self._other_strategies:
-            self._other_strategies.add(conflict.owner)
-            _LOG.error(
-                "group.strategies-differ",
-                extra={"client_id": conflict.owner.client_id, "theirs": conflict.strategy, "mine": self._strategy},
-            )
-        members = self._log.client_ids
-        if members != self.members:
-            self.members = members
-            self.events.put(MembersChanged(members))
-
-    def _check_lease(self, record: GroupRecord) -> None:
-        """Log a lease of another length: such leases are safe, except for the wait after the log was lost."""
-        if record.lease_ms == self._settings.lock_lease_ms:
-            return
-        owner = Owner(record.client_id, record.incarnation)
-        if owner not in self._other_leases:
-            self._other_leases.add(owner)
-            _LOG.warning(
-                "group.leases-differ",
-                extra={
-                    "client_id": owner.client_id,
-                    "theirs_ms": record.lease_ms,
-                    "mine_ms": self._settings.lock_lease_ms,
-                },
-            )
+            self._checks.check_strategies(self._log)
+            self.members = self._log.client_ids
 
     # --- a lost log --------------------------------------------------------------------------------------------------
 
@@ -468,86 +421,33 @@ class GroupLogThread:
         self._reading = False
         self._begin_at_ms = 0
         self._perform(self._holder.log_lost(self._log.token_floor, self._now_ms()))
-        self._read_seq = self._sent_seq  # what was on its way belongs to the former log
-        self._publish()
+        self._writer.forget_sent()
 
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error
-        for queue in list(self._leases):
-            self._end(queue, StopReason.LOG_LOST)
+        self._perform(self._holder.end_all())
 
     # --- acting ------------------------------------------------------------------------------------------------------
 
     def _perform(self, actions: Iterable[QueueLockAction]) -> None:
         for action in actions:
             match action:
-                case Start(queue, token, next_offset, reconsume_counts):
-                    lease = Lease(queue, token, self._holder.believed_until_ms(queue) or 0)
-                    self._leases[queue] = lease
-                    self.events.put(QueueStarted(lease, next_offset, reconsume_counts))
-                case Stop(queue, _, reason):
-                    self._end(queue, reason)
+                case QueueStarted():
+                    self.events.put(action)
+                case QueueStopped(lease, reason):
+                    if reason is not StopReason.UNWANTED:
+                        facts = {"queue": str(lease.queue), "token": lease.token, "reason": reason.name}
+                        _LOG.warning("group.lock-lost", extra=facts)
+                    self.events.put(action)
                 case SendClaim() | SendRenew() | SendRelease() | SendMember() | SendLeave():
-                    self._append(action.record)
+                    self._writer.append(action.record)
                 case _:
                     assert_never(action)
 
-    def _end(self, queue: MessageQueue, reason: StopReason) -> None:
-        """Stop a queue. An unwanted queue keeps its lease while it drains, so that it can be committed."""
-        lease = self._leases[queue]
-        if reason is not StopReason.UNWANTED:
-            lease.until_ms = 0
-            del self._leases[queue]
-            _LOG.warning("group.lock-lost", extra={"queue": str(queue), "token": lease.token, "reason": reason.name})
-        self.events.put(QueueStopped(lease, reason))
-
-    def _publish(self) -> None:
-        """Update the expiry times of the leases; a lease that has expired just now is still to be stopped."""
-        for queue, lease in list(self._leases.items()):
-            if self._holder.token_of(queue, _ANY_TIME_MS) == lease.token:
-                lease.until_ms = self._holder.believed_until_ms(queue) or 0
-            else:  # released, or expired while it drained
-                lease.until_ms = 0
-                del self._leases[queue]
-
-    def _append(self, record: GroupRecord) -> None:
-        producer = self._producer
-        if producer is None:
-            return
-        self._sent_seq = record.seq
-
-        def on_delivery(error: KafkaError | None, message: Any) -> None:
-            self._reports.append((record.seq, self._delivery_reports.error(error, message)))
-
-        try:
-            producer.produce(self._partition.topic, encode_group_record(record), partition=0, on_delivery=on_delivery)
-            producer.poll(0)
-        except BufferError:
-            self._reports.append((record.seq, KafkaError(KafkaError._QUEUE_FULL)))  # noqa: SLF001
-        except KafkaException as error:
-            self._reports.append((record.seq, error.args[0]))
-
     def _process_reports(self) -> None:
-        """Process delivery reports. Only failures matter: stored records are read back."""
-        producer = self._producer
-        if producer is None:
-            return
-        broken = poll_callbacks(producer)
-        while self._reports:
-            seq, failed = self._reports.popleft()
-            if failed is None:
-                continue
-            _LOG.warning("group.record-not-stored", extra={"topic": self._partition.topic, "error": str(failed)})
-            if failed.fatal() or failed.code() == KafkaError._FATAL:  # noqa: SLF001
-                broken = failed
+        for seq in self._writer.take_failed():
             self._changed = True
             self._perform(self._holder.send_failed(seq, self._now_ms()))
-            if seq == self._sent_seq:
-                self._read_seq = seq  # this record will not be read back
-        if broken is not None:
-            _LOG.error("group.producer-renewed", extra={"topic": self._partition.topic, "error": str(broken)})
-            close_producer(producer, _FLUSH_S)
-            self._producer = self._make_producer()
 
     def _client(self) -> ConsumerClient:
         if self._consumer is None:
@@ -556,10 +456,3 @@ class GroupLogThread:
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
-
-
-def _try(call: Callable[[], Any]) -> None:
-    try:
-        call()
-    except (KafkaException, RuntimeError) as error:
-        _LOG.warning("group.client-error", extra={"error": str(error)})

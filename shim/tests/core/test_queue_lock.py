@@ -12,20 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketshim.core.group_log import Continuity, Folded, GroupLog
+from rocketshim.core.lease import ReconsumeCounts
 from rocketshim.core.lease_rules import LeaseOutcome, Owner
-from rocketshim.core.queue_lock import _NEXT, QueueLockHolder, _Event, _State
+from rocketshim.core.queue_lock import QueueLockHolder
 from rocketshim.core.queue_lock_actions import (
     QueueLockAction,
+    QueueStarted,
+    QueueStopped,
     SendClaim,
     SendLeave,
     SendMember,
     SendRelease,
     SendRenew,
-    Start,
-    Stop,
     StopReason,
 )
 from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim.core.queue_lock_states import TRANSITIONS, LockEvent, LockState
 from rocketshim.errors import ConfigError
 from rocketshim_topics.group_log import GroupRecord, LeaseEntry, MemberRecord, decode_group_record, encode_group_record
 from rocketshim_topics.message_queue import MessageQueue
@@ -64,6 +66,12 @@ def test_heartbeats_move_log_time_and_keep_membership(heartbeat: int) -> None:
 # --- one holder ---------------------------------------------------------------------------------------------------
 
 
+def valid_token(holder: QueueLockHolder, queue: MessageQueue, now_ms: int) -> int | None:
+    """Return the token with which a member may process and commit a queue; None: it may not."""
+    lease = holder.lease_of(queue)
+    return lease.token if lease is not None and lease.holds(now_ms) else None
+
+
 class Bench:
     """One holder, its fold, and a log that gets every record immediately unless the test keeps it back."""
 
@@ -82,7 +90,7 @@ class Bench:
         """Perform actions: append and read back the records, and collect the other actions."""
         for action in actions:
             match action:
-                case Start() | Stop():
+                case QueueStarted() | QueueStopped():
                     self.done.append(action)
                 case _:
                     self.sent.append(action)
@@ -118,13 +126,29 @@ class Bench:
         return [action for action in self.sent + self.done if isinstance(action, kind)]
 
     def token(self, queue: MessageQueue = Q) -> int | None:
-        return self.holder.token_of(queue, self.now_ms)
+        return valid_token(self.holder, queue, self.now_ms)
+
+    def starts(self) -> list[tuple[MessageQueue, int, int | None, ReconsumeCounts]]:
+        """Queue, token, position and counts of each start."""
+        started = [action for action in self.done if isinstance(action, QueueStarted)]
+        return [(a.lease.queue, a.lease.token, a.next_offset, a.reconsume_counts) for a in started]
+
+    def stops(self) -> list[tuple[MessageQueue, int, StopReason]]:
+        """Queue, token and reason of each stop."""
+        stopped = [action for action in self.done if isinstance(action, QueueStopped)]
+        return [(action.lease.queue, action.lease.token, action.reason) for action in stopped]
+
+    def until_ms(self) -> int:
+        """The end of the belief in `Q`."""
+        lease = self.holder.lease_of(Q)
+        assert lease is not None
+        return lease.until_ms
 
 
 def test_a_member_of_a_new_group_heartbeats_claims_and_starts_immediately() -> None:
     bench = Bench(Q, Q1)
     assert [type(action) for action in bench.sent] == [SendMember, SendClaim]
-    assert bench.done == [Start(Q, T0 + 1_000_001, None, ()), Start(Q1, T0 + 1_000_001, None, ())]
+    assert bench.starts() == [(Q, T0 + 1_000_001, None, ()), (Q1, T0 + 1_000_001, None, ())]
     assert bench.token() == T0 + 1_000_001
 
 
@@ -151,7 +175,7 @@ def test_all_owned_queues_are_renewed_in_one_record_every_renew_interval() -> No
     assert [entry.confirmed_offset for entry in renewal.record.queues] == [1, 1]
     bench.wait(10 * RENEW)
     assert len(bench.of(SendRenew)) == 11
-    assert not bench.of(Stop)
+    assert not bench.of(QueueStopped)
 
 
 class Instant(int):
@@ -171,7 +195,7 @@ class Instant(int):
 def test_a_record_of_another_member_does_not_scan_every_owned_queue() -> None:
     queues = [MessageQueue("orders", queue_id=number) for number in range(1_000)]
     bench = Bench(*queues)
-    assert len(bench.of(Start)) == 1_000
+    assert len(bench.of(QueueStarted)) == 1_000
     Instant.compared = 0
     for _ in range(100):
         bench.now_ms = Instant(bench.now_ms + 1)
@@ -181,7 +205,7 @@ def test_a_record_of_another_member_does_not_scan_every_owned_queue() -> None:
     bench.keep_back = True
     bench.now_ms = int(bench.now_ms) + HOLD
     bench.tick()
-    assert len(bench.of(Stop)) == 1_000, "each belief still ends at its own time"
+    assert len(bench.of(QueueStopped)) == 1_000, "each belief still ends at its own time"
 
 
 def test_releasing_one_of_many_queues_does_not_scan_the_others() -> None:
@@ -193,8 +217,7 @@ def test_releasing_one_of_many_queues_does_not_scan_the_others() -> None:
     bench.now_ms = Instant(bench.now_ms + 1)
     for queue, token in tokens.items():
         assert token is not None
-        bench.take(bench.holder.drained(queue, token, bench.now_ms))
-        bench.take(bench.holder.committed(queue, token, 1, (), bench.now_ms))
+        bench.take(bench.holder.release(queue, token, 1, (), bench.now_ms))
     assert len(bench.of(SendRelease)) == 300
     assert Instant.compared <= 10 * 300
     assert not bench.holder._slots
@@ -203,14 +226,14 @@ def test_releasing_one_of_many_queues_does_not_scan_the_others() -> None:
 def test_the_belief_lasts_from_before_the_renewal_was_sent() -> None:
     bench = Bench(Q)
     sent_ms = bench.now_ms
-    assert bench.holder.believed_until_ms(Q) == sent_ms + HOLD
+    assert bench.until_ms() == sent_ms + HOLD
     bench.keep_back = True
     bench.wait(RENEW)
     (renewal,) = bench.of(SendRenew)
     assert isinstance(renewal, SendRenew)
     bench.now_ms += 2_000  # the round trip to the log
     bench.append(renewal.record)
-    assert bench.holder.believed_until_ms(Q) == sent_ms + RENEW + HOLD
+    assert bench.until_ms() == sent_ms + RENEW + HOLD
 
 
 def test_the_belief_after_a_claim_lasts_from_before_it_was_sent() -> None:
@@ -221,7 +244,7 @@ def test_the_belief_after_a_claim_lasts_from_before_it_was_sent() -> None:
     sent_ms = bench.now_ms
     bench.now_ms += 2_000
     bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
-    assert bench.holder.believed_until_ms(Q) == sent_ms + HOLD
+    assert bench.until_ms() == sent_ms + HOLD
 
 
 def test_no_queue_is_claimed_before_the_log_is_read_to_its_initial_end() -> None:
@@ -240,7 +263,7 @@ def test_a_duplicate_of_the_own_claim_ends_the_belief_in_the_token_it_replaces()
     bench = Bench(Q)
     token = bench.token()
     bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
-    assert bench.of(Stop) == [Stop(Q, token or 0, StopReason.LOST)]
+    assert bench.stops() == [(Q, token or 0, StopReason.LOST)]
 
 
 def test_a_renewal_that_is_not_confirmed_is_repeated_until_the_belief_ends() -> None:
@@ -251,7 +274,7 @@ def test_a_renewal_that_is_not_confirmed_is_repeated_until_the_belief_ends() -> 
     assert bench.token() is not None
     bench.wait(1)
     assert bench.token() is None
-    assert bench.of(Stop) == [Stop(Q, T0 + 1_000_001, StopReason.UNCONFIRMED)]
+    assert bench.stops() == [(Q, T0 + 1_000_001, StopReason.UNCONFIRMED)]
 
 
 def test_a_confirmation_that_is_read_too_late_does_not_count() -> None:
@@ -264,7 +287,7 @@ def test_a_confirmation_that_is_read_too_late_does_not_count() -> None:
     (judgement,) = bench.append(renewal.record).judgements
     assert judgement.outcome is LeaseOutcome.RENEWED  # by the log the queue is still ours
     assert bench.token() is None
-    assert [type(action) for action in bench.done] == [Start, Stop]
+    assert [type(action) for action in bench.done] == [QueueStarted, QueueStopped]
 
 
 def test_after_a_belief_has_ended_the_queue_is_drained_and_then_claimed_again() -> None:
@@ -275,7 +298,7 @@ def test_after_a_belief_has_ended_the_queue_is_drained_and_then_claimed_again() 
     bench.tick()
     assert len(bench.of(SendClaim)) == 1
     assert not bench.of(SendRenew)
-    bench.take(bench.holder.drained(Q, first, bench.now_ms))
+    bench.take(bench.holder.release(Q, first, None, (), bench.now_ms))
     bench.tick()
     assert len(bench.of(SendClaim)) == 2
     second = bench.token()
@@ -302,15 +325,11 @@ def test_queues_are_released_in_the_order_stop_drain_commit_release() -> None:
     assert token is not None
     bench.holder.progress(Q, token, 17, ((17, 2),))
     bench.take(bench.holder.want([Q1], bench.now_ms))
-    assert bench.of(Stop) == [Stop(Q, token, StopReason.UNWANTED)]
-    with pytest.raises(ValueError, match="not drained"):
-        bench.holder.committed(Q, token, 18, (), bench.now_ms)
+    assert bench.stops() == [(Q, token, StopReason.UNWANTED)]
     bench.wait(RENEW)  # a slow listener: the queue is still renewed and still ours
-    assert bench.token() == token
-    bench.take(bench.holder.drained(Q, token, bench.now_ms))
     assert bench.token() == token  # the commit has not been made yet
     assert not bench.of(SendRelease)
-    bench.take(bench.holder.committed(Q, token, 18, ((18, 1),), bench.now_ms))
+    bench.take(bench.holder.release(Q, token, 18, ((18, 1),), bench.now_ms))
     assert bench.token() is None
     (release,) = bench.of(SendRelease)
     assert isinstance(release, SendRelease)
@@ -331,9 +350,7 @@ def test_calls_out_of_order_are_errors_and_change_nothing() -> None:
     token = bench.token()
     assert token is not None
     with pytest.raises(ValueError, match="not stopped"):
-        bench.holder.drained(Q, token, bench.now_ms)
-    with pytest.raises(ValueError, match="not drained"):
-        bench.holder.committed(Q, token, 1, (), bench.now_ms)
+        bench.holder.release(Q, token, None, (), bench.now_ms)
     for call in (
         lambda: bench.holder.tick(bench.log, bench.now_ms - 1),
         lambda: bench.holder.want([], bench.now_ms - 1),
@@ -351,13 +368,13 @@ def test_calls_about_a_former_token_are_late_and_ignored() -> None:
     assert old is not None
     bench.now_ms += HOLD
     bench.tick()
-    bench.take(bench.holder.drained(Q, old, bench.now_ms))
+    bench.take(bench.holder.release(Q, old, None, (), bench.now_ms))
     bench.tick()
     new = bench.token()
     bench.holder.progress(Q, old, 99, ((99, 9),))
-    assert bench.holder.drained(Q, old, bench.now_ms) == []
-    assert bench.holder.committed(Q, old, 99, (), bench.now_ms) == []
-    assert bench.holder.committed(MessageQueue("unheard", "kafka", 1), 5, None, (), bench.now_ms) == []
+    assert bench.holder.release(Q, old, None, (), bench.now_ms) == []
+    assert bench.holder.release(Q, old, 99, (), bench.now_ms) == []
+    assert bench.holder.release(MessageQueue("unheard", "kafka", 1), 5, None, (), bench.now_ms) == []
     bench.wait(RENEW)
     renewal = bench.of(SendRenew)[-1]
     assert isinstance(renewal, SendRenew)
@@ -391,7 +408,7 @@ def test_a_new_owner_starts_with_the_position_and_the_counts_of_the_last_one() -
         bench.append(decode_group_record(_json(fields)))
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.tick()
-    assert bench.done == [Start(Q, T0 + 1_000_003, 118, ((118, 4),))]
+    assert bench.starts() == [(Q, T0 + 1_000_003, 118, ((118, 4),))]
     bench.wait(RENEW)  # nothing has been consumed yet, so nothing is forgotten
     assert (bench.log.lock(Q).next_offset, bench.log.lock(Q).reconsume_counts) == (118, ((118, 4),))
 
@@ -417,7 +434,7 @@ def test_a_lock_that_the_log_gives_to_another_member_stops_immediately() -> None
     folded = bench.log.fold(bench.log.next_offset, T0 + bench.now_ms + 100_000, record)
     assert folded.judgements[0].outcome is LeaseOutcome.GRANTED
     bench.take(bench.holder.observe(folded, bench.now_ms))
-    assert bench.of(Stop) == [Stop(Q, token or 0, StopReason.LOST)]
+    assert bench.stops() == [(Q, token or 0, StopReason.LOST)]
     assert bench.token() is None
 
 
@@ -432,7 +449,7 @@ def test_a_void_renewal_stops_the_queue_immediately() -> None:
     # an operator released it in our name: `rocketshim group release`
     bench.log.fold(bench.log.next_offset, T0 + bench.now_ms, decode_group_record(_json(fields)))
     bench.append(renewal.record)
-    assert [a.reason for a in bench.of(Stop) if isinstance(a, Stop)] == [StopReason.LOST]
+    assert [reason for _, _, reason in bench.stops()] == [StopReason.LOST]
 
 
 def test_a_release_written_in_our_name_stops_the_queue_immediately() -> None:
@@ -443,7 +460,7 @@ def test_a_release_written_in_our_name_stops_the_queue_immediately() -> None:
     fields = {"v": 1, "kind": "release", "client_id": "a", "incarnation": "i1", "seq": 2**40, "lease_ms": LEASE}
     folded = bench.append(decode_group_record(_json(fields | {"base": bench.log.base, "queues": [entry]})))
     assert folded.judgements[0].outcome is LeaseOutcome.RELEASED
-    assert bench.of(Stop) == [Stop(Q, token, StopReason.LOST)]
+    assert bench.stops() == [(Q, token, StopReason.LOST)]
 
 
 def test_a_refused_claim_is_made_again_when_the_lease_should_have_expired() -> None:
@@ -497,8 +514,7 @@ def test_close_releases_everything_before_it_sends_leave() -> None:
     bench.take(bench.holder.close(bench.now_ms))
     bench.tick()
     assert not bench.holder.left
-    bench.take(bench.holder.drained(Q, token, bench.now_ms))
-    bench.take(bench.holder.committed(Q, token, None, (), bench.now_ms))
+    bench.take(bench.holder.release(Q, token, None, (), bench.now_ms))
     bench.tick()
     assert bench.holder.left
     assert [type(a) for a in bench.sent[-2:]] == [SendRelease, SendLeave]
@@ -510,20 +526,16 @@ def test_close_releases_everything_before_it_sends_leave() -> None:
         bench.holder.want([Q], bench.now_ms)
 
 
-@pytest.mark.parametrize("at", [(_State.DRAINING,), (_State.DRAINING, _State.COMMITTING)], ids=lambda s: s[-1].name)
-def test_a_belief_that_ends_during_a_release_forbids_commit_and_release(at: tuple[_State, ...]) -> None:
+def test_a_belief_that_ends_during_a_release_forbids_commit_and_release() -> None:
     bench = Bench(Q)
     token = bench.token()
     assert token is not None
     bench.take(bench.holder.want([], bench.now_ms))
-    if _State.COMMITTING in at:
-        bench.take(bench.holder.drained(Q, token, bench.now_ms))
     bench.now_ms += HOLD
     assert bench.token() is None
-    bench.take(bench.holder.drained(Q, token, bench.now_ms))
-    bench.take(bench.holder.committed(Q, token, 5, (), bench.now_ms))
+    bench.take(bench.holder.release(Q, token, 5, (), bench.now_ms))
     assert not bench.of(SendRelease)
-    assert bench.of(Stop) == [Stop(Q, token, StopReason.UNWANTED)]
+    assert bench.stops() == [(Q, token, StopReason.UNWANTED)]
 
 
 def test_a_re_created_log_stops_everything_and_the_holder_waits_one_lease() -> None:
@@ -532,9 +544,9 @@ def test_a_re_created_log_stops_everything_and_the_holder_waits_one_lease() -> N
     assert token is not None
     floor = bench.log.token_floor
     bench.take(bench.holder.log_lost(floor, bench.now_ms))
-    assert bench.of(Stop) == [Stop(Q, token, StopReason.LOG_LOST)]
+    assert bench.stops() == [(Q, token, StopReason.LOG_LOST)]
     assert bench.token() is None
-    bench.take(bench.holder.drained(Q, token, bench.now_ms))
+    bench.take(bench.holder.release(Q, token, None, (), bench.now_ms))
     bench.log = GroupLog(0)
     bench.holder.begin(0, bench.now_ms)
     bench.now_ms += 10
@@ -558,7 +570,7 @@ def test_a_survivor_waits_one_lease_even_if_the_tokens_of_both_logs_overlap() ->
     assert floor is not None
     lost_ms = bench.now_ms
     bench.take(bench.holder.log_lost(floor, bench.now_ms))
-    bench.take(bench.holder.drained(Q, old, bench.now_ms))
+    bench.take(bench.holder.release(Q, old, None, (), bench.now_ms))
     bench.log = GroupLog(0)
     stranger = MemberRecord(client_id="new", incarnation="n", seq=1, lease_ms=LEASE)
     bench.log.fold(0, floor - 1, stranger)
@@ -575,7 +587,7 @@ def test_a_survivor_whose_floor_is_above_the_new_base_raises_it() -> None:
     assert old is not None
     floor = bench.log.token_floor
     bench.take(bench.holder.log_lost(floor, bench.now_ms))
-    bench.take(bench.holder.drained(Q, old, bench.now_ms))
+    bench.take(bench.holder.release(Q, old, None, (), bench.now_ms))
     bench.log = GroupLog(0)
     bench.log.fold(  # another member was first, and the leader's clock has stepped back
         0, T0 - 9_000_000, MemberRecord(client_id="new", incarnation="n", seq=1, lease_ms=LEASE)
@@ -632,7 +644,7 @@ def test_a_log_truncated_before_it_was_read_stops_everything() -> None:
     token = bench.token()
     assert token is not None
     bench.take(bench.holder.log_lost(bench.log.token_floor, bench.now_ms))
-    bench.take(bench.holder.drained(Q, token, bench.now_ms))
+    bench.take(bench.holder.release(Q, token, None, (), bench.now_ms))
     base = bench.log.base
     bench.log = GroupLog(700)
     bench.holder.begin(700, bench.now_ms)
@@ -653,8 +665,8 @@ def test_a_record_of_an_unknown_version_stops_everything_until_a_lease_has_passe
     token = bench.token()
     assert token is not None
     bench.take(bench.holder.observe(bench.log.unreadable(bench.log.next_offset, T0 + bench.now_ms), bench.now_ms))
-    assert bench.of(Stop) == [Stop(Q, token, StopReason.LOG_LOST)]
-    bench.take(bench.holder.drained(Q, token, bench.now_ms))
+    assert bench.stops() == [(Q, token, StopReason.LOG_LOST)]
+    bench.take(bench.holder.release(Q, token, None, (), bench.now_ms))
     bench.wait(LEASE - 1)
     assert bench.token() is None
     bench.wait(5_000)
@@ -678,10 +690,10 @@ def test_entries_that_exceed_one_record_go_into_several() -> None:
 
 
 def test_every_state_is_reached_and_left() -> None:
-    states = set(_State)
-    assert {state for state, _ in _NEXT} == states
-    assert set(_NEXT.values()) == states
-    assert {event for _, event in _NEXT} == set(_Event)
+    states = set(LockState)
+    assert {state for state, _ in TRANSITIONS} == states
+    assert set(TRANSITIONS.values()) == states
+    assert {event for _, event in TRANSITIONS} == set(LockEvent)
 
 
 # --- several holders ----------------------------------------------------------------------------------------------
@@ -749,7 +761,7 @@ class Sink:
 
 @dataclass
 class Run:
-    """The state of a process for a queue from Start until it is drained."""
+    """The state of a process for a queue from its start until it is drained."""
 
     token: int
     position: int
@@ -775,7 +787,7 @@ class Process:
         return self.broker.now_ms + self.zero_ms
 
     def believes(self, queue: MessageQueue) -> bool:
-        return self.holder.token_of(queue, self.now_ms) is not None
+        return valid_token(self.holder, queue, self.now_ms) is not None
 
     def follow(self) -> None:
         """Begin to read the current log."""
@@ -787,15 +799,16 @@ class Process:
     def perform(self, actions: list[QueueLockAction]) -> None:
         for action in actions:
             match action:
-                case Start(queue, token, next_offset, _):
+                case QueueStarted(lease, next_offset, _):
+                    queue, token = lease.queue, lease.token
                     assert queue not in self.runs, "two runs of one queue in one process"
                     position = max(self.broker.committed.get(queue, 0), next_offset or 0)
                     self.runs[queue] = Run(token, position)
                     self.broker.commit(queue, token, position)
                     self.sink.started(queue, token, position)
-                case Stop(queue, token, _):
-                    run = self.runs[queue]
-                    assert (run.token, run.stopped) == (token, False), "one stop for each start"
+                case QueueStopped(lease, _):
+                    run = self.runs[lease.queue]
+                    assert (run.token, run.stopped) == (lease.token, False), "one stop for each start"
                     run.stopped = True
                 case SendClaim() | SendRenew() | SendRelease() | SendMember() | SendLeave():
                     self.outbox.append(encode_group_record(action.record))
@@ -826,10 +839,11 @@ class Process:
                     self.broker.commit(queue, run.token, run.position)
 
     def give_back(self, queue: MessageQueue, run: Run) -> None:
-        self.perform(self.holder.drained(queue, run.token, self.now_ms))
-        if self.holder.token_of(queue, self.now_ms) == run.token:
+        lease_is_valid = valid_token(self.holder, queue, self.now_ms) == run.token
+        if lease_is_valid:
             self.broker.commit(queue, run.token, run.position)
-            self.perform(self.holder.committed(queue, run.token, run.position, (), self.now_ms))
+        self.perform(self.holder.release(queue, run.token, run.position, (), self.now_ms))
+        if lease_is_valid:
             self.sink.handed_over[queue] = run.position
         del self.runs[queue]
 
@@ -868,7 +882,7 @@ class Cluster:
     # operations; weights in OPERATIONS
 
     def spawn(self, process: Process | None = None) -> None:
-        """Start a new process, possibly right after a re-creation of the log."""
+        """QueueStarted a new process, possibly right after a re-creation of the log."""
         del process
         if len(self.processes) < 4:
             new = Process(self.spawned, self.broker, self.sink)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from rocketshim.core.queue_lock_actions import QueueStarted
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.group.connect import connect_group_log, log_reader_config, new_client_id
-from rocketshim.group.lease import QueueStarted
 from rocketshim.settings import ConnectionSettings
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames

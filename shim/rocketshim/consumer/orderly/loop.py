@@ -34,10 +34,10 @@ from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.consumer.reader.start_offsets import paused_assignment
 from rocketshim.consumer.state import ConsumerQueueState
 from rocketshim.core.consume_orderly import BatchAnswer, DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
+from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.orderly_queue import OrderlyQueue
-from rocketshim.core.queue_lock_actions import ReconsumeCounts, StopReason
+from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
 from rocketshim.core.retry_rotation import RetryRotation
-from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.kafka.partitions import partition_names
@@ -252,8 +252,6 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
                         self._release(lease, next_offset, reconsume_counts)
                 case QueueStopped(lease, reason):
                     self._lock_stopped(lease, reason)
-                case MembersChanged():
-                    pass
                 case _:
                     assert_never(event)
         self._end_drained()
@@ -280,8 +278,8 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
             self._end(running, _AfterDrain.RELEASE if unwanted else _AfterDrain.FORGET)
         elif unstarted is not None and unwanted:
             self._release(lease, unstarted.next_offset, unstarted.reconsume_counts)
-        elif self._log is not None:
-            self._log.drained(lease)
+        else:
+            self._release(lease, None, ())
 
     def _pause_until_locked(self, key: TopicPartitionKey) -> None:
         """Pause the partition until it is started again, and clear any flow-control pause of the previous run."""
@@ -381,8 +379,8 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
                 return False
         elif lease is not None and ending.then is _AfterDrain.RELEASE:
             self._release(lease, *queue.progress)
-        elif lease is not None and self._log is not None:
-            self._log.drained(lease)
+        elif lease is not None:
+            self._release(lease, None, ())
         queue.drop()
         return True
 
@@ -405,8 +403,7 @@ class OrderlyLoop(PollLoop[OrderlyPartition]):
 
     def _release(self, lease: Lease, next_offset: int | None, counts: ReconsumeCounts) -> None:
         if self._log is not None:
-            self._log.drained(lease)
-            self._log.committed(lease, next_offset, counts)
+            self._log.release(lease, next_offset, counts)
 
     def _give_up(self, keys: Iterable[TopicPartitionKey]) -> None:
         """Report that these partitions are no longer ours; release their locks, now or when they are drained."""

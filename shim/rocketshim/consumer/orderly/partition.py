@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, Final
 
 from rocketshim.core.consume_orderly import BatchAnswer, OrderlyAction, OrderlyRun
+from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.orderly_queue import OrderlyQueue
-from rocketshim.core.queue_lock_actions import ReconsumeCounts
-from rocketshim.group.lease import Lease
 from rocketshim_topics.hops import Failure
 
 __all__ = ["OrderlyPartition", "OrderlyTask"]

@@ -25,7 +25,7 @@ from rocketshim.consumer.orderly.partition import OrderlyTask
 from rocketshim.consumer.outcome import DeadLetter, RetryLater, as_int, attribute, class_name, safe_text
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
-from rocketshim.group.lease import Lease
+from rocketshim.core.lease import Lease
 from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message import FirstView

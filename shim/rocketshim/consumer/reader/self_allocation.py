@@ -29,8 +29,8 @@ from confluent_kafka import KafkaException
 from rocketshim.consumer.outcome import safe_text
 from rocketshim.consumer.reader.partition_assigner import partitions_of
 from rocketshim.core.allocate import AllocateMessageQueueStrategy, share_of
-from rocketshim.core.queue_lock_actions import StopReason
-from rocketshim.group.lease import Lease, MembersChanged, QueueStarted, QueueStopped
+from rocketshim.core.lease import Lease
+from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import LookupClient
 from rocketshim.kafka.partitions import partition_names
@@ -190,7 +190,7 @@ class LeasedAssigner:
         """Release the lease: nothing more of the queue is handed out, and what could be committed is committed."""
         lost = self._lost.pop(key, None)
         if lost is not None:
-            self._log.drained(lost)
+            self._release(lost)
         lease = self._leases.pop(key, None)
         if lease is not None:
             if self._wanted and key in self._wanted:  # the log releases only queues that are not wanted
@@ -207,11 +207,7 @@ class LeasedAssigner:
     def _release_new_leases(self) -> None:
         """Release the leases that arrive while the log stops."""
         while self._log.events.qsize():
-            match self._log.events.get():
-                case QueueStarted(lease) | QueueStopped(lease):
-                    self._release(lease)
-                case MembersChanged():
-                    pass
+            self._release(self._log.events.get().lease)
 
     def _want(self, share: set[TopicPartitionKey]) -> None:
         self._wanted = share
@@ -227,8 +223,6 @@ class LeasedAssigner:
                 case QueueStopped(lease, reason):
                     if self._stopped(lease, reason, held):
                         return
-                case MembersChanged():
-                    pass
                 case _:
                     assert_never(event)
 
@@ -248,8 +242,7 @@ class LeasedAssigner:
         return True
 
     def _release(self, lease: Lease) -> None:
-        self._log.drained(lease)
-        self._log.committed(lease, None, ())
+        self._log.release(lease, None, ())
 
 
 def _key_of(lease: Lease) -> TopicPartitionKey:

@@ -20,11 +20,11 @@ from rocketshim.consumer.reader.start_offsets import StartOffsets
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere, decode_metadata
 from rocketshim.group.connect import connect_group_log
-from rocketshim.group.lease import GroupEvent, QueueStarted
 from rocketshim.health import metrics_text
 from rocketshim.settings import ConnectionSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
@@ -685,8 +685,8 @@ def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage) ->
     a = stage.join("a")
     won, closing = threading.Event(), threading.Event()
 
-    class HeldBack(SimpleQueue[GroupEvent]):
-        def put(self, item: GroupEvent, *_: Any) -> None:
+    class HeldBack(SimpleQueue[QueueStarted | QueueStopped]):
+        def put(self, item: QueueStarted | QueueStopped, *_: Any) -> None:
             if isinstance(item, QueueStarted):
                 won.set()
                 assert closing.wait(60)
