@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 PROCESSES ?= 2
 SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder
 
-.PHONY: help demo test test-unit test-integration test-long chaos check docs public-api format bench lock broker-jars spark-jars dev clean
+.PHONY: help demo test test-unit test-integration test-long chaos check docs package public-api format bench lock broker-jars spark-jars dev clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,14 @@ check: $(VENV)/.dev ## lint, format, types, import contracts, public API
 
 docs: $(VENV)/.dev ## build the documentation site into site/; a broken link or anchor is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+package: $(VENV)/.dev ## build wheel and sdist, check both, install the wheel into an empty environment
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build --directory dist
+	@$(BIN)/python -m twine check --strict dist/*
+	@$(BIN)/python -m venv dist/empty
+	@dist/empty/bin/python -m pip --disable-pip-version-check --quiet install dist/*.whl
+	@cd dist && empty/bin/rocketshim --version && empty/bin/rocketshim send --help > /dev/null
 
 public-api: $(VENV)/.dev ## write the snapshot of the public API, docs/public-api.txt, again
 	@$(BIN)/python tools/public_api.py --write

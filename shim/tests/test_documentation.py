@@ -7,13 +7,14 @@ programs by integration tests.
 
 import asyncio
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer
+from rocketshim import ConsumeFromWhere, DelayLevels, DelayWorker, PushConsumer, WorkerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
@@ -36,7 +37,7 @@ class Place:
     """A cluster in memory with two paid orders in it, and the names that a program of a page sees."""
 
     def __init__(self) -> None:
-        clock = VirtualClock()
+        clock = self.clock = VirtualClock()
         self.kafka = InMemoryKafka(clock)
         self.names = TopicNames("")
         layout = Layout(self.names, DelayLevels.default())
@@ -78,12 +79,34 @@ def place() -> Place:
     return Place()
 
 
-def test_the_fifteen_lines(place: Place) -> None:
-    (program,) = programs("README.md")
-    place.run(program, charge=place.tell, busy=lambda: False, hopeless=lambda: False)
-    assert place.told == BODIES
-    (waiting,) = place.kafka.records(place.names.schedule)
-    assert dict(waiting.headers())["REAL_TOPIC"] == b"orders"
+def test_the_first_retry(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    (_, program) = programs("README.md")
+    place.kafka.delete_topic("orders")
+    place.kafka.create_topic("orders", 1)
+    worker = DelayWorker(
+        WorkerSettings.make(bootstrap="in-memory:9092", allow=("orders",)),
+        clients=place.kafka.clients(),
+        clock=place.clock,
+    )
+    worker.start()
+    place.run(program.replace("consumer.run()", "consumer.start()"))
+    printed = ""
+
+    def attempts(count: int) -> bool:
+        nonlocal printed
+        printed += capsys.readouterr().out
+        return printed.count("attempt") == count
+
+    for seconds, count in ((5, 1), (10, 2)):
+        assert attempts(count - 1)
+        place.clock.advance(seconds * 1_000 - 100)  # not early
+        worker.step(0)
+        assert attempts(count - 1)
+        place.kafka.wait_until(partial(attempts, count), driving=lambda: (place.clock.advance(10), worker.step(0)))
+    place.scope["consumer"].stop()
+    worker.close()
+    shown = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"```\n{printed}```" in shown
 
 
 def test_consuming(place: Place) -> None:
