@@ -153,7 +153,7 @@ def test_a_thousand_letters_killed_and_resumed_are_sent_once(
     first = {message.value() for message in world.read(world.names.retry(world.group))}
     assert len(first) == 200, "what was in the open transaction is not to be seen"
     code, told = ended(*apply, "--rate", "100", point="produced", nth=3, by=signal.SIGINT)
-    assert (code, "stopped after 200 letters; run the same command again" in told) == (130, True)
+    assert (code, "stopped after 200 dead letters; run the same command again" in told) == (130, True)
     capped = json.loads(run(*apply, "--max", "150", "--json"))
     assert (capped["sent"], capped["settled_before"], capped["stopped_by"]) == (150, 400, "most")
     rest = json.loads(run(*apply, "--json"))

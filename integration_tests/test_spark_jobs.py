@@ -225,7 +225,7 @@ def test_replay_and_dlq_apply_send_each_letter_once_between_them(
     dlq = ("--group", day.group, "--namespace", day.namespace, *at)
     everything = str(tmp_path / "everything.json")
     assert rocketshim(["dlq", "plan", *dlq, "--out", everything]) == 0
-    assert "send 4 of 4 letters" in printed()
+    assert "send 4 of 4 dead letters" in printed()
     for number, verb in ((0, "plan"), (1, "discard")):
         file = str(tmp_path / f"{verb}.json")
         assert rocketshim(["dlq", verb, *dlq, "--where", f"UNIQ_KEY = '{day.ids[number]}'", "--out", file]) == 0

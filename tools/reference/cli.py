@@ -77,6 +77,7 @@ def _environment(commands: Iterable[Any]) -> str:
             if parameter.envvar:
                 names = parameter.envvar if isinstance(parameter.envvar, list) else [parameter.envvar]
                 variables.update(dict.fromkeys(names, f"`{parameter.opts[0]}`: {_text(parameter.help)}"))
+    variables["ROCKETSHIM_CONFIG"] = "The configuration file. Default: `~/.config/rocketshim/config.toml`."
     variables["ROCKETSHIM_DEBUG"] = "Set: an error is printed with its traceback."
     return table(("variable", "sets"), ((f"`{name}`", about) for name, about in sorted(variables.items())))
 

@@ -155,7 +155,7 @@ def _refuse_fatal(planned: Plan) -> None:
     if planned.fatal:
         found = "; ".join(map(str, planned.fatal))
         raise TopicMismatchError(
-            f"{found}. Messages would be lost: fix the topic (rocketshim init --mend) or use a namespace"
+            f"{found}. Messages would be lost: fix the topic (rocketshim init --fix) or use a namespace"
         )
 
 

@@ -20,12 +20,14 @@ def acls(
         list[str] | None,
         typer.Option(
             "--topic",
+            "-t",
             metavar="TOPIC|PREFIX*",
             help="One of your topics that the role sends to, consumes, delivers to or looks at; repeatable.",
         ),
     ] = None,
     group: Annotated[
-        list[str] | None, typer.Option("--group", help="A consumer's own group, or a group to look at; repeatable.")
+        list[str] | None,
+        typer.Option("--group", "-g", help="A consumer's own group, or a group to look at; repeatable."),
     ] = None,
     orderly: Annotated[
         bool, typer.Option("--orderly", help="A consumer with orderly listeners or an allocation strategy.")
@@ -36,6 +38,7 @@ def acls(
         str,
         typer.Option(
             "--bootstrap",
+            "-b",
             envvar="ROCKETSHIM_BOOTSTRAP",
             help="Broker address to print in the commands; it is not contacted.",
         ),

@@ -27,7 +27,7 @@ import typer
 
 from rocketshim.errors import RocketshimError
 
-__all__ = ["COMMANDS", "ERROR", "FINDING", "build", "main"]
+__all__ = ["COMMANDS", "ERROR", "FINDING", "PANELS", "build", "main"]
 
 ERROR = 1
 """Exit code of a command that failed, and of wrong usage."""
@@ -55,6 +55,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
 }
 """Command name to (module, line in `rocketshim --help`), in the order of the help."""
+
+PANELS: dict[str, tuple[str, ...]] = {
+    "Set up and check": ("init", "doctor", "acls"),
+    "Send and run": ("send", "run", "worker"),
+    "Find out what happened, and send again": ("dlq", "retry", "delayed", "parked", "trace", "topic", "group", "spark"),
+    "Try on this machine": ("demo", "broker", "dev"),
+}
+"""Headline in `rocketshim --help` to the commands below it. Others stand under `Commands`."""
 
 _CONTRIBUTED = {"spark": "Spark jobs over days of topics: failures, missing messages, what to send again."}
 """Help lines of known commands that other distributions add through the entry point group."""
@@ -108,6 +116,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         "Exit codes: 0 success, 1 an error, 2 a finding, 130 Ctrl-C.",
         epilog="Example: rocketshim broker run --brokers 3",
         no_args_is_help=True,
+        context_settings={"help_option_names": ["--help", "-h"]},
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
@@ -122,24 +131,48 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         if everything or name == called:
             _add(app, name, importlib.import_module(module).app)
         else:
-            app.command(name, help=line)(_named_only)
+            app.command(name, help=line, rich_help_panel=_panel(name))(_named_only)
     for name, point in contributed.items():
         if everything or name == called:
             _add(app, name, point.load())
         else:
             package = point.dist.name if point.dist else point.module
-            app.command(name, help=_CONTRIBUTED.get(name, f"From the package {package}."))(_named_only)
+            line = _CONTRIBUTED.get(name, f"From the package {package}.")
+            app.command(name, help=line, rich_help_panel=_panel(name))(_named_only)
     return app
+
+
+def _panel(name: str) -> str | None:
+    return next((panel for panel, names in PANELS.items() if name in names), None)
 
 
 def _add(app: typer.Typer, name: str, loaded: typer.Typer) -> None:
     """Add a command's application: a single command under that name, or several as a group."""
+    _use_our_class(loaded)
     if len(loaded.registered_commands) == 1 and not loaded.registered_groups and loaded.registered_callback is None:
         only = loaded.registered_commands[0]
         if only.callback is not None:
-            app.command(name, help=only.help, epilog=only.epilog, no_args_is_help=only.no_args_is_help)(only.callback)
+            app.command(
+                name,
+                cls=only.cls,
+                help=only.help,
+                epilog=only.epilog,
+                no_args_is_help=only.no_args_is_help,
+                rich_help_panel=_panel(name),
+            )(only.callback)
             return
-    app.add_typer(loaded, name=name)
+    app.add_typer(loaded, name=name, rich_help_panel=_panel(name))
+
+
+def _use_our_class(loaded: typer.Typer) -> None:
+    """Let every command below accept old spellings and profiles."""
+    from rocketshim.cli.command import Command  # noqa: PLC0415 - `--help` does without
+
+    for command in loaded.registered_commands:
+        command.cls = Command
+    for group in loaded.registered_groups:
+        if group.typer_instance is not None:
+            _use_our_class(group.typer_instance)
 
 
 def _named_only() -> None:

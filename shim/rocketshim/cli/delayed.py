@@ -11,7 +11,15 @@ from rich.table import Table
 from rocketshim.admin.delayed import DelayedReader, WaitingRecord, waiting_record
 from rocketshim.admin.record_view import as_read, time_text
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.cli.options import (
+    SELECTION,
+    Bootstrap,
+    Client,
+    DelayLevelsText,
+    Json,
+    Namespace,
+    client_settings,
+)
 from rocketshim.cli.records import (
     Follow,
     Limit,
@@ -49,7 +57,10 @@ def ls(
     client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
-    topic: Annotated[str | None, typer.Option(help="Only messages for this logical topic.")] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option("--topic", "-t", help="Only messages for this logical topic.", rich_help_panel=SELECTION),
+    ] = None,
     where: Where = None,
     tags: Tags = None,
     limit: Limit = 50,
@@ -80,7 +91,7 @@ def ls(
         for entry in shown:
             typer.echo(json.dumps(asdict(entry)))
         return
-    table = Table("place", "due", "target", "id", "group", "attempts", "trouble")
+    table = Table("partition/offset", "due", "target", "id", "group", "attempts", "trouble")
     for entry in shown:
         table.add_row(
             entry.place,

@@ -27,11 +27,11 @@ def doctor(
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="One of your source or target topics; repeatable.")
+        list[str] | None, typer.Option("--topic", "-t", help="One of your source or target topics; repeatable.")
     ] = None,
     group: Annotated[
         list[str] | None,
-        typer.Option("--group", help="Another group to check, besides those whose topics exist; repeatable."),
+        typer.Option("--group", "-g", help="Another group to check, besides those whose topics exist; repeatable."),
     ] = None,
     role: Annotated[
         list[Role] | None, typer.Option("--role", help="Check that this principal has the ACLs of a role; repeatable.")

@@ -21,7 +21,8 @@ def init(
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     group: Annotated[
-        list[str] | None, typer.Option("--group", help="Also create the topics of this consumer group; repeatable.")
+        list[str] | None,
+        typer.Option("--group", "-g", help="Also create the topics of this consumer group; repeatable."),
     ] = None,
     with_log: Annotated[
         bool,
@@ -29,7 +30,9 @@ def init(
     ] = False,
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", help="Also create your own topic if it is missing; repeatable. Never changed later."),
+        typer.Option(
+            "--topic", "-t", help="Also create your own topic if it is missing; repeatable. Never changed later."
+        ),
     ] = None,
     partitions: Annotated[
         int | None, typer.Option(min=1, help="Partitions of a topic that --topic creates. Default 1.")
@@ -43,10 +46,10 @@ def init(
     replication_factor: Annotated[
         int | None, typer.Option(min=1, help="Replicas of each new topic. Default: the cluster's default.")
     ] = None,
-    mend: Annotated[bool, typer.Option("--mend", help="Also correct the settings of existing topics.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Also correct the settings of existing topics.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Create missing topics. Existing topics are not changed unless you give --lanes or --mend.
+    """Create missing topics. Existing topics are not changed unless you give --lanes or --fix.
 
     Exit code 2 if an existing topic is not as it should be.
     """
@@ -81,7 +84,7 @@ def init(
     required = {"bootstrap.servers": bootstrap}
     admin = confluent_admin(merge(client_settings(client), defaults=complaints.settings, required=required))
     with explained(complaints, admin):
-        planned = provision.plan(admin, specs, grow=lanes is not None, mend=mend, timeout_s=_PLAN_TIMEOUT_S)
+        planned = provision.plan(admin, specs, grow=lanes is not None, mend=fix, timeout_s=_PLAN_TIMEOUT_S)
     for line in planned.lines():
         typer.echo(line)
     if dry_run:

@@ -1,22 +1,50 @@
 """Options that several commands share, as annotated types: `def send(bootstrap: Bootstrap, namespace: Namespace = "")`.
 
-Most of them can also be set by an environment variable; the command line wins.
+Most of them can also be set by an environment variable or a profile (`rocketshim.cli.profiles`); the command line wins.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from rocketshim.errors import ConfigError
 
-__all__ = ["Bootstrap", "Client", "DelayLevelsText", "DryRun", "Json", "Namespace", "client_settings"]
+__all__ = [
+    "CONFIG_VARIABLE",
+    "CONNECTION",
+    "OUTPUT",
+    "PROFILE_VARIABLE",
+    "SELECTION",
+    "Bootstrap",
+    "Client",
+    "DelayLevelsText",
+    "DryRun",
+    "Json",
+    "Namespace",
+    "client_settings",
+    "config_file",
+]
+
+CONNECTION: Final = "Connection"
+SELECTION: Final = "Selection"
+OUTPUT: Final = "Output"
+"""The groups of options in each `--help`."""
+
+CONFIG_VARIABLE: Final = "ROCKETSHIM_CONFIG"
+PROFILE_VARIABLE: Final = "ROCKETSHIM_PROFILE"
 
 Bootstrap = Annotated[
     str,
     typer.Option(
-        "--bootstrap", envvar="ROCKETSHIM_BOOTSTRAP", metavar="HOST:PORT,…", help="Addresses of the Kafka brokers."
+        "--bootstrap",
+        "-b",
+        envvar="ROCKETSHIM_BOOTSTRAP",
+        metavar="HOST:PORT,…",
+        help="Addresses of the Kafka brokers.",
+        rich_help_panel=CONNECTION,
     ),
 ]
 """No default: nobody should write to a cluster that they did not name."""
@@ -24,7 +52,11 @@ Bootstrap = Annotated[
 Namespace = Annotated[
     str,
     typer.Option(
-        "--namespace", envvar="ROCKETSHIM_NAMESPACE", help="Prefix of rocketshim's own topics; empty: no prefix."
+        "--namespace",
+        "-n",
+        envvar="ROCKETSHIM_NAMESPACE",
+        help="Prefix of rocketshim's own topics; empty: no prefix.",
+        rich_help_panel=CONNECTION,
     ),
 ]
 """Default `""`."""
@@ -36,6 +68,7 @@ DelayLevelsText = Annotated[
         envvar="ROCKETSHIM_DELAY_LEVELS",
         metavar="'1s 5s …'",
         help="The delay-level table. Default: RocketMQ's table of 18 levels.",
+        rich_help_panel=CONNECTION,
     ),
 ]
 """Default None: RocketMQ's table. The text goes through `DelayLevels.parse`, whose error names what is wrong."""
@@ -43,23 +76,34 @@ DelayLevelsText = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be changed, and change nothing.")]
 """Default False."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON, for programs.", rich_help_panel=OUTPUT)]
 """Default False."""
 
 Client = Annotated[
     list[str] | None,
     typer.Option(
         "--client",
+        "-c",
         envvar="ROCKETSHIM_CLIENT",
         metavar="NAME=VALUE|@FILE",
         help="A librdkafka setting (TLS, SASL …), or a file with one NAME=VALUE per line; repeatable.",
+        rich_help_panel=CONNECTION,
     ),
 ]
 """Default None. Put passwords into a file: every user of the machine can read command lines."""
 
 
-def client_settings(given: Iterable[str] | None) -> dict[str, str]:
-    """Return the settings of `--client`; a later one wins.
+def config_file() -> Path:
+    """Return the path of the configuration file, which need not exist."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "rocketshim" / "config.toml"
+
+
+def client_settings(given: Iterable[str] | None, option: str = "--client") -> dict[str, str]:
+    """Return the settings of `--client`, or of another option of this form; a later one wins.
 
     A file has the form of the Java clients' files: one `NAME=VALUE` per line. Empty lines and lines that begin with `#`
     are skipped.
@@ -71,16 +115,16 @@ def client_settings(given: Iterable[str] | None) -> dict[str, str]:
     settings: dict[str, str] = {}
     for text in given or ():
         if not text.startswith("@"):
-            settings.update([_pair(text, "--client")])
+            settings.update([_pair(text, option)])
             continue
         path = Path(text[1:])
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--client {text}: cannot read the file ({type(error).__name__})") from error
+            raise ConfigError(f"{option} {text}: cannot read the file ({type(error).__name__})") from error
         for number, line in enumerate(lines, start=1):
             if line.strip() and not line.lstrip().startswith("#"):
-                settings.update([_pair(line.strip(), f"--client {text}, line {number}")])
+                settings.update([_pair(line.strip(), f"{option} {text}, line {number}")])
     return settings
 
 

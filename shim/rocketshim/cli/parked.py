@@ -14,7 +14,7 @@ from rocketshim.admin.parked import parked_record, redriven_parked
 from rocketshim.admin.record_view import as_read, time_text
 from rocketshim.admin.redrive import Redriver, read_log
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
+from rocketshim.cli.options import SELECTION, Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.records import Everything, Follow, Limit, echo_safe, say_limit, show_raw, show_table
 from rocketshim.cli.redrive import ensure_log
 from rocketshim.core.redrive import RedriveProgress
@@ -30,8 +30,13 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Reason = Annotated[str | None, typer.Option("--reason", help="Only records whose reason begins with this text.")]
-Topic = Annotated[str | None, typer.Option("--topic", help="Only records for this logical topic.")]
+Reason = Annotated[
+    str | None,
+    typer.Option("--reason", help="Only records whose reason begins with this text.", rich_help_panel=SELECTION),
+]
+Topic = Annotated[
+    str | None, typer.Option("--topic", "-t", help="Only records for this logical topic.", rich_help_panel=SELECTION)
+]
 
 
 def _select(
@@ -67,7 +72,7 @@ def ls(
 ) -> None:
     """List parked records that were not sent again since, oldest first."""
     names = TopicNames(namespace)
-    table = Table("place", "parked", "reason", "target", "from", "id", "bytes")
+    table = Table("partition/offset", "parked", "reason", "target", "from", "id", "bytes")
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
         shown = hidden = 0
@@ -145,12 +150,14 @@ def redrive(
     reason: Reason = None,
     topic: Topic = None,
     again: Annotated[
+        bool, typer.Option("--again", help="Also send records that were sent before; needs --plan.")
+    ] = False,
+    plan_name: Annotated[
         str | None,
         typer.Option(
-            "--again",
+            "--plan",
             metavar="NAME",
-            help="Also send records that were sent before. Choose any NAME: each record is sent once per name, so you "
-            "can repeat the same command; another name sends them once more.",
+            help="Name of this redrive. Each record is sent once per name, so you can repeat the same command.",
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -162,12 +169,14 @@ def redrive(
     """
     if not coordinates and reason is None and topic is None:
         raise ConfigError("select records by PARTITION/OFFSET, --reason or --topic (--reason '' means all)")
-    if again is not None and not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", again):
-        raise ConfigError(f"--again {again!r:.110}: write a name of 1 to 100 letters, digits, - and _")
+    if plan_name is not None and not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", plan_name):
+        raise ConfigError(f"--plan {plan_name!r:.110}: write a name of 1 to 100 letters, digits, - and _")
+    if again and plan_name is None:
+        raise ConfigError("--again needs --plan NAME, so that each record is sent once if you repeat the command")
     names, settings = TopicNames(namespace), client_settings(client)
-    plan = f"parked-{again or uuid.uuid4().hex[:12]}"
+    plan = f"parked-{plan_name or uuid.uuid4().hex[:12]}"
     wanted = {_parse_coordinates(text) for text in coordinates or ()}
-    picked = _Selection(names, again=again is not None, plan=plan)
+    picked = _Selection(names, again=again, plan=plan)
     with TopicReader(bootstrap, client=settings) as reader:
         picked.log = read_log(reader, names.redrive_log)
         for message in _select(reader, names, reason, topic):

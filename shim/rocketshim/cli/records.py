@@ -15,36 +15,74 @@ from rich.text import Text
 from rocketshim.admin.decoder import DeadLetterRecord, Decoder
 from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.cli.escaping import plain, plain_lines
+from rocketshim.cli.options import OUTPUT, SELECTION
+from rocketshim.cli.times import past_ms
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.filters import SqlFilter, TagFilter
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import TopicNames, parse_duration_ms
+from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.wire import headers_shown
 
 OfGroup = Annotated[
     str | None,
-    typer.Option("--group", help="The consumer group of the dead letters; with --topic, the group that gets them."),
+    typer.Option(
+        "--group",
+        "-g",
+        help="The consumer group of the dead letters; with --topic, the group that gets them.",
+        rich_help_panel=SELECTION,
+    ),
 ]
 OfTopic = Annotated[
-    str | None, typer.Option("--topic", help="Another dead-letter topic: Spring's, Connect's, Streams', … (see docs).")
+    str | None,
+    typer.Option(
+        "--topic",
+        "-t",
+        help="Another dead-letter topic: Spring's, Connect's, Streams', … (see docs).",
+        rich_help_panel=SELECTION,
+    ),
 ]
-Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
+Group = Annotated[str, typer.Option("--group", "-g", help="The consumer group.", rich_help_panel=SELECTION)]
 Where = Annotated[
     str | None,
     typer.Option(
         "--where",
+        "-w",
         help="SQL92 condition on headers (cause: FAIL_CLASS, text: FAIL_TEXT): "
         "\"FAIL_CLASS = 'Timeout' AND price > 10\".",
+        rich_help_panel=SELECTION,
     ),
 ]
-Tags = Annotated[str | None, typer.Option("--tags", help="Only messages with one of these tags: 'created || paid'.")]
-Key = Annotated[str | None, typer.Option("--key", help="Only messages with this record key or business key.")]
-Since = Annotated[str | None, typer.Option("--since", help="Only records stored within this duration: 30m, 2h, 3d.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of messages to show.")]
-Everything = Annotated[bool, typer.Option("--all", help="Also show messages that were sent again or discarded.")]
-Follow = Annotated[bool, typer.Option("--follow", help="Continue with new records until Ctrl-C.")]
+Tags = Annotated[
+    str | None,
+    typer.Option("--tags", help="Only messages with one of these tags: 'created || paid'.", rich_help_panel=SELECTION),
+]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", "-k", help="Only messages with this record key or business key.", rich_help_panel=SELECTION),
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        "-s",
+        metavar="DURATION|TIME",
+        help="Only records stored within this duration, or since this time: 30m, 2h, 2026-11-20T18:00:00Z.",
+        rich_help_panel=SELECTION,
+    ),
+]
+Limit = Annotated[
+    int,
+    typer.Option("--limit", "-l", min=1, help="Maximum number of messages to show.", rich_help_panel=OUTPUT),
+]
+Everything = Annotated[
+    bool,
+    typer.Option("--all", "-a", help="Also show messages that were sent again or discarded.", rich_help_panel=OUTPUT),
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Continue with new records until Ctrl-C.", rich_help_panel=OUTPUT)
+]
 
 
 _PIPED_WIDTH = 200
@@ -197,7 +235,7 @@ class RecordFilter:
         self._unseen = set() if where is None else set(SqlFilter(where).properties)
         self._examined_any = False
         self._key = key
-        self.since_ms = None if since is None else time.time_ns() // 1_000_000 - parse_duration_ms(since)
+        self.since_ms = None if since is None else past_ms(since, time.time_ns() // 1_000_000, "--since")
 
     def wants(self, entry: RecordView) -> bool:
         """Return whether the user selected a record."""

@@ -57,7 +57,7 @@ DISCARD_EXAMPLE = (
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", dir_okay=False, help="Write the plan to this file. Without it, only show what the plan would do."
+        "--out", "-o", dir_okay=False, help="Write the plan to this file. Without it, only show what the plan would do."
     ),
 ]
 Again = Annotated[
@@ -175,7 +175,7 @@ def _summary_lines(redrive_plan: RedrivePlan) -> list[str]:
     summary = redrive_plan.summary()
     verb = "discard" if redrive_plan.rules.action == "discard" else "send"
     total = summary["letters"] + len(redrive_plan.held_back)
-    lines = [f"plan {redrive_plan.id}: {verb} {summary['letters']} of {total} letters"]
+    lines = [f"plan {redrive_plan.id}: {verb} {summary['letters']} of {total} dead letters"]
     lines += [f"  {count:7} {cause}" for cause, count in summary["by_cause"].items()]
     lines += [f"  {count:7} to {topic}" for topic, count in summary["by_target"].items()]
     lines += [f"  {count:7} held back: {reason}" for reason, count in summary["held_back"].items()]
@@ -234,7 +234,7 @@ def apply(
             else:
                 redriver.run()
         except KeyboardInterrupt:
-            typer.echo(f"stopped after {progress.sent} letters; run the same command again to continue", err=True)
+            typer.echo(f"stopped after {progress.sent} dead letters; run the same command again to continue", err=True)
             raise
         finally:
             redriver.close()

@@ -33,7 +33,9 @@ def trace(
     delay_levels: DelayLevelsText = None,
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", help="A topic it was sent to; needed only if it was neither delayed nor ever failed."),
+        typer.Option(
+            "--topic", "-t", help="A topic it was sent to; needed only if it was neither delayed nor ever failed."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -345,7 +345,7 @@ class GroupLogThread:
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             raise TopicMismatchError(
                 f"{self._partition.topic}: message.timestamp.type is CreateTime, it must be LogAppendTime, because "
-                "append times measure leases. Fix it (rocketshim init --mend), or delete the topic while no member runs"
+                "append times measure leases. Fix it (rocketshim init --fix), or delete the topic while no member runs"
             )
         offset = message.offset()
         try:

@@ -55,7 +55,7 @@ def worker(facts: Facts) -> Iterator[Finding]:
             facts.names.schedule,
             f"retention deleted {lost} offsets that no worker had read",
             "these messages are lost",
-            f"raise retention.ms above the longest outage: {facts.init('--mend')}",
+            f"raise retention.ms above the longest outage: {facts.init('--fix')}",
         )
 
 

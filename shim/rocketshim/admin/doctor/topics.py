@@ -237,10 +237,10 @@ def auto_creation(facts: Facts) -> Iterator[Finding]:
 def _explain(facts: Facts, spec: TopicSpec, each: Difference) -> Finding:
     severity, cost = _cost(facts, spec, each)
     what = f"{each.setting} is {each.found}, should be {each.wanted}"
-    mend = facts.init("--mend")
+    mend = facts.init("--fix")
     for group in facts.groups:
         if spec.name == facts.names.group_log(group):
-            mend = facts.command("init", f"--group={group}", "--with-log", "--mend")
+            mend = facts.command("init", f"--group={group}", "--with-log", "--fix")
     return Finding(_CHECKS[each.setting], severity, each.topic, what, cost, mend)
 
 
