@@ -59,6 +59,7 @@ from rocketshim_spark.session import require
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
+from rocketshim_topics.limits import INT_MAX, LONG_MAX
 from rocketshim_topics.wire import BAD_HEADER_KEY, HEADER_ORDER, UNREADABLE
 
 __all__ = [
@@ -73,20 +74,18 @@ __all__ = [
     "transform",
 ]
 
-_INT_MAX: Final = 2**31 - 1
-_LONG_MAX: Final = 2**63 - 1
 _NUMBERS: Final[Mapping[str, int]] = {
-    "SHIM": _INT_MAX,
-    "REAL_QID": _INT_MAX,
-    "DELAY": _INT_MAX,
-    "DELAY_MS": _LONG_MAX,
-    "DELIVER_AT_MS": _LONG_MAX,
-    "BORN_TIMESTAMP": _LONG_MAX,
-    "RECONSUME_TIMES": _INT_MAX,
-    "FAIL_AT_MS": _LONG_MAX,
-    "MAX_RECONSUME_TIMES": _INT_MAX,
-    "TARGET_TRIES": _INT_MAX,
-    "REPLAY_COUNT": _INT_MAX,
+    "SHIM": INT_MAX,
+    "REAL_QID": INT_MAX,
+    "DELAY": INT_MAX,
+    "DELAY_MS": LONG_MAX,
+    "DELIVER_AT_MS": LONG_MAX,
+    "BORN_TIMESTAMP": LONG_MAX,
+    "RECONSUME_TIMES": INT_MAX,
+    "FAIL_AT_MS": LONG_MAX,
+    "MAX_RECONSUME_TIMES": INT_MAX,
+    "TARGET_TRIES": INT_MAX,
+    "REPLAY_COUNT": INT_MAX,
 }
 _COORDINATES: Final = r"\A[a-zA-Z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}\z"
 _DIGITS: Final = r"\A[0-9]{1,19}\z"
@@ -327,7 +326,7 @@ def _replay_count(trusted: Column) -> Column:
     """Return the number of redrives, by the rules of `rocketshim_topics.hops.replays`."""
     carried = F.array_position(F.reverse(F.col("headers.key")), "USER.REPLAY_COUNT").cast("int") - 1
     text = F.get(F.reverse(F.col("headers.value")), carried).cast("string")
-    user = F.when(trusted & text.rlike(r"\A[0-9]{1,10}\z"), F.least(text.try_cast("bigint"), F.lit(_INT_MAX)))
+    user = F.when(trusted & text.rlike(r"\A[0-9]{1,10}\z"), F.least(text.try_cast("bigint"), F.lit(INT_MAX)))
     return F.greatest(_number("REPLAY_COUNT"), user)
 
 
@@ -384,8 +383,8 @@ def _number(name: str) -> Column:
 
 def _is_bad_number(name: Column) -> Column:
     text = _value(name).cast("string")
-    most = F.when(name.isin(*(each for each, limit in _NUMBERS.items() if limit == _INT_MAX)), F.lit(_INT_MAX))
-    is_good = text.rlike(_DIGITS) & (text.try_cast("bigint") <= F.coalesce(most, F.lit(_LONG_MAX)))
+    most = F.when(name.isin(*(each for each, limit in _NUMBERS.items() if limit == INT_MAX)), F.lit(INT_MAX))
+    is_good = text.rlike(_DIGITS) & (text.try_cast("bigint") <= F.coalesce(most, F.lit(LONG_MAX)))
     return text.isNotNull() & ~_is_true(is_good)
 
 

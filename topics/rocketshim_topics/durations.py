@@ -11,6 +11,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
 from rocketshim_topics.errors import ConfigError
+from rocketshim_topics.limits import LONG_MAX
 
 __all__ = ["Duration", "parse_duration_ms"]
 
@@ -19,7 +20,6 @@ Duration = str | int | float | timedelta
 
 _UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TEXT: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
-_LONG_MAX: Final = 2**63 - 1
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
@@ -51,6 +51,6 @@ def parse_duration_ms(value: Duration) -> int:
         raise ConfigError(f"{value!r} is not a duration: give a finite number")
     else:
         milliseconds = int((Decimal(str(value)) * 1_000).to_integral_value(rounding=ROUND_CEILING))
-    if not 0 <= milliseconds <= _LONG_MAX:
+    if not 0 <= milliseconds <= LONG_MAX:
         raise ConfigError(f"{value!r:.80} is not a duration: a duration is 0 to 2^63 - 1 milliseconds")
     return milliseconds

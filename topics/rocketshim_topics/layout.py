@@ -32,6 +32,7 @@ from typing import Final
 
 from rocketshim_topics.errors import ConfigError
 from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.limits import INT_MAX, LONG_MAX
 from rocketshim_topics.names import TopicNames
 
 __all__ = ["HEADROOM_BYTES", "Difference", "Layout", "Plan", "TopicSpec", "TopicState", "compare"]
@@ -41,8 +42,6 @@ HEADROOM_BYTES: Final = 65_536
 
 _DAY_MS: Final = 86_400_000
 _KAFKA_DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
-_INT_MAX: Final = 2**31 - 1
-_LONG_MAX: Final = 2**63 - 1
 _APPEND_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
 _AT_LEAST: Final = frozenset({"retention.ms", "retention.bytes", "max.message.bytes"})
 _AT_MOST: Final = frozenset({"segment.ms"})
@@ -191,7 +190,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name, value, highest in (
             ("lanes", self.lanes, 1_024),
-            ("max_message_bytes", self.max_message_bytes, _INT_MAX - HEADROOM_BYTES),
+            ("max_message_bytes", self.max_message_bytes, INT_MAX - HEADROOM_BYTES),
             ("retry_partitions", self.retry_partitions, 10_000),
             ("dead_letter_partitions", self.dead_letter_partitions, 10_000),
             ("replication_factor", 1 if self.replication_factor is None else self.replication_factor, 1_000),
@@ -203,7 +202,7 @@ class Layout:
 
     def schedule(self) -> TopicSpec:
         """The delay queues."""
-        retention_ms = min(2 * self.levels.longest_ms + self.outage_budget_ms, _LONG_MAX)
+        retention_ms = min(2 * self.levels.longest_ms + self.outage_budget_ms, LONG_MAX)
         return self._spec(
             self.names.schedule,
             self.lanes * DelayLevels.STRIDE,

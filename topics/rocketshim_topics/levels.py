@@ -19,7 +19,6 @@ is `32·l + 27 + k`. A record leaves a queue when the queue's own delay has pass
 then, it waits in a next queue. `DelayLevels.queue_for` alone chooses that queue, for sender and worker.
 """
 
-import re
 import unicodedata
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -27,14 +26,13 @@ from functools import lru_cache
 from typing import ClassVar, Final
 
 from rocketshim_topics.errors import ConfigError
+from rocketshim_topics.limits import CONTROL_CHARACTERS, LONG_MAX
 
 __all__ = ["DelayLevels"]
 
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_LONG_MAX: Final = 2**63 - 1
 _SHORTEST_HOP_LEVEL_MS: Final = 1_000
 _MAX_LEVELS: Final = 27
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class DelayLevels:
                 f"{self.MAX_LEVELS}: leave some out (any delay can be had with delay= instead of a level)"
             )
         for level, delay_ms in enumerate(self.delays_ms, start=1):
-            if not 0 <= delay_ms <= _LONG_MAX:
+            if not 0 <= delay_ms <= LONG_MAX:
                 raise ConfigError(f"level {level} has a delay of {delay_ms} ms; a delay is 0 to 2^63 - 1 ms")
         slot_of: dict[int, int] = {}
         for slot, delay_ms in enumerate(self.delays_ms):
@@ -219,7 +217,7 @@ def _entry_ms(entry: str, level: int, text: str) -> int:
     delay_ms = number * unit_ms
     if delay_ms < 0:
         raise ConfigError(f"{place} is negative; here a delay is 0 or more: write 0s to deliver immediately")
-    if delay_ms > _LONG_MAX:
+    if delay_ms > LONG_MAX:
         raise ConfigError(f"{place} overflows 64 bits of milliseconds; RocketMQ wraps it around silently")
     return delay_ms
 
@@ -235,11 +233,11 @@ def _java_long(text: str) -> int | None:
         if value is None:
             return None
         number = number * 10 + value
-        if number > _LONG_MAX + 1:
+        if number > LONG_MAX + 1:
             return None
     if text[0] == "-":
         return -number
-    return number if number <= _LONG_MAX else None
+    return number if number <= LONG_MAX else None
 
 
 def _text_of(delay_ms: int) -> str:
@@ -252,5 +250,5 @@ def _text_of(delay_ms: int) -> str:
 
 
 def _shown(text: str) -> str:
-    shown = _CONTROL.sub("?", text)
+    shown = CONTROL_CHARACTERS.sub("?", text)
     return f"'{shown}'" if len(shown) <= 120 else f"'{shown[:117]}…'"

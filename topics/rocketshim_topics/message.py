@@ -11,7 +11,6 @@ raise `MalformedRecordError` for a trusted record that breaks the wire format, a
 needed and have a name that is not UTF-8.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -29,6 +28,7 @@ from rocketshim_topics.errors import (
     MessageTooLargeError,
     ReservedHeaderError,
 )
+from rocketshim_topics.limits import CONTROL_CHARACTERS, INT_MAX, LONG_MAX
 from rocketshim_topics.names import SCHEDULE_TOPIC, check_group, check_topic, group_of
 from rocketshim_topics.wire import RESERVED, Envelope, Header, Record, coordinates, own_name, read_headers
 
@@ -41,9 +41,6 @@ MAX_PROPERTIES_BYTES: Final = 16_384
 Properties = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 """User properties: a mapping, or pairs if order or repeated names matter. Text is sent as UTF-8."""
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_LONG_MAX: Final = 2**63 - 1
-_INT_MAX: Final = 2**31 - 1
 _EPOCH_SECONDS: Final = range(1_000_000_000, 100_000_000_000)  # as seconds: from 2001 on; as milliseconds: 1970 to 1973
 _TAGS: Final = "TAGS"
 
@@ -108,7 +105,7 @@ class Message:
         if self.keys != ():
             put(self, "keys", _checked_keys(self.keys))
         if self.max_reconsume_times is not None:
-            _check_int("max_reconsume_times", self.max_reconsume_times, 0, _INT_MAX)
+            _check_int("max_reconsume_times", self.max_reconsume_times, 0, INT_MAX)
         self._resolve_delay()
         put(self, "headers", () if not self.properties else _checked_properties(self.properties))
         self._check_size()
@@ -118,7 +115,7 @@ class Message:
         if len(given) > 1:
             raise MessageError(f"{' and '.join(given)} are given: a message has at most one of its three delays")
         if self.delay_level is not None:
-            _check_int("delay_level", self.delay_level, -_INT_MAX - 1, _INT_MAX)
+            _check_int("delay_level", self.delay_level, -INT_MAX - 1, INT_MAX)
         object.__setattr__(self, "delay_ms", None if self.delay is None else _delay_ms(self.delay))
         object.__setattr__(self, "deliver_at_ms", None if self.deliver_at is None else _epoch_ms(self.deliver_at))
 
@@ -175,7 +172,7 @@ def _check_tag(tag: object) -> None:
 
 
 def _is_clean(text: str) -> bool:
-    return text.isprintable() or (_CONTROL.search(text) is None and _encodes(text))
+    return text.isprintable() or (CONTROL_CHARACTERS.search(text) is None and _encodes(text))
 
 
 def _encodes(text: str) -> bool:
@@ -212,7 +209,7 @@ def _epoch_ms(moment: object) -> int:
         moment = seconds * 1_000 + -(-moment.microsecond // 1_000)
     elif isinstance(moment, int) and moment in _EPOCH_SECONDS:
         raise MessageError(f"deliver_at is {moment}, a time in seconds: give milliseconds, {moment}000, or a datetime")
-    _check_int("deliver_at", moment, 0, _LONG_MAX)
+    _check_int("deliver_at", moment, 0, LONG_MAX)
     return int(moment)  # type: ignore[call-overload, no-any-return]  # checked in the line before
 
 

@@ -31,6 +31,7 @@ from functools import lru_cache
 from typing import Final
 
 from rocketshim_topics.errors import ConfigError
+from rocketshim_topics.limits import CONTROL_CHARACTERS
 
 __all__ = [
     "DEAD_LETTER_PREFIX",
@@ -56,7 +57,6 @@ _PLAIN_GROUP: Final = re.compile(r"[A-Za-z0-9_-]{1,150}")
 _LOOKS_ENCODED: Final = re.compile(r".*-[0-9A-Fa-f]{16}", re.DOTALL)
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]")
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _OURS: Final = re.compile(
     r"(?:[A-Za-z0-9_-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)"
 )
@@ -108,7 +108,7 @@ def check_group(group: str) -> str:
         raise ConfigError(f"{group!r:.80} is not a group name: it is not Unicode text") from error
     if len(encoded) > MAX_GROUP_BYTES:
         raise ConfigError(f"{group!r:.80} is not a group name: {len(encoded)} bytes are more than {MAX_GROUP_BYTES}")
-    if _CONTROL.search(group) is not None:
+    if CONTROL_CHARACTERS.search(group) is not None:
         raise ConfigError(f"{group!r:.80} is not a group name: it has control characters")
     if group == "DEFAULT_CONSUMER":
         raise ConfigError("'DEFAULT_CONSUMER' is not a group name: RocketMQ reserves it, choose another")

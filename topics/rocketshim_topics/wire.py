@@ -30,6 +30,7 @@ from types import MethodDescriptorType
 from typing import Any, Final, Protocol
 
 from rocketshim_topics.errors import MalformedRecordError, MessageError
+from rocketshim_topics.limits import CONTROL_CHARACTERS
 
 __all__ = [
     "HEADER_ORDER",
@@ -132,7 +133,6 @@ _READ_ON_SOURCE: Final = frozenset({UNIQ_KEY, TAGS, KEYS, BORN_TIMESTAMP, MAX_RE
 _VALUES: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*(attribute for _, attribute, _ in _TABLE))
 _ALL_VALUES: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*(attribute for _, attribute, _ in _TABLE), "user")
 _COORDINATES: Final = re.compile(rb"[a-zA-Z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}")
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ESCAPED: Final = re.compile(r"%([0-9A-F]{2})")
 _TO_ESCAPE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f%]")
 
@@ -357,7 +357,7 @@ def _decode_ours(headers: Iterable[Header]) -> Envelope:
         name, value = header
         known = _BY_NAME.get(name)
         if known is None:
-            if not name.isprintable() and _CONTROL.search(name) is not None:
+            if not name.isprintable() and CONTROL_CHARACTERS.search(name) is not None:
                 raise MalformedRecordError(BAD_HEADER_KEY, f"header {name!r:.80} has control characters in its name")
             user.append(header)
             continue
@@ -439,7 +439,7 @@ def travel_name(name: str) -> str:
     """Return the name with which a user's header travels on the shim's topics: itself unless that is ambiguous."""
     if name in RESERVED:
         return USER_PREFIX + name
-    if not name.isprintable() and _CONTROL.search(name) is not None:
+    if not name.isprintable() and CONTROL_CHARACTERS.search(name) is not None:
         return _SPELLED_PREFIX + _escape(name)
     if not name.startswith(USER_PREFIX):
         return name

@@ -36,6 +36,7 @@ from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, bare_parked, dead_letter_by_reference, parked
 from rocketshim_topics.kafka_codes import TOO_LARGE
+from rocketshim_topics.limits import LONG_MAX
 from rocketshim_topics.wire import coordinates, decode, read_again, read_headers
 
 __all__ = ["FailedSink", "SendBack", "SendBackCounts"]
@@ -44,7 +45,6 @@ _LOG = safe_logger("rocketshim.consumer")
 TIMED_OUT_LEVEL: Final = 3
 _FALLBACK: Final = LevelTableRetryPolicy()
 _LAST_REPORTS_S: Final = 1.0
-_LONG_MAX: Final = 2**63 - 1
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ def _is_hop(answer: object) -> TypeGuard[NextHop]:
         case AtLevel(int(level)):
             return level >= 1
         case AfterDelay(int(delay_ms)):
-            return 0 <= delay_ms <= _LONG_MAX
+            return 0 <= delay_ms <= LONG_MAX
         case _:
             return False
 

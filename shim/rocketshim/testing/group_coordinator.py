@@ -193,10 +193,6 @@ class GroupCoordinator:
         member.is_alive = True
         self._join_all()
 
-    def unjoined(self) -> list[GroupMember]:
-        """Members that a running rebalance still waits for."""
-        return [member for member in self.members.values() if self.is_rebalancing and not member.has_joined]
-
     def check_commit(self, member_id: str, generation: int, *, transactional: bool = False) -> int | None:
         """Kafka error code that this commit deserves; None: it is accepted."""
         if transactional and generation < 0 and not member_id:

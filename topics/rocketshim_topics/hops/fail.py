@@ -10,7 +10,6 @@ from rocketshim_topics import wire
 from rocketshim_topics.errors import MessageError
 from rocketshim_topics.hops.record import (
     DEFAULT_MAX_DELAY_MS,
-    INT_MAX,
     OutgoingRecord,
     cut_bytes,
     digits,
@@ -19,6 +18,7 @@ from rocketshim_topics.hops.record import (
     timestamp_ms_of,
 )
 from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.limits import FIRST_RETRY_LEVEL, INT_MAX
 from rocketshim_topics.names import TopicNames, dead_letter_topic, retry_topic
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, Header, Record, coordinates, decode, read_headers
 
@@ -36,7 +36,6 @@ __all__ = [
 
 MAX_FAIL_TEXT_BYTES: Final = 1_024
 MAX_FAIL_CLASS_BYTES: Final = 200
-_FIRST_RETRY_LEVEL: Final = 3
 BY_REFERENCE: Final = r"\[by reference: sha256=([0-9a-f]{64}|-) size_bytes=([0-9]{1,19}|-)\] ?"
 """How `FAIL_TEXT` of a dead letter by reference begins: SHA-256 and size of the value, `-` if the value was None."""
 
@@ -119,7 +118,7 @@ def retry(
         envelope = decode(read_headers(record), trusted=trusted)
     scheduling = [(wire.REAL_TOPIC, retry_topic(group).encode())]
     if delay_ms is None:
-        clamped = levels.clamp(_FIRST_RETRY_LEVEL + reconsume_times - 1 if level is None else level)
+        clamped = levels.clamp(FIRST_RETRY_LEVEL + reconsume_times - 1 if level is None else level)
         delay_ms = levels.delay_ms(clamped)
         if clamped > 0:
             scheduling.append((wire.DELAY, b"%d" % clamped))

@@ -9,7 +9,6 @@ from rocketshim_topics.wire import Envelope, Header, Record, coordinates, encode
 
 __all__ = [
     "DEFAULT_MAX_DELAY_MS",
-    "INT_MAX",
     "LONG_MAX",
     "OutgoingRecord",
     "cut",
@@ -29,7 +28,6 @@ __all__ = [
 DEFAULT_MAX_DELAY_MS: Final = 40 * 86_400_000
 """Default of the longest delay: 40 days."""
 
-INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
 # A record batch takes 61 bytes, a record at most 36 around its key and value, a header at most 10 around its own.
 

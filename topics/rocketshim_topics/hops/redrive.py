@@ -6,7 +6,6 @@ from rocketshim_topics import wire
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops.fail import value_reference
 from rocketshim_topics.hops.record import (
-    INT_MAX,
     OutgoingRecord,
     cut,
     drop_scheduling,
@@ -15,6 +14,7 @@ from rocketshim_topics.hops.record import (
     outgoing_record,
     physical_name,
 )
+from rocketshim_topics.limits import INT_MAX
 from rocketshim_topics.names import RETRY_PREFIX, TopicNames
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, Record, coordinates, decode, own_name, read_headers
 
