@@ -323,7 +323,7 @@ def _length_prefixed(part: Column) -> Column:
 
 
 def _replay_count(trusted: Column) -> Column:
-    """Return the number of redrives, by the rules of `rocketshim_topics.hops.replays`."""
+    """Return the number of redrives, by the rules of `rocketshim_topics.hops.redrive_count`."""
     carried = F.array_position(F.reverse(F.col("headers.key")), "USER.REPLAY_COUNT").cast("int") - 1
     text = F.get(F.reverse(F.col("headers.value")), carried).cast("string")
     user = F.when(trusted & text.rlike(r"\A[0-9]{1,10}\z"), F.least(text.try_cast("bigint"), F.lit(INT_MAX)))

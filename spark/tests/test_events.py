@@ -16,7 +16,7 @@ from rocketshim_spark.errors import SessionError
 from rocketshim_spark.events import EventParams, event_topics, join_settled, kind_of, settled, transform
 from rocketshim_topics import Envelope, TopicNames, decode, encode
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import replays
+from rocketshim_topics.hops import redrive_count
 from rocketshim_topics.redrive_log import BeginRecord, MarkRecord, RedriveLog, encode_redrive_record, record_digest
 from rocketshim_topics.wire import HEADER_ORDER, UNREADABLE
 
@@ -193,7 +193,7 @@ def test_headers_are_malformed_exactly_when_decode_refuses_them(spark: SparkSess
         assert found[offset].decode_error is None, headers
         assert found[offset].attempt == envelope.reconsume_times
         assert found[offset].unknown_headers == len(envelope.user)
-        assert (found[offset].replay_count or 0) == replays(envelope)
+        assert (found[offset].replay_count or 0) == redrive_count(envelope)
         assert found[offset].digest == record_digest(Fetched(headers))
 
 

@@ -192,8 +192,8 @@ class DelayLevels:
             The queue with the longest delay that is at most `remaining_ms + 32`, among the levels of at least 1 s and
             the fine levels; of levels with equal delay the lowest. The finest queue if there is none.
         """
-        place = bisect_right(self._hop_delays_ms, remaining_ms + self.HOP_SLACK_MS)
-        return self._first_partition(lane) + self._hop_slots[max(place - 1, 0)]
+        index = bisect_right(self._hop_delays_ms, remaining_ms + self.HOP_SLACK_MS)
+        return self._first_partition(lane) + self._hop_slots[max(index - 1, 0)]
 
     def _first_partition(self, lane: int) -> int:
         if lane < 0:
@@ -207,18 +207,18 @@ def _default() -> DelayLevels:
 
 
 def _entry_ms(entry: str, level: int, text: str) -> int:
-    place = f"entry {level} ({_shown(entry)}) of the level table {_shown(text)}"
+    where = f"entry {level} ({_shown(entry)}) of the level table {_shown(text)}"
     if not entry:
-        raise ConfigError(f"{place} is empty: separate entries with exactly one space, with none at the start")
+        raise ConfigError(f"{where} is empty: separate entries with exactly one space, with none at the start")
     number = _java_long(entry[:-1])
     unit_ms = _UNIT_MS.get(entry[-1])
     if number is None or unit_ms is None:
-        raise ConfigError(f"{place} is not an integer and one of the units s, m, h, d (lower case): write 30s, 5m, 2h")
+        raise ConfigError(f"{where} is not an integer and one of the units s, m, h, d (lower case): write 30s, 5m, 2h")
     delay_ms = number * unit_ms
     if delay_ms < 0:
-        raise ConfigError(f"{place} is negative; here a delay is 0 or more: write 0s to deliver immediately")
+        raise ConfigError(f"{where} is negative; here a delay is 0 or more: write 0s to deliver immediately")
     if delay_ms > LONG_MAX:
-        raise ConfigError(f"{place} overflows 64 bits of milliseconds; RocketMQ wraps it around silently")
+        raise ConfigError(f"{where} overflows 64 bits of milliseconds; RocketMQ wraps it around silently")
     return delay_ms
 
 

@@ -14,7 +14,7 @@ sent is in the plan, too, with the reason (`held_back`):
 `by-reference`, `…:…`      it cannot be sent: no body, no target in its headers, or malformed (`MalformedRecordError`)
 =========================  ============================================================================================
 
-The id of a plan is a digest of its content, so that an edited plan is refused. `replay_id` makes the `REPLAY_ID` of
+The id of a plan is a digest of its content, so that an edited plan is refused. `redrive_id` makes the `REPLAY_ID` of
 each record sent. It contains the plan and the dead letter, so that a reader of the target knows where a record came
 from.
 
@@ -31,7 +31,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rocketshim_topics.errors import ConfigError, MalformedRecordError
-from rocketshim_topics.hops import OutgoingRecord, redriven, replays
+from rocketshim_topics.hops import OutgoingRecord, redrive_count, redriven
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.wire import Envelope, Record
@@ -44,7 +44,7 @@ __all__ = [
     "RedrivePlan",
     "RedriveRules",
     "next_hop",
-    "replay_id",
+    "redrive_id",
 ]
 
 PLAN_VERSION: Final = 1
@@ -189,7 +189,7 @@ def _kind(reason: str) -> str:
     return reason.partition(":")[0]
 
 
-def replay_id(plan: str, partition: int, offset: int) -> str:
+def redrive_id(plan: str, partition: int, offset: int) -> str:
     """Return the `REPLAY_ID` of a dead letter: `<plan>.<partition>.<offset>`, at most 51 characters."""
     return f"{plan}.{partition}.{offset}"
 
@@ -201,7 +201,7 @@ def next_hop(record: Record, envelope: Envelope | None, rules: RedriveRules, *, 
         record: the dead letter as fetched.
         envelope: its headers, if they follow other rules than the wire format; None: decode them here.
         rules: the plan's rules.
-        replay_id: `replay_id` of the dead letter.
+        replay_id: `redrive_id` of the dead letter.
 
     Raises:
         MalformedRecordError: it cannot be sent; `reason` has the cause.
@@ -249,20 +249,20 @@ class Planner:
             opened: another project's dead letter: what to send of it; the envelope was read by that project's rules.
                 None: it has our wire format.
         """
-        place = (record.partition() or 0, record.offset() or 0)
+        position = (record.partition() or 0, record.offset() or 0)
         digest = record_digest(record)
         cause = envelope.fail_class or ""
-        target, reason, attempt = "", self._settled(place, digest), None
+        target, reason, attempt = "", self._settled(position, digest), None
         if reason is not None:
-            self._remember(place, envelope)
+            self._remember(position, envelope)
         elif self._rules.action == "redrive":
             target, reason = self._judged(record, envelope, malformed, opened)
             attempt = _attempt(envelope)
         if reason is not None:
-            self._held_back.append(HeldBack(*place, reason, cause))
+            self._held_back.append(HeldBack(*position, reason, cause))
             return
-        uniq_key = envelope.uniq_key or f"{record.topic()}/{place[0]}/{place[1]}"
-        self._letters.append((PlannedLetter(*place, digest, target, cause, uniq_key), attempt))
+        uniq_key = envelope.uniq_key or f"{record.topic()}/{position[0]}/{position[1]}"
+        self._letters.append((PlannedLetter(*position, digest, target, cause, uniq_key), attempt))
 
     def pass_over(self, record: Record, envelope: Envelope) -> None:
         """Pass over a dead letter that was not selected. If it was redriven before, its duplicates are held back.
@@ -271,18 +271,18 @@ class Planner:
             record: as fetched.
             envelope: its headers, decoded as far as possible.
         """
-        place = (record.partition() or 0, record.offset() or 0)
-        if self._settled(place, record_digest(record)) is not None:
-            self._remember(place, envelope)
+        position = (record.partition() or 0, record.offset() or 0)
+        if self._settled(position, record_digest(record)) is not None:
+            self._remember(position, envelope)
 
     def plan(self, *, cluster_id: str, created_ms: int, choice: dict[str, str]) -> RedrivePlan:
         """Return the plan."""
         letters, held_back = [], list(self._held_back)
         attempts = dict(self._settled_attempts)
         for letter, attempt in sorted(self._letters, key=lambda each: each[0]):
-            place = f"{letter.partition}/{letter.offset}"
-            first = place if attempt is None else attempts.setdefault(attempt, place)
-            if first == place:
+            position = f"{letter.partition}/{letter.offset}"
+            first = position if attempt is None else attempts.setdefault(attempt, position)
+            if first == position:
                 letters.append(letter)
             else:
                 held_back.append(HeldBack(letter.partition, letter.offset, f"repeat-of:{first}", letter.cause))
@@ -296,8 +296,8 @@ class Planner:
             held_back=tuple(sorted(held_back)),
         )
 
-    def _settled(self, place: tuple[int, int], digest: str) -> str | None:
-        found = self._log.settled(self._source, *place, digest)
+    def _settled(self, position: tuple[int, int], digest: str) -> str | None:
+        found = self._log.settled(self._source, *position, digest)
         if found is None or self._rules.again:
             return None
         return f"{found.state}-by:{found.plan}"
@@ -308,7 +308,7 @@ class Planner:
         """Return the target of a dead letter, or why it is held back."""
         if malformed is not None:
             return "", f"malformed:{malformed}"
-        if replays(envelope) >= self._rules.max_replays:
+        if redrive_count(envelope) >= self._rules.max_replays:
             return "", "replayed-too-often"
         try:
             read = None if opened is None else envelope
@@ -319,11 +319,11 @@ class Planner:
             return "", f"no-topic:{target}"
         return target, None
 
-    def _remember(self, place: tuple[int, int], envelope: Envelope) -> None:
+    def _remember(self, position: tuple[int, int], envelope: Envelope) -> None:
         """The failed attempt of a dead letter that was redriven or discarded."""
         attempt = _attempt(envelope)
         if attempt is not None:
-            self._settled_attempts.setdefault(attempt, f"{place[0]}/{place[1]}")
+            self._settled_attempts.setdefault(attempt, f"{position[0]}/{position[1]}")
 
 
 _Attempt = tuple[str | int | None, ...]

@@ -363,7 +363,7 @@ class Redriver:
                 break
             if not has_read:
                 self._wait(min(wait_ms, _WATCH_MS) / 1_000)
-        return self._progress.room(self._now_ms())
+        return self._progress.capacity(self._now_ms())
 
     def _watch_source(self) -> bool:
         """Read a new record of the source topic, and count it as dead again if this plan sent it; False: none came."""

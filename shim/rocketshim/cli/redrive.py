@@ -43,7 +43,7 @@ from rocketshim_topics.redrive_plan import (
     RedrivePlan,
     RedriveRules,
     next_hop,
-    replay_id,
+    redrive_id,
 )
 
 PLAN_EXAMPLE = (
@@ -280,7 +280,7 @@ def _record_maker(redrive_plan: RedrivePlan, decoder: Decoder) -> Any:
         if opened.malformed is not None:
             raise MalformedRecordError(opened.malformed, "the dead letter cannot be read")
         envelope = None if opened.dialect is None else opened.envelope
-        own_replay_id = replay_id(plan_id, planned.partition, planned.offset)
+        own_replay_id = redrive_id(plan_id, planned.partition, planned.offset)
         out = next_hop(opened.record, envelope, redrive_plan.rules, replay_id=own_replay_id)
         if out.topic != planned.target:
             raise MalformedRecordError("other-target", f"{out.topic} is not the planned target")

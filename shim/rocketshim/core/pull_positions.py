@@ -34,7 +34,7 @@ class PullPositions:
     def __contains__(self, key: object) -> bool:
         return key in self._position
 
-    def places(self) -> list[TopicPartitionKey]:
+    def assigned_keys(self) -> list[TopicPartitionKey]:
         """Return the assigned partitions, sorted."""
         return sorted(self._position)
 

@@ -135,16 +135,16 @@ class RedriveProgress:
         self._taken = {}
         return [letter for position, letter in self._letters.items() if not self._is_gone(position)]
 
-    def room(self, now_ms: int) -> int:
+    def capacity(self, now_ms: int) -> int:
         """Return the maximum size of the next transaction; 0: stopped, or not yet (`wait_ms`)."""
         if self.stopped_by is not None or now_ms < self._not_before_ms:
             return 0
-        room = MOST_IN_TRANSACTION
+        capacity = MOST_IN_TRANSACTION
         if self._rate_per_s is not None:
-            room = min(room, max(1, int(self._rate_per_s)))
+            capacity = min(capacity, max(1, int(self._rate_per_s)))
         if self._most is not None:
-            room = min(room, self._most - self.sent)
-        return room
+            capacity = min(capacity, self._most - self.sent)
+        return capacity
 
     def wait_ms(self, now_ms: int) -> int:
         """Return how long to wait until the next transaction may begin, in ms."""

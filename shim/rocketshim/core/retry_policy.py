@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from rocketshim.core.backoff import Backoff
-from rocketshim_topics.limits import FIRST_RETRY_LEVEL
+from rocketshim_topics.limits import FIRST_RETRY_LEVEL as _FIRST_RETRY_LEVEL
 
 __all__ = [
     "DEFAULT_MAX_RECONSUME_TIMES",
@@ -117,7 +117,7 @@ class LevelTableRetryPolicy:
         first_level: level of the first retry, 1 or more. Default 3 (10 s in RocketMQ's table).
     """
 
-    first_level: int = FIRST_RETRY_LEVEL
+    first_level: int = _FIRST_RETRY_LEVEL
 
     def __post_init__(self) -> None:
         if self.first_level < 1:

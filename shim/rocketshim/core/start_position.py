@@ -28,6 +28,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 __all__ = [
+    "DEFAULT_TIMESTAMP_AGE_MS",
     "AtTimestamp",
     "CommitMetadata",
     "ConsumeFromWhere",
@@ -41,6 +42,9 @@ __all__ = [
     "encode_metadata",
     "resolve_start",
 ]
+
+DEFAULT_TIMESTAMP_AGE_MS: Final = 1_800_000
+"""Age of the time at which `ConsumeFromWhere.TIMESTAMP` begins if none is set."""
 
 _MARK: Final = "rs1"
 _MAX_DIGEST: Final = 64

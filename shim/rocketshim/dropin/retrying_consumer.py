@@ -289,7 +289,7 @@ class RetryingConsumer(Consumer):
     def _note(self) -> None:
         """Record how far messages were returned."""
         state = self._rocketshim
-        keys = state.ledger.places()
+        keys = state.ledger.assigned_keys()
         if keys and not state.waiting:  # in a callback of a call that waits, its messages are not returned yet
             found = super().position([TopicPartition(*key) for key in keys])
             # with the leader's epoch, as the client stores it
@@ -366,7 +366,7 @@ class RetryingConsumer(Consumer):
                 key = partition_key(each)
             case _:
                 return False
-        return key.topic == state.retry_topic and key not in state.ledger.places()
+        return key.topic == state.retry_topic and key not in state.ledger.assigned_keys()
 
     def seek(self, partition: TopicPartition) -> None:  # noqa: D102 - the original's
         if not _is_a(partition, TopicPartition):
@@ -432,7 +432,7 @@ class RetryingConsumer(Consumer):
         if rebalance is not None:
             rebalance.done = True
         state.reads_retries = state.subscribed or rebalance is not None
-        state.ledger.remove(state.ledger.places())
+        state.ledger.remove(state.ledger.assigned_keys())
         self._begin([*partitions, *retry_partitions], {} if rebalance is None else rebalance.starts)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
@@ -449,7 +449,7 @@ class RetryingConsumer(Consumer):
         super().unassign()
         if state.rebalance is not None:
             state.rebalance.done = True
-        state.ledger.remove(state.ledger.places())
+        state.ledger.remove(state.ledger.assigned_keys())
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
@@ -526,7 +526,7 @@ class RetryingConsumer(Consumer):
             partitions = [*theirs, *rebalance.retry_partitions]
             self._finish(_Original.incremental_assign if state.cooperative else _Original.assign, partitions)
             if not state.cooperative:
-                state.ledger.remove(state.ledger.places())
+                state.ledger.remove(state.ledger.assigned_keys())
             self._begin(partitions, rebalance.starts)
         self._follow_pauses()
 
@@ -536,7 +536,7 @@ class RetryingConsumer(Consumer):
         They were assigned paused, because in an eager group nothing can be assigned between two rebalances.
         """
         state = self._rocketshim
-        waiting = [TopicPartition(*key) for key in state.ledger.places() if key in state.awaiting_start]
+        waiting = [TopicPartition(*key) for key in state.ledger.assigned_keys() if key in state.awaiting_start]
         try:
             ready, committed = self._starts(waiting, [], _START_TIMEOUT_S)
             for each in ready:
@@ -607,7 +607,7 @@ class RetryingConsumer(Consumer):
     def pause(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
         super().pause(partitions)
         state = self._rocketshim
-        state.paused |= {partition_key(each) for each in partitions} & set(state.ledger.places())
+        state.paused |= {partition_key(each) for each in partitions} & set(state.ledger.assigned_keys())
         self._follow_pauses(asked=True)
 
     def resume(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
@@ -628,7 +628,7 @@ class RetryingConsumer(Consumer):
         retry_partitions = [each for each in state.retry_partitions() if partition_key(each) not in state.paused]
         if not state.reads_retries or not retry_partitions:
             return
-        theirs = {key for key in state.ledger.places() if not state.is_internal(key.topic)}
+        theirs = {key for key in state.ledger.assigned_keys() if not state.is_internal(key.topic)}
         waits = theirs <= state.paused and (asked or bool(theirs))
         for each in retry_partitions:
             is_paused = waits or partition_key(each) in state.awaiting_start
@@ -651,7 +651,7 @@ class RetryingConsumer(Consumer):
         try:
             super().close()
         finally:
-            state.ledger.remove(state.ledger.places())
+            state.ledger.remove(state.ledger.assigned_keys())
             state.hop_store.close()
         if state.raised:
             raise state.raised.popleft()

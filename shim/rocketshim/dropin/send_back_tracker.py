@@ -56,7 +56,7 @@ class SendBackTracker:
         self._assigned: dict[TopicPartitionKey, _Partition] = {}
         self._once_assigned: set[TopicPartitionKey] = set()
 
-    def places(self) -> list[TopicPartitionKey]:
+    def assigned_keys(self) -> list[TopicPartitionKey]:
         """Return every partition of the assignment."""
         with self._lock:
             return list(self._assigned)

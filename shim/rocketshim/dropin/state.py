@@ -143,7 +143,7 @@ class State:
 
     def retry_partitions(self) -> list[TopicPartition]:
         """Return the assigned partitions of the retry topic."""
-        return [TopicPartition(*key) for key in self.ledger.places() if key.topic == self.retry_topic]
+        return [TopicPartition(*key) for key in self.ledger.assigned_keys() if key.topic == self.retry_topic]
 
 
 def partition_key(partition: TopicPartition) -> TopicPartitionKey:

@@ -221,7 +221,7 @@ class _TreeBuilder(Transformer[Token, Expression]):
     def integer(self, token: Token) -> _Part:
         digits = token.rstrip("lL")
         if len(digits) > _INT64_DIGITS or int(digits) > INT64_MAX:
-            raise _RefusedError(*_place(token), f"an integer of at most 64 bit ({INT64_MAX})")
+            raise _RefusedError(*_span(token), f"an integer of at most 64 bit ({INT64_MAX})")
         value = int(digits)
         return _literal(token, value, LiteralType.INTEGER if value <= INT32_MAX else LiteralType.LONG)
 
@@ -229,7 +229,7 @@ class _TreeBuilder(Transformer[Token, Expression]):
         value = float(token)
         if value == math.inf or value < _SMALLEST_DOUBLE:
             hint = "0.0 is not a float literal in RocketMQ: compare with 0" if value == 0.0 else ""
-            raise _RefusedError(*_place(token), f"a float between {_SMALLEST_DOUBLE} and {sys.float_info.max}", hint)
+            raise _RefusedError(*_span(token), f"a float between {_SMALLEST_DOUBLE} and {sys.float_info.max}", hint)
         return _literal(token, value, LiteralType.DOUBLE)
 
     def true(self, token: Token) -> _Part:
@@ -242,23 +242,23 @@ class _TreeBuilder(Transformer[Token, Expression]):
         return _literal(token, None, LiteralType.NULL)
 
     def name(self, token: Token) -> _Part:
-        start, end = _place(token)
+        start, end = _span(token)
         return _Part(Property(str(token), start=start, end=end), start, end, 1)
 
     # --- unary ---------------------------------------------------------------------------------------------------
 
     def parenthesised(self, opening: Token, inner: _Part, closing: Token) -> _Part:
-        return _Part(inner.node, _place(opening)[0], _place(closing)[1], inner.depth)
+        return _Part(inner.node, _span(opening)[0], _span(closing)[1], inner.depth)
 
     def plus(self, sign: Token, operand: _Part) -> _Part:
-        return _Part(operand.node, _place(sign)[0], operand.end, _deeper(_place(sign)[0], operand))
+        return _Part(operand.node, _span(sign)[0], operand.end, _deeper(_span(sign)[0], operand))
 
     def minus(self, sign: Token, operand: _Part) -> _Part:
-        start, end = _place(sign)[0], operand.end
+        start, end = _span(sign)[0], operand.end
         return _Part(Negate(operand.node, start=start, end=end), start, end, _deeper(start, operand))
 
     def negation(self, keyword: Token, operand: _Part) -> _Part:
-        start, end = _place(keyword)[0], operand.end
+        start, end = _span(keyword)[0], operand.end
         node = Not(_condition(operand, "after NOT"), start=start, end=end)
         return _Part(node, start, end, _deeper(start, operand))
 
@@ -284,7 +284,7 @@ class _TreeBuilder(Transformer[Token, Expression]):
         return _Part(node, start, end, _deeper(start, left, right))
 
     def is_null(self, operand: _Part, *keywords: Token) -> _Part:
-        start, end = operand.start, _place(keywords[-1])[1]
+        start, end = operand.start, _span(keywords[-1])[1]
         node = IsNull(operand.node, negated=len(keywords) > len(("IS", "NULL")), start=start, end=end)
         return _Part(node, start, end, _deeper(start, operand))
 
@@ -318,7 +318,7 @@ class _TreeBuilder(Transformer[Token, Expression]):
 # --- rules for several forms --------------------------------------------------------------------------------------
 
 
-def _place(token: Token) -> tuple[int, int]:
+def _span(token: Token) -> tuple[int, int]:
     return int(token.start_pos or 0), int(token.end_pos or 0)
 
 
@@ -327,7 +327,7 @@ def _unquoted(token: Token) -> str:
 
 
 def _literal(token: Token, value: str | float | None, kind: LiteralType) -> _Part:
-    start, end = _place(token)
+    start, end = _span(token)
     return _Part(Literal(value, kind, start=start, end=end), start, end, 1)
 
 
@@ -396,11 +396,11 @@ def _in_part(operand: _Part, strings: list[Token], *, negated: bool) -> _Part:
     if not isinstance(operand.node, Property):
         raise _RefusedError(operand.start, operand.end, "a property before IN")
     values = tuple(_unquoted(token) for token in strings if token.type == "STRING")
-    start, end = operand.start, _place(strings[-1])[1]
+    start, end = operand.start, _span(strings[-1])[1]
     return _Part(In(operand.node, values, negated, start=start, end=end), start, end, _deeper(start, operand))
 
 
 def _text_part(operand: _Part, operation: Token, search: Token, *, negated: bool) -> _Part:
-    start, end = operand.start, _place(search)[1]
+    start, end = operand.start, _span(search)[1]
     node = TextTest(TextOperation(operation.upper()), operand.node, _unquoted(search), negated, start=start, end=end)
     return _Part(node, start, end, _deeper(start, operand))

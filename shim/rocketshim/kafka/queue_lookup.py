@@ -63,7 +63,7 @@ class QueueLookup:
         self._client = client
         self._complaint = complaint
 
-    def place(self, queue: MessageQueue) -> TopicPartitionKey:
+    def key_of(self, queue: MessageQueue) -> TopicPartitionKey:
         """Return the physical topic and partition of a queue.
 
         Raises:
@@ -95,7 +95,7 @@ class QueueLookup:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the lookup failed.
         """
         with cluster_errors(f"cannot look up the offsets of {queue}", self._complaint):
-            answer = self._client().get_watermark_offsets(TopicPartition(*self.place(queue)), timeout=_TIMEOUT_S)
+            answer = self._client().get_watermark_offsets(TopicPartition(*self.key_of(queue)), timeout=_TIMEOUT_S)
         if answer is None:
             raise BrokerUnavailableError(f"cannot look up the offsets of {queue}: no answer within {_TIMEOUT_S} s")
         low, high = answer
@@ -112,7 +112,7 @@ class QueueLookup:
         """
         if timestamp_ms < 0:
             raise ConfigError(f"timestamp_ms={timestamp_ms}: give epoch milliseconds, 0 or more")
-        asked = TopicPartition(*self.place(queue), timestamp_ms)
+        asked = TopicPartition(*self.key_of(queue), timestamp_ms)
         with cluster_errors(f"cannot look up the offset of {queue} at a time", self._complaint):
             (answer,) = self._client().offsets_for_times([asked], timeout=_TIMEOUT_S)
             if answer.error is not None:

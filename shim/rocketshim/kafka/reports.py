@@ -44,12 +44,12 @@ class _Run:
     """Reports of one batch without offsets.
 
     Attributes:
-        place: topic and partition.
+        key: topic and partition.
         next_offset: what the next report of the batch shows as its offset.
         began_s: monotonic time of the first report, in seconds.
     """
 
-    place: tuple[str, int]
+    key: tuple[str, int]
     next_offset: int
     began_s: float
 
@@ -75,14 +75,14 @@ class DeliveryReports(threading.local):
         return self._look_closely(message, offset)
 
     def _look_closely(self, message: Any, offset: int | None) -> KafkaError | None:
-        place, now_s = (message.topic(), message.partition()), time.monotonic()
+        key, now_s = (message.topic(), message.partition()), time.monotonic()
         if offset is None or offset < 0:
-            self._run = _Run(place, 0, now_s)
+            self._run = _Run(key, 0, now_s)
             return UNCONFIRMED
         run = self._run
         if run is None:
             return None
-        if run.place == place and run.next_offset == offset and _was_produced_before(message, now_s, run):
+        if run.key == key and run.next_offset == offset and _was_produced_before(message, now_s, run):
             run.next_offset += 1
             return UNCONFIRMED
         self._run = None

@@ -150,15 +150,15 @@ class TopicReader:
         finally:
             self._end(reading)
 
-    def read_at(self, topic: str, places: Iterable[tuple[int, int]]) -> Generator[Any]:
+    def read_at(self, topic: str, positions: Iterable[tuple[int, int]]) -> Generator[Any]:
         """Yield the records at these positions of a topic that still exist; in order within a partition.
 
         Args:
             topic: physical name.
-            places: partition and offset of each record.
+            positions: partition and offset of each record.
         """
         wanted: dict[int, set[int]] = defaultdict(set)
-        for partition, offset in places:
+        for partition, offset in positions:
             wanted[partition].add(offset)
         spans: dict[TopicPartitionKey, tuple[int, int]] = {}
         for partition, offsets in wanted.items():

@@ -86,10 +86,10 @@ class WorkerState(LoopState):
         oldest_s = self.oldest_due_ms / 1e3
         yield _metric("oldest_due_seconds", "gauge", "how long the record due longest has been so", ("", {}, oldest_s))
         yield _metric("avoided_targets", "gauge", "targets that are not tried now", ("", {}, len(self.avoided)))
-        places = [({"partition": str(queue.partition)}, queue) for queue in self.queues]
-        backlog = [("", labels, queue.backlog) for labels, queue in places if queue.backlog is not None]
+        labelled = [({"partition": str(queue.partition)}, queue) for queue in self.queues]
+        backlog = [("", labels, queue.backlog) for labels, queue in labelled if queue.backlog is not None]
         yield _metric("backlog_records", "gauge", "records that wait in a queue", *backlog)
-        due = [("", labels, each.next_due_in_ms / 1e3) for labels, each in places if each.next_due_in_ms is not None]
+        due = [("", labels, each.next_due_in_ms / 1e3) for labels, each in labelled if each.next_due_in_ms is not None]
         yield _metric("next_due_seconds", "gauge", "until the head of a queue leaves", *due)
         below, buckets = 0, []
         for bound, count in zip(LATENESS_BOUNDS_MS, counts.lateness, strict=False):

@@ -38,14 +38,14 @@ class Seen:
     """One record as it was read.
 
     Attributes:
-        place: kind of topic.
+        kind: kind of topic.
         topic, partition, offset: coordinates of the record.
         stored_ms: append time, epoch ms.
         envelope: the decoded headers.
         queue_delay_ms: delay of the schedule queue that has the record, in ms; 0 on other topics.
     """
 
-    place: TopicKind
+    kind: TopicKind
     topic: str
     partition: int
     offset: int
@@ -107,21 +107,21 @@ class Audit:
 
     def __init__(self) -> None:
         self._by_id: dict[str, list[Seen]] = defaultdict(list)
-        self._by_place: dict[str, Seen] = {}
+        self._by_coordinates: dict[str, Seen] = {}
         self._made_from: dict[str, list[Seen]] = defaultdict(list)
 
     def add(self, seen: Seen) -> None:
         """Add a record; ignore one that was added before or has no id."""
-        if seen.at in self._by_place or seen.envelope.uniq_key is None:
+        if seen.at in self._by_coordinates or seen.envelope.uniq_key is None:
             return
-        self._by_place[seen.at] = seen
+        self._by_coordinates[seen.at] = seen
         self._by_id[seen.envelope.uniq_key].append(seen)
         if seen.envelope.hop_id is not None:
             self._made_from[seen.envelope.hop_id].append(seen)
 
-    def count(self, place: TopicKind) -> int:
+    def count(self, kind: TopicKind) -> int:
         """Return the number of distinct ids that were seen in this kind of topic."""
-        return sum(any(each.place is place for each in records) for records in self._by_id.values())
+        return sum(any(each.kind is kind for each in records) for records in self._by_id.values())
 
     def biography(self, uniq_key: str) -> list[Seen]:
         """Return every record of a message in the order in which the brokers stored them."""
@@ -129,7 +129,7 @@ class Audit:
 
     def origin_of(self, seen: Seen) -> Seen | None:
         """Return the record from which `seen` was made; None if it was not read."""
-        return self._by_place.get(seen.envelope.hop_id or "")
+        return self._by_coordinates.get(seen.envelope.hop_id or "")
 
     def account(self, sent: Iterable[str], committed: Mapping[TopicPartitionKey, int]) -> Account:
         """Compute the current figures.
@@ -144,7 +144,7 @@ class Audit:
             result.sent += 1
             records = self._by_id.get(uniq_key, [])
             self._judge(uniq_key, records, committed, result)
-            for count in {each.envelope.reconsume_times or 0 for each in records if each.place is TopicKind.RETRY}:
+            for count in {each.envelope.reconsume_times or 0 for each in records if each.kind is TopicKind.RETRY}:
                 attempts[count] += 1
         result.retried = dict(sorted(attempts.items()))
         result.lateness_ms.sort()
@@ -154,25 +154,25 @@ class Audit:
         self, uniq_key: str, records: list[Seen], committed: Mapping[TopicPartitionKey, int], result: Account
     ) -> None:
         copies = Counter(
-            (each.place, each.envelope.reconsume_times or 0) for each in records if each.place is not TopicKind.SCHEDULE
+            (each.kind, each.envelope.reconsume_times or 0) for each in records if each.kind is not TopicKind.SCHEDULE
         )
         result.duplicates += sum(count - 1 for count in copies.values())
-        result.delivered += any(each.place is TopicKind.SOURCE for each in records)
+        result.delivered += any(each.kind is TopicKind.SOURCE for each in records)
         for each in records:
-            if each.place in {TopicKind.SOURCE, TopicKind.RETRY}:
+            if each.kind in {TopicKind.SOURCE, TopicKind.RETRY}:
                 origin = self.origin_of(each)
-                if origin is not None and origin.place is TopicKind.SCHEDULE:
+                if origin is not None and origin.kind is TopicKind.SCHEDULE:
                     late_ms = each.stored_ms - origin.due_ms
                     result.early += late_ms < 0
                     result.lateness_ms.append(late_ms)
-        if any(each.place is TopicKind.DEAD for each in records):
+        if any(each.kind is TopicKind.DEAD for each in records):
             result.dead.add(uniq_key)
             return
         open_ends = [each for each in records if not self._made_from.get(each.at)]
         if not open_ends:
             result.lost.add(uniq_key)
         elif all(
-            each.place is not TopicKind.SCHEDULE and each.offset < committed.get(TopicPartitionKey.of(each), 0)
+            each.kind is not TopicKind.SCHEDULE and each.offset < committed.get(TopicPartitionKey.of(each), 0)
             for each in open_ends
         ):
             result.acknowledged += 1

@@ -62,7 +62,7 @@ class _Stage:
     topic: str
     group: str
 
-    def places(self) -> dict[str, TopicKind]:
+    def kinds(self) -> dict[str, TopicKind]:
         """Return physical topic to kind of topic."""
         return {
             self.names.schedule: TopicKind.SCHEDULE,
@@ -127,7 +127,7 @@ class _Observer:
         self.ledger = Audit()
         self._stage = stage
         self._levels = levels
-        self._places = stage.places()
+        self._kinds = stage.kinds()
         config = {"bootstrap.servers": stage.bootstrap, "group.id": stage.group, "enable.auto.commit": False}
         self._consumer = confluent_clients().consumer(
             {**config, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
@@ -135,7 +135,7 @@ class _Observer:
         topics = self._consumer.list_topics(timeout=10).topics
         self._partitions = [
             TopicPartition(topic, number, OFFSET_BEGINNING)
-            for topic in self._places
+            for topic in self._kinds
             for number in topics[topic].partitions
         ]
         self._consumer.assign(self._partitions)
@@ -152,7 +152,7 @@ class _Observer:
 
     def committed(self) -> dict[TopicPartitionKey, int]:
         """Return (topic, partition) to the committed offset of the group."""
-        asked = [part for part in self._partitions if self._places[part.topic] in {TopicKind.SOURCE, TopicKind.RETRY}]
+        asked = [part for part in self._partitions if self._kinds[part.topic] in {TopicKind.SOURCE, TopicKind.RETRY}]
         answer = self._consumer.committed([TopicPartition(part.topic, part.partition) for part in asked], timeout=10)
         return {TopicPartitionKey.of(part): part.offset for part in answer if part.offset >= 0}
 
@@ -164,15 +164,15 @@ class _Observer:
         headers = read_headers(message) or []
         if any(name == CLOCK for name, _ in headers):
             return
-        place = self._places[message.topic()]
+        kind = self._kinds[message.topic()]
         try:
-            envelope = decode(headers, trusted=place is not TopicKind.SOURCE)
+            envelope = decode(headers, trusted=kind is not TopicKind.SOURCE)
         except MalformedRecordError:
             return
-        delay_ms = (self._levels.queue_delay_ms(message.partition()) or 0) if place is TopicKind.SCHEDULE else 0
+        delay_ms = (self._levels.queue_delay_ms(message.partition()) or 0) if kind is TopicKind.SCHEDULE else 0
         stored_ms = message.timestamp()[1]
         at = (message.topic(), message.partition(), message.offset())
-        self.ledger.add(Seen(place, *at, stored_ms, envelope, delay_ms))
+        self.ledger.add(Seen(kind, *at, stored_ms, envelope, delay_ms))
 
 
 def play(*, data: Path | None = None, day_ms: int = DAY_MS, keep: bool = False, console: Console | None = None) -> bool:
@@ -365,7 +365,7 @@ def _biography(uniq_key: str, sent: dict[str, Flight], ledger: Audit, console: C
     for seen in hops:
         table.add_row(
             f"{(seen.stored_ms - hops[0].stored_ms) / 1_000:.3f} s",
-            seen.place.value,
+            seen.kind.value,
             f"{seen.partition}/{seen.offset}",
             f"{seen.envelope.reconsume_times or 0}",
             _event(seen, ledger),
@@ -376,10 +376,10 @@ def _biography(uniq_key: str, sent: dict[str, Flight], ledger: Audit, console: C
 def _event(seen: Seen, ledger: Audit) -> str:
     origin = ledger.origin_of(seen)
     cause = f"{seen.envelope.fail_class}: {seen.envelope.fail_text}" if seen.envelope.fail_class else ""
-    if seen.place is TopicKind.SCHEDULE:
+    if seen.kind is TopicKind.SCHEDULE:
         waits = f"waits until due, {seen.due_ms - seen.stored_ms} ms"
-        return f"{cause}; {waits}" if cause and (origin is None or origin.place is not TopicKind.SCHEDULE) else waits
-    if seen.place is TopicKind.DEAD:
+        return f"{cause}; {waits}" if cause and (origin is None or origin.kind is not TopicKind.SCHEDULE) else waits
+    if seen.kind is TopicKind.DEAD:
         return f"dead: {cause}"
     late = "" if origin is None else f", {seen.stored_ms - origin.due_ms} ms after it was due"
     return f"delivered{late}"

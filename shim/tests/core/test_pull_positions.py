@@ -69,7 +69,7 @@ def test_nothing_is_kept_of_unassigned_partitions() -> None:
     positions.forget([A])
     positions.sent({A: 5})
     assert A not in positions
-    assert positions.places() == [B]
+    assert positions.assigned_keys() == [B]
     positions.adopt(A, 0)
     assert positions.due(everything=True) == {}
     assert positions.due([A, TopicPartitionKey("other", 0)], everything=True) == {}

@@ -38,7 +38,7 @@ class Applying(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, 9), outcome=st.sampled_from(["committed", "aborted", "lost", "unknown"]))
     def transact(self, count: int, outcome: str) -> None:
-        room = self.progress.room(0)
+        room = self.progress.capacity(0)
         taken = [each for each in self.left if each not in self.failed][: min(count, room)]
         self.progress.take(taken, 0)
         if outcome in {"committed", "unknown"}:
@@ -86,7 +86,7 @@ class Applying(RuleBasedStateMachine):
         too_many |= len(self.ours) >= 20 and len(self.dead_again) > len(self.ours) / 2
         reached = self.most is not None and progress.sent >= self.most
         assert progress.stopped_by == ("failures" if too_many else "most" if reached else None)
-        assert (progress.room(0) == 0) == (too_many or reached)
+        assert (progress.capacity(0) == 0) == (too_many or reached)
         assert progress.failures == Counter({"gone": len(self.failed)} if self.failed else {})
 
 
@@ -103,7 +103,7 @@ def test_no_interval_exceeds_the_rate_except_the_last_second(rate: float, gaps: 
     now_ms, taken, begun = 0, 0, None
     for count, pause_ms in gaps:
         now_ms += pause_ms + progress.wait_ms(now_ms + pause_ms)
-        room = progress.room(now_ms)
+        room = progress.capacity(now_ms)
         assert 1 <= room <= max(1, min(rate, MOST_IN_TRANSACTION))
         begun = now_ms if begun is None else begun
         batch = left[taken : taken + min(count, room)]
@@ -119,9 +119,9 @@ def test_failures_count_against_the_whole_plan_wherever_they_are() -> None:
     progress.resume(nothing)
     for each in everything[:20]:
         progress.fail(each, "changed")
-    assert (progress.stopped_by, progress.room(0)) == (None, MOST_IN_TRANSACTION)
+    assert (progress.stopped_by, progress.capacity(0)) == (None, MOST_IN_TRANSACTION)
     progress.fail(everything[20], "changed")
-    assert (progress.stopped_by, progress.room(0)) == ("failures", 0)
+    assert (progress.stopped_by, progress.capacity(0)) == ("failures", 0)
 
 
 def test_dead_letters_of_an_earlier_run_that_die_now_do_not_stop_the_run() -> None:

@@ -36,7 +36,7 @@ def test_a_revoked_partition_is_stale_and_known_as_once_assigned() -> None:
     ledger.remove([KEY])
     with pytest.raises(StaleMessageError):
         ledger.begin(KEY, 0, 5)
-    assert (ledger.places(), ledger.was_held(KEY)) == ([], True)
+    assert (ledger.assigned_keys(), ledger.was_held(KEY)) == ([], True)
 
 
 def test_a_send_back_is_begun_once_and_again_after_it_failed() -> None:

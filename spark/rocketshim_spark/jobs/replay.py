@@ -53,7 +53,7 @@ from rocketshim_spark.report import Report, Table
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import TopicNames, hops
 from rocketshim_topics.errors import ConfigError, MalformedRecordError
-from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, PlannedLetter, replay_id
+from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, PlannedLetter, redrive_id
 
 __all__ = [
     "PlanParams",
@@ -369,7 +369,7 @@ def _record_maker(
     names: TopicNames, plan_id: str, *, to_source: bool
 ) -> Callable[[Any, PlannedLetter], hops.OutgoingRecord]:
     def make(record: Any, letter: PlannedLetter) -> hops.OutgoingRecord:
-        mark = replay_id(plan_id, letter.partition, letter.offset)
+        mark = redrive_id(plan_id, letter.partition, letter.offset)
         out = hops.redriven(record, names, replay_id=mark, to_source=to_source)
         if out.topic != letter.target:
             raise MalformedRecordError("other-target", f"the target is {out.topic}, but the plan has {letter.target}")

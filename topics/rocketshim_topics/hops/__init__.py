@@ -40,7 +40,7 @@ from rocketshim_topics.hops.fail import (
 )
 from rocketshim_topics.hops.park import MAX_PARK_REASON_BYTES, bare_parked, parked
 from rocketshim_topics.hops.record import DEFAULT_MAX_DELAY_MS, OutgoingRecord, record_size_bytes
-from rocketshim_topics.hops.redrive import redriven, replays
+from rocketshim_topics.hops.redrive import redrive_count, redriven
 from rocketshim_topics.hops.send import delayed_record, source_record
 
 __all__ = [
@@ -62,8 +62,8 @@ __all__ = [
     "hopped",
     "parked",
     "record_size_bytes",
+    "redrive_count",
     "redriven",
-    "replays",
     "retried_target",
     "retry",
     "source_record",

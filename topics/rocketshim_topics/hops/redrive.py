@@ -18,7 +18,7 @@ from rocketshim_topics.limits import INT_MAX
 from rocketshim_topics.names import RETRY_PREFIX, TopicNames
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, Record, coordinates, decode, own_name, read_headers
 
-__all__ = ["redriven", "replays"]
+__all__ = ["redrive_count", "redriven"]
 
 _LONGEST_COUNT: Final = 10
 
@@ -62,7 +62,7 @@ def redriven(
     following = next_envelope(record, envelope)
     drop_scheduling(following)
     following.replay_id = cut(replay_id, 64)
-    following.replay_count = min(replays(envelope) + 1, INT_MAX)
+    following.replay_count = min(redrive_count(envelope) + 1, INT_MAX)
     if to_source:
         return _to_source(record, names, following)
     if group is None:
@@ -77,7 +77,7 @@ def redriven(
     return outgoing_record(record, target, None, following)
 
 
-def replays(envelope: Envelope) -> int:
+def redrive_count(envelope: Envelope) -> int:
     """Return how often a dead letter was redriven.
 
     A message that was redriven to its source topic has `REPLAY_COUNT` among the user's headers, since readers of a

@@ -39,6 +39,7 @@ from rocketshim.consumer.reader.runs import runs_of
 from rocketshim.consumer.reader.start_offsets import PartitionStarter, StartOffsets
 from rocketshim.core.clock import Clock
 from rocketshim.core.pull_positions import PullPositions
+from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
@@ -68,7 +69,6 @@ __all__ = ["LitePullConsumer", "as_selector", "unreadable_headers"]
 _LOG = safe_logger("rocketshim.consumer")
 _SLICE_S: Final = 0.1
 _LEAVE_S: Final = 10.0
-_HALF_HOUR_MS: Final = 1_800_000
 
 QueuesListener = Callable[[str, list[MessageQueue]], None]
 
@@ -140,7 +140,7 @@ class LitePullConsumer:
         self._starts = StartOffsets(
             retry_topic=self.names.retry(settings.group),
             where=settings.consume_from_where,
-            timestamp_ms=settings.consume_timestamp_ms or self._clock.wall_ms() - _HALF_HOUR_MS,
+            timestamp_ms=settings.consume_timestamp_ms or self._clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS,
             digest="",
             subscription="",
         )
@@ -148,7 +148,7 @@ class LitePullConsumer:
         self._last_error = LastClientError()
         self._lookups = Lookups(
             self._client,
-            lambda: bool(self._positions.places()),
+            lambda: bool(self._positions.assigned_keys()),
             lambda: (clients or confluent_clients()).consumer(self._config()),
         )
         self._starts.lookups = self._lookups
@@ -229,7 +229,7 @@ class LitePullConsumer:
                 raise ConfigError(
                     "Cannot assign: subscribe() was called on this consumer, and the two exclude each other"
                 )
-            before, self._requested = self._requested, {self._lookup.place(queue): queue for queue in queues}
+            before, self._requested = self._requested, {self._lookup.key_of(queue): queue for queue in queues}
             try:
                 if self._started:
                     self._apply_assignment()
@@ -448,7 +448,7 @@ class LitePullConsumer:
             BrokerUnavailableError: it cannot be determined.
         """
         with self._call(), cluster_errors(f"the committed offset of {queue} cannot be read"):
-            (answer,) = self._client().committed([TopicPartition(*self._lookup.place(queue))], timeout=10.0)
+            (answer,) = self._client().committed([TopicPartition(*self._lookup.key_of(queue))], timeout=10.0)
             if answer.error is not None:
                 raise KafkaException(answer.error)
         return answer.offset if answer.offset >= 0 else None
@@ -465,7 +465,7 @@ class LitePullConsumer:
     def assignment(self) -> set[MessageQueue]:
         """Return the queues that are assigned now."""
         with self._call():
-            return {self._queue(key) for key in self._positions.places()}
+            return {self._queue(key) for key in self._positions.assigned_keys()}
 
     @property
     def subscription_conflicts(self) -> dict[str, str]:
@@ -648,10 +648,10 @@ class LitePullConsumer:
         return MessageQueue(self._logical.get(key.topic, key.topic), queue_id=key.partition)
 
     def _assigned(self, queues: Iterable[MessageQueue]) -> list[TopicPartitionKey]:
-        return [key for queue in queues if (key := self._lookup.place(queue)) in self._positions]
+        return [key for queue in queues if (key := self._lookup.key_of(queue)) in self._positions]
 
     def _assigned_key(self, queue: MessageQueue) -> TopicPartitionKey:
-        key = self._lookup.place(queue)
+        key = self._lookup.key_of(queue)
         self._client()
         if key not in self._positions or key in self._starter:
             raise ConsumerError(f"{queue} is not assigned to this consumer, see assignment()")
@@ -714,7 +714,7 @@ class LitePullConsumer:
             absent = [key for key in new if key.topic == topic and key.partition not in known]
             if absent:
                 raise ConfigError(f"{topic!r} has {len(known)} queues, and no queue {absent[0][1]}")
-        gone = [key for key in self._positions.places() if key not in requested]
+        gone = [key for key in self._positions.assigned_keys() if key not in requested]
         with cluster_errors("the queues cannot be assigned"):
             partitions = [TopicPartition(*key) for key in new]
             starts = self._starts.resolve(consumer, partitions) if new else []

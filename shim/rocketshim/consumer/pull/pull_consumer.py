@@ -321,7 +321,7 @@ class PullConsumer:
         if offset < 0:
             raise ConfigError(f"update_consume_offset: {offset} is not an offset; offsets begin at 0")
         with self._call():
-            position = TopicPartition(*self._lookup.place(queue), offset)
+            position = TopicPartition(*self._lookup.key_of(queue), offset)
             with cluster_errors(f"the offset of {queue} was not committed"):
                 for answer in self._lookup_client().commit(offsets=[position], asynchronous=False):
                     if answer.error is not None:
@@ -334,7 +334,7 @@ class PullConsumer:
             BrokerUnavailableError: it cannot be determined.
         """
         with self._call(), cluster_errors(f"the committed offset of {queue} cannot be read"):
-            (answer,) = self._lookup_client().committed([TopicPartition(*self._lookup.place(queue))], timeout=10.0)
+            (answer,) = self._lookup_client().committed([TopicPartition(*self._lookup.key_of(queue))], timeout=10.0)
             if answer.error is not None:
                 raise KafkaException(answer.error)
         return answer.offset if answer.offset >= 0 else None
@@ -401,7 +401,7 @@ class PullConsumer:
             raise ConfigError(f"pull: max_count={max_count}, it must be 1 to 1024")
         selector = as_selector(expression)
         with self._call():
-            key = self._lookup.place(queue)
+            key = self._lookup.key_of(queue)
             buffer = self._buffers.get(key)
             if buffer is None or buffer.next_offset != offset or buffer.illegal:
                 bounds = low, high = self._lookup.bounds(queue)

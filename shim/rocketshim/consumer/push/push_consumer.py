@@ -38,6 +38,7 @@ from rocketshim.consumer.send_back import FailedSink, SendBack, SendBackCounts
 from rocketshim.consumer.state import ConsumerState
 from rocketshim.core.clock import Clock
 from rocketshim.core.message_model import MessageModel
+from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.log_thread import GroupLogThread
@@ -56,7 +57,6 @@ __all__ = ["PushConsumer"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-_HALF_HOUR_MS: Final = 1_800_000
 _JOIN_GRACE_S: Final = 5.0
 _REQUEST_TIMEOUT_S: Final = 30.0
 _SIGNAL_CHECK_S: Final = 0.2
@@ -112,7 +112,7 @@ class PushConsumer:
         self._retry_topic = self.names.retry(settings.group)
         self._clients = clients
         self._clock: Clock = clock or SystemClock()
-        self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - _HALF_HOUR_MS
+        self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS
         self._subscriptions = Subscriptions(self.names, filter_retries=settings.filter_support_retry)
         self._hooks = Hooks(settings.consume_timeout_ms)
         self._event_loop: asyncio.AbstractEventLoop | None = None  # of run_async
