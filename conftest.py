@@ -5,6 +5,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = [
+    "pytester",
     "test_support.dropin_consumer",
     "test_support.root_logger",
     "test_support.schedule",

@@ -24,6 +24,7 @@ MODULES = (
     "rocketshim.filters",
     "rocketshim.dropin",
     "rocketshim.compat.rocketmq",
+    "rocketshim.harness",
     "rocketshim.testing",
     "rocketshim.local",
     "rocketshim_topics",

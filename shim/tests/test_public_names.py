@@ -132,6 +132,7 @@ DOCUMENTED = {
     "rocketshim.dropin",
     "rocketshim.errors",
     "rocketshim.filters",
+    "rocketshim.harness",
     "rocketshim.local",
     "rocketshim.testing",
     "rocketshim_topics",

@@ -28,7 +28,7 @@ _GROUPS = {
 }  # fmt: skip
 """Heading to names. Names that are in no group follow under "Further names", and settings have a page of their own."""
 
-_TESTING = ("Harness", "InMemoryKafka", "VirtualClock")
+_TESTING = ("InMemoryKafka", "VirtualClock")
 
 
 def page() -> str:
@@ -39,7 +39,8 @@ def page() -> str:
     parts = [_INTRODUCTION]
     for heading, names in {**_GROUPS, "Further names": rest}.items():
         parts += [f"## {heading}", *(f"::: {modules[name]}.{name}" for name in names)]
-    parts += ["## Testing", "Import these names from `rocketshim.testing`."]
+    parts += ["## Testing", "`Harness` is in `rocketshim.harness`, the others are in `rocketshim.testing`."]
+    parts += ["::: rocketshim.harness.Harness"]
     testing = _imports(_EXPORTS.with_name("testing") / "__init__.py")
     parts += [f"::: {testing[name]}.{name}" for name in _TESTING if name in testing]
     return "\n\n".join(parts) + "\n"

@@ -234,6 +234,12 @@ class InMemoryKafka:
                 for record in logs[number].records(read_committed=read_committed)
             ]
 
+    def end_offsets(self, topic: str) -> dict[int, int]:
+        """Return the end offset of each partition for a reader with `read_committed`."""
+        with self._broker.lock:
+            logs = self._topic(topic).partitions
+            return {number: log.end_offset(read_committed=True) for number, log in enumerate(logs)}
+
     def skip_offsets(self, topic: str, partition: int = 0, *, count: int = 1) -> None:
         """Leave a hole of `count` offsets, as transaction markers do."""
         with self._broker.lock:

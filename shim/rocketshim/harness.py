@@ -1,0 +1,295 @@
+"""An installation in memory for tests of listeners: Kafka, delay worker, producer, and a clock that the test moves.
+
+The test's thread drives everything. `run`, `send` and `pass_time` return when nothing is left to do at this virtual
+instant: every message is finished, waits for its retry, or is a dead letter. So a test needs no waiting of its own.
+
+How `pass_time` works: it moves the clock to the next record that leaves a delay queue, lets the worker deliver it,
+waits for the listeners, and repeats this until the time is over. So all 16 retries of a message need 16 short turns.
+
+How the harness knows that a group is idle: its consumers commit after every turn of their loop, and a commit never
+passes an unfinished message. The group is idle when its committed offsets have reached the ends of its topics.
+
+Not supported: orderly listeners and allocation strategies (their locks are renewed by the clock), broadcasting (it
+commits nothing to Kafka), consumers that poll. Use `InMemoryKafka` or a real broker for them.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Final, Self
+
+from rocketshim.admin.delayed import WaitingRecord, waiting_record
+from rocketshim.consumer.push.push_consumer import PushConsumer
+from rocketshim.core.message_model import MessageModel
+from rocketshim.errors import ConfigError
+from rocketshim.producer.producer import Producer, SendResult
+from rocketshim.settings import WorkerSettings
+from rocketshim.testing.clock import VirtualClock
+from rocketshim.testing.kafka import InMemoryKafka
+from rocketshim.worker.planner import is_probe
+from rocketshim.worker.worker import DelayWorker
+from rocketshim_topics.durations import Duration, parse_duration_ms
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.message import Message, MessageView
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import HOP_ID, PARK_FROM, Record, coordinates, read_headers
+
+__all__ = ["Harness"]
+
+BOOTSTRAP: Final = "in-memory:9092"
+GUARD_S: Final = 30.0
+_LATEST_EXPONENT: Final = 13
+"""How late the worker may be on the virtual clock, as a power of 2 in ms: it assumes that the broker's clock is slow by
+0.01 %, and so is 4 s late after the longest hop of half a day."""
+_MADE_FROM: Final = frozenset({HOP_ID, PARK_FROM})
+
+
+class Harness:
+    """Kafka in memory with a delay worker, and a clock that only the test moves.
+
+    ::
+
+        def test_a_refused_card_is_tried_again(rocketshim_harness):
+            rocketshim_harness.run(consumer)
+            rocketshim_harness.send(Message("orders", b"o-7"))
+            rocketshim_harness.pass_time("10s")
+            assert bank.charged == [b"o-7"]
+
+    Args:
+        namespace: the namespace of the consumers and producers under test.
+        delay_levels: their level table; None: RocketMQ's.
+        kafka: the cluster, on a `VirtualClock`; None: a new one, whose clock starts at the present time.
+
+    Attributes:
+        kafka: the cluster, to look at records and commits, and to inject faults.
+        clock: the clock of everything.
+        producer: a producer on this cluster, for code under test that takes one.
+
+    Thread-safety: one owner thread, the one that creates it. A context manager.
+    """
+
+    def __init__(
+        self, *, namespace: str = "", delay_levels: DelayLevels | str | None = None, kafka: InMemoryKafka | None = None
+    ) -> None:
+        self.kafka = kafka or InMemoryKafka(VirtualClock(start_wall_ms=time.time_ns() // 1_000_000))
+        if not isinstance(self.kafka.clock, VirtualClock):
+            raise ConfigError("the harness moves the clock of its cluster: make the cluster with a VirtualClock")
+        self.clock = self.kafka.clock
+        self._names = TopicNames(namespace)
+        parsed = DelayLevels.parse(delay_levels) if isinstance(delay_levels, str) else delay_levels
+        self._levels = parsed or DelayLevels.default()
+        self._layout = Layout(self._names, self._levels)
+        self.kafka.create_topics(self._layout.shared())
+        self._consumers: list[PushConsumer] = []
+        self._moved: set[str] = set()  # coordinates of records that another record was made from
+        self._read: dict[tuple[str, int], int] = {}  # up to which offset `_moved` knows each partition
+        self.producer = Producer(
+            BOOTSTRAP, namespace=namespace, delay_levels=self._levels, clients=self.kafka.clients(), clock=self.clock
+        )
+        settings = WorkerSettings.make(
+            bootstrap=BOOTSTRAP, allow=("*",), namespace=namespace, delay_levels=self._levels
+        )
+        self._worker = DelayWorker(settings, clients=self.kafka.clients(), clock=self.clock)
+        self._worker.start()
+
+    def topic(self, name: str, partitions: int = 1) -> None:
+        """Create a topic; without it, `run` and `send` create topics with one partition. An existing one stays."""
+        physical = self._names.physical(name)
+        if physical not in self.kafka.topics():
+            self.kafka.create_topic(physical, partitions)
+
+    def run(self, *consumers: PushConsumer) -> list[PushConsumer]:
+        """Run consumers on this cluster, whatever address they were made for, until the harness is closed.
+
+        The consumers themselves are not started: copies with the same settings, listeners and hooks run. So a consumer
+        at the top level of a module can be used in many tests.
+
+        Returns:
+            the running copies, in the order of the arguments.
+
+        Raises:
+            ConfigError: a consumer is not supported, or has another namespace or level table; none was started.
+        """
+        for consumer in consumers:
+            self._check(consumer)
+        copies = [self._copy(consumer) for consumer in consumers]
+        for copy in copies:
+            for topic in copy._subscriptions.named():  # noqa: SLF001 - a part of the library
+                self.topic(topic)
+            self.kafka.create_topics(self._layout.for_group(copy.settings.group, with_log=False))
+            copy.start()
+            self._consumers.append(copy)
+        self._settle()
+        return copies
+
+    def connect(self, *producers: Producer) -> None:
+        """Let producers of the program under test send to this cluster, whatever address they were made for.
+
+        Call it before their first send.
+        """
+        for producer in producers:
+            producer._clients, producer._clock = self.kafka.clients(), self.clock  # noqa: SLF001
+
+    def send(self, *messages: Message) -> list[SendResult]:
+        """Send messages and wait until their listeners have returned.
+
+        Returns:
+            the result of each send.
+        """
+        for message in messages:
+            self.topic(message.topic)
+        results = [self.producer.send(message, timeout_s=GUARD_S) for message in messages]
+        self._settle()
+        return results
+
+    def pass_time(self, duration: Duration) -> None:
+        """Move the clock on; deliver what becomes due on the way, at its time, and wait for the listeners.
+
+        Where messages are due at the very end, the clock ends a little later than asked (milliseconds; up to 0.02 % of
+        the longest hop), because the worker is never early.
+
+        Args:
+            duration: text of one number and one unit (`"5h"`, `"90s"`), a timedelta, or a number of seconds.
+
+        Raises:
+            TimeoutError: a listener call did not return within 30 s of real time.
+        """
+        end_ms = self.clock.wall_ms() + parse_duration_ms(duration)
+        self._settle()
+        while (next_ms := self._next_ms(end_ms)) is not None:
+            self.clock.advance(max(0, next_ms - self.clock.wall_ms()))
+            self._deliver()
+            self._settle()
+        self.clock.advance(max(0, end_ms - self.clock.wall_ms()))
+
+    def dead(self, group: str) -> list[MessageView]:
+        """Return the dead letters of a group, in the order in which they arrived."""
+        topic = self._names.dead_letter(group)
+        if topic not in self.kafka.topics():
+            return []
+        return [MessageView(record, trusted=True) for record in self.kafka.records(topic)]
+
+    def waiting(self, target: str | None = None) -> list[WaitingRecord]:
+        """Return the messages that wait to be delivered, the next one first: delayed ones and retries.
+
+        Args:
+            target: only those for this topic, `%RETRY%payments` for the retries of a group. None: all.
+        """
+        found = [waiting_record(record, self._levels) for record in self._scheduled()]
+        wanted = [each for each in found if target is None or each.target == target]
+        return sorted(wanted, key=lambda each: (each.due_ms or 0, each.appended_ms))
+
+    def close(self) -> None:
+        """Stop the consumers and release everything. Safe to call twice.
+
+        Raises:
+            ConsumerError: a consumer failed before; everything else is released.
+        """
+        consumers, self._consumers = self._consumers, []
+        with ExitStack() as releasing:
+            releasing.callback(self._worker.close)
+            releasing.callback(self.producer.close)
+            for consumer in consumers:
+                releasing.callback(consumer.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def _check(self, consumer: PushConsumer) -> None:
+        settings, group = consumer.settings, consumer.settings.group
+        if consumer._subscriptions.orderly or settings.allocate_message_queue_strategy is not None:  # noqa: SLF001
+            raise ConfigError(f"group {group!r} uses queue locks, which the harness does not drive: use InMemoryKafka")
+        if settings.message_model is MessageModel.BROADCASTING:
+            raise ConfigError(f"group {group!r} is broadcasting and commits nothing to Kafka: use InMemoryKafka")
+        if (settings.namespace, settings.delay_levels) != (self._names.namespace, self._levels):
+            raise ConfigError(
+                f"group {group!r} has namespace {settings.namespace!r} and delay levels '{settings.delay_levels}': "
+                "make the harness with the same, Harness(namespace=…, delay_levels=…)"
+            )
+
+    def _copy(self, consumer: PushConsumer) -> PushConsumer:
+        """Return a consumer on this cluster with the same listeners, which commits in every turn of its loop."""
+        settings = consumer.settings.model_copy(update={"persist_consumer_offset_interval_ms": 0})
+        copy = PushConsumer(settings=settings, clients=self.kafka.clients(), clock=self.clock)
+        copy._subscriptions, copy._hooks = consumer._subscriptions, consumer._hooks  # noqa: SLF001
+        return copy
+
+    def _settle(self) -> None:
+        """Wait until every group has finished or sent back what is on its topics."""
+        try:
+            self.kafka.wait_until(self._is_idle, driving=lambda: self._worker.step(0), guard_s=GUARD_S)
+        except TimeoutError as error:
+            busy = [consumer.settings.group for consumer in self._consumers if not self._has_finished(consumer)]
+            raise TimeoutError(
+                f"groups {busy} have not finished their messages within {GUARD_S:g} s of real time: a listener call "
+                "has not returned, or the consumer has stopped"
+            ) from error
+
+    def _is_idle(self) -> bool:
+        return all(map(self._has_finished, self._consumers))
+
+    def _has_finished(self, consumer: PushConsumer) -> bool:
+        if not consumer.wait_assigned(0):
+            return False
+        group = consumer.settings.group
+        committed = self.kafka.committed(group)
+        topics = {*consumer._subscriptions.topics(), self._names.retry(group)}  # noqa: SLF001
+        return all(
+            committed.get((topic, number), 0) >= end
+            for topic in topics
+            for number, end in self.kafka.end_offsets(topic).items()
+        )
+
+    def _deliver(self) -> None:
+        """Step the worker until nothing is due any more. The clock moves by 1, 2, 4 … ms until it is late enough."""
+        for exponent in range(_LATEST_EXPONENT):
+            self._worker.step(0)
+            now_ms = self.clock.wall_ms()
+            if not any(self._leaves_ms(record) <= now_ms for record in self._scheduled()):
+                return
+            self.clock.advance(2**exponent)
+        raise TimeoutError("the worker delivers nothing although a message is due")
+
+    def _next_ms(self, end_ms: int) -> int | None:
+        """Return when the next record leaves its queue, of those that leave by then or whose message is due by then.
+
+        A delay that is not a level takes several queues, so that the last one may end after the message is due.
+        """
+        times = ((self._leaves_ms(record), waiting_record(record, self._levels).due_ms) for record in self._scheduled())
+        return min(
+            (leaves_ms for leaves_ms, due_ms in times if min(leaves_ms, due_ms or leaves_ms) <= end_ms), default=None
+        )
+
+    def _leaves_ms(self, record: Record) -> int:
+        delay_ms = self._levels.queue_delay_ms(record.partition() or 0)
+        return record.timestamp()[1] + (self._levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms)
+
+    def _scheduled(self) -> Iterator[Record]:
+        """Yield the records of the schedule topic that no other record was made from."""
+        self._read_hops()
+        for record in self.kafka.records(self._names.schedule):
+            if coordinates(record) not in self._moved and not is_probe(record):
+                yield record
+
+    def _read_hops(self) -> None:
+        """Note which records were delivered, hopped on or parked since the last call."""
+        for topic in self.kafka.topics():
+            for number, end in self.kafka.end_offsets(topic).items():
+                start = self._read.get((topic, number), 0)
+                if end > start:
+                    for record in self.kafka.records(topic, number):
+                        if (record.offset() or 0) >= start:
+                            headers = read_headers(record)
+                            self._moved.update(
+                                value.decode() for name, value in headers if name in _MADE_FROM and value
+                            )
+                    self._read[topic, number] = end

@@ -1,0 +1,211 @@
+"""`Harness` runs consumers on a Kafka in memory, and its time passes as on a real one."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rocketshim import (
+    ConsumeFromWhere,
+    DeadLetter,
+    DelayLevels,
+    Message,
+    MessageModel,
+    MessageView,
+    Producer,
+    PushConsumer,
+    RetryLater,
+)
+from rocketshim.errors import ConfigError
+from rocketshim.harness import Harness
+from rocketshim.testing import InMemoryKafka
+
+MINUTE_S = 60
+
+
+class Attempts:
+    """A consumer whose listener fails a number of times, and what it saw: virtual seconds and failures so far."""
+
+    def __init__(self, failures: int = 10_000, **options: object) -> None:
+        self.consumer = PushConsumer("localhost:9092", group="payments", **options)  # type: ignore[arg-type]  # of a test
+        self.seen: list[tuple[int, int]] = []
+        self.harness = Harness(
+            namespace=self.consumer.settings.namespace, delay_levels=self.consumer.settings.delay_levels
+        )
+
+        @self.consumer.listener("orders")
+        def handle(message: MessageView) -> None:
+            self.seen.append((self.harness.clock.monotonic_ns() // 1_000_000_000, message.reconsume_times))
+            if message.reconsume_times < failures:
+                raise ConnectionError("the bank does not answer")
+
+
+def test_sixteen_retries_of_rocketmqs_schedule() -> None:
+    attempts = Attempts()
+    with attempts.harness as harness:
+        harness.run(attempts.consumer)
+        harness.send(Message("orders", b"o-7"))
+        harness.pass_time("286m")
+        (dead,) = harness.dead("payments")
+    assert (dead.body, dead.reconsume_times) == (b"o-7", 17)
+    levels = DelayLevels.default()
+    waits = [levels.delay_ms(level) // 1_000 for level in range(3, 19)]
+    assert [count for _, count in attempts.seen] == list(range(17))
+    for number, wait_s in enumerate(waits):
+        gap_s = attempts.seen[number + 1][0] - attempts.seen[number][0]
+        assert wait_s <= gap_s <= wait_s + 2
+    assert sum(waits) == 4 * 60 * MINUTE_S + 46 * MINUTE_S - 20
+
+
+def test_a_retry_is_not_early() -> None:
+    attempts = Attempts(failures=1)
+    with attempts.harness as harness:
+        harness.run(attempts.consumer)
+        harness.send(Message("orders", b"o-7"))
+        (waiting,) = harness.waiting("%RETRY%payments")
+        assert waiting.reconsume_times == 1
+        harness.pass_time("9.99s")
+        assert len(attempts.seen) == 1
+        harness.pass_time("10ms")
+        assert len(attempts.seen) == 2
+        assert harness.waiting() == []
+        assert harness.dead("payments") == []
+
+
+def test_a_delayed_message_comes_when_it_is_due() -> None:
+    attempts = Attempts(failures=0)
+    with attempts.harness as harness:
+        harness.run(attempts.consumer)
+        harness.send(Message("orders", b"o-7", delay="90s"))
+        assert [each.target for each in harness.waiting()] == ["orders"]
+        harness.pass_time("89s")
+        assert attempts.seen == []
+        harness.pass_time("1s")
+        assert len(attempts.seen) == 1
+
+
+def test_a_delivery_time_of_the_real_calendar_is_understood() -> None:
+    attempts = Attempts(failures=0)
+    with attempts.harness as harness:
+        harness.run(attempts.consumer)
+        harness.send(Message("orders", b"o-7", deliver_at=datetime.now(UTC) + timedelta(hours=1)))
+        harness.pass_time("59m")
+        assert attempts.seen == []
+        harness.pass_time("2m")
+        assert len(attempts.seen) == 1
+
+
+def test_a_listener_chooses_delay_and_death() -> None:
+    consumer = PushConsumer("localhost:9092", group="payments")
+
+    @consumer.listener("orders")
+    async def handle(message: MessageView) -> None:
+        if message.reconsume_times == 0:
+            raise RetryLater("2h")
+        raise DeadLetter("no such customer")
+
+    with Harness() as harness:
+        harness.run(consumer)
+        harness.send(Message("orders", b"o-7"), Message("orders", b"o-8"))
+        harness.pass_time("119m")
+        assert harness.dead("payments") == []
+        harness.pass_time("2m")
+        assert sorted(dead.body or b"" for dead in harness.dead("payments")) == [b"o-7", b"o-8"]
+
+
+def test_one_consumer_of_a_module_runs_in_many_tests() -> None:
+    attempts = Attempts(failures=0)
+    attempts.harness.close()
+    for _ in range(2):
+        with Harness() as harness:
+            (running,) = harness.run(attempts.consumer)
+            harness.send(Message("orders", b"o-7"))
+            assert running is not attempts.consumer
+            assert running.settings.group == "payments"
+    assert len(attempts.seen) == 2
+
+
+def test_what_was_sent_before_waits_for_a_group_that_begins_at_the_first_offset() -> None:
+    attempts = Attempts(failures=0, consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+    with attempts.harness as harness:
+        harness.send(Message("orders", b"o-7"))
+        harness.run(attempts.consumer)
+        assert len(attempts.seen) == 1
+
+
+def test_namespace_levels_and_several_partitions() -> None:
+    attempts = Attempts(failures=1, namespace="shop", delay_levels="1s 2s 3s")
+    with attempts.harness as harness:
+        harness.topic("orders", partitions=3)
+        harness.run(attempts.consumer)
+        harness.send(*(Message("orders", b"x", key=str(number)) for number in range(9)))
+        harness.pass_time("4s")
+        assert [count for _, count in attempts.seen] == [0] * 9 + [1] * 9
+
+
+def test_a_producer_of_the_program_sends_to_the_harness() -> None:
+    producer = Producer("localhost:9092")
+    consumer = PushConsumer("localhost:9092", group="payments")
+
+    @consumer.listener("orders")
+    def handle(message: MessageView) -> None:
+        producer.send(Message("invoices", message.body))
+
+    with Harness() as harness, producer:
+        harness.connect(producer)
+        harness.topic("invoices")
+        harness.run(consumer)
+        harness.send(Message("orders", b"o-7"))
+        assert [record.value() for record in harness.kafka.records("invoices")] == [b"o-7"]
+
+
+def test_a_listener_that_does_not_return_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketshim.harness.GUARD_S", 0.05)
+    consumer, may_return = PushConsumer("localhost:9092", group="payments"), threading.Event()
+
+    @consumer.listener("orders")
+    def handle(message: MessageView) -> None:
+        del message
+        may_return.wait()
+
+    with Harness() as harness:
+        harness.run(consumer)
+        with pytest.raises(TimeoutError, match=r"groups \['payments'\] have not finished"):
+            harness.send(Message("orders", b"o-7"))
+        may_return.set()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"namespace": "shop"}, r"namespace 'shop'.*Harness\(namespace="),
+        ({"delay_levels": "1s 2s"}, "delay levels '1s 2s'"),
+        ({"message_model": MessageModel.BROADCASTING}, "broadcasting"),
+    ],
+)
+def test_a_consumer_that_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
+    consumer = PushConsumer("localhost:9092", group="payments", **options)  # type: ignore[arg-type]  # of a test
+    consumer.listener("orders")(lambda _: None)
+    with Harness() as harness, pytest.raises(ConfigError, match=message):
+        harness.run(consumer)
+
+
+def test_orderly_listeners_are_refused() -> None:
+    consumer = PushConsumer("localhost:9092", group="payments")
+    consumer.listener("orders", orderly=True)(lambda _: None)
+    with Harness() as harness, pytest.raises(ConfigError, match="queue locks"):
+        harness.run(consumer)
+
+
+def test_a_cluster_on_the_real_clock_is_refused() -> None:
+    from rocketshim.clock import SystemClock
+
+    with pytest.raises(ConfigError, match="VirtualClock"):
+        Harness(kafka=InMemoryKafka(SystemClock()))
+
+
+def test_closing_twice_does_nothing() -> None:
+    attempts = Attempts()
+    attempts.harness.run(attempts.consumer)
+    attempts.harness.close()
+    attempts.harness.close()
