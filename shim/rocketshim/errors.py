@@ -12,6 +12,7 @@ This module adds::
     ├── StaleMessageError          the message belongs to an assignment that has ended; nothing was sent
     ├── ConsumerError              the consumer cannot continue
     │   └── OffsetStoreError       the local file of offsets cannot be used
+    ├── GroupActiveError           members of the group are running; nothing was changed
     ├── WorkerError                the worker cannot continue
     ├── RedriveError               a redrive cannot continue; the redrive log records what was sent
     ├── LocalBrokerError           the local broker cannot be prepared or started
@@ -45,6 +46,7 @@ __all__ = [
     "FilterError",
     "FilterEvaluationError",
     "FilterSyntaxError",
+    "GroupActiveError",
     "LocalBrokerError",
     "MalformedRecordError",
     "MessageError",
@@ -98,6 +100,10 @@ class OffsetStoreError(ConsumerError):
 
     It is in use by another process, damaged, from another cluster, or not writable.
     """
+
+
+class GroupActiveError(RocketshimError):
+    """Members of the consumer group are running, or its log keeps later positions. Nothing was changed."""
 
 
 class WorkerError(RocketshimError):

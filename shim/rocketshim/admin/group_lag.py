@@ -27,7 +27,16 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, MISSING, NO_LOGIN
 
-__all__ = ["Conflict", "GroupReader", "GroupStanding", "PartitionStanding", "conflicts", "count"]
+__all__ = [
+    "Conflict",
+    "GroupReader",
+    "GroupStanding",
+    "GroupSummary",
+    "PartitionStanding",
+    "conflicts",
+    "count",
+    "typed_error",
+]
 
 _TIMEOUT_S: Final = 10.0
 _GRACE_S: Final = 5.0
@@ -94,6 +103,21 @@ class GroupStanding:
     state: str
     members: tuple[str, ...]
     partitions: tuple[PartitionStanding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """A group in a list.
+
+    Attributes:
+        group: its name.
+        state: Kafka's name of its state; `UNKNOWN`: the group could not be described.
+        members: number of its members; None: the group could not be described.
+    """
+
+    group: str
+    state: str
+    members: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +189,7 @@ class GroupReader:
             lows = self.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
             ends = self.offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         except KafkaException as error:
-            raise _typed(error, f"group {group}", self.text()) from error
+            raise typed_error(error, f"group {group}", self.text()) from error
         owners = {
             TopicPartitionKey.of(item): _member(member)
             for member in described.members
@@ -186,6 +210,32 @@ class GroupReader:
             )
         members = tuple(sorted(map(_member, described.members)))
         return GroupStanding(group, described.state.name, members, tuple(standings))
+
+    def listed(self) -> list["GroupSummary"]:
+        """Return every consumer group that the principal may see, by name.
+
+        Raises:
+            NotAuthorizedError: the principal may not list groups.
+            BrokerUnavailableError: no answer in time.
+            ClusterError: any other error of the cluster.
+        """
+        try:
+            answer = self.admin.list_consumer_groups(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S + _GRACE_S)
+            names = sorted(each.group_id for each in answer.valid)
+            futures = self.admin.describe_consumer_groups(names, request_timeout=_TIMEOUT_S) if names else {}
+            if answer.errors and not names:
+                raise answer.errors[0]
+        except KafkaException as error:
+            raise typed_error(error, "the list of groups", self.text()) from error
+        found = []
+        for name in names:
+            try:
+                described = futures[name].result(_TIMEOUT_S + _GRACE_S)
+            except KafkaException:  # not visible, or its coordinator is moving: the list goes on without its members
+                found.append(GroupSummary(name, "UNKNOWN", None))
+            else:
+                found.append(GroupSummary(name, described.state.name, len(described.members)))
+        return found
 
     def text(self) -> str:
         """Return what Kafka's client last reported about its connections, to append to an error; `""` if nothing."""
@@ -247,9 +297,10 @@ def _member(member: Any) -> str:
     return f"{member.client_id}@{member.host.lstrip('/')}"
 
 
-def _typed(error: KafkaException, what: str, client_text: str) -> RocketshimError:
+def typed_error(error: KafkaException, what: str, client_text: str, *, verb: str = "read") -> RocketshimError:
+    """Return the error of a request about `what` that the cluster refused or did not answer."""
     cause: KafkaError = error.args[0]
-    text = f"cannot read {what}: {cause.name()}: {cause.str()}"
+    text = f"cannot {verb} {what}: {cause.name()}: {cause.str()}"
     if cause.code() in DENIED | NO_LOGIN:
         return NotAuthorizedError(f"{text}; see: rocketshim acls --role operator")
     if cause.code() in AWAY:

@@ -47,7 +47,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dlq": ("rocketshim.cli.dlq", "Show dead letters and why they failed, and send them again."),
     "retry": ("rocketshim.cli.retry", "Show the messages that a group receives as retries."),
     "trace": ("rocketshim.cli.trace", "Show the history of one message."),
-    "group": ("rocketshim.cli.group", "Show a consumer group: its lag, subscriptions and queue locks."),
+    "group": (
+        "rocketshim.cli.group",
+        "List consumer groups; show a group's lag, subscriptions and locks; move its positions.",
+    ),
     "acls": ("rocketshim.cli.acls", "Print the minimum ACLs of each role as kafka-acls commands."),
     "broker": (
         "rocketshim_local.cli.broker",

@@ -11,7 +11,7 @@ from rocketshim.admin.acls import Role
 from rocketshim.admin.doctor import CHECKS, Finding, Severity, examine
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.escaping import plain
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, Quiet, client_settings
 from rocketshim.cli.records import console
 from rocketshim_topics import DelayLevels, TopicNames, parse_duration_ms
 
@@ -44,6 +44,7 @@ def doctor(
         bool, typer.Option("--probe", help="Measure the brokers' clocks; this writes a record that every reader skips.")
     ] = False,
     client: Client = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Check the set-up: print each problem, its impact and the command that fixes it. Changes nothing.
@@ -64,13 +65,16 @@ def doctor(
         probe=probe,
     )
     found = examine(facts)
+    has_finding = any(finding.severity is not Severity.NOTE for finding in found)
+    if quiet and not has_finding:
+        return
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=1))
     else:
         _show(found)
         looked = f"{len(facts.topics)} topics, {len(facts.standings)} groups, {len(facts.brokers)} brokers"
         typer.echo(f"{len(CHECKS)} checks on {looked}: {_counts(found)}")
-    if any(finding.severity is not Severity.NOTE for finding in found):
+    if has_finding:
         raise typer.Exit(FINDING)
 
 

@@ -1,28 +1,35 @@
-"""`rocketshim group lag | subscriptions | locks | members | release`: show a group's lag, subscriptions and locks."""
+"""`rocketshim group …`: list groups; show a group's lag, subscriptions and locks; move its positions.
+
+`ls`, `lag` and `subscriptions` are in this module, `reset` in `group_reset`, and the locks in `group_locks`.
+"""
 
 import json
 import time
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts, count
-from rocketshim.cli import group_locks
+from rocketshim.cli import group_locks, group_reset
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
-from rocketshim.cli.records import console, echo_safe
+from rocketshim.cli.completion import complete_group
+from rocketshim.cli.options import OUTPUT, Bootstrap, Client, Json, Namespace, Quiet, client_settings
+from rocketshim.cli.records import console, echo_safe, show_table
+from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames, parse_duration_ms
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 app = typer.Typer(
-    help="Show a consumer group: its lag, what its members subscribe to, and who holds which queue.",
+    help="List consumer groups; show a group's lag, subscriptions and queue locks; move its positions.",
     epilog="Example: rocketshim group lag payments --bootstrap localhost:9092",
     no_args_is_help=True,
 )
 
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
 
 
 def _read(groups: GroupReader, group: str) -> GroupStanding:
@@ -33,7 +40,30 @@ def _read(groups: GroupReader, group: str) -> GroupStanding:
     return standing
 
 
-@app.command(epilog="Example: rocketshim group lag payments --follow --every 10s")
+@app.command(epilog="Example: rocketshim group ls --json")
+def ls(*, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = "", as_json: Json = False) -> None:
+    """List the consumer groups of the cluster: state, members, and whether they have a retry topic."""
+    names = TopicNames(namespace)
+    settings = client_settings(client)
+    found = GroupReader(bootstrap, settings).listed()
+    with TopicReader(bootstrap, client=settings) as reader:
+        topics = reader.topics()
+    table = Table("group", "state", "members", "retry topic", box=None, pad_edge=False)
+    for each in found:
+        retries = None
+        with suppress(ConfigError):  # another program's group, whose name rocketshim does not accept
+            retry = names.retry(each.group)
+            retries = retry if retry in topics else None
+        if as_json:
+            typer.echo(json.dumps({**asdict(each), "retry_topic": retries}))
+        else:
+            members = "?" if each.members is None else str(each.members)
+            table.add_row(each.group, each.state.lower(), members, retries or "")
+    if not as_json:
+        show_table(table)
+
+
+@app.command(epilog="Example: rocketshim group lag payments --max-lag 1000 --quiet")
 def lag(
     *,
     group: GroupName,
@@ -42,16 +72,23 @@ def lag(
     exact: Annotated[
         bool, typer.Option("--count", help="Read and count the waiting records, because offsets have gaps.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Repeat until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Repeat until Ctrl-C.", rich_help_panel=OUTPUT)
+    ] = False,
+    max_lag: Annotated[
+        int | None,
+        typer.Option("--max-lag", min=0, help="Exit code 2 if the lag of all partitions together is above this."),
+    ] = None,
     every: Annotated[str, typer.Option(metavar="DURATION", help="Interval of --follow.")] = "5s",
     client: Client = None,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Show the lag of a group in each partition, its retry topic included.
 
     The end marker of a transaction, as `dlq apply` writes it, is an offset too: a lag of 1 with no waiting record means
-    that the group is done. Exit code 2 if the group has committed nothing, or if retention deleted records that it had
-    not read.
+    that the group is done. Exit code 2 if the group has committed nothing, if retention deleted records that it had not
+    read, or if the lag is above --max-lag.
     """
     TopicNames(namespace)  # only checks the option: a group's name and offsets have no namespace
     every_s = parse_duration_ms(every) / 1_000
@@ -60,15 +97,25 @@ def lag(
     with TopicReader(bootstrap, client=settings) as reader:
         while True:
             standing = _read(groups, group)
-            _show_lag(standing, _lag_rows(reader, standing, exact=exact), exact=exact, clear=follow, as_json=as_json)
-            lost = sum(each.lost for each in standing.partitions)
-            if lost:
-                typer.echo(f"retention deleted {lost} offsets before the group read them", err=True)
+            rows = _lag_rows(reader, standing, exact=exact)
+            findings = _lag_findings(rows, max_lag, counted="records" if exact else "behind")
+            if findings or not quiet:
+                _show_lag(standing, rows, exact=exact, clear=follow, as_json=as_json)
+            for finding in findings:
+                typer.echo(finding, err=True)
             if not follow:
                 break
             time.sleep(every_s)
-    if lost:
+    if findings:
         raise typer.Exit(FINDING)
+
+
+def _lag_findings(rows: list[dict[str, Any]], max_lag: int | None, *, counted: str) -> list[str]:
+    lost, lag_now = (sum(row[column] for row in rows) for column in ("lost", counted))
+    found = [f"retention deleted {lost} offsets before the group read them"] if lost else []
+    if max_lag is not None and lag_now > max_lag:
+        found.append(f"the lag is {lag_now}, above --max-lag {max_lag}")
+    return found
 
 
 def _lag_rows(reader: TopicReader, standing: GroupStanding, *, exact: bool) -> list[dict[str, Any]]:
@@ -161,6 +208,7 @@ def _age(age_ms: int) -> str:
     return f"{seconds} s"
 
 
+app.command(epilog=group_reset.EXAMPLE)(group_reset.reset)
 app.command(epilog="Example: rocketshim group locks payments")(group_locks.locks)
 app.command(epilog="Example: rocketshim group members payments")(group_locks.members)
 app.command(epilog="Example: rocketshim group release payments orders/3 --owner-is-gone")(group_locks.release)

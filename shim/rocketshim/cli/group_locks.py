@@ -9,6 +9,7 @@ from rich.table import Table
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, read_group_log, release_record
 from rocketshim.cli.app import FINDING
+from rocketshim.cli.completion import complete_group
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.cli.records import echo_safe, show_table
 from rocketshim.errors import ConfigError, SendError
@@ -25,7 +26,7 @@ __all__ = ["locks", "members", "release"]
 
 _FLUSH_TIMEOUT_S: Final = 30.0
 
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
 
 
 def _read(bootstrap: str, client: dict[str, str], namespace: str, group: str) -> tuple[str, GroupLogStanding]:

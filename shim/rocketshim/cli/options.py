@@ -24,6 +24,7 @@ __all__ = [
     "DryRun",
     "Json",
     "Namespace",
+    "Quiet",
     "client_settings",
     "config_file",
 ]
@@ -78,6 +79,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be chan
 
 Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON, for programs.", rich_help_panel=OUTPUT)]
 """Default False."""
+
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing if there is no finding.", rich_help_panel=OUTPUT)
+]
+"""Default False. For cron, which sends a mail if a command prints anything."""
 
 Client = Annotated[
     list[str] | None,

@@ -1,0 +1,336 @@
+"""Move the committed positions of a consumer group that is not running.
+
+`plan_reset` decides, from facts that were read before, and changes nothing: every position that would move, or why none
+may. `GroupResetter` reads the facts and commits a plan.
+
+A plan is refused as a whole while members are running. Members of Kafka's group protocol are seen in the group; members
+that allocate queues themselves only in the group's log. The coordinator refuses the commit too if a member has joined
+in the meantime, and then it stores nothing.
+
+A group that consumes in order keeps positions in its log as well, and begins at the larger one. So its positions move
+forward only; a plan that goes back is refused.
+
+The metadata of each position is kept: it says since when the group reads the topic (`rocketshim.core.start_position`).
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
+
+from rocketshim.admin.group_lag import GroupReader, GroupStanding, typed_error
+from rocketshim.admin.group_log_snapshot import GroupLogStanding, read_group_log
+from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
+from rocketshim.group.connect import log_reader_config
+from rocketshim.kafka.client_config import merge
+from rocketshim.kafka.clients import LastClientError, confluent_clients
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.settings import ConnectionSettings
+from rocketshim_topics import TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.kafka_codes import COORDINATOR_AWAY
+from rocketshim_topics.message_queue import MessageQueue
+
+__all__ = ["GroupResetter", "PlannedReset", "ResetFacts", "ResetPlan", "ResetTarget", "plan_reset"]
+
+_TIMEOUT_S: Final = 10.0
+_CLOCKS_MS: Final = 10_000
+_LOOK_AGAIN_S: Final = 0.1
+_JOINED: Final = frozenset(
+    {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTarget:
+    """Where the positions of a group shall be.
+
+    Attributes:
+        offset: this offset; None: the others decide.
+        at_ms: the first record of this time or later, epoch ms; None: the others decide.
+        latest: the end, if the two others are None; otherwise the earliest record.
+    """
+
+    offset: int | None = None
+    at_ms: int | None = None
+    latest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedReset:
+    """The change of one position.
+
+    Attributes:
+        topic: physical name.
+        partition: number of the partition.
+        position: the committed position; None: the group has committed none.
+        target: the position to commit.
+        low: the earliest offset that exists.
+        end: end offset for a `read_committed` reader.
+        metadata: the metadata of the last commit, which is kept; None: none.
+    """
+
+    topic: str
+    partition: int
+    position: int | None
+    target: int
+    low: int
+    end: int
+    metadata: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPlan:
+    """The positions of a group that change, and why they may not.
+
+    Attributes:
+        group: its name.
+        members: its running members, by name.
+        resets: each partition, by topic and number; also those whose position stays.
+        refused: why the plan may not be applied; None: it may.
+    """
+
+    group: str
+    members: tuple[str, ...]
+    resets: tuple[PlannedReset, ...]
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetFacts:
+    """What is known of the group and of the partitions to reset.
+
+    Attributes:
+        standing: state of the group.
+        lows, ends: earliest and end offsets of the partitions that exist.
+        at_time: first offset of the asked time; absent or negative: no record is as late.
+        log: the group's log; None: it has none.
+        now_ms: current time, epoch ms.
+    """
+
+    standing: GroupStanding
+    lows: Mapping[TopicPartitionKey, int]
+    ends: Mapping[TopicPartitionKey, int]
+    at_time: Mapping[TopicPartitionKey, int]
+    log: GroupLogStanding | None
+    now_ms: int
+
+
+def plan_reset(facts: ResetFacts, partitions: Collection[TopicPartitionKey], target: ResetTarget) -> ResetPlan:
+    """Plan new positions for these partitions. Pure.
+
+    Raises:
+        ConfigError: an offset lies outside of a partition.
+    """
+    committed = {TopicPartitionKey(each.topic, each.partition): each for each in facts.standing.partitions}
+    resets = []
+    for key in sorted(partitions):
+        before = committed.get(key)
+        resets.append(
+            PlannedReset(
+                *key,
+                position=None if before is None else before.position,
+                target=_target(key, facts, target),
+                low=facts.lows[key],
+                end=facts.ends[key],
+                metadata=None if before is None else before.metadata,
+            )
+        )
+    members = _members(facts)
+    refused = _running(facts.standing.group, members) or _kept_by_log(facts.log, resets)
+    return ResetPlan(facts.standing.group, members, tuple(resets), refused)
+
+
+def _target(key: TopicPartitionKey, facts: ResetFacts, target: ResetTarget) -> int:
+    low, end = facts.lows[key], facts.ends[key]
+    if target.offset is not None:
+        if not low <= target.offset <= end:
+            raise ConfigError(
+                f"--to {target.offset}: {key.topic}/{key.partition} has the offsets {low} to {end}; nothing was "
+                "changed. Choose one of them, or name the partitions with --topic TOPIC/PARTITION"
+            )
+        return target.offset
+    if target.at_ms is not None:
+        found = facts.at_time.get(key, -1)
+        return end if found < 0 else min(max(found, low), end)
+    return end if target.latest else low
+
+
+def _members(facts: ResetFacts) -> tuple[str, ...]:
+    """Return the running members; those in the log only as long as their leases may last, by this machine's clock."""
+    found = set(facts.standing.members)
+    if facts.log is not None and facts.log.last_append_ms is not None:
+        idle_ms = facts.now_ms - facts.log.last_append_ms - _CLOCKS_MS
+        names = {each.owner.client_id for each in facts.log.log.members if each.lease_left_ms > idle_ms}
+        found |= {name for name in names if not any(member.startswith(f"{name}@") for member in found)}
+    return tuple(sorted(found))
+
+
+def _running(group: str, members: tuple[str, ...]) -> str | None:
+    if not members:
+        return None
+    few = ", ".join(members[:3]) + (" …" if len(members) > 3 else "")
+    return (
+        f"group {group} has {len(members)} running member{'s' if len(members) > 1 else ''} ({few}): stop them first. "
+        "A member that was killed counts until its session times out (45 s)"
+    )
+
+
+def _kept_by_log(log: GroupLogStanding | None, resets: Sequence[PlannedReset]) -> str | None:
+    for each in resets:
+        kept = None if log is None else log.log.lock(MessageQueue(each.topic, queue_id=each.partition)).next_offset
+        if kept is not None and kept > each.target:
+            return (
+                f"the group consumes in order, and its log keeps position {kept} of {each.topic}/{each.partition}: it "
+                f"would begin there, not at {each.target}. An orderly group can only be moved forward; read older "
+                "messages with another group"
+            )
+    return None
+
+
+class GroupResetter:
+    """Reads what a reset needs, and commits a plan.
+
+    Args:
+        bootstrap: addresses of the brokers.
+        names: the topic names of the namespace.
+        client: further librdkafka settings.
+
+    Thread-safety: none; one owner thread.
+    """
+
+    def __init__(self, bootstrap: str, names: TopicNames, client: Mapping[str, Any] | None = None) -> None:
+        self._bootstrap = bootstrap
+        self._names = names
+        self._client = dict(client or {})
+        self._groups = GroupReader(bootstrap, self._client)
+
+    def plan(self, group: str, topics: Sequence[str], target: ResetTarget) -> ResetPlan:
+        """Plan new positions.
+
+        Args:
+            group: the consumer group.
+            topics: physical topics, or `topic/partition`; empty: those that the group has committed, without its retry
+                topic.
+            target: where the positions shall be.
+
+        Raises:
+            ConfigError: an offset lies outside of a partition, or nothing is selected.
+            TopicMissingError: a topic or partition does not exist.
+            ClusterError: as `GroupReader.read`.
+        """
+        standing = self._groups.read(group)
+        with TopicReader(self._bootstrap, client=self._client) as reader:
+            known = reader.topics()
+        partitions = self._selected(standing, topics, known)
+        try:
+            lows = self._groups.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+            ends = self._groups.offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+            at_time = {}
+            if target.at_ms is not None:
+                spec = OffsetSpec.for_timestamp(target.at_ms)
+                at_time = self._groups.offsets(partitions, spec)
+        except KafkaException as error:
+            raise typed_error(error, f"topics of group {group}", self._groups.text()) from error
+        has_log = self._names.group_log(group) in known
+        log = self._log(group) if has_log else None
+        facts = ResetFacts(standing, lows, ends, at_time, log, time.time_ns() // 1_000_000)
+        return plan_reset(facts, partitions, target)
+
+    def apply(self, plan: ResetPlan) -> None:
+        """Commit the positions of a plan, in one request.
+
+        Raises:
+            GroupActiveError: the plan is refused, or a member has joined since; nothing was changed.
+            NotAuthorizedError: a right is missing; the message names the positions that were set.
+            ClusterError: the coordinator refused, or did not answer; run the same command again.
+        """
+        if plan.refused is not None:
+            raise GroupActiveError(f"{plan.refused}. Nothing was changed")
+        complaints = LastClientError()
+        required = {"bootstrap.servers": self._bootstrap, "group.id": plan.group, "enable.auto.commit": False}
+        consumer = confluent_clients().consumer(merge(self._client, defaults=complaints.settings, required=required))
+        positions = [
+            TopicPartition(each.topic, each.partition, each.target, metadata=each.metadata or "")
+            for each in plan.resets
+            if each.position != each.target
+        ]
+        try:
+            if positions:
+                answers = _commit(lambda: consumer.commit(offsets=positions, asynchronous=False), plan.group)
+                _check_each(answers, plan.group)
+        except KafkaException as error:
+            raise typed_error(
+                error, f"positions of group {plan.group}", complaints.text(consumer), verb="set"
+            ) from error
+        finally:
+            consumer.close()
+
+    def _selected(
+        self, standing: GroupStanding, topics: Sequence[str], known: Mapping[str, int]
+    ) -> set[TopicPartitionKey]:
+        if not topics:
+            retry = self._names.retry(standing.group)
+            found = {
+                TopicPartitionKey(each.topic, each.partition)
+                for each in standing.partitions
+                if each.topic != retry and each.end is not None
+            }
+            if not found:
+                raise ConfigError(
+                    f"group {standing.group} has committed no offset on this cluster: name its topics with --topic"
+                )
+            return found
+        found = set()
+        for text in topics:
+            topic, slash, number = text.partition("/")
+            count = known.get(topic, 0)
+            if not count:
+                raise TopicMissingError(f"--topic {text}: there is no topic {topic}; nothing was changed")
+            if slash and not (number.isdecimal() and int(number) < count):
+                raise TopicMissingError(f"--topic {text}: {topic} has the partitions 0 to {count - 1}")
+            found |= {TopicPartitionKey(topic, each) for each in ([int(number)] if slash else range(count))}
+        return found
+
+    def _log(self, group: str) -> GroupLogStanding:
+        settings = ConnectionSettings.make(
+            bootstrap=self._bootstrap, namespace=self._names.namespace, client=self._client
+        )
+        complaints = LastClientError()
+        consumer = confluent_clients().consumer({**complaints.settings, **log_reader_config(settings, group)})
+        try:
+            return read_group_log(consumer, self._names.group_log(group), complaints)
+        finally:
+            consumer.close()
+
+
+def _commit(commit: Callable[[], list[TopicPartition]], group: str) -> list[TopicPartition]:
+    """Commit, and ask again while the coordinator is starting; return what it answered for each partition."""
+    until_s = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            return commit()
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code in _JOINED:
+                raise GroupActiveError(f"a member has joined group {group} since: nothing was changed") from error
+            if code not in COORDINATOR_AWAY or time.monotonic() > until_s:
+                raise
+            time.sleep(_LOOK_AGAIN_S)
+
+
+def _check_each(answers: list[TopicPartition], group: str) -> None:
+    """Raise an error that names the positions that were set and those that were not, if the cluster refused some."""
+    refused = [item for item in answers if item.error is not None]
+    errors = [item.error for item in answers if item.error is not None]
+    if not errors:
+        return
+    if all(error.code() in _JOINED for error in errors):
+        raise GroupActiveError(f"a member has joined group {group} since: nothing was changed")
+    set_now = ", ".join(f"{item.topic}/{item.partition}" for item in answers if item.error is None)
+    what = ", ".join(f"{item.topic}/{item.partition}" for item in refused)
+    done = f" ({set_now} were set; run the same command again)" if set_now else ""
+    raise typed_error(KafkaException(errors[0]), f"positions of group {group} on {what}{done}", "", verb="set")
