@@ -5,13 +5,13 @@ failure. What a listener sets on its context counts only for that call.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from operator import index
 from typing import Any, Final
 
 from rocketshim.core.consume_concurrently import ALL
+from rocketshim.core.next_hop import FailedMessage
 from rocketshim.errors import ConfigError
-from rocketshim_topics import Duration, Failure, parse_duration_ms
+from rocketshim_topics import Duration, parse_duration_ms
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
@@ -138,25 +138,3 @@ class ConsumeConcurrentlyContext:
     def copy(self) -> "ConsumeConcurrentlyContext":
         """Return a context for another call, with nothing set."""
         return ConsumeConcurrentlyContext(self.group, self.message_queue, self.epoch)
-
-
-@dataclass(slots=True)
-class FailedMessage:
-    """A message that did not succeed: the facts for the retry policy.
-
-    Attributes:
-        message: the Kafka record.
-        failure: class, text and time of the failure.
-        asked_level: requested level. 0: none; above 0: that level; below 0: the dead-letter topic.
-        asked_delay_ms: requested delay in ms, or None.
-        malformed: why the record breaks the wire format; it is parked, and no listener gets it. None: it does not.
-        reconsume_times: failed attempts before this one, if they were counted elsewhere (orderly mode); None: the
-            record has the count.
-    """
-
-    message: Any
-    failure: Failure
-    asked_level: int = 0
-    asked_delay_ms: int | None = None
-    malformed: str | None = None
-    reconsume_times: int | None = None

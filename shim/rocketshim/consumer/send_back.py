@@ -1,11 +1,10 @@
-"""The next hop of a failed message: retry record, dead letter or parked record; the message is done once it is stored.
+"""Store the next hop of each failed message (`core.next_hop`); the message is done once it is stored.
 
-Owned by the poll thread. `send` decides and produces; `settle` processes delivery reports. The producer belongs to this
+Owned by the poll thread. `send` produces; `settle` processes delivery reports. The producer belongs to this
 sender: after a fatal error it is replaced, and its hops in flight are sent again. A hop that is not stored for a
 transient reason is sent again later (RocketMQ: 5 s, `submitConsumeRequestLater`). Until then its partition's commit
 does not pass the message. The hop is counted and logged, but it does not count as a failed attempt. A hop that can
-never succeed, because the record with its headers is too large for the next topic, becomes a dead letter by reference.
-The retry record is made from the record as fetched, never from the object that the listener had.
+never succeed, because the record with its headers is too large for the next topic, is made smaller.
 """
 
 import random
@@ -16,34 +15,23 @@ from typing import Any, Final, Protocol, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.consumer.outcome import FailedMessage, safe_text
+from rocketshim.consumer.outcome import safe_text
 from rocketshim.consumer.reader.partition_queue import Work
-from rocketshim.core.failed_hop import LaneSelector, failed_hop
-from rocketshim.core.retry_policy import (
-    AfterDelay,
-    AtLevel,
-    Dead,
-    Failed,
-    LevelTableRetryPolicy,
-    NextHop,
-    RetryPolicy,
-    decide,
-)
-from rocketshim.errors import RocketshimError
+from rocketshim.core.lane_selector import LaneSelector
+from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, NextHops, by_level_table
+from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, NextHop, RetryPolicy, decide
 from rocketshim.kafka.clients import ProducerClient, close_producer, poll_callbacks
 from rocketshim.kafka.reports import DeliveryError, DeliveryReports
 from rocketshim.logs import safe_logger
-from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, TopicNames
-from rocketshim_topics.hops import OutgoingRecord, bare_parked, dead_letter_by_reference, parked
+from rocketshim_topics import DelayLevels, Failure, TopicNames
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.limits import LONG_MAX
-from rocketshim_topics.wire import coordinates, decode, read_again, read_headers
+from rocketshim_topics.wire import coordinates
 
 __all__ = ["FailedSink", "SendBack", "SendBackCounts"]
 
 _LOG = safe_logger("rocketshim.consumer")
 TIMED_OUT_LEVEL: Final = 3
-_FALLBACK: Final = LevelTableRetryPolicy()
 _LAST_REPORTS_S: Final = 1.0
 
 
@@ -93,33 +81,16 @@ class FailedSink(Protocol):
         """Abandon hops that are not stored, and close. A second call does nothing."""
 
 
-class _Hop:
+class _Sending:
     """One hop on its way."""
 
-    __slots__ = (
-        "chunk",
-        "count_as",
-        "delivery_error",
-        "failure",
-        "message",
-        "out",
-        "reconsume_times",
-        "reports",
-        "trusted",
-    )
+    __slots__ = ("chunk", "delivery_error", "hop", "reports")
 
-    def __init__(
-        self, chunk: Work, message: Any, failure: Failure, delivery_error: DeliveryError, reports: deque[Any]
-    ) -> None:
+    def __init__(self, chunk: Work, hop: Hop, delivery_error: DeliveryError, reports: deque[Any]) -> None:
         self.chunk = chunk
-        self.message = message
-        self.failure = failure
+        self.hop = hop
         self.delivery_error = delivery_error
         self.reports = reports
-        self.trusted = False
-        self.reconsume_times = 0
-        self.count_as = "retried"
-        self.out: OutgoingRecord | None = None
 
     def reported(self, error: KafkaError | None, message: Any) -> None:
         self.reports.append((self, self.delivery_error(error, message)))
@@ -158,17 +129,13 @@ class SendBack:
         self._producer = make_producer()
         self._broken: KafkaError | None = None
         self._is_closed = False
-        self._names = names
-        self._levels = levels
-        self._group = group
+        self._next_hops = NextHops(names, levels, group, limit=limit, decided=self._decide)
         self._lanes = lanes
         self._policy = policy
-        self._limit = limit
         self._back_off_ms = back_off_ms
-        self._retry_topic = names.retry(group)
         self._delivery_error = DeliveryReports().error
-        self._reports: deque[tuple[_Hop, KafkaError | None]] = deque()
-        self._again: deque[tuple[int, _Hop]] = deque()
+        self._reports: deque[tuple[_Sending, KafkaError | None]] = deque()
+        self._again: deque[tuple[int, _Sending]] = deque()
         self._outstanding = 0
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._lane_selector = LaneSelector()
@@ -180,21 +147,15 @@ class SendBack:
 
     def send(self, chunk: Work, outcome: FailedMessage) -> None:
         """Send a failed message to its next hop."""
-        message: Any = outcome.message
-        hop = _Hop(chunk, message, outcome.failure, self._delivery_error, self._reports)
-        hop.trusted = message.topic() == self._retry_topic
-        try:
-            read_again(message)
-            if outcome.malformed is not None:
-                self._park(hop, outcome.malformed)
-            else:
-                self._plan(hop, outcome)
-        except MalformedRecordError as error:
-            self._park(hop, error.reason)
-        except RocketshimError as error:  # no hop can be made from this record
-            _LOG.error("consumer.no-hop", extra={"record": coordinates(message), "error": str(error)})
-            self._park(hop, "no-hop")
-        self._produce(hop)
+        key = outcome.message.key
+        hop = self._next_hops.first(
+            outcome,
+            lane=lambda: self._lane_selector.choose(key(), self._lanes()),
+            unit=self._random.random(),
+        )
+        if hop.error:
+            _LOG.error("consumer.no-hop", extra={"record": coordinates(outcome.message), "error": hop.error})
+        self._produce(_Sending(chunk, hop, self._delivery_error, self._reports))
 
     def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
         """Send back, at level 3, a message whose listener call took too long (`ProcessQueue#cleanExpiredMsg`)."""
@@ -213,9 +174,9 @@ class SendBack:
         if self._broken is not None:
             self._renew(self._broken, now_ms)
         while self._again and self._again[0][0] <= now_ms:
-            hop = self._again.popleft()[1]
-            if not hop.chunk.dropped:
-                self._produce(hop)
+            sending = self._again.popleft()[1]
+            if not sending.chunk.dropped:
+                self._produce(sending)
 
     def close(self) -> None:
         """Abandon hops that are not stored, and close. A second call does nothing."""
@@ -234,44 +195,17 @@ class SendBack:
     def _take_reports(self, now_ms: int) -> None:
         stored: defaultdict[Work, list[Any]] = defaultdict(list)
         while self._reports:
-            hop, error = self._reports.popleft()
+            sending, error = self._reports.popleft()
             self._outstanding -= 1
-            if hop.chunk.dropped:
+            if sending.chunk.dropped:
                 continue
             if error is None:
-                self._count(hop)
-                stored[hop.chunk].append(hop.message)
+                self._count(sending.hop.kind)
+                stored[sending.chunk].append(sending.hop.failed.message)
             else:
-                self._not_stored(hop, error, now_ms)
+                self._not_stored(sending, error, now_ms)
         for chunk, messages in stored.items():
             chunk.stored(messages)
-
-    def _plan(self, hop: _Hop, outcome: FailedMessage) -> None:
-        envelope = decode(read_headers(hop.message), trusted=hop.trusted)
-        before = (envelope.reconsume_times or 0) if outcome.reconsume_times is None else outcome.reconsume_times
-        hop.reconsume_times = before + 1
-        failed = Failed(
-            reconsume_times=before,
-            asked_level=outcome.asked_level,
-            asked_delay_ms=outcome.asked_delay_ms,
-            limit=self._limit,
-            message_limit=envelope.max_reconsume_times,
-            unit=self._random.random(),
-        )
-        decided = self._decide(failed)
-        hop.count_as = "dead" if isinstance(decided, Dead) else "retried"
-        hop.out = failed_hop(
-            decided,
-            hop.message,
-            self._names,
-            self._levels,
-            group=self._group,
-            trusted=hop.trusted,
-            failure=hop.failure,
-            reconsume_times=hop.reconsume_times,
-            lane=lambda: self._lane_selector.choose(hop.message.key(), self._lanes()),
-            envelope=envelope,
-        )
 
     def _decide(self, failed: Failed) -> NextHop:
         """Return the policy's decision; if it raises or returns an invalid value, log that and use the level table."""
@@ -282,16 +216,10 @@ class SendBack:
             _LOG.error("consumer.retry-policy-failed", extra={"error": f"it returned {safe_text(answer, repr):.200}"})
         except BaseException as error:  # noqa: BLE001 - a policy is user code
             _LOG.error("consumer.retry-policy-failed", extra={"error": safe_text(error, repr)})
-        return decide(replace(failed, asked_level=0, asked_delay_ms=None), _FALLBACK)
+        return by_level_table(replace(failed, asked_level=0, asked_delay_ms=None))
 
-    def _park(self, hop: _Hop, reason: str) -> None:
-        hop.count_as = "parked"
-        hop.out = parked(hop.message, self._names, reason)
-
-    def _produce(self, hop: _Hop) -> None:
-        out = hop.out
-        if out is None:  # every path of `send` has set it
-            return
+    def _produce(self, sending: _Sending) -> None:
+        out = sending.hop.out
         self._outstanding += 1
         try:
             self._producer.produce(
@@ -299,46 +227,27 @@ class SendBack:
                 out.value,
                 out.key,
                 -1 if out.partition is None else out.partition,
-                on_delivery=hop.reported,
+                on_delivery=sending.reported,
                 headers=out.headers,
             )
         except BufferError:
-            self._reports.append((hop, KafkaError(KafkaError._QUEUE_FULL)))  # noqa: SLF001
+            self._reports.append((sending, KafkaError(KafkaError._QUEUE_FULL)))  # noqa: SLF001
         except KafkaException as error:
-            self._reports.append((hop, error.args[0]))
+            self._reports.append((sending, error.args[0]))
 
-    def _not_stored(self, hop: _Hop, error: KafkaError, now_ms: int) -> None:
+    def _not_stored(self, sending: _Sending, error: KafkaError, now_ms: int) -> None:
         self.counts.not_stored += 1
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
             self._broken = error
-        record = coordinates(hop.message)
-        _LOG.warning("consumer.hop-not-stored", extra={"record": record, "hop": hop.count_as, "error": error.name()})
-        if error.code() in TOO_LARGE and hop.out is not None and self._made_smaller(hop, hop.out):
-            self._produce(hop)
+        hop = sending.hop
+        record = coordinates(hop.failed.message)
+        _LOG.warning("consumer.hop-not-stored", extra={"record": record, "hop": hop.kind.value, "error": error.name()})
+        smaller = self._next_hops.smaller(hop) if error.code() in TOO_LARGE else None
+        if smaller is not None:
+            sending.hop = smaller
+            self._produce(sending)
         else:
-            self._again.append((now_ms + self._back_off_ms, hop))
+            self._again.append((now_ms + self._back_off_ms, sending))
 
-    def _made_smaller(self, hop: _Hop, out: OutgoingRecord) -> bool:
-        """Make a hop that was too large smaller; return False if nothing more can be left out."""
-        if hop.count_as in {"retried", "dead"}:
-            hop.count_as = "dead_by_reference"
-            hop.out = dead_letter_by_reference(
-                hop.message,
-                self._names,
-                group=self._group,
-                trusted=hop.trusted,
-                failure=hop.failure,
-                reconsume_times=hop.reconsume_times,
-            )
-            return True
-        if out.value is not None:
-            out.value = None  # a parked record; its body stays at the coordinates in PARK_FROM
-            return True
-        bare = bare_parked(out)
-        if hop.count_as != "parked" or bare == out:
-            return False
-        hop.out = bare  # its key and its headers stay there, too
-        return True
-
-    def _count(self, hop: _Hop) -> None:
-        setattr(self.counts, hop.count_as, getattr(self.counts, hop.count_as) + 1)
+    def _count(self, kind: HopKind) -> None:
+        setattr(self.counts, kind.value, getattr(self.counts, kind.value) + 1)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
-from rocketshim.core.failed_hop import LaneSelector
+from rocketshim.core.lane_selector import LaneSelector
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim_topics import DelayLevels
 

@@ -4,8 +4,8 @@ There is one idempotent producer per consumer, made at the first send-back. A co
 none. One daemon thread polls the producer; in it, delivery reports resolve futures. A producer with a fatal error is
 abandoned, and the next send-back makes another.
 
-A record that breaks the wire format is parked. A record that is too large with its headers becomes a dead letter by
-reference. Both are stored hops, and so finish the message like any other hop.
+The next hop is decided as for every other consumer, also that of a record that breaks the wire format or is too large
+(`core.next_hop`). Each stored hop finishes the message.
 """
 
 import random
@@ -19,18 +19,17 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.outcome import class_name, safe_text
-from rocketshim.core.failed_hop import failed_hop
-from rocketshim.core.retry_policy import Failed, LevelTableRetryPolicy, decide
+from rocketshim.core.next_hop import FailedMessage, HopKind, NextHops
 from rocketshim.dropin.lanes import Lanes
-from rocketshim.errors import ClosedError, MalformedRecordError, MessageError, SendTimeoutError
+from rocketshim.errors import ClosedError, MessageError, SendTimeoutError
 from rocketshim.kafka.clients import with_log
 from rocketshim.kafka.reports import DeliveryReports, is_unconfirmed
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
-from rocketshim_topics import DelayLevels, Failure, MessageView, TopicNames
-from rocketshim_topics.hops import OutgoingRecord, dead_letter_by_reference, parked
+from rocketshim_topics import DelayLevels, Failure, TopicNames
+from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import TOO_LARGE
-from rocketshim_topics.wire import coordinates, read_again
+from rocketshim_topics.wire import coordinates
 
 __all__ = ["DropinSendBack", "HopStore"]
 
@@ -217,11 +216,7 @@ class DropinSendBack:
         self, store: HopStore, *, names: TopicNames, levels: DelayLevels, group: str, limit: int, timeout_s: float
     ) -> None:
         self._store = store
-        self._names = names
-        self._levels = levels
-        self._group = group
-        self._limit = limit
-        self._retry_topic = names.retry(group)
+        self._next_hops = NextHops(names, levels, group, limit=limit)
         self._lanes = Lanes(names.schedule, timeout_s)
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._clock = SystemClock()
@@ -249,59 +244,23 @@ class DropinSendBack:
                     f"the message's {what} was replaced by {type(content).__name__}; only a message as it was fetched "
                     "can be sent back: keep decoded values outside the message"
                 )
-        view = MessageView(message, message.topic() == self._retry_topic)
-        try:
-            read_again(message)
-            before = view.reconsume_times
-            out = self._hop(view, failure, before, level, delay_ms)
-        except MalformedRecordError as error:
-            self._park(message, error.reason)
-            return
-        try:
-            self._store.store(out)
-        except KafkaException as error:
-            if error.args[0].code() not in TOO_LARGE:
-                raise send_error(error.args[0], out.topic) from error
-            reference = dead_letter_by_reference(
-                message,
-                self._names,
-                group=self._group,
-                trusted=view.trusted,
-                failure=failure,
-                reconsume_times=before + 1,
-            )
-            _LOG.warning("dropin.dead-by-reference", extra={"record": coordinates(message)})
-            self._store_typed(reference)
-
-    def _park(self, message: Message, reason: str) -> None:
-        _LOG.warning("dropin.parked", extra={"record": coordinates(message), "reason": reason})
-        self._store_typed(parked(message, self._names, reason))
-
-    def _store_typed(self, out: OutgoingRecord) -> None:
-        try:
-            self._store.store(out)
-        except KafkaException as error:
-            raise send_error(error.args[0], out.topic) from error
-
-    def _hop(
-        self, view: MessageView, failure: Failure, before: int, level: int, delay_ms: int | None
-    ) -> OutgoingRecord:
-        asked = Failed(
-            reconsume_times=before,
-            asked_level=level,
-            asked_delay_ms=delay_ms,
-            limit=self._limit,
-            message_limit=view.max_reconsume_times,
+        key: Any = message.key()
+        hop = self._next_hops.first(
+            FailedMessage(message, failure, level, delay_ms),
+            lane=lambda: self._lanes.choose(key, self._store.list_topics),
             unit=self._random.random(),
         )
-        return failed_hop(
-            decide(asked, LevelTableRetryPolicy()),
-            view.record,
-            self._names,
-            self._levels,
-            group=self._group,
-            trusted=view.trusted,
-            failure=failure,
-            reconsume_times=before + 1,
-            lane=lambda: self._lanes.choose(view.key, self._store.list_topics),
-        )
+        while True:
+            if hop.kind is HopKind.PARKED:
+                _LOG.warning("dropin.parked", extra={"record": coordinates(message), "reason": hop.reason})
+            elif hop.kind is HopKind.BY_REFERENCE:
+                _LOG.warning("dropin.dead-by-reference", extra={"record": coordinates(message)})
+            try:
+                self._store.store(hop.out)
+            except KafkaException as error:
+                smaller = self._next_hops.smaller(hop) if error.args[0].code() in TOO_LARGE else None
+                if smaller is None:
+                    raise send_error(error.args[0], hop.out.topic) from error
+                hop = smaller
+            else:
+                return

@@ -28,7 +28,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from rocketshim.clock import SystemClock
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.failed_hop import LaneSelector
+from rocketshim.core.lane_selector import LaneSelector
 from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients

@@ -80,6 +80,23 @@ def test_a_retry_record_that_breaks_the_wire_format_is_parked() -> None:
     assert (record.topic, dict(record.headers)["PARK_REASON"]) == (NAMES.parked, b"bad-number:RECONSUME_TIMES")
 
 
+class Narrow(Kept):
+    """A store whose parking topic accepts no values, and whose dead-letter topic accepts none either."""
+
+    def store(self, out: OutgoingRecord) -> None:
+        if out.value is not None:
+            raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+        super().store(out)
+
+
+def test_a_record_that_is_too_large_for_its_topic_is_stored_without_its_value() -> None:
+    for bad, topic in (([("RECONSUME_TIMES", b"x")], NAMES.parked), (None, NAMES.dead_letter("g"))):
+        kept: Any = Narrow()
+        sends = DropinSendBack(kept, names=NAMES, levels=DelayLevels.default(), group="g", limit=16, timeout_s=1)
+        sends.retry(message(topic=NAMES.retry("g"), headers=bad), "x", level=None, delay_ms=None)
+        assert [record.topic for record in kept.records] == [topic]
+
+
 @pytest.mark.parametrize("changed", ["set_value", "set_key"])
 def test_a_message_whose_content_was_replaced_is_refused(changed: str) -> None:
     sends, kept = send_back()
