@@ -4,15 +4,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import Message, Producer, TopicPartition
 
 from rocketshim.dropin.send_back import DropinSendBack, HopStore
 from rocketshim.dropin.send_back_tracker import SendBackTracker
 from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner_producer_config, is_true
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import METADATA_REFRESH
+from rocketshim.kafka.clients import ProducerClient, with_log
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
@@ -177,7 +179,7 @@ def prepare(
     stores = is_true(config.get(_STORE, True))
     config[_STORE] = False
     timeout_s = settings.hop_timeout_ms / 1_000
-    store = HopStore(inner_producer_config(config, settings), timeout_s)
+    store = HopStore(partial(_make_producer, inner_producer_config(config, settings)), timeout_s)
     send_back = DropinSendBack(
         store,
         names=names,
@@ -205,3 +207,7 @@ def prepare(
         if callable(config.get(name)):
             config[name] = state.during(config[name])
     return state, config
+
+
+def _make_producer(config: dict[str, Any]) -> ProducerClient:
+    return Producer(with_log(config))

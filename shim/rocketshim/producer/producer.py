@@ -1,20 +1,18 @@
 """Send messages. `Producer` writes a `Message` to its topic, or to the schedule topic if the message has a delay.
 
-Threads: the sender's thread calls `produce` of the Kafka client. One thread of the producer polls the client; delivery
-reports resolve futures in that thread. The two threads share only the future of a message.
+Threads: the sender's thread gives the record to `kafka.record_sender`. The poll thread there resolves the future of the
+message. The two threads share only that future.
 
 Guarantees: a `SendResult` means that the record is stored with `acks=all`. A record that is reported as stored without
-an offset may be lost (`kafka.reports`): the poll thread sends it again with the same id, until a report has an offset
-or `delivery_timeout_ms` has passed. `SendTimeoutError` means that the outcome is unknown. If you send the same
+an offset may be lost: it is sent again with the same id, until a report has an offset or `delivery_timeout_ms` has
+passed. `SendTimeoutError` means that the outcome is unknown. If you send the same
 `Message` again, it is another message with another id.
 """
 
 import itertools
 import os
-import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -32,7 +30,7 @@ from rocketshim.core.lane_selector import LaneSelector
 from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients
-from rocketshim.kafka.reports import DeliveryReports, is_unconfirmed
+from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim.producer.selectors import (
@@ -45,13 +43,11 @@ from rocketshim.settings import ProducerOptions, ProducerSettings
 from rocketshim_topics import DelayLevels, Message, MessageError, MessageTooLargeError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, delayed_record, record_size_bytes
 from rocketshim_topics.message_queue import MessageQueue
-from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES
+from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES, UNIQ_KEY
 
 __all__ = ["Producer", "SendResult", "SendStatus"]
 
 _LOG = safe_logger("rocketshim.producer")
-_POLL_S: Final = 0.1
-_AGAIN_S: Final = 0.1  # pause before a record is sent again that was reported without an offset
 _METADATA_TIMEOUT_S: Final = 10.0
 _METADATA_TTL_S: Final = 60.0
 _UNKNOWN_TOPIC_MS: Final = 2_000  # librdkafka waits 30 s for a topic to appear; `send` waits 3 s by default
@@ -86,40 +82,30 @@ class SendResult:
 
 
 @dataclass(eq=False, slots=True)
-class _Sending:
-    """A record that is being sent, and the callback of its delivery report.
-
-    It is an object and not a closure that names itself: such a cycle would keep the Kafka client after `close`.
+class _Send:
+    """A send that has no result yet: what is called with it.
 
     Attributes:
         owner: the producer that sends it.
         topic: logical topic of the message.
-        out: the record.
+        physical: topic of the record.
         msg_id: id of the message.
         sent_ns: monotonic time of the call, in ns.
         sent_ms: wall-clock time of the call, epoch ms.
-        give_up_s: monotonic time after which it is not sent again, in seconds.
         future: of the send.
     """
 
     owner: "Producer"
     topic: str
-    out: OutgoingRecord
+    physical: str
     msg_id: str
     sent_ns: int
     sent_ms: int
-    give_up_s: float
     future: "Future[SendResult]"
 
     def __call__(self, error: KafkaError | None, record: Any) -> None:
-        """Take the delivery report."""
-        self.owner._reported(self, error, record)  # noqa: SLF001 - a part of the producer
-
-    def produce(self, producer: ProducerClient) -> None:
-        """Give the record to the Kafka client."""
-        out = self.out
-        partition = -1 if out.partition is None else out.partition
-        producer.produce(out.topic, out.value, out.key, partition, on_delivery=self, headers=out.headers)
+        """Resolve the future."""
+        self.owner._sent(self, error, record)  # noqa: SLF001 - a part of the producer
 
 
 class Producer:
@@ -159,20 +145,20 @@ class Producer:
         self.names = TopicNames(settings.namespace)
         self._clients = clients
         self._clock: Clock = clock or SystemClock()
-        self._lock = threading.Lock()
         self._pid = os.getpid()
         self._ids = (uuid.uuid4().hex[:20], itertools.count())
         self._turns = LaneSelector()
         self._partitions: dict[str, tuple[int, float]] = {}
-        self._producer: ProducerClient | None = None
-        self._poller: threading.Thread | None = None
-        self._closed = threading.Event()
         self._complaints = LastClientError()
+        self._sender = RecordSender(
+            self._make_client,
+            thread_name="rocketshim-producer",
+            closed_text="this producer is closed; create a new one",
+            on_unconfirmed=_log_unconfirmed,
+            on_error=_log_poll_error,
+        )
         self._broker_clock = BrokerClock()
         self._clock_differs = False
-        self._reports = DeliveryReports()
-        self._again: deque[tuple[float, _Sending]] = deque()  # when, monotonic s; what
-        self._is_abandoned = False
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -265,31 +251,14 @@ class Producer:
 
     def flush(self, timeout_s: float = 30.0) -> int:
         """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""
-        with self._lock:
-            producer = self._producer
-        if producer is None:
-            return 0
-        deadline = time.monotonic() + timeout_s
-        self._flush(producer, deadline)
-        return len(producer) + len(self._again)
+        return self._sender.flush(time.monotonic() + timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Wait up to `timeout_s` seconds for the delivery reports, then close the producer. It may be called twice.
 
         Messages without a report by then fail with `SendTimeoutError`: they may or may not be stored.
         """
-        self._closed.set()
-        with self._lock:
-            producer, poller = self._producer, self._poller
-            self._producer = self._poller = None
-        if producer is None:
-            return
-        self._flush(producer, time.monotonic() + timeout_s)
-        self._is_abandoned = True
-        producer.purge()
-        producer.flush(1.0)
-        if poller is not None:
-            poller.join()
+        self._sender.close(time.monotonic() + timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -306,44 +275,31 @@ class Producer:
     ) -> "Future[SendResult]":
         if not isinstance(message, Message):
             raise MessageError(f"cannot send {message!r:.80}: give a Message(topic, body, …)")
-        producer = self._open()
+        self._check_process()
         sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
         out, uniq_key = self._record(message, selector, arg, sent_ns, sent_ms)
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
 
-        give_up_s = time.monotonic() + self.settings.delivery_timeout_ms / 1_000
-        sending = _Sending(self, message.topic, out, uniq_key, sent_ns, sent_ms, give_up_s, future)
-        self._produce(producer, sending, deadline)
+        done = _Send(self, message.topic, out.topic, uniq_key, sent_ns, sent_ms, future)
+        again_until_s = time.monotonic() + self.settings.delivery_timeout_ms / 1_000
+        try:
+            self._sender.send(out, done, room_until_s=deadline, again_until_s=again_until_s)
+        except KafkaException as error:
+            raise send_error(error.args[0], out.topic) from error
         return future
 
-    def _reported(self, sending: _Sending, error: KafkaError | None, record: Any) -> None:
-        error, topic = self._reports.error(error, record), sending.out.topic
+    def _sent(self, send: _Send, error: KafkaError | None, record: Any) -> None:
         if error is not None:
-            if not (is_unconfirmed(error) and self._goes_again(sending)):
-                sending.future.set_exception(send_error(error, topic))
+            send.future.set_exception(send_error(error, send.physical))
             return
-        partition, offset = record.partition(), record.offset()
+        topic, partition, offset = send.physical, record.partition(), record.offset()
         is_delayed = topic == self.names.schedule
         if is_delayed:
-            self._learn_clock(record.timestamp(), sending.sent_ns, sending.sent_ms)
-        queue = MessageQueue(topic if is_delayed else sending.topic, queue_id=partition)
-        result = SendResult(SendStatus.SEND_OK, sending.msg_id, f"{topic}/{partition}/{offset}", queue, offset)
-        sending.future.set_result(result)
-
-    @staticmethod
-    def _produce(producer: ProducerClient, sending: _Sending, deadline: float) -> None:
-        while True:
-            try:
-                sending.produce(producer)
-            except BufferError:
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(0.005)  # the poll thread serves reports, which makes room
-            except KafkaException as error:
-                raise send_error(error.args[0], sending.out.topic) from error
-            else:
-                return
+            self._learn_clock(record.timestamp(), send.sent_ns, send.sent_ms)
+        queue = MessageQueue(topic if is_delayed else send.topic, queue_id=partition)
+        result = SendResult(SendStatus.SEND_OK, send.msg_id, f"{topic}/{partition}/{offset}", queue, offset)
+        send.future.set_result(result)
 
     def _record(
         self,
@@ -400,12 +356,13 @@ class Producer:
             _LOG.warning("producer.clock-differs", extra={"ahead_ms": ahead_ms})
 
     def _partition_count(self, physical: str) -> int:
+        self._check_process()
         known = self._partitions.get(physical)
         if known is not None and time.monotonic() < known[1]:
             return known[0]
         try:
             # Ask for all topics: a request that names a missing topic may create it.
-            topics = self._open().list_topics(timeout=_METADATA_TIMEOUT_S).topics
+            topics = self._sender.list_topics(timeout=_METADATA_TIMEOUT_S).topics
         except KafkaException as error:
             raise BrokerUnavailableError(
                 f"no broker at {self.settings.bootstrap} answered within {_METADATA_TIMEOUT_S} s when asked for the "
@@ -421,63 +378,12 @@ class Producer:
         self._partitions[physical] = (count, time.monotonic() + _METADATA_TTL_S)
         return count
 
-    def _open(self) -> ProducerClient:
-        producer = self._producer
-        if producer is not None and os.getpid() == self._pid:
-            return producer
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ClosedError("this producer belongs to another process; create one in each process, after the fork")
-        with self._lock:
-            if self._closed.is_set():
-                raise ClosedError("this producer is closed; create a new one")
-            if self._producer is None:
-                self._producer = (self._clients or confluent_clients()).producer(self._config())
-                self._poller = threading.Thread(
-                    target=self._poll, args=(self._producer,), name="rocketshim-producer", daemon=True
-                )
-                self._poller.start()
-            return self._producer
 
-    def _poll(self, producer: ProducerClient) -> None:
-        while not self._is_abandoned or len(producer) or self._again:
-            try:
-                producer.poll(_POLL_S)
-                self._send_again(producer)
-            except BaseException:  # noqa: BLE001 - top of a thread: if it ended, later sends would wait in vain
-                _LOG.exception("producer.poll-failed")
-
-    def _goes_again(self, sending: "_Sending") -> bool:
-        """Have the poll thread send a record again after a pause; False: there is no time left for it."""
-        due_s = time.monotonic() + _AGAIN_S
-        if self._is_abandoned or due_s >= sending.give_up_s:
-            return False
-        _LOG.warning("producer.send-unconfirmed", extra={"topic": sending.out.topic, "msg_id": sending.msg_id})
-        self._again.append((due_s, sending))
-        return True
-
-    def _flush(self, producer: ProducerClient, deadline: float) -> None:
-        while (len(producer) or self._again) and time.monotonic() < deadline:
-            if not len(producer):
-                time.sleep(0.005)  # the poll thread sends again what waits
-            producer.flush(min(_POLL_S, max(0.0, deadline - time.monotonic())))
-
-    def _send_again(self, producer: ProducerClient) -> None:
-        """Send records again that were reported without an offset, once their pause is over."""
-        for _ in range(len(self._again)):
-            due_s, sending = self._again.popleft()
-            if self._is_abandoned:
-                sending.future.set_exception(
-                    SendTimeoutError("the producer was closed; the message may or may not be stored")
-                )
-            elif time.monotonic() < due_s:
-                self._again.append((due_s, sending))
-            else:
-                try:
-                    sending.produce(producer)
-                except BufferError:
-                    self._again.append((due_s, sending))
-                except KafkaException as error:
-                    sending.future.set_exception(send_error(error.args[0], sending.out.topic))
+    def _make_client(self) -> ProducerClient:
+        return (self._clients or confluent_clients()).producer(self._config())
 
     def _config(self) -> dict[str, Any]:
         settings = self.settings
@@ -497,3 +403,12 @@ class Producer:
             },
             allow_code_settings=settings.allow_code_settings,
         )
+
+
+def _log_unconfirmed(out: OutgoingRecord) -> None:
+    msg_id = next((value for name, value in out.headers if name == UNIQ_KEY), b"") or b""
+    _LOG.warning("producer.send-unconfirmed", extra={"topic": out.topic, "msg_id": msg_id.decode()})
+
+
+def _log_poll_error(error: BaseException) -> None:
+    _LOG.error("producer.poll-failed", exc_info=error)

@@ -108,7 +108,7 @@ def test_calls_after_close_are_the_originals_errors() -> None:
 
 def test_a_consumer_that_was_never_closed_leaves_no_thread() -> None:
     consumer = Consumer(ON)
-    consumer._rocketshim.hop_store._open()
+    consumer._rocketshim.hop_store._sender._open()
     (thread,) = [each for each in threading.enumerate() if each.name == "rocketshim-dropin-reports"]
     del consumer
     gc.collect()
@@ -130,7 +130,7 @@ def test_credentials_that_are_set_reach_every_client_of_the_consumer() -> None:
         consumer.set_sasl_credentials("new", "secret")
         store.tell_credentials(after)
         assert (before.told, after.told) == (None, ("new", "secret"))
-        assert store._open() is store._open(), "made with the new ones"
+        assert store._sender._open() is store._sender._open(), "made with the new ones"
         consumer.set_sasl_credentials("newer", "secret")
 
 

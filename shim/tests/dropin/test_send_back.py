@@ -1,6 +1,7 @@
 """What a send-back makes of a message, its error and its settings; storing is the broker's tests'."""
 
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.consumer.outcome import class_name
-from rocketshim.dropin.send_back import DropinSendBack, HopStore, _serve
-from rocketshim.errors import MessageError
+from rocketshim.dropin.send_back import DropinSendBack, HopStore
+from rocketshim.errors import ClosedError, MessageError
+from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames, decode
 from rocketshim_topics.hops import OutgoingRecord
 
@@ -107,49 +109,6 @@ def test_a_message_whose_content_was_replaced_is_refused(changed: str) -> None:
     assert kept.records == []
 
 
-def test_other_waiting_callers_get_their_reports_when_a_producer_is_abandoned() -> None:
-    store = HopStore({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "message.timeout.ms": 500}, 120)
-    failed: list[KafkaException] = []
-
-    def wait() -> None:
-        with pytest.raises(KafkaException) as caught:
-            store.store(OutgoingRecord("t", None, b"k", b"v", ()))
-        failed.append(caught.value)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    while store._producer is None or len(store._producer) == 0:
-        assert thread.is_alive()
-    given_up = store._producer
-    store._give_up_if_fatal(given_up, KafkaError(KafkaError._TIMED_OUT))
-    assert store._producer is given_up
-    store._give_up_if_fatal(given_up, KafkaError(KafkaError._FATAL, fatal=True))
-    assert store._producer is None
-    thread.join(60)
-    assert [error.args[0].code() for error in failed] == [KafkaError._MSG_TIMED_OUT]
-
-
-@pytest.mark.usefixtures("broken_logging")
-@pytest.mark.parametrize("error", [KafkaException(KafkaError(KafkaError._FATAL, fatal=True)), SystemExit(), OSError()])
-def test_reports_are_processed_after_the_producer_has_raised_an_error(error: BaseException) -> None:
-    class Failing:
-        polls = 0
-        flushed: float | None = None
-
-        def poll(self, _: float) -> None:
-            self.polls += 1
-            if self.polls == 1:
-                raise error
-            over.set()
-
-        def flush(self, timeout: float) -> None:
-            self.flushed = timeout
-
-    over, producer = threading.Event(), Failing()
-    _serve(producer, over, 7.0)  # type: ignore[arg-type]
-    assert (producer.polls, producer.flushed) == (2, 7.0)
-
-
 @pytest.mark.parametrize("call", ["retry", "kill"])
 def test_an_exception_that_cannot_be_read_is_written_with_a_short_text(hostile: BaseException, call: str) -> None:
     sends, kept = send_back()
@@ -162,32 +121,77 @@ def test_an_exception_that_cannot_be_read_is_written_with_a_short_text(hostile: 
     assert len((envelope.fail_text or "").encode()) <= 1_024
 
 
-class Duplicating:
-    """A producer whose first sends are reported without an offset."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.sent: list[Any] = []
-
-    def produce(self, *record: Any, on_delivery: Any, headers: Any) -> None:
-        self.sent.append((*record, headers))
-        offset = -1 if len(self.sent) <= self.count else 7
-        on_delivery(None, Message(topic="t", partition=0, offset=offset))
+OUT = OutgoingRecord("t", None, b"k", b"v", [("HOP_ID", b"x")])
 
 
-@pytest.mark.parametrize(("count", "sent"), [(0, 1), (2, 3)])
-def test_a_hop_that_is_reported_without_an_offset_is_stored_again(count: int, sent: int) -> None:
-    store = HopStore({}, 10.0)
-    producer: Any = Duplicating(count)
-    store._producer = producer
-    store.store(OutgoingRecord("t", None, b"k", b"v", (("HOP_ID", b"x"),)))
-    assert len(producer.sent) == sent
-    assert all(record == producer.sent[0] for record in producer.sent)
+@pytest.fixture
+def kafka() -> InMemoryKafka:
+    made = InMemoryKafka()
+    made.create_topic("t", 1)
+    return made
 
 
-def test_a_hop_that_is_never_confirmed_is_not_stored() -> None:
-    store = HopStore({}, -4.8)
-    producer: Any = Duplicating(1_000)
-    store._producer = producer
+@pytest.fixture
+def store(kafka: InMemoryKafka) -> Iterator[HopStore]:
+    made = HopStore(lambda: kafka.producer({"enable.idempotence": True}), 1.0)
+    yield made
+    made.close()
+
+
+def test_a_hop_is_stored_when_the_call_returns(kafka: InMemoryKafka, store: HopStore) -> None:
+    store.store(OUT)
+    assert [record.value() for record in kafka.records("t")] == [b"v"]
+
+
+def test_a_hop_that_is_reported_without_an_offset_is_stored_again(kafka: InMemoryKafka, store: HopStore) -> None:
+    kafka.fail_produce(None, topic="t", count=2, stored=True)
+    store.store(OUT)
+    found = kafka.records("t")
+    assert len(found) == 3
+    assert {(record.key(), record.value(), record.headers()[0]) for record in found} == {(b"k", b"v", ("HOP_ID", b"x"))}
+
+
+def test_a_hop_that_is_never_confirmed_is_not_stored(kafka: InMemoryKafka) -> None:
+    kafka.fail_produce(None, topic="t", count=1_000)
+    store = HopStore(lambda: kafka.producer({"enable.idempotence": True}), -4.8)
     with pytest.raises(KafkaException, match="without an offset"):
-        store.store(OutgoingRecord("t", None, b"k", b"v", ()))
+        store.store(OUT)
+    store.close()
+
+
+def test_nothing_is_sent_after_close(kafka: InMemoryKafka, store: HopStore) -> None:
+    store.close()
+    with pytest.raises(ClosedError, match="nothing was sent"):
+        store.store(OUT)
+    assert kafka.records("t") == []
+
+
+def test_credentials_reach_a_producer_that_is_made_later_and_one_that_exists() -> None:
+    seen: list[tuple[str, str]] = []
+
+    class Client:
+        def set_sasl_credentials(self, username: str, password: str) -> None:
+            seen.append((username, password))
+
+        def list_topics(self, *, timeout: float) -> None:
+            del timeout
+
+        def poll(self, timeout: float) -> None:
+            threading.Event().wait(timeout)
+
+        def flush(self, timeout: float) -> None:
+            del timeout
+
+        def purge(self) -> None: ...
+
+        def __len__(self) -> int:
+            return 0
+
+    store = HopStore(Client, 1.0)  # type: ignore[arg-type]
+    store.set_sasl_credentials("a", "1")
+    assert seen == []
+    store.list_topics(timeout=1)
+    store.set_sasl_credentials("b", "2")
+    store.tell_credentials(Client())
+    store.close()
+    assert seen == [("a", "1"), ("b", "2"), ("b", "2")]

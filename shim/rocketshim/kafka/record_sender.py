@@ -1,0 +1,262 @@
+"""Send records with one idempotent producer, and learn of each whether it is stored.
+
+A delivery report without an offset is not believed (`kafka.reports`). Such a record is sent again after a pause, as it
+is and so with the same identity, until a report has an offset or its time is over.
+
+The producer is made at the first send. After a fatal error it can send nothing more: the next send makes another one,
+and the former one still reports what it had.
+
+Threads: any thread sends. One thread of the sender polls the producer; it processes the reports and calls back. The
+thread knows the producer and not the sender, so that a sender that nobody uses any more ends it.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from rocketshim.errors import ClosedError
+from rocketshim.kafka.clients import ProducerClient
+from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirmed
+from rocketshim_topics.hops import OutgoingRecord
+
+__all__ = ["Done", "RecordSender"]
+
+_POLL_S: Final = 0.1
+_AGAIN_S: Final = 0.1
+_FULL_S: Final = 0.005
+_PURGED_S: Final = 1.0
+
+Done = Callable[[KafkaError | None, Any], None]
+"""Called once for each record, with None and the record if it is stored, otherwise with the error."""
+
+
+class _Sending:
+    """A record that is being sent, and the callback of its delivery reports.
+
+    It is an object and not a closure that names itself: such a cycle would keep the Kafka client after `close`.
+    """
+
+    __slots__ = ("again_until_s", "done", "link", "out")
+
+    def __init__(self, link: "_Link", out: OutgoingRecord, done: Done, again_until_s: float) -> None:
+        self.link = link
+        self.out = out
+        self.done = done
+        self.again_until_s = again_until_s
+
+    def __call__(self, error: KafkaError | None, record: Any) -> None:
+        """Take a delivery report."""
+        link = self.link
+        error = link.reports.error(error, record)
+        if error is None or not link.goes_again(self, error):
+            self.done(error, record)
+
+
+class _Link:
+    """One producer, from its creation to the end of its poll thread.
+
+    Attributes:
+        producer: the Kafka client.
+        reports: checks its delivery reports.
+        again: records that were reported without an offset, and when they are sent again, in monotonic seconds.
+        is_broken: it has had a fatal error.
+        is_over: nothing more is sent with it; its thread ends when every record has its report.
+    """
+
+    def __init__(self, producer: ProducerClient, on_unconfirmed: Callable[[OutgoingRecord], None]) -> None:
+        self.producer = producer
+        self.reports = DeliveryReports()
+        self.again: deque[tuple[float, _Sending]] = deque()
+        self.is_broken = False
+        self.is_over = False
+        self._on_unconfirmed = on_unconfirmed
+
+    @property
+    def outstanding(self) -> int:
+        """Number of records without a result."""
+        return len(self.producer) + len(self.again)
+
+    def produce(self, sending: _Sending) -> None:
+        """Give a record to the Kafka client."""
+        out = sending.out
+        partition = -1 if out.partition is None else out.partition
+        self.producer.produce(out.topic, out.value, out.key, partition, on_delivery=sending, headers=out.headers)
+
+    def goes_again(self, sending: _Sending, error: KafkaError) -> bool:
+        """Have the poll thread send an unconfirmed record again; False: it is another error, or too late."""
+        self.is_broken = self.is_broken or error.fatal()
+        due_s = time.monotonic() + _AGAIN_S
+        if not is_unconfirmed(error) or self.is_over or due_s >= sending.again_until_s:
+            return False
+        self._on_unconfirmed(sending.out)
+        self.again.append((due_s, sending))
+        return True
+
+    def serve(self, on_error: Callable[[BaseException], None]) -> None:
+        """Process delivery reports until the link is over and every record has its result; the poll thread."""
+        while not self.is_over or self.outstanding:
+            try:
+                self.producer.poll(_POLL_S)
+                self._send_again()
+            except BaseException as error:  # noqa: BLE001 - top of a thread: if it ended, later sends would wait in vain
+                self.is_broken = self.is_broken or _is_fatal(error)
+                on_error(error)
+
+    def _send_again(self) -> None:
+        """Send unconfirmed records again, once their pause is over."""
+        for _ in range(len(self.again)):
+            due_s, sending = self.again.popleft()
+            if self.is_over:
+                sending.done(UNCONFIRMED, None)
+            elif time.monotonic() < due_s:
+                self.again.append((due_s, sending))
+            else:
+                try:
+                    self.produce(sending)
+                except BufferError:
+                    self.again.append((due_s, sending))
+                except KafkaException as error:
+                    sending.done(error.args[0], None)
+
+
+class RecordSender:
+    """Sends records with one producer and its poll thread.
+
+    Args:
+        make_producer: makes an idempotent producer with `acks=all`.
+        thread_name: name of the poll thread.
+        closed_text: text of the error of a send after `close`.
+        on_unconfirmed: called before a record is sent again; logs it.
+        on_error: called in the poll thread while it handles an error of the client or of a callback; logs it.
+
+    Thread-safety: any thread may call every method.
+    """
+
+    def __init__(
+        self,
+        make_producer: Callable[[], ProducerClient],
+        *,
+        thread_name: str,
+        closed_text: str,
+        on_unconfirmed: Callable[[OutgoingRecord], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._make_producer = make_producer
+        self._thread_name = thread_name
+        self._closed_text = closed_text
+        self._on_unconfirmed = on_unconfirmed
+        self._on_error = on_error
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @property
+    def producer(self) -> ProducerClient | None:
+        """The Kafka client; None: no record was sent yet, or the sender is closed."""
+        with self._lock:  # one that is being made counts
+            return None if self._link is None else self._link.producer
+
+    def send(self, out: OutgoingRecord, done: Done, *, room_until_s: float, again_until_s: float) -> None:
+        """Send a record; return when the client has taken it.
+
+        Args:
+            out: the record.
+            done: called with the result, in the poll thread; must not block.
+            room_until_s: how long to wait for room in a full queue, monotonic time in seconds.
+            again_until_s: until when the record is sent again if it is reported without an offset, likewise.
+
+        Raises:
+            BufferError: the queue stayed full. Nothing was sent, as after the other errors; `done` is not called.
+            KafkaException: the client refused the record.
+            ClosedError: the sender is closed.
+        """
+        link = self._open()
+        sending = _Sending(link, out, done, again_until_s)
+        while True:
+            try:
+                link.produce(sending)
+            except BufferError:
+                if time.monotonic() >= room_until_s:
+                    raise
+                time.sleep(_FULL_S)  # the poll thread processes reports, which makes room
+            except KafkaException as error:
+                link.is_broken = link.is_broken or _is_fatal(error)
+                raise
+            else:
+                return
+
+    def list_topics(self, *, timeout: float) -> Any:
+        """Return the cluster's topics, as the producer sees them; `timeout` in seconds.
+
+        Raises:
+            KafkaException: no broker answered in time.
+            ClosedError: the sender is closed.
+        """
+        return self._open().producer.list_topics(timeout=timeout)
+
+    def flush(self, until_s: float) -> int:
+        """Wait for the results of all records, until a monotonic time; return the number of records without one."""
+        link = self._link
+        return 0 if link is None else _flush(link, until_s)
+
+    def close(self, until_s: float) -> None:
+        """Wait for the results until a monotonic time, and end the poll thread. A second call does nothing.
+
+        Records without a result by then get an error: they may or may not be stored.
+        """
+        with self._lock:
+            self._is_closed = True
+            link, self._link = self._link, None
+            thread, self._thread = self._thread, None
+        if link is None or thread is None:
+            return
+        _flush(link, until_s)
+        link.is_over = True
+        link.producer.purge()
+        with suppress(KafkaException):  # its fatal error
+            link.producer.flush(_PURGED_S)
+        thread.join()
+
+    def __del__(self) -> None:
+        if self._link is not None:
+            self._link.is_over = True  # a sender that is collected without close() leaves no thread running
+
+    def _open(self) -> _Link:
+        link = self._link
+        if link is not None and not link.is_broken:
+            return link
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError(self._closed_text)
+            if self._link is not None and self._link.is_broken:
+                self._link.is_over = True
+                self._link = None
+            if self._link is None:
+                link = _Link(self._make_producer(), self._on_unconfirmed)
+                self._thread = threading.Thread(
+                    target=link.serve, args=(self._on_error,), name=self._thread_name, daemon=True
+                )
+                self._thread.start()
+                self._link = link
+            return self._link
+
+
+def _flush(link: _Link, until_s: float) -> int:
+    while link.outstanding and time.monotonic() < until_s:
+        if not len(link.producer):
+            time.sleep(_FULL_S)  # the poll thread sends again what waits
+        try:
+            link.producer.flush(min(_POLL_S, max(0.0, until_s - time.monotonic())))
+        except KafkaException as error:
+            link.is_broken = link.is_broken or _is_fatal(error)
+    return link.outstanding
+
+
+def _is_fatal(error: BaseException) -> bool:
+    return isinstance(error, KafkaException) and bool(error.args[0].fatal())
