@@ -33,7 +33,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from benchmarks import table
 from benchmarks import worker as relay
-from rocketshim.worker.planner import is_probe
+from rocketshim.worker.prober import is_probe
 from rocketshim_local import any_broker
 from rocketshim_topics import provision
 from rocketshim_topics.hops import delayed_record

@@ -33,7 +33,7 @@ from confluent_kafka.admin import (
 from rocketshim.errors import LocalBrokerError, RocketshimError
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.producer.producer import Producer
-from rocketshim.worker.planner import is_probe
+from rocketshim.worker.prober import is_probe
 from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics import Message, provision
 from rocketshim_topics.layout import Layout

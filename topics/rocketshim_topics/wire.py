@@ -127,7 +127,10 @@ SENT_TEXTS: Final = frozenset({UNIQ_KEY, TAGS, KEYS})
 SCHEDULING: Final = frozenset({REAL_TOPIC, REAL_QID, DELAY, DELAY_MS, DELIVER_AT_MS})
 """Headers that exist on the schedule topic only. The worker removes them on delivery."""
 
-_NAMES: Final = tuple((name, largest) for name, _, largest in _TABLE)
+LARGEST: Final = {name: largest for name, _, largest in _TABLE}
+"""Largest value of each number header; None: the header is a text."""
+
+_NAMES: Final = tuple(LARGEST.items())
 _BY_NAME: Final = {name: (attribute, largest) for name, attribute, largest in _TABLE}
 _READ_ON_SOURCE: Final = frozenset({UNIQ_KEY, TAGS, KEYS, BORN_TIMESTAMP, MAX_RECONSUME_TIMES})
 _VALUES: Final[Callable[[Any], tuple[Any, ...]]] = attrgetter(*(attribute for _, attribute, _ in _TABLE))

@@ -17,7 +17,7 @@ from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.positions import committed_positions
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.worker.planner import is_probe
+from rocketshim.worker.prober import is_probe
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import due_ms
 from rocketshim_topics.levels import DelayLevels

@@ -159,7 +159,7 @@ class Assignment:
         self.failure: Exception | None = None
         self.assignments = 0
         self.has_joined = False  # whether the first rebalance is over
-        self._topic = topic
+        self.topic = topic
         self._levels = levels
         self._metadata = levels_metadata(levels)
         self._limits = limits
@@ -270,7 +270,7 @@ class Assignment:
         # a level of another worker's longer table: its records leave after a second, and hop again if they are not due
         delay_ms = self._levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms
         queue: LevelQueue[Any] = LevelQueue(delay_ms, self._limits, self.assignments)
-        return AssignedPartition(self._topic, number, queue, committed, self._metadata)
+        return AssignedPartition(self.topic, number, queue, committed, self._metadata)
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
@@ -304,10 +304,10 @@ class Assignment:
                 if queue.full or (
                     queue.waiting_count * _FAR_SHARE >= queue.limits.full_count and self._is_far(queue, now_ns)
                 ):
-                    consumer.pause([TopicPartition(self._topic, assigned.number)])
+                    consumer.pause([TopicPartition(self.topic, assigned.number)])
                     assigned.paused = True
             elif queue.hungry and (not queue.waiting_count or not self._is_far(queue, now_ns)):
-                consumer.resume([TopicPartition(self._topic, assigned.number)])
+                consumer.resume([TopicPartition(self.topic, assigned.number)])
                 assigned.paused = False
 
     def _resume_reading(self, consumer: ConsumerClient, numbers: list[int]) -> None:
@@ -319,7 +319,7 @@ class Assignment:
         again a second later. One request asks for all partitions. If it fails, there is one request for each, so that a
         partition without a leader does not block another.
         """
-        partitions = [TopicPartition(self._topic, number) for number in numbers]
+        partitions = [TopicPartition(self.topic, number) for number in numbers]
         try:
             lows, highs = _bounds(consumer, partitions, OFFSET_BEGINNING), _bounds(consumer, partitions, OFFSET_END)
             positions = {item.partition: item.offset for item in consumer.position(partitions)}
@@ -334,7 +334,7 @@ class Assignment:
         for number in numbers:
             assigned, low, high = self.held[number], lows[number], highs[number]
             at = positions[number] if positions[number] >= 0 else assigned.committed  # negative: nothing read yet
-            starts.append(TopicPartition(self._topic, number, at if low <= at <= high else low))
+            starts.append(TopicPartition(self.topic, number, at if low <= at <= high else low))
             if starts[-1].offset != at:
                 self._alarm("worker.position-out-of-range", partition=number, position=at, low=low, high=high)
         try:

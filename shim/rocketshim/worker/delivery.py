@@ -1,82 +1,48 @@
 """The interface between the worker's loop and its two deliveries, `at_least_once` and `exactly_once`."""
 
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
+from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
-from rocketshim.kafka.clients import ConsumerClient
-from rocketshim.worker.allow_list import NOT_ALLOWED
+from rocketshim.kafka.clients import ConsumerClient, ProducerFactory
 from rocketshim.worker.assignment import AssignedPartition
+from rocketshim.worker.counts import WorkerCounts
+from rocketshim.worker.hop_writer import HopWriter
+from rocketshim.worker.prober import Prober
+from rocketshim.worker.refusals import Refusals
+from rocketshim.worker.router import Router
+from rocketshim.worker.target_health import TargetTable
 
-__all__ = ["LATENESS_BOUNDS_MS", "Delivery", "WorkerCounts", "re_append_event"]
-
-LATENESS_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000)
-"""Upper bounds of the buckets of lateness (from due to delivered), in ms; one more bucket is above the last."""
+__all__ = ["Delivery", "DeliveryParts"]
 
 
-@dataclass(slots=True)
-class WorkerCounts:
-    """What the worker has done since it started. Its own thread writes this; any thread may read it.
+class DeliveryParts(NamedTuple):
+    """What both deliveries are made of. The worker's thread owns all of it.
 
     Attributes:
-        delivered: records stored at their targets.
-        hopped: records written to another queue because they were not due.
-        re_appended: records written to a queue again because their target did not accept them.
-        resent: hops made again.
-        skipped: probes read.
-        alarms: number of alarms by event.
-        parked: number of parked records by reason, up to the reason's first colon.
-        aborted: transactions aborted.
-        recycled: producers replaced.
-        lateness: number of deliveries in each bucket of `LATENESS_BOUNDS_MS`.
-        lateness_sum_ms: sum of all latenesses.
+        make_producer: the factory of `Clients`.
+        router: decides where records go.
+        refusals: learns from hops that were not stored.
+        targets: state of the targets.
+        writer: produces hops.
+        prober: writes probes.
+        counts: the worker's counters.
+        clock: the clock for waits.
+        alarm: called with an event and its facts.
+        point: called with the name of a point of the protocol when it is passed; for fault tests.
     """
 
-    delivered: int = 0
-    hopped: int = 0
-    re_appended: int = 0
-    resent: int = 0
-    skipped: int = 0
-    alarms: dict[str, int] = field(default_factory=dict)
-    parked: dict[str, int] = field(default_factory=dict)
-    aborted: int = 0
-    recycled: int = 0
-    lateness: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BOUNDS_MS) + 1))
-    lateness_sum_ms: int = 0
-
-    def count_parked(self, reason: str) -> None:
-        """Count a parked record."""
-        kind = reason.split(":", 1)[0]
-        self.parked[kind] = self.parked.get(kind, 0) + 1
-
-    def observe_lateness(self, late_ms: list[int]) -> None:
-        """Count deliveries by their lateness in ms."""
-        late_ms.sort()
-        self.lateness_sum_ms += sum(late_ms)
-        below = 0
-        for bucket, bound in enumerate(LATENESS_BOUNDS_MS):
-            if below == len(late_ms):
-                return
-            upto = _count_up_to(late_ms, bound, below)
-            self.lateness[bucket] += upto - below
-            below = upto
-        self.lateness[-1] += len(late_ms) - below
-
-
-def re_append_event(reason: str) -> str:
-    """Return the log event for a record that was re-appended for this reason."""
-    return "worker.not-allowed" if reason == NOT_ALLOWED else "worker.re-appended"
-
-
-def _count_up_to(ascending: list[int], bound: int, start: int) -> int:
-    low, high = start, len(ascending)
-    while low < high:
-        middle = (low + high) // 2
-        if ascending[middle] <= bound:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    make_producer: ProducerFactory
+    router: Router
+    refusals: Refusals
+    targets: TargetTable
+    writer: HopWriter
+    prober: Prober
+    counts: WorkerCounts
+    clock: Clock
+    alarm: Callable[..., None]
+    point: Callable[[str], None]
 
 
 class Delivery(Protocol):

@@ -5,10 +5,12 @@
   worker's current membership of the group. Then it commits. The next transaction begins 5 ms after a commit: without
   this gap librdkafka waits 20 ms for the coordinator to finish the last transaction (measured).
 * A run with a record whose target is unknown waits in its queue until the target is known. Other queues continue.
-* A transaction with a record that was not stored does not commit. The report of a failure names the target, which is
-  then avoided. If one record makes the broker refuse its batch, the producer sends one record per batch for a while,
-  and then the report names the record. A success without an offset (`kafka.reports`) would be committed: it aborts the
-  transaction. So the worker reads all reports before the commit.
+* A transaction with a record that was not stored does not commit; a target that refused it is then avoided. If one
+  record makes the broker refuse its batch, the producer sends one record per batch for a while, and then the report is
+  about the record. A success without an offset (`kafka.reports`) would be committed: it aborts the transaction. So the
+  worker reads all reports before the commit.
+* The worker waits while reports keep arriving. If none arrives for `target_patience_ms`, the targets that have not
+  answered are avoided.
 * A record that no topic of the shim accepts (it must be parked, and the worker may not) would abort every transaction.
   Its queue backs off: a second at first, then twice as long each time, up to five seconds.
 * After an abort that certainly succeeded, the records that were taken are due again. Nothing was delivered and no
@@ -27,29 +29,27 @@
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.backoff import Backoff
-from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.errors import WorkerError
 from rocketshim.kafka.clients import (
     ConsumerClient,
     ProducerClient,
-    ProducerFactory,
     close_producer,
     poll_callbacks,
     purge_producer,
 )
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
-from rocketshim.worker.delivery import WorkerCounts, re_append_event
-from rocketshim.worker.prober import Prober
-from rocketshim.worker.router import Kind, Placement, PlainGroup, Router, Verdict
-from rocketshim.worker.target_health import TargetHealth
+from rocketshim.worker.delivery import DeliveryParts
+from rocketshim.worker.hop_group import HopGroup, Kind
+from rocketshim.worker.hop_writer import Flight, HopBatch
+from rocketshim.worker.refusals import REFUSED_RECORD, Verdict
+from rocketshim.worker.transaction import PURGED, Transaction
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim_topics.wire import coordinates
 
@@ -66,40 +66,24 @@ _REFUSED_NS: Final = Backoff(_AGAIN_NS, 5_000 * _NS)
 _CAREFUL_NS: Final = 30_000 * _NS
 _MINUTE_NS: Final = 60_000 * _NS
 _MOST_FENCINGS: Final = 3
+_MOST_ROUTINGS: Final = 4  # of a record whose hop the producer refuses: target, queue, parking topic, without its body
 _FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})  # noqa: SLF001
-_PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 _SPOILS: Final = frozenset({KafkaError._STATE, KafkaError._FATAL})  # noqa: SLF001
-_LISTED_FAILURES: Final = 1_000
 _LAST_REPORTS_S: Final = 1.0
+_LOOKS: Final = 4  # in the patience with the targets, to see whether reports arrive
 _OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its time-out never will
-
-
-class _Taken:
-    """Due records of one partition that are part of the open transaction."""
-
-    __slots__ = ("assigned", "due")
-
-    def __init__(self, assigned: AssignedPartition, due: Due[Any]) -> None:
-        self.assigned = assigned
-        self.due = due
 
 
 class ExactlyOnce:
     """Delivery in transactions.
 
     Args:
-        make_producer: the factory of `Clients`.
+        parts: what both deliveries are made of.
         config: settings of the producer, including `transactional.id`.
         probe_config: settings of the producer of probes.
-        router: decides where records go.
-        counts: the worker's counters.
-        clock: the clock for waits.
-        prober: writes probes.
-        alarm: called with an event and its facts.
         api_timeout_ms: longest wait for one transactional call; below the transaction's time-out.
-        patience_ms: how long targets may take to store the records of a transaction.
+        patience_ms: how long the targets may store no record of a transaction.
         denied: returns which of the given topics the worker may not write to.
-        point: called with the name of a point of the protocol when it is passed; for fault tests.
         heart: gets a beat before each long call, with the longest time that the call may take.
 
     Thread-safety: none; the worker's thread.
@@ -107,57 +91,43 @@ class ExactlyOnce:
 
     def __init__(
         self,
-        make_producer: ProducerFactory,
+        parts: DeliveryParts,
         config: dict[str, Any],
         probe_config: dict[str, Any],
-        router: Router,
-        counts: WorkerCounts,
         *,
-        clock: Clock,
-        prober: Prober,
-        alarm: Callable[..., None],
         api_timeout_ms: int,
         patience_ms: int,
         denied: Callable[[set[str]], set[str]],
-        point: Callable[[str], None],
         heart: Heartbeat,
     ) -> None:
-        self._make_producer = make_producer
+        self._make_producer = parts.make_producer
+        self._router = parts.router
+        self._refusals = parts.refusals
+        self._targets = parts.targets
+        self._writer = parts.writer
+        self._prober = parts.prober
+        self._counts = parts.counts
+        self._clock = parts.clock
+        self._alarm = parts.alarm
+        self._point = parts.point
         self._config = config
         self._probe_config = probe_config
-        self._router = router
-        self._counts = counts
-        self._clock = clock
-        self._prober = prober
-        self._alarm = alarm
         self._api_timeout_s = api_timeout_ms / 1_000
         self._patience_s = patience_ms / 1_000
         self._denied = denied
-        self._point = point
         self._heart = heart
         self._consumer: ConsumerClient | None = None
         self._producer: ProducerClient | None = None
         self._probes: ProducerClient | None = None
-        self._reports = DeliveryReports()
-        self._taken: list[_Taken] = []
-        self._passed: list[AssignedPartition] = []
-        self._records = 0
-        self._must_abort = False
-        self._is_silent = False
-        self._begun_ns: int | None = None
+        self._open: Transaction | None = None
         self._not_before_ns = 0
         self._is_stale = False
         self._renewed_ns = 0
-        self._uncertain: list[_Taken] = []
+        self._uncertain: list[Flight] = []
         self._careful_until_ns = 0
         self._is_careful = False
         self._fenced_ns: deque[int] = deque(maxlen=_MOST_FENCINGS)
         self._instance_conflict: WorkerError | None = None
-        self._failures: list[tuple[Any, Kind, str, KafkaError]] = []
-        self._dues_ms: list[int] = []
-        self._tried: set[TargetHealth] = set()
-        self._done: list[tuple[Kind, str]] = []
-        self._own: list[tuple[Any, str]] = []  # records written to a topic of the shim, and that topic
 
     # --- the transaction ---------------------------------------------------------------------------------------------
 
@@ -172,170 +142,104 @@ class ExactlyOnce:
         """Return the number of records that may still go into this transaction."""
         if self._producer is None or now_ns < self._not_before_ns:
             return 0
-        if self._must_abort or (self._begun_ns is not None and now_ns - self._begun_ns >= _LONGEST_NS):
+        transaction = self._open
+        if transaction is None:
+            return _MOST_RECORDS
+        if transaction.must_abort or now_ns - transaction.begun_ns >= _LONGEST_NS:
             return 0
-        return _MOST_RECORDS - self._records
+        return _MOST_RECORDS - transaction.count
 
     def relay(self, assigned: AssignedPartition, due: Due[Any], now_ns: int) -> None:
-        """Produce the records that left a queue, in the open transaction."""
-        placed, awaited = self._route(assigned, due, now_ns)
+        """Produce the records that left a queue, in the open transaction.
+
+        With an unknown target, the whole run waits. It is routed before a record of it is produced, so that an unknown
+        target aborts no transaction.
+        """
+        groups = self._router.route(due, assigned, now_ns)
+        awaited = {group.target for group in groups if group.kind is Kind.NOT_YET and group.target is not None}
         if awaited:
             assigned.awaited = awaited
             assigned.queue.failed(due)
             return
-        if self._begun_ns is None and not self._begin(now_ns):
+        transaction, producer = self._open or self._begin(now_ns), self._producer
+        if transaction is None or producer is None:
             assigned.queue.failed(due)
             return
         self._point("before-produce")
-        self._taken.append(_Taken(assigned, due))
-        self._records += len(due.records)
-        producer = self._producer
-        if producer is None:
-            return
-        for each in placed:
-            if self._must_abort:
-                return
-            if isinstance(each, PlainGroup):
-                self._produce_plain(producer, due, each, now_ns)
-            else:
-                self._produce_slowly(producer, due, *each, now_ns)
-        self._must_abort = poll_callbacks(producer) is not None or self._must_abort
+        flight = Flight(assigned, due, now_ns)
+        transaction.add(flight)
+        self._produce(producer, transaction, flight, groups, now_ns)
+        failure = poll_callbacks(producer) or self._writer.failure
+        self._writer.failure = None
+        transaction.must_abort = transaction.must_abort or failure is not None
         self._point("after-produce")
 
-    def _route(
-        self, assigned: AssignedPartition, due: Due[Any], now_ns: int
-    ) -> tuple[list[PlainGroup | tuple[int, Placement]], set[TargetHealth]]:
-        """Return where each record of a run goes, and its unknown targets; with an unknown target the whole run waits.
-
-        The whole run is routed before a record of it is produced, so that an unknown target aborts no transaction.
-        """
-        placed: list[PlainGroup | tuple[int, Placement]] = []
-        awaited: set[TargetHealth] = set()
-        index, end = 0, len(due.records)
-        while index < end:
-            if not self._is_careful:
-                groups, index = self._router.plain_ones(due, index, assigned, now_ns)
-                placed += groups
-            if index < end:
-                placement = self._router.route_due(due, index, now_ns)
-                if placement.kind is Kind.NOT_YET and placement.target is not None:
-                    awaited.add(placement.target)
-                placed.append((index, placement))
-                index += 1
-        return placed, awaited
-
-    def _produce_plain(self, producer: ProducerClient, due: Due[Any], group: PlainGroup, now_ns: int) -> None:
-        """Produce the plain due records of one target partition."""
-        produce, failed, add_due = producer.produce, self._failed, self._dues_ms.append
-        topic, partition = group.target.topic, group.partition
-        for index, value, key, headers, due_ms in group.records:
-            if self._must_abort:
-                return
-            try:
-                produce(topic, value, key, partition, on_delivery=failed, headers=headers)
-            except (BufferError, KafkaException):
-                placement = self._router.route_due(due, index, now_ns)
-                self._produce_slowly(producer, due, index, placement, now_ns)  # it handles the error
-            else:
-                add_due(due_ms)
-
-    def _begin(self, now_ns: int) -> bool:
-        producer = self._producer
-        if producer is None:
-            return False
+    def _begin(self, now_ns: int, passed: list[AssignedPartition] | None = None) -> Transaction | None:
+        if self._producer is None:
+            return None
         try:
-            producer.begin_transaction()
+            self._producer.begin_transaction()
         except KafkaException as error:
             self._on_uncertain_outcome(error.args[0], now_ns)
-            return False
-        self._begun_ns = now_ns
-        return True
+            return None
+        self._open = Transaction(now_ns, passed)
+        return self._open
 
-    def _produce_slowly(  # noqa: C901 - one record, and every result of producing it
-        self, producer: ProducerClient, due: Due[Any], index: int, placement: Placement, now_ns: int
+    def _produce(
+        self, producer: ProducerClient, transaction: Transaction, flight: Flight, groups: list[HopGroup], now_ns: int
     ) -> None:
-        """Produce one record; if `produce` refuses it, route it again, which parks it or makes it wait."""
-        record = due.records[index]
-        for _ in range(4):
-            if placement.kind is Kind.NOT_YET:
-                self._must_abort = True  # the producer has to learn about the target's new partitions
+        """Produce the records of a flight; route those again that the producer refuses, which parks or diverts them."""
+        for _ in range(_MOST_ROUTINGS):
+            refused: list[HopBatch] = []
+            for group in groups:
+                if group.kind is Kind.NOT_YET:
+                    transaction.must_abort = True  # the producer has to learn about the target's new partitions
+                elif group.kind is Kind.SKIP:
+                    self._counts.skipped += len(group.records)
+                else:
+                    for batch in self._writer.write(producer, flight, group, now_ns):
+                        batch.alone = batch.alone or self._is_careful
+                        (refused if batch.is_refused else transaction.batches).append(batch)
+            for batch in refused:
+                self._refused(transaction, batch, now_ns)
+            if transaction.must_abort or not refused:
                 return
-            if placement.kind is Kind.SKIP:
-                self._counts.skipped += 1
-                return
-            report = (
-                partial(self._failed_record, record, placement.kind, placement.topic)
-                if self._is_careful or placement.kind is not Kind.DELIVER
-                else self._failed
-            )
-            try:
-                while True:
-                    try:
-                        producer.produce(
-                            placement.topic,
-                            placement.value,
-                            placement.key,
-                            placement.partition,
-                            on_delivery=report,
-                            headers=placement.headers,
-                        )
-                    except BufferError:
-                        self._must_abort = poll_callbacks(producer, 0.02) is not None or self._must_abort
-                    else:
-                        break
-            except KafkaException as problem:
-                error = problem.args[0]
-                if error.code() in _SPOILS or error.fatal() or error.txn_requires_abort():
-                    self._must_abort = True  # an earlier record failed, not this one
-                    return
-                self._router.refused(record, placement.kind, placement.topic, error, now_ns, alone=True)
-                placement = self._router.route_due(due, index, now_ns)
-                continue
-            if placement.kind is Kind.DELIVER:
-                self._dues_ms.append(placement.due_ms)
-                if placement.target is not None:
-                    self._tried.add(placement.target)
-            else:
-                self._done.append((placement.kind, placement.reason))
-                self._own.append((record, placement.topic))
+            again = sorted(batch.indexes[0] for batch in refused)
+            groups = self._router.route(flight.due, flight.assigned, now_ns, again)
+        transaction.must_abort = True
+
+    def _refused(self, transaction: Transaction, batch: HopBatch, now_ns: int) -> None:
+        """Learn why the producer refused a record; if no topic accepts it, its partition backs off."""
+        group, (_, error) = batch.group, batch.errors[0]
+        if error.code() in _SPOILS or error.fatal() or error.txn_requires_abort():
+            transaction.must_abort = True  # an earlier record failed, not this one
             return
-        # no topic accepts it, not even the parking topic; the transaction must not commit without it
-        self._failures.append((record, Kind.PARK, "", KafkaError(KafkaError._FAIL)))  # noqa: SLF001
-
-    def _failed(self, error: KafkaError | None, message: Any) -> None:
-        error = self._reports.error(error, message)
-        if error is not None and len(self._failures) < _LISTED_FAILURES:
-            self._failures.append((None, Kind.DELIVER, message.topic(), error))
-
-    def _failed_record(self, record: Any, kind: Kind, topic: str, error: KafkaError | None, message: Any) -> None:
-        error = self._reports.error(error, message)
-        if error is not None and len(self._failures) < _LISTED_FAILURES:
-            self._failures.append((record, kind, topic, error))
+        verdict = self._refusals.refused(batch.record(0), group.kind, group.topic, error, now_ns, alone=True)
+        if verdict is Verdict.WAIT:
+            transaction.must_abort = True
+            self._back_off(batch, 0, error, now_ns)
 
     def can_extend(self, now_ns: int) -> bool:
         """Return whether a transaction is open and can take more records."""
-        return self._begun_ns is not None and self.capacity(now_ns) > 0
+        return self._open is not None and self.capacity(now_ns) > 0
 
     def end_turn(self, now_ns: int) -> None:
         """Commit the open transaction, if there is one."""
-        producer, consumer = self._producer, self._consumer
-        if self._begun_ns is None or producer is None or consumer is None:
+        transaction, producer, consumer = self._open, self._producer, self._consumer
+        if transaction is None or producer is None or consumer is None:
             return
-        ends = {taken.assigned: taken.due.run.next_offset for taken in self._taken}
-        ends.update({assigned: assigned.skipped_to for assigned in self._passed})
-        offsets = [assigned.at(end) for assigned, end in ends.items()]
-        began_ns = now_ns
         try:
-            left = 0 if self._must_abort else producer.flush(self._patience_s)
-            self._is_silent = left > 0
-            if left or self._has_refusal() or any(taken.assigned.gone for taken in self._taken):
-                self._abort(producer, None)
+            left = 0 if transaction.must_abort else self._flush(producer, transaction)
+            if left or transaction.has_refusal or transaction.is_lost:
+                self._abort(producer, transaction, None)
                 return
             self._beat_before_call()
             # if the transaction has failed, this call raises the cause
-            producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), self._api_timeout_s)
-            if self._must_abort or self._failures:
-                self._abort(producer, None)
+            producer.send_offsets_to_transaction(
+                transaction.offsets(), consumer.consumer_group_metadata(), self._api_timeout_s
+            )
+            if transaction.must_abort or transaction.has_failure:
+                self._abort(producer, transaction, None)
                 return
             self._point("before-commit")
             self._beat_before_call()
@@ -343,136 +247,126 @@ class ExactlyOnce:
         except KafkaException as problem:
             error = problem.args[0]
             if error.txn_requires_abort() and not error.fatal():
-                self._abort(producer, error)
+                self._abort(producer, transaction, error)
             else:
                 self._on_uncertain_outcome(error, self._clock.monotonic_ns())
             return
         self._point("after-commit")
-        self._committed(began_ns, ends)
+        self._committed(transaction, now_ns)
 
-    def _committed(self, began_ns: int, ends: dict[AssignedPartition, int]) -> None:
+    def _flush(self, producer: ProducerClient, transaction: Transaction) -> int:
+        """Wait for the reports of all records; return how many are missing.
+
+        While reports arrive, the broker is slow. If none arrives for `patience_ms`, the targets are silent.
+        """
+        end_ns = self._clock.monotonic_ns() + round(self._api_timeout_s * 1e9)
+        left, quiet_s, look_s = len(producer), 0.0, self._patience_s / _LOOKS
+        while True:
+            self._beat_before_call()
+            still = producer.flush(look_s)
+            quiet_s = quiet_s + look_s if still >= left else 0.0
+            transaction.is_silent = still > 0 and quiet_s >= self._patience_s
+            if not still or transaction.is_silent or self._clock.monotonic_ns() >= end_ns:
+                return still
+            left = still
+
+    def _committed(self, transaction: Transaction, began_ns: int) -> None:
         now_ns = self._clock.monotonic_ns()
-        for taken in self._taken:
-            self._confirm(taken)
-        for assigned, end in ends.items():
+        self._open = None
+        for flight in transaction.flights:
+            self._confirm(flight)
+        for assigned, end in transaction.ends().items():
             assigned.committed = max(assigned.committed, end)
             assigned.backoffs = 0
-        clock_ms = self._taken[-1].due.clock_ms if self._taken else 0
-        waited_ms = (now_ns - (self._begun_ns or now_ns)) // _NS
-        for target in self._tried:
-            target.record_success()
-        self._counts.delivered += len(self._dues_ms)
-        self._counts.observe_lateness([max(0, clock_ms + waited_ms - due_ms) for due_ms in self._dues_ms])
-        for kind, reason in self._done:
-            if kind is Kind.HOP:
-                self._counts.hopped += 1
-            elif kind is Kind.RE_APPEND:
-                self._counts.re_appended += 1
-                self._alarm(re_append_event(reason), error=reason)
-            else:
-                self._counts.count_parked(reason)
-                self._alarm("worker.parked", reason=reason)
-        self._reset()
+        for batch in transaction.batches:
+            self._writer.count_stored(batch, now_ns)
         self._not_before_ns = now_ns + _GAP_NS
         if now_ns - began_ns > self._api_timeout_s * 1e9:
             self._discard_producer()  # it retried for long; no late request may hit the next transaction
         elif self._is_careful and now_ns >= self._careful_until_ns:
             self._discard_producer()
 
-    def _confirm(self, taken: _Taken) -> None:
-        if self._router.has_marks:
-            for record in taken.due.records:
-                self._router.settled(record)
-        if not taken.assigned.gone:
-            taken.assigned.queue.confirmed(taken.due.run)
-
-    def _reset(self) -> None:
-        self._must_abort = self._is_silent = False
-        self._taken = []
-        self._passed = []
-        self._records = 0
-        self._begun_ns = None
-        self._failures = []
-        self._tried = set()
-        self._dues_ms = []
-        self._done = []
-        self._own = []
+    def _confirm(self, flight: Flight) -> None:
+        if not flight.assigned.gone:
+            flight.assigned.queue.confirmed(flight.due.run)
 
     def _beat_before_call(self) -> None:
         self._heart.beat(self._api_timeout_s + _OVERDUE_S)
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
-    def _abort(self, producer: ProducerClient, cause: KafkaError | None, why: str = "") -> None:
+    def _abort(
+        self, producer: ProducerClient, transaction: Transaction, cause: KafkaError | None, why: str = ""
+    ) -> None:
         """Abort the transaction; if the outcome of the abort is uncertain, replace the producer."""
         self._counts.aborted += 1
         self._beat_before_call()
         purge_producer(producer, self._patience_s)  # otherwise the abort waits for reports that no poll serves
         try:
             producer.abort_transaction(self._api_timeout_s)
-            now_ns = self._clock.monotonic_ns()
         except KafkaException as problem:
             now_ns = self._clock.monotonic_ns()
-            self._learn_from_failures(now_ns, cause)
+            self._learn(transaction, now_ns, cause)
             self._on_uncertain_outcome(problem.args[0], now_ns)
             return
+        now_ns = self._clock.monotonic_ns()
         poll_callbacks(producer)
-        reason = str(cause) if cause is not None else why or f"{len(self._failures)} records were not stored"
-        self._alarm("worker.transaction-aborted", error=reason, records=self._records)
-        careful, was_silent = self._learn_from_failures(now_ns, cause), self._is_silent
-        for taken in reversed(self._taken):
-            if not taken.assigned.gone:
-                taken.assigned.queue.failed(taken.due)
-        self._reset()
+        self._open = None
+        failed = sum(len(batch.errors) for batch in transaction.batches)
+        reason = str(cause) if cause is not None else why or f"{failed} records were not stored"
+        self._alarm("worker.transaction-aborted", error=reason, records=transaction.count)
+        is_refused = self._learn(transaction, now_ns, cause)
+        for flight in reversed(transaction.flights):
+            if not flight.assigned.gone:
+                flight.assigned.queue.failed(flight.due)
         self._not_before_ns = now_ns + _BACK_OFF_NS
-        if careful:
+        if is_refused:
             self._careful_until_ns = now_ns + _CAREFUL_NS
-        if cause is not None or was_silent or (careful and not self._is_careful):
+        if cause is not None or transaction.is_silent or (is_refused and not self._is_careful):
             # a producer whose broker was unavailable may block forever in a later call (seen after a broker's restart)
             self._discard_producer()
 
-    def _has_refusal(self) -> bool:
-        """Return whether a record was refused because of itself or of its target, and not only purged."""
-        return any(error.code() not in _PURGED for _, _, _, error in self._failures)
-
-    def _learn_from_failures(self, now_ns: int, cause: KafkaError | None = None) -> bool:
+    def _learn(self, transaction: Transaction, now_ns: int, cause: KafkaError | None = None) -> bool:
         """Report failures to the router; return True if one unknown record made the broker refuse its batch."""
-        unknown = False
-        was_refused = self._has_refusal()
         if cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            self._find_denied_topics(cause, now_ns)
-        for record, kind, topic, error in self._failures:
-            if error.code() in _FENCED or error.code() in _SPOILS:
-                continue
-            if error.code() in _PURGED:
-                # if another record was refused, this one had no time to be stored; otherwise its target was too slow
-                if kind is Kind.DELIVER and self._is_silent and not was_refused:
-                    self._router.target_failed(self._router.targets.target(topic, now_ns), now_ns, "no-answer")
-            elif record is not None:
-                verdict = self._router.refused(record, kind, topic, error, now_ns, alone=self._is_careful)
-                if verdict is Verdict.WAIT:
-                    self._back_off(record, topic, error, now_ns)
-            else:
-                unknown = self._router.batch_refused(topic, error, now_ns) or unknown
-        return unknown
+            self._find_denied_topics(transaction, cause, now_ns)
+        # if a record was refused, those that were purged had no time to be stored; otherwise their targets are silent
+        is_silent = transaction.is_silent and not transaction.has_refusal
+        is_refused = False
+        for batch, at, error in transaction.failures():
+            group = batch.group
+            if error.code() in PURGED:
+                if is_silent and group.kind is Kind.DELIVER and group.target is not None:
+                    self._refusals.target_failed(group.target, now_ns, "no-answer")
+            elif error.code() not in _FENCED | _SPOILS:
+                verdict = self._refusals.refused(
+                    batch.record(at), group.kind, group.topic, error, now_ns, alone=batch.alone
+                )
+                if verdict is Verdict.WAIT and group.kind is not Kind.DELIVER:
+                    self._back_off(batch, at, error, now_ns)
+                is_refused = is_refused or (
+                    group.kind is Kind.DELIVER and not batch.alone and error.code() in REFUSED_RECORD
+                )
+        return is_refused
 
-    def _find_denied_topics(self, cause: KafkaError, now_ns: int) -> None:
+    def _find_denied_topics(self, transaction: Transaction, cause: KafkaError, now_ns: int) -> None:
         """Find out which topic denied a transaction that failed because of a missing ACL."""
-        targets = {topic for _, kind, topic, _ in self._failures if kind is Kind.DELIVER}
-        denied = self._denied(targets | {topic for _, topic in self._own})
-        for topic in denied & targets:
-            self._router.target_failed(self._router.targets.target(topic, now_ns), now_ns, cause.name())
-        for record, topic in self._own:
-            if topic in denied:
-                self._back_off(record, topic, cause, now_ns)
+        denied = self._denied({batch.group.topic for batch in transaction.batches})
+        for batch in transaction.batches:
+            group = batch.group
+            if group.topic in denied and group.kind is not Kind.DELIVER:
+                self._back_off(batch, 0, cause, now_ns)
+            elif group.topic in denied and group.target is not None:
+                self._refusals.target_failed(group.target, now_ns, cause.name())
 
-    def _back_off(self, record: Any, topic: str, error: KafkaError, now_ns: int) -> None:
+    def _back_off(self, batch: HopBatch, at: int, error: KafkaError, now_ns: int) -> None:
         """Let a partition back off: no topic accepts one of its records, so the next transactions leave it out."""
-        assigned = next((taken.assigned for taken in self._taken if taken.assigned.number == record.partition()), None)
-        if assigned is not None and assigned.backoff_until_ns <= now_ns:
+        assigned = batch.flight.assigned
+        if assigned.backoff_until_ns <= now_ns:
             assigned.backoff_until_ns = now_ns + _REFUSED_NS.pause(assigned.backoffs)
             assigned.backoffs += 1
-            self._alarm("worker.hop-not-stored", topic=topic, error=error.name(), record=coordinates(record))
+            record = coordinates(batch.record(at))
+            self._alarm("worker.hop-not-stored", topic=batch.group.topic, error=error.name(), record=record)
 
     def _on_uncertain_outcome(self, error: KafkaError, now_ns: int) -> None:
         """Replace the producer after an uncertain outcome; the committed positions will show the outcome."""
@@ -486,16 +380,17 @@ class ExactlyOnce:
                 )
         self._counts.recycled += 1
         self._alarm("worker.producer-recycled", error=str(error))
-        self._uncertain += self._taken
-        self._is_silent = error.code() == KafkaError._TIMED_OUT  # noqa: SLF001
+        transaction, self._open = self._open, None
         self._discard_producer()
-        self._learn_from_failures(now_ns)
-        self._reset()
+        if transaction is not None:
+            self._uncertain += transaction.flights
+            transaction.is_silent = error.code() == KafkaError._TIMED_OUT  # noqa: SLF001
+            self._learn(transaction, now_ns)
 
     def _discard_producer(self) -> None:
         """Close the producer; the next `settle` creates a new one."""
         old, self._producer = self._producer, None
-        self._router.targets.use()
+        self._targets.use()
         if old is not None:
             close_producer(old, _LAST_REPORTS_S)
 
@@ -523,7 +418,7 @@ class ExactlyOnce:
                 close_producer(self._probes, _LAST_REPORTS_S)
                 self._probes = self._make_producer(self._probe_config)
                 self._prober.use(self._probes, DeliveryReports())
-        if self._is_stale and self._begun_ns is None and now_ns - self._renewed_ns >= _AGAIN_NS:
+        if self._is_stale and self._open is None and now_ns - self._renewed_ns >= _AGAIN_NS:
             self._discard_producer()
         if self._producer is not None or now_ns < self._not_before_ns or self._consumer is None:
             return
@@ -539,21 +434,22 @@ class ExactlyOnce:
             self._not_before_ns = self._clock.monotonic_ns() + _AGAIN_NS
             return
         self._producer = producer
-        self._router.targets.use(producer)
+        self._targets.use(producer)
         self._is_stale, self._renewed_ns = False, self._clock.monotonic_ns()
 
     def _resolve(self, consumer: ConsumerClient) -> None:
         """Read the committed positions: they show which uncertain transactions were committed."""
-        uncertain = [taken for taken in self._uncertain if not taken.assigned.gone]
+        uncertain = [flight for flight in self._uncertain if not flight.assigned.gone]
         if uncertain:
-            numbers = {taken.assigned.number for taken in uncertain}
+            numbers = {flight.assigned.number for flight in uncertain}
             asked = [TopicPartition(self._prober.topic, number) for number in numbers]
             found = {item.partition: item.offset for item in consumer.committed(asked, timeout=self._api_timeout_s)}
-            for taken in reversed(uncertain):
-                if found[taken.assigned.number] >= taken.due.run.next_offset:
-                    self._confirm(taken)
+            for flight in reversed(uncertain):
+                if found[flight.assigned.number] >= flight.due.run.next_offset:
+                    self._writer.marks.settle(flight.due.records)
+                    self._confirm(flight)
                 else:
-                    taken.assigned.queue.failed(taken.due)
+                    flight.assigned.queue.failed(flight.due)
         self._uncertain = []
 
     # --- waiting, committing, closing --------------------------------------------------------------------------------
@@ -572,15 +468,14 @@ class ExactlyOnce:
             return  # the next owner reads the probes again
         passed = [each for each in assigned if each.has_uncommitted and each.position == each.skipped_to]
         now_ns = self._clock.monotonic_ns()
-        if passed and self.capacity(now_ns) > 0 and self._begin(now_ns):
-            self._passed = passed
+        if passed and self._open is None and self.capacity(now_ns) > 0 and self._begin(now_ns, passed):
             self.end_turn(now_ns)
 
     def drain(self, assigned: list[AssignedPartition], longest_ns: int) -> None:
         """Abort the open transaction before a rebalance; the next owner resolves an uncertain one."""
         del assigned, longest_ns
-        if self._begun_ns is not None and self._producer is not None:
-            self._abort(self._producer, None, "the group rebalances")
+        if self._open is not None and self._producer is not None:
+            self._abort(self._producer, self._open, None, "the group rebalances")
 
     def probe(self, assigned: AssignedPartition, now_ns: int) -> None:
         """Write a probe, outside any transaction."""
@@ -588,13 +483,12 @@ class ExactlyOnce:
 
     def close(self) -> None:
         """Abort the open transaction and close the producers."""
-        if self._begun_ns is not None and self._producer is not None:
+        if self._open is not None and self._producer is not None:
             try:
                 self._producer.abort_transaction(self._api_timeout_s)
             except KafkaException as error:
-                self._alarm("worker.transaction-aborted", error=str(error), records=self._records)
+                self._alarm("worker.transaction-aborted", error=str(error), records=self._open.count)
         self._discard_producer()
         if self._probes is not None:
             close_producer(self._probes, _LAST_REPORTS_S)
-        self._probes = self._consumer = None
-        self._reset()
+        self._probes = self._consumer = self._open = None

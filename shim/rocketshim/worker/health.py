@@ -4,10 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rocketshim.health import LoopState, Metric
-from rocketshim.worker.delivery import LATENESS_BOUNDS_MS, WorkerCounts
+from confluent_kafka import KafkaException, TopicPartition
 
-__all__ = ["QueueState", "WorkerState"]
+from rocketshim.health import LoopState, Metric
+from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.worker.assignment import AssignedPartition
+from rocketshim.worker.counts import LATENESS_BOUNDS_MS, WorkerCounts
+
+__all__ = ["QueueState", "WorkerState", "queue_state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +113,22 @@ class WorkerState(LoopState):
 
 def _metric(name: str, kind: str, about: str, *samples: tuple[str, dict[str, str], float]) -> Metric:
     return Metric(f"rocketshim_worker_{name}", kind, about, samples)
+
+
+def queue_state(consumer: ConsumerClient, topic: str, assigned: AssignedPartition, now_ns: int) -> QueueState:
+    """Return the state of a partition, without a request to the cluster."""
+    position, next_ns = assigned.position, assigned.queue.next_ns()
+    try:
+        _, high = consumer.get_watermark_offsets(TopicPartition(topic, assigned.number), cached=True)
+    except (KafkaException, TypeError):
+        high = -1
+    done = assigned.committed if position is None else position
+    return QueueState(
+        partition=assigned.number,
+        delay_ms=assigned.queue.delay_ms,
+        position=position,
+        committed=assigned.committed,
+        backlog=max(0, high - done) if high >= 0 and done >= 0 else None,
+        held=assigned.queue.waiting_count,
+        next_due_in_ms=None if next_ns is None else (next_ns - now_ns) // 1_000_000,
+    )

@@ -139,7 +139,7 @@ def _nothing_is_miscounted(worker: DelayWorker) -> None:
     delivery = worker._delivery
     if isinstance(delivery, AtLeastOnce):
         flights = [flight for _, flight, _ in delivery._waiting]
-        flights += [flight for waiting in delivery._unready.values() for flight, _ in waiting]
+        flights += [flight for ready in delivery._unready.values() for flight, indexes in ready for _ in indexes]
         flights += [batch.flight for batch in delivery._open_batches for _ in batch.indexes]
         assert delivery._in_flight_count == len(flights)
         assert delivery._in_flight_bytes == pytest.approx(sum(flight.mean_bytes for flight in flights), abs=1e-3)

@@ -5,8 +5,11 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message
 
-from rocketshim.worker.at_least_once import AtLeastOnce, _Flight, _ProducedBatch
-from rocketshim.worker.router import Kind
+from rocketshim.worker.at_least_once import AtLeastOnce
+from rocketshim.worker.counts import WorkerCounts
+from rocketshim.worker.hop_group import HopGroup, Kind
+from rocketshim.worker.hop_writer import Flight, HopBatch, HopWriter
+from rocketshim.worker.refusals import RecordMarks
 
 STORED = Message(topic="t", partition=0, offset=7)
 
@@ -40,7 +43,7 @@ class Producer:
         return 0
 
 
-def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeastOnce, _Flight, list[object]]:
+def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeastOnce, Flight, list[object]]:
     """Return a delivery with a flight of three records, and the confirmed runs."""
 
     def make(config: object) -> Producer:
@@ -48,44 +51,45 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
         made.append(Producer())
         return made[-1]
 
-    def route(due: Any, index: int, now_ns: int) -> Any:
-        del now_ns
-        fields = {"kind": Kind.DELIVER, "topic": "t", "key": None, "partition": 0, "headers": [], "due_ms": 0}
-        return Of(**fields, value=due.records[index].value, target=None, one_per_batch=False, reason="")
+    def route(due: Any, assigned: Any, now_ns: int, indexes: Any, **_: Any) -> list[HopGroup]:
+        del assigned, now_ns
+        group = HopGroup(Kind.DELIVER, "t", 0)
+        group.records += [(index, due.records[index].value, None, [], 0) for index in indexes]
+        return [group]
 
-    counts = Of(delivered=0, resent=0, recycled=0, skipped=0, observe_lateness=lambda _: None)
-    out = AtLeastOnce(
-        make,  # type: ignore[arg-type]
-        {},
-        Of(has_marks=False, route_due=route, targets=Of(use=lambda *_: None)),  # type: ignore[arg-type]
-        counts,  # type: ignore[arg-type]
-        clock=None,  # type: ignore[arg-type]
-        prober=Of(use=lambda *_: None, confirmed_ns=0),  # type: ignore[arg-type]
-        alarm=lambda *_, **__: None,
-        max_in_flight=9,
-        max_in_flight_bytes=9,
-        patience_ns=patience_ns,
-        point=lambda _: None,
-    )
+    counts = WorkerCounts()
+    parts = Of(
+        make_producer=make, router=Of(route=route), refusals=None, targets=Of(use=lambda *_: None), counts=counts,
+        writer=HopWriter(counts, RecordMarks(), lambda *_, **__: None), clock=None, alarm=lambda *_, **__: None,
+        prober=Of(use=lambda *_: None, confirmed_ns=0), point=lambda _: None,
+    )  # fmt: skip
+    out = AtLeastOnce(parts, {}, max_in_flight=9, max_in_flight_bytes=9, patience_ns=patience_ns)  # type: ignore[arg-type]
     out.start(None)  # type: ignore[arg-type]
     records = [
         Of(value=value, offset=lambda: 0, topic=lambda: "s", partition=lambda: 0) for value in (b"a", b"b", b"c")
     ]
     due: Any = Of(records=records, clock_ms=0, seen_ns=[0, 0, 0], run=Of(first_offset=0), size_bytes=0)
     confirmed: list[object] = []
-    flight = _Flight(Of(gone=False, queue=Of(confirmed=confirmed.append)), due, 0)  # type: ignore[arg-type]
+    flight = Flight(Of(gone=False, queue=Of(confirmed=confirmed.append)), due, 0)  # type: ignore[arg-type]
     return out, flight, confirmed
+
+
+def register(out: AtLeastOnce, batch: HopBatch) -> None:
+    """Register a batch as if it had just been produced."""
+    out._open_batches.add(batch)
+    out._deliveries.append(batch)
+    out._add_in_flight(batch.flight, len(batch.indexes))
 
 
 def test_after_a_time_out_the_whole_batch_is_produced_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made)
-    batch = out._batch(flight, Kind.DELIVER, "t", None, 0)
+    batch = out._writer.batch(flight, HopGroup(Kind.DELIVER, "t", 0), 0)
     batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
-    out._register_delivery(batch)
+    register(out, batch)
     batch.reported(KafkaError(KafkaError._MSG_TIMED_OUT), None)  # type: ignore[arg-type]  # c, which was still queued
     batch.reported(None, STORED)  # a
-    out._fatal = KafkaError(KafkaError._FATAL)
+    out._writer.failure = KafkaError(KafkaError._FATAL)
     out.settle(1)
     again = made[-1].sent
     assert [value for value, _ in again] == [b"a", b"b", b"c"], "nobody knows which of them was stored"
@@ -98,11 +102,11 @@ def test_after_a_time_out_the_whole_batch_is_produced_again() -> None:
 def test_a_record_that_is_sent_again_has_the_whole_patience_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made, patience_ns=10)
-    batch = out._batch(flight, Kind.DELIVER, "t", None, 0)
+    batch = out._writer.batch(flight, HopGroup(Kind.DELIVER, "t", 0), 0)
     batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
-    out._register_delivery(batch)
+    register(out, batch)
     out._confirmed_ns = 50  # other records were stored meanwhile
-    out._fatal = KafkaError(KafkaError._FATAL)
+    out._writer.failure = KafkaError(KafkaError._FATAL)
     out.settle(100)
     again = made[-1].sent
     assert [value for value, _ in again] == [b"a", b"b", b"c"], "none of it is taken for silence of the target"
@@ -116,15 +120,15 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
     """A stored record that was sent shortly after a batch shows that the broker is only slow."""
     made: list[Producer] = []
     out, flight, _ = delivery(made, patience_ns=10)
-    slow, soon_after, much_later = (out._batch(flight, Kind.DELIVER, "t", None, at) for at in (0, 5, 10))
+    slow, soon_after, much_later = (out._writer.batch(flight, HopGroup(Kind.DELIVER, "t", 0), at) for at in (0, 5, 10))
     for index, batch in enumerate((slow, soon_after, much_later)):
         batch.indexes, batch.dues_ms = [index], [0]
-        out._register_delivery(batch)
+        register(out, batch)
     soon_after.reported(None, STORED)
     out._prober.outstanding = 1
     out.settle(100)
     assert not slow.is_done
-    replaced: list[_ProducedBatch] = []
+    replaced: list[HopBatch] = []
     out._replace = lambda batch, _: replaced.append(batch)  # type: ignore[method-assign]
     much_later.reported(None, STORED)
     out.settle(101)

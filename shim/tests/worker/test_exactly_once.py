@@ -120,10 +120,10 @@ def test_after_a_lost_connection_the_producer_is_replaced_at_most_once_a_second(
     worker = sim.worker()
     sim.run(worker, 1_500)
     first = worker._delivery._producer
-    worker._client_errors.append(KafkaError(KafkaError._TRANSPORT, "connection refused"))
+    worker._clients.errors.append(KafkaError(KafkaError._TRANSPORT, "connection refused"))
     sim.run(worker, 50)
     second = worker._delivery._producer
-    worker._client_errors.append(KafkaError(KafkaError._TRANSPORT, "connection refused"))
+    worker._clients.errors.append(KafkaError(KafkaError._TRANSPORT, "connection refused"))
     sim.run(worker, 500)
     assert first is not second is worker._delivery._producer
     sim.run(worker, 1_000)
@@ -143,7 +143,7 @@ def test_a_rebalance_aborts_the_open_transaction_before_any_slow_request(
     assert second._assignment.held
     level = 1 + min(first._assignment.held)
     for number in range(6_000):
-        sim.schedule(value=b"%d" % number, level=level, relative=False, headers=[("DELAY_MS", b"1000")])
+        sim.schedule(value=b"%d" % number, key=b"k", level=level, relative=False, headers=[("DELAY_MS", b"1000")])
     consumer, delivery = first._consumer, first._delivery
     committed = consumer.committed
 

@@ -26,7 +26,7 @@ The caller chooses the lane and partition of the schedule topic and passes the t
 changes its arguments.
 """
 
-from rocketshim_topics.hops.deliver import clock_probe, delivered, due_ms, hopped, retried_target
+from rocketshim_topics.hops.deliver import clock_probe, delivered, due_at_ms, due_ms, hopped, retried_target
 from rocketshim_topics.hops.fail import (
     BY_REFERENCE,
     MAX_FAIL_CLASS_BYTES,
@@ -58,6 +58,7 @@ __all__ = [
     "dead_letter_by_reference",
     "delayed_record",
     "delivered",
+    "due_at_ms",
     "due_ms",
     "hopped",
     "parked",

@@ -16,7 +16,7 @@ from rocketshim_topics.limits import INT_MAX
 from rocketshim_topics.names import TopicNames, group_of
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, Record, encode
 
-__all__ = ["clock_probe", "delivered", "due_ms", "hopped", "retried_target"]
+__all__ = ["clock_probe", "delivered", "due_at_ms", "due_ms", "hopped", "retried_target"]
 
 
 def due_ms(envelope: Envelope, append_ms: int, queue_delay_ms: int) -> int:
@@ -30,9 +30,14 @@ def due_ms(envelope: Envelope, append_ms: int, queue_delay_ms: int) -> int:
     Returns:
         The due time; at most 2^63 - 1, which a forged delay could exceed.
     """
-    if envelope.deliver_at_ms is not None:
-        return envelope.deliver_at_ms
-    return min(append_ms + (queue_delay_ms if envelope.delay_ms is None else envelope.delay_ms), LONG_MAX)
+    return due_at_ms(envelope.deliver_at_ms, envelope.delay_ms, append_ms, queue_delay_ms)
+
+
+def due_at_ms(deliver_at_ms: int | None, delay_ms: int | None, append_ms: int, queue_delay_ms: int) -> int:
+    """Return `due_ms` of a record with these values of `DELIVER_AT_MS` and `DELAY_MS`; None: no such header."""
+    if deliver_at_ms is not None:
+        return deliver_at_ms
+    return min(append_ms + (queue_delay_ms if delay_ms is None else delay_ms), LONG_MAX)
 
 
 def delivered(record: Record, envelope: Envelope, names: TopicNames) -> OutgoingRecord:

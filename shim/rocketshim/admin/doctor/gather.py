@@ -31,7 +31,7 @@ from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import NOT_ALLOWED
-from rocketshim.worker.planner import is_probe
+from rocketshim.worker.prober import is_probe
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.layout import Layout, TopicState

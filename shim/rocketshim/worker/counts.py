@@ -1,0 +1,80 @@
+"""Counters of what the worker has done."""
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from rocketshim.worker.allow_list import NOT_ALLOWED
+
+__all__ = ["LATENESS_BOUNDS_MS", "WorkerCounts", "re_append_event"]
+
+LATENESS_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000)
+"""Upper bounds of the buckets of lateness (from due to delivered), in ms; one more bucket is above the last."""
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """What the worker has done since it started. Its own thread writes this; any thread may read it.
+
+    Attributes:
+        delivered: records stored at their targets.
+        hopped: records written to another queue because they were not due.
+        re_appended: records written to a queue again because their target did not accept them.
+        resent: hops made again.
+        skipped: probes read.
+        alarms: number of alarms by event.
+        parked: number of parked records by reason, up to the reason's first colon.
+        aborted: transactions aborted.
+        recycled: producers replaced.
+        lateness: number of deliveries in each bucket of `LATENESS_BOUNDS_MS`.
+        lateness_sum_ms: sum of all latenesses.
+    """
+
+    delivered: int = 0
+    hopped: int = 0
+    re_appended: int = 0
+    resent: int = 0
+    skipped: int = 0
+    alarms: dict[str, int] = field(default_factory=dict)
+    parked: dict[str, int] = field(default_factory=dict)
+    aborted: int = 0
+    recycled: int = 0
+    lateness: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BOUNDS_MS) + 1))
+    lateness_sum_ms: int = 0
+
+    def copy(self) -> "WorkerCounts":
+        """Return a copy for another thread."""
+        return replace(self, parked=dict(self.parked), alarms=dict(self.alarms), lateness=list(self.lateness))
+
+    def count_parked(self, reason: str) -> None:
+        """Count a parked record."""
+        kind = reason.split(":", 1)[0]
+        self.parked[kind] = self.parked.get(kind, 0) + 1
+
+    def observe_lateness(self, late_ms: list[int]) -> None:
+        """Count deliveries by their lateness in ms."""
+        late_ms.sort()
+        self.lateness_sum_ms += sum(late_ms)
+        below = 0
+        for bucket, bound in enumerate(LATENESS_BOUNDS_MS):
+            if below == len(late_ms):
+                return
+            upto = _count_up_to(late_ms, bound, below)
+            self.lateness[bucket] += upto - below
+            below = upto
+        self.lateness[-1] += len(late_ms) - below
+
+
+def re_append_event(reason: str) -> str:
+    """Return the log event for a record that was re-appended for this reason."""
+    return "worker.not-allowed" if reason == NOT_ALLOWED else "worker.re-appended"
+
+
+def _count_up_to(ascending: list[int], bound: int, start: int) -> int:
+    low, high = start, len(ascending)
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] <= bound:
+            low = middle + 1
+        else:
+            high = middle
+    return low

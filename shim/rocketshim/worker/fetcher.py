@@ -1,0 +1,166 @@
+"""Fetches records of the schedule topic and puts them into the queues of their partitions."""
+
+import time
+from collections.abc import Callable
+from itertools import groupby
+from operator import methodcaller
+from typing import Any, Final
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
+
+from rocketshim.core.clock import Clock
+from rocketshim.errors import TopicMissingError
+from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.worker.assignment import AssignedPartition, Assignment
+from rocketshim.worker.counts import WorkerCounts
+from rocketshim.worker.prober import Prober, is_probe
+from rocketshim.worker.refusals import RecordMarks
+from rocketshim.worker.router import Router
+from rocketshim_topics.wire import headers_shown
+
+__all__ = ["Fetcher"]
+
+_NS: Final = 1_000_000
+_FETCH_COUNT: Final = 1_000
+_HEADER_BYTES: Final = 40  # memory of a header in addition to its name and value
+
+
+class Fetcher:
+    """Fetches records.
+
+    Args:
+        assignment: the partitions and their queues.
+        router: looks up the targets of fetched records.
+        marks: marks of single records.
+        prober: writes probes.
+        counts: the worker's counters.
+        clock: the monotonic clock.
+        sleep: waits a number of seconds.
+        prefetch_bytes: maximum bytes of one fetched batch.
+        alarm: called with an event and its facts.
+
+    Attributes:
+        failure: why the consumer cannot continue.
+
+    Thread-safety: none; the worker's thread.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        router: Router,
+        marks: RecordMarks,
+        prober: Prober,
+        counts: WorkerCounts,
+        *,
+        clock: Clock,
+        sleep: Callable[[float], None] = time.sleep,
+        prefetch_bytes: int,
+        alarm: Callable[..., None],
+    ) -> None:
+        self.failure: Exception | None = None
+        self._assignment = assignment
+        self._router = router
+        self._marks = marks
+        self._prober = prober
+        self._counts = counts
+        self._clock = clock
+        self._sleep = sleep
+        self._prefetch_bytes = prefetch_bytes
+        self._alarm = alarm
+        self._mean_bytes = 0  # mean size of a record of the last fetch
+
+    def fetch(self, consumer: ConsumerClient, wait_ns: int) -> bool:
+        """Fetch records into their queues; return whether the batch was full, so that more may be ready."""
+        whole_ms = wait_ns // _NS
+        if whole_ms == 0 and wait_ns > 0:
+            self._sleep(wait_ns / 1e9)
+        try:
+            first = consumer.poll(whole_ms / 1_000)
+            if first is None:
+                return False
+            count = self._fetch_count(first)
+            batch = [first, *consumer.consume(count - 1, 0)] if count > 1 else [first]
+        except KafkaException as error:  # a failure of the consumer itself, which cannot continue
+            self.failure = error
+            return False
+        is_more = len(batch) == count
+        seen_ns = self._clock.monotonic_ns()
+        errors = [message for message in batch if message.error() is not None]
+        if errors:
+            batch = [message for message in batch if message.error() is None]
+        for number, messages in groupby(batch, methodcaller("partition")):
+            assigned = self._assignment.held.get(number)
+            if assigned is not None:
+                self.offer(assigned, list(messages), seen_ns)
+        for each in errors:
+            self._client_error(each)
+        return is_more
+
+    def _fetch_count(self, first: Any) -> int:
+        """Return the maximum size of one fetched batch; the headers of each message become Python objects."""
+        mean_bytes = self._mean_bytes
+        if first.error() is None:
+            mean_bytes = max(mean_bytes, len(first) + self._beyond_value(first))
+        return min(_FETCH_COUNT, 1 + self._prefetch_bytes // (mean_bytes + 1))
+
+    def offer(self, assigned: AssignedPartition, run: list[Any], seen_ns: int) -> None:
+        """Put fetched records of a partition into its queue."""
+        if not (_is_stamped(run[0]) and _is_stamped(run[-1])):
+            self._without_append_time(assigned, run)
+        # a probe has no value, and a message without a value is falsy, so the length is tested
+        if 0 in map(len, run):
+            probes = {message.offset() for message in run if len(message) == 0 and is_probe(message)}
+            if probes:
+                run = [message for message in run if message.offset() not in probes]
+                assigned.skipped_to = max(probes) + 1
+                self._counts.skipped += len(probes)
+        extra_bytes = self._beyond_values(run)
+        self._mean_bytes = extra_bytes + len(run[-1]) if run else 0
+        try:
+            assigned.queue.offer(run, seen_ns, extra_bytes)
+        except ValueError:
+            assigned = self._assignment.restarted(assigned.number)
+            assigned.queue.offer(run, seen_ns, extra_bytes)
+        if not assigned.queue.has_due(seen_ns):  # otherwise the router looks the targets up when the records leave
+            self._router.expect(run, seen_ns)
+
+    def _without_append_time(self, assigned: AssignedPartition, run: list[Any]) -> None:
+        """Mark records without append time for parking: their senders' timestamps cannot be trusted.
+
+        Such records were written before the topic stamped append times. A probe finds out whether the topic stamps
+        them now; if it does not, the worker ends with an error.
+        """
+        for message in run:
+            if not _is_stamped(message):
+                self._marks.park(message, "no-append-time")
+        if self._prober.confirmed_ns == 0 and self._prober.outstanding == 0:
+            self._prober.probe(assigned, self._clock.monotonic_ns())
+
+    def _beyond_values(self, run: list[Any]) -> int:
+        """Return the mean bytes of key and headers of a record, from three samples: reading each record costs time."""
+        return sum(map(self._beyond_value, (run[0], run[len(run) // 2], run[-1]))) // 3 if run else 0
+
+    def _beyond_value(self, message: Any) -> int:
+        """Return the bytes of key and headers of a record."""
+        headers = sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in headers_shown(message))
+        return len(message.key() or b"") + headers
+
+    def _client_error(self, message: Any) -> None:
+        error: KafkaError = message.error()
+        if error.fatal():
+            self.failure = KafkaException(error)
+        elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self.failure = TopicMissingError(
+                f"the topic {self._assignment.topic} does not exist; create it with: rocketshim init"
+            )
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - no public spelling
+            self._assignment.overtaken(message.partition())
+        else:
+            self._alarm("worker.client-error", error=str(error))
+
+
+def _is_stamped(message: Any) -> bool:
+    """Return whether the record's timestamp is its append time, not its sender's clock."""
+    kind, _ = message.timestamp()
+    return bool(kind == TIMESTAMP_LOG_APPEND_TIME)

@@ -1,0 +1,196 @@
+"""Produces the hops of due records and counts their delivery reports, for both deliveries.
+
+* Records that left a queue together form a `Flight`.
+* `HopWriter.write` produces a group of them as a `HopBatch`: records of one flight for one partition. The reports of
+  one partition arrive in the order of its records (idempotent producer). So one callback object serves many records by
+  counting: a report's number identifies its record. If the order is unreliable (time-outs), none of the batch counts
+  as stored.
+* If the producer's queue is full, the batch ends, and the writer polls until there is room. A record that the producer
+  refuses becomes a batch of its own, with the error.
+* Callbacks only count and hand over. The delivery decides what a failure means.
+"""
+
+from collections import deque
+from collections.abc import Callable, Container
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from rocketshim.core.level_queue import Due
+from rocketshim.kafka.clients import ProducerClient, poll_callbacks
+from rocketshim.kafka.reports import DeliveryError, DeliveryReports
+from rocketshim.worker.assignment import AssignedPartition
+from rocketshim.worker.counts import WorkerCounts, re_append_event
+from rocketshim.worker.hop_group import HopGroup, Kind
+from rocketshim.worker.refusals import RecordMarks
+from rocketshim_topics.wire import coordinates
+
+__all__ = ["Flight", "HopBatch", "HopWriter"]
+
+_FULL_S: Final = 0.02  # how long to wait at a time while the producer's queue is full
+_UNORDERED: Final = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT_QUEUE})  # noqa: SLF001
+
+
+class Flight:
+    """A run of records that left their queue together.
+
+    Attributes:
+        assigned: the partition that they left.
+        due: the records.
+        pending: how many of them are not finished.
+        sent_ns: monotonic instant at which they left.
+    """
+
+    __slots__ = ("assigned", "due", "mean_bytes", "pending", "sent_ns")
+
+    def __init__(self, assigned: AssignedPartition, due: Due[Any], sent_ns: int) -> None:
+        self.assigned = assigned
+        self.due = due
+        self.pending = len(due.records)
+        self.mean_bytes = due.size_bytes / len(due.records)
+        self.sent_ns = sent_ns
+
+
+class HopBatch:
+    """Records of one flight that were produced to one partition.
+
+    Attributes:
+        flight: the flight.
+        group: their hop; its records may be spread over several batches.
+        indexes: their indexes in the flight, in the order in which they were produced.
+        dues_ms: when they were due.
+        reports: number of reports that have arrived.
+        errors: the records that were not stored: position in `indexes`, and error.
+        is_done: whether the batch was processed, or replaced by other batches; later reports are dropped.
+        is_refused: whether the producer has refused its only record, so that no report will arrive.
+        alone: whether each of its records was a separate batch on the wire.
+        sent_ns: monotonic instant at which it was produced.
+    """
+
+    __slots__ = (
+        "alone", "delivery_error", "dues_ms", "errors", "flight", "group", "inbox", "indexes", "is_done", "is_refused", "reports",
+        "sent_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self, flight: Flight, group: HopGroup, inbox: "deque[HopBatch]", delivery_error: DeliveryError, sent_ns: int
+    ) -> None:
+        self.flight = flight
+        self.group = group
+        self.inbox = inbox
+        self.delivery_error = delivery_error
+        self.sent_ns = sent_ns
+        self.indexes: list[int] = []
+        self.dues_ms: list[int] = []
+        self.reports = 0
+        self.errors: list[tuple[int, KafkaError]] = []
+        self.is_done = self.is_refused = False
+        self.alone = group.one_per_batch
+
+    def reported(self, error: KafkaError | None, message: Any) -> None:
+        """Count a delivery report; hand the batch over when all reports have arrived."""
+        error = self.delivery_error(error, message)
+        if error is not None:
+            self.errors.append((self.reports, error))
+        self.reports += 1
+        if self.reports == len(self.indexes):
+            self.inbox.append(self)
+
+    def record(self, position: int) -> Any:
+        """Return the fetched record at a position of `indexes`."""
+        return self.flight.due.records[self.indexes[position]]
+
+    def unstored(self) -> dict[int, KafkaError | None]:
+        """Return the positions of the records not known to be stored, and why; None: there is no report yet."""
+        if any(error.code() in _UNORDERED for _, error in self.errors) and len(self.errors) < len(self.indexes):
+            return dict.fromkeys(range(len(self.indexes)), self.errors[0][1])
+        return {**dict(self.errors), **dict.fromkeys(range(self.reports, len(self.indexes)))}
+
+
+class HopWriter:
+    """Produces hops.
+
+    Args:
+        counts: the worker's counters.
+        alarm: called with an event and its facts.
+
+    Attributes:
+        inbox: batches whose reports have all arrived.
+        marks: marks of single records; they are forgotten when their hops are stored.
+        reports: checks the delivery reports.
+        failure: a fatal error of a producer that was found while its queue was full.
+
+    Thread-safety: none; the worker's thread.
+    """
+
+    def __init__(self, counts: WorkerCounts, marks: RecordMarks, alarm: Callable[..., None]) -> None:
+        self.inbox: deque[HopBatch] = deque()
+        self.reports = DeliveryReports()
+        self.failure: KafkaError | None = None
+        self._counts = counts
+        self.marks = marks
+        self._alarm = alarm
+
+    def batch(self, flight: Flight, group: HopGroup, now_ns: int) -> HopBatch:
+        """Return an empty batch."""
+        return HopBatch(flight, group, self.inbox, self.reports.error, now_ns)
+
+    def write(self, producer: ProducerClient, flight: Flight, group: HopGroup, now_ns: int) -> list[HopBatch]:
+        """Produce a group of records, and return them as batches."""
+        batches: list[HopBatch] = []
+        start = 0
+        while start < len(group.records):
+            batch = self.batch(flight, group, now_ns)
+            problem = _produce(producer, batch, start)
+            start += len(batch.indexes)
+            if batch.indexes:
+                batches.append(batch)
+            if isinstance(problem, BufferError):
+                self.failure = poll_callbacks(producer, _FULL_S) or self.failure  # reports make room
+            elif problem is not None:
+                batches.append(self._refused(flight, group, start, problem.args[0], now_ns))
+                start += 1
+        return batches
+
+    def _refused(self, flight: Flight, group: HopGroup, at: int, error: KafkaError, now_ns: int) -> HopBatch:
+        batch = self.batch(flight, group, now_ns)
+        batch.indexes, batch.dues_ms, batch.errors = [group.records[at][0]], [group.records[at][4]], [(0, error)]
+        batch.reports, batch.alone, batch.is_refused = 1, True, True
+        return batch
+
+    def count_stored(self, batch: HopBatch, now_ns: int, unstored: Container[int] = ()) -> None:
+        """Count the records of a batch as stored, but not those at these positions; log those that were diverted."""
+        group, flight = batch.group, batch.flight
+        stored = [at for at in range(len(batch.indexes)) if at not in unstored]
+        records = [flight.due.records[batch.indexes[at]] for at in stored]
+        if group.kind is Kind.DELIVER:
+            self._counts.delivered += len(stored)
+            clock_ms = flight.due.clock_ms + (now_ns - flight.sent_ns) // 1_000_000
+            self._counts.observe_lateness([clock_ms - batch.dues_ms[at] for at in stored])
+            if group.target is not None:
+                group.target.record_success()
+        elif group.kind is Kind.HOP:
+            self._counts.hopped += len(stored)
+        elif group.kind is Kind.RE_APPEND:
+            self._counts.re_appended += len(stored)
+            for record in records:
+                self._alarm(re_append_event(group.reason), record=coordinates(record), error=group.reason)
+        else:
+            for record in records:
+                self._counts.count_parked(group.reason)
+                self._alarm("worker.parked", reason=group.reason, record=coordinates(record))
+        self.marks.settle(records)
+
+
+def _produce(producer: ProducerClient, batch: HopBatch, start: int) -> BufferError | KafkaException | None:
+    """Produce the records of a batch's group from an index on; return the error at which that ended."""
+    produce, topic, partition = producer.produce, batch.group.topic, batch.group.partition
+    reported, add_index, add_due = batch.reported, batch.indexes.append, batch.dues_ms.append
+    try:
+        for index, value, key, headers, due_ms in batch.group.records[start:]:
+            produce(topic, value, key, partition, on_delivery=reported, headers=headers)
+            add_index(index)
+            add_due(due_ms)
+    except (BufferError, KafkaException) as error:
+        return error
+    return None

@@ -1,0 +1,158 @@
+"""What a hop that was not stored says about its record, its target or neither, and what to do with the record.
+
+Both deliveries report each failure here and then route the record again, or wait. What was learnt is kept in two
+places: the state of the target (`TargetHealth`), and marks of single records (park it with this reason; park it without
+its body). The `Router` reads both.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any, Final
+
+from confluent_kafka import KafkaError
+
+from rocketshim.kafka.reports import is_unconfirmed
+from rocketshim.worker.hop_group import Kind
+from rocketshim.worker.target_health import TargetHealth, TargetTable
+from rocketshim.worker.topic_lookup import NO_TARGET
+from rocketshim_topics.kafka_codes import TOO_LARGE
+
+__all__ = ["REFUSED_RECORD", "RecordMarks", "Refusals", "Verdict"]
+
+REFUSED_RECORD: Final = TOO_LARGE | frozenset(
+    {
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.INVALID_REQUIRED_ACKS,
+        KafkaError._INVALID_ARG,  # noqa: SLF001 - librdkafka's local errors have no public spelling
+    }
+)
+"""Errors of one record for which the broker refuses the record's whole batch."""
+_NO_CAUSE: Final = frozenset(
+    {
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
+        KafkaError._INVALID_DIFFERENT_RECORD,  # noqa: SLF001
+    }
+)
+"""Errors caused neither by the record nor by the target: produce the record again."""
+_PRODUCER_LACKS: Final = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
+"""Errors caused by a producer's metadata, which may be older than the router's."""
+
+
+class Verdict(Enum):
+    """What to do with a record whose hop was not stored."""
+
+    ROUTE_AGAIN = "route-again"
+    WAIT = "wait"
+
+
+class RecordMarks:
+    """Marks of single records whose hops were refused: they are to be parked.
+
+    Thread-safety: none; the worker's thread.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: dict[tuple[int, int], str] = {}
+        self._without_body: set[tuple[int, int]] = set()
+
+    def park(self, record: Any, reason: str) -> None:
+        """Mark a record for parking with this reason; no other rule matters for it from now on."""
+        self.reasons[record.partition(), record.offset()] = reason
+
+    def park_without_body(self, record: Any) -> bool:
+        """Mark a record that is too large for the parking topic; return False if it is marked already."""
+        position = (record.partition(), record.offset())
+        is_new = position not in self._without_body
+        self._without_body.add(position)
+        return is_new
+
+    def is_without_body(self, record: Any) -> bool:
+        """Return whether to park a record without its body."""
+        return bool(self._without_body) and (record.partition(), record.offset()) in self._without_body
+
+    def forget(self, number: int) -> None:
+        """Forget the marks of a partition's records: it was revoked, or its log started again."""
+        for position in [position for position in self.reasons if position[0] == number]:
+            del self.reasons[position]
+        self._without_body -= {position for position in self._without_body if position[0] == number}
+
+    def settle(self, records: Sequence[Any]) -> None:
+        """Forget the marks of records whose hops are stored."""
+        if self.reasons or self._without_body:
+            positions = {(record.partition(), record.offset()) for record in records}
+            self._without_body -= positions
+            for position in positions & self.reasons.keys():
+                del self.reasons[position]
+
+
+class Refusals:
+    """Learns from hops that were not stored.
+
+    Args:
+        targets: state of the targets.
+        marks: marks of single records.
+        alarm: called with an event and its facts.
+
+    Thread-safety: none; the worker's thread.
+    """
+
+    def __init__(self, targets: TargetTable, marks: RecordMarks, alarm: Callable[..., None]) -> None:
+        self._targets = targets
+        self._marks = marks
+        self._alarm = alarm
+
+    def refused(self, record: Any, kind: Kind, topic: str, error: KafkaError, now_ns: int, *, alone: bool) -> Verdict:
+        """Note that a hop of a record was not stored, and return what to do with the record.
+
+        Args:
+            record: as fetched.
+            kind: the kind of the hop.
+            topic: the topic to which it was produced.
+            error: why it was not stored.
+            now_ns: monotonic now.
+            alone: whether the record was a separate batch, so that the error is about this record.
+        """
+        if is_unconfirmed(error):
+            return Verdict.WAIT
+        if error.code() in _NO_CAUSE:
+            return Verdict.ROUTE_AGAIN
+        if kind is not Kind.DELIVER:
+            return self._own_hop_refused(record, kind, error)
+        self._delivery_refused(record, self._targets.target(topic, now_ns), error, now_ns, alone=alone)
+        return Verdict.ROUTE_AGAIN
+
+    def _delivery_refused(
+        self, record: Any, target: TargetHealth, error: KafkaError, now_ns: int, *, alone: bool
+    ) -> None:
+        code = error.code()
+        if code in _PRODUCER_LACKS and self._targets.producer_lacks(target, now_ns):
+            return
+        if code in NO_TARGET:
+            self._targets.look_again(target.topic)
+            # the next lookup decides; if the topic exists, the broker that refused may not know it for a moment
+            target.failed(now_ns, error.name())
+        elif code not in REFUSED_RECORD:
+            self.target_failed(target, now_ns, error.name())
+        elif alone:
+            self._marks.park(record, f"target-refused:{error.name()}")
+        elif target.be_careful(now_ns):
+            self._alarm("worker.target-careful", topic=target.topic, error=error.name())
+
+    def _own_hop_refused(self, record: Any, kind: Kind, error: KafkaError) -> Verdict:
+        if error.code() not in REFUSED_RECORD:
+            return Verdict.WAIT
+        if kind is not Kind.PARK:
+            self._marks.park(record, f"hop-refused:{error.name()}")
+            return Verdict.ROUTE_AGAIN
+        if self._marks.park_without_body(record):
+            self._alarm("worker.parked-without-body", partition=record.partition(), offset=record.offset())
+            return Verdict.ROUTE_AGAIN
+        return Verdict.WAIT
+
+    def target_failed(self, target: TargetHealth, now_ns: int, reason: str) -> None:
+        """Note that a target has refused or has not answered, for a reason that is not specific to one record."""
+        if target.failed(now_ns, reason):
+            self._alarm("worker.target-avoided", topic=target.topic, error=reason)

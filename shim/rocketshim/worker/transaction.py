@@ -1,0 +1,78 @@
+"""One Kafka transaction of exactly-once delivery, from its begin to its commit or abort.
+
+Whatever follows, its state is dropped with the object; the next transaction has a new one.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from confluent_kafka import KafkaError, TopicPartition
+
+from rocketshim.worker.assignment import AssignedPartition
+from rocketshim.worker.hop_writer import Flight, HopBatch
+
+__all__ = ["PURGED", "Transaction"]
+
+PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - no public spelling
+
+
+class Transaction:
+    """The records of one transaction.
+
+    Attributes:
+        begun_ns: monotonic instant of its begin.
+        count: number of its records.
+        flights: the due records that it contains, by run.
+        batches: their hops as produced.
+        passed: partitions of which it commits only the position after probes.
+        must_abort: whether it cannot be committed: a record was not produced, or the producer has failed.
+        is_silent: whether the targets have not stored its records, and no report has arrived for a while.
+
+    Thread-safety: none; the worker's thread.
+    """
+
+    __slots__ = ("batches", "begun_ns", "count", "flights", "is_silent", "must_abort", "passed")
+
+    def __init__(self, begun_ns: int, passed: list[AssignedPartition] | None = None) -> None:
+        self.begun_ns = begun_ns
+        self.count = 0
+        self.flights: list[Flight] = []
+        self.batches: list[HopBatch] = []
+        self.passed = passed or []
+        self.must_abort = False
+        self.is_silent = False
+
+    def add(self, flight: Flight) -> None:
+        """Add the due records of a run."""
+        self.flights.append(flight)
+        self.count += len(flight.due.records)
+
+    def ends(self) -> dict[AssignedPartition, int]:
+        """Return the position to commit of each partition."""
+        ends = {flight.assigned: flight.due.run.next_offset for flight in self.flights}
+        return ends | {assigned: assigned.skipped_to for assigned in self.passed}
+
+    def offsets(self) -> list[TopicPartition]:
+        """Return the positions to commit, as the client wants them."""
+        return [assigned.at(end) for assigned, end in self.ends().items()]
+
+    def failures(self) -> Iterator[tuple[HopBatch, int, KafkaError]]:
+        """Yield what was reported as not stored: the batch, the position in it, and the error."""
+        for batch in self.batches:
+            for at, error in batch.errors:
+                yield batch, at, error
+
+    @property
+    def has_failure(self) -> bool:
+        """Whether a record was reported as not stored."""
+        return any(batch.errors for batch in self.batches)
+
+    @property
+    def has_refusal(self) -> bool:
+        """Whether a record was refused because of itself or of its target, and not only purged."""
+        return any(error.code() not in PURGED for _, _, error in self.failures())
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a partition of its records was revoked."""
+        return any(flight.assigned.gone for flight in self.flights)

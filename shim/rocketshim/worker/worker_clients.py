@@ -1,0 +1,151 @@
+"""The worker's Kafka clients and their settings, and what it asks the cluster with an admin client."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from rocketshim.kafka.acls import denied_topics
+from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, explained
+from rocketshim.logs import safe_logger
+from rocketshim.settings import WorkerSettings
+from rocketshim_topics.layout import Layout
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
+__all__ = ["WorkerClients"]
+
+_LOG = safe_logger("rocketshim.worker")
+_SESSION_MS: Final = 10_000
+_MOST_UNPOLLED_MS: Final = 5_000  # added to the session time-out; a blocked loop then loses its partitions
+
+
+class WorkerClients:
+    """Creates the worker's Kafka clients.
+
+    Args:
+        clients: factories of Kafka clients.
+        settings: the worker's settings.
+        group: the worker's consumer group.
+        on_commit: called with the result of an asynchronous commit.
+        alarm: called with an event and its facts.
+
+    Attributes:
+        errors: errors that the clients have reported and that the loop has not read yet.
+        make_producer: the factory of producers.
+
+    Thread-safety: the worker's thread, except `lookup_consumer`. librdkafka's callbacks append to `errors`.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        settings: WorkerSettings,
+        group: str,
+        *,
+        on_commit: Callable[..., None],
+        alarm: Callable[..., None],
+    ) -> None:
+        self.errors: deque[KafkaError] = deque(maxlen=100)
+        self.make_producer = clients.producer
+        self._clients = clients
+        self._settings = settings
+        self._group = group
+        self._on_commit = on_commit
+        self._alarm = alarm
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether this is the in-memory Kafka, which has no admin client and answers immediately."""
+        return self._clients.admin is None
+
+    def denied(self, topics: set[str]) -> set[str]:
+        """Return which of these topics the worker may not write to, as far as the cluster tells."""
+        if self._clients.admin is None:
+            return set()
+        return denied_topics(self._clients.admin(self._connection({})), topics, self._alarm)
+
+    def ensure_topics(self, layout: Layout) -> None:
+        """Create the topics of the layout if they are missing, or check them; log settings that differ."""
+        if self._clients.admin is None:
+            return
+        from rocketshim_topics import provision  # noqa: PLC0415 - the one module of that package that loads Kafka
+
+        complaints = LastClientError()
+        admin = self._clients.admin(self._connection({}, complaints.settings))
+        with explained(complaints, admin):
+            planned = provision.ensure_topics(admin, layout.shared(), create=self._settings.create_topics)
+        for difference in planned.differences:
+            _LOG.warning("worker.settings-differ", extra={"difference": str(difference)})
+
+    def _connection(self, required: dict[str, Any], defaults: dict[str, Any] | None = None) -> dict[str, Any]:
+        return merge(
+            self._settings.client,
+            defaults=defaults or {},
+            required={"bootstrap.servers": self._settings.bootstrap, "error_cb": self.errors.append, **required},
+            allow_code_settings=self._settings.allow_code_settings,
+        )
+
+    def consumer(self) -> ConsumerClient:
+        """Return the consumer of the schedule topic."""
+        required = {
+            **PROTECTED_CONSUMER,
+            "group.id": self._group,
+            "auto.offset.reset": "error",  # the worker seeks to the earliest record itself, and logs an alarm
+            "partition.assignment.strategy": "cooperative-sticky",
+            "on_commit": self._on_commit,
+        }
+        session_ms = int(self._settings.client.get("session.timeout.ms", _SESSION_MS))
+        defaults = {
+            "client.id": "rocketshim-worker",
+            "queued.min.messages": 5_000,
+            "queued.max.messages.kbytes": 16_384,
+            "fetch.message.max.bytes": 1_048_576,
+            "fetch.queue.backoff.ms": 10,
+            "session.timeout.ms": session_ms,
+            "max.poll.interval.ms": session_ms + _MOST_UNPOLLED_MS,
+            "heartbeat.interval.ms": 2_000,
+            "topic.metadata.refresh.interval.ms": 5_000,  # bounds the time to notice new lanes and re-created topics
+        }
+        return self._clients.consumer(self._connection(required, defaults))
+
+    def lookup_consumer(self) -> ConsumerClient:
+        """Return the consumer that looks up targets; it never joins the group."""
+        config = merge(
+            self._settings.client,
+            defaults={"client.id": "rocketshim-worker", **LastClientError().settings},
+            required={
+                **PROTECTED_CONSUMER,
+                "bootstrap.servers": self._settings.bootstrap,
+                "group.id": self._group,
+            },
+            allow_code_settings=self._settings.allow_code_settings,
+        )
+        return self._clients.consumer(config)
+
+    def producer_config(self) -> dict[str, Any]:
+        """Return the settings of a producer of hops."""
+        defaults = {
+            "client.id": "rocketshim-worker",
+            "linger.ms": 1,
+            "message.max.bytes": 100_000_000,
+            "topic.metadata.propagation.max.ms": self._settings.target_patience_ms,
+        }
+        required = {**PROTECTED_PRODUCER, "delivery.timeout.ms": self._settings.hop_timeout_ms}
+        return self._connection(required, defaults)
+
+    def transactional_config(self, transactional_id: str) -> dict[str, Any]:
+        """Return the settings of a transactional producer of hops."""
+        timeout_ms = self._settings.transaction_timeout_ms
+        return {
+            **self.producer_config(),
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": timeout_ms,
+            "delivery.timeout.ms": timeout_ms,
+            # The coordinator refuses librdkafka's first request of a transaction while it finishes the last one.
+            # librdkafka then waits for its back-off. With the default of 100 ms a transaction takes 104 ms, with 1 ms
+            # it takes 6 ms (measured).
+            "retry.backoff.ms": 1,
+            "retry.backoff.max.ms": 100,
+        }
