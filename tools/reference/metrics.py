@@ -6,7 +6,7 @@ from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.health import Metric
-from rocketshim.worker.delivery import WorkerCounts
+from rocketshim.worker.counts import WorkerCounts
 from rocketshim.worker.health import QueueState, WorkerState
 from tools.reference.tables import table
 

@@ -68,8 +68,8 @@ class HopBatch:
     """
 
     __slots__ = (
-        "alone", "delivery_error", "dues_ms", "errors", "flight", "group", "inbox", "indexes", "is_done", "is_refused", "reports",
-        "sent_ns",
+        "alone", "delivery_error", "dues_ms", "errors", "flight", "group", "inbox", "indexes", "is_done",
+        "is_refused", "reports", "sent_ns",
     )  # fmt: skip
 
     def __init__(
