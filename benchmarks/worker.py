@@ -1,4 +1,5 @@
-"""The worker's throughput on a real broker: `python -m benchmarks.worker --help`; its timing: `worker_timing`.
+"""The worker's throughput on a real broker: `python -m benchmarks.worker --help`; its timing: `worker_timing`; other
+shapes of records: `worker_shapes`.
 
 The same schedule records (1 KiB, the shim's six headers as a sender writes them and six of the
 user's, four partitions, all due) are moved to a topic of four partitions
@@ -173,7 +174,7 @@ def worker(bootstrap: str, namespace: str, target: str, count: int, *, exactly_o
         on_point=point,
     )  # fmt: skip
     process.start()
-    while process.counts.delivered < count:
+    while process.counts.delivered + process.counts.hopped < count:
         process.step()
     report(count, began, cpu_began)
     process.close()

@@ -1,0 +1,201 @@
+"""The worker's throughput by the shape of its records: `python -m benchmarks.worker_shapes --help`.
+
+The same number of records (1 KiB, all due, four partitions, six headers of the user's) is relayed in six shapes:
+
+* `own`: the headers as our own producer writes them;
+* `queue`: the same with `REAL_QID`, the partition that the sender chose;
+* `bare`: `REAL_TOPIC` and the user's headers, as a plain Kafka producer in any language writes them;
+* `mixed`: the own headers in reverse order, with the user's headers between them;
+* `retry`: a failed message on its way to a retry topic, with all headers of its failure;
+* `hops`: not due yet, so the worker writes each record to another queue.
+
+Each run is a process of its own, `benchmarks.worker`'s side, which ends when the last record is stored. The runs of one
+round follow each other, each round begins with another shape, and the first round is dropped. Printed are the medians,
+and the ratio to the own shape *of the same round*. With `--old PATH`, each run is repeated with the sources of another
+work tree, and the ratio of the two rates in one round is printed, too.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from benchmarks import table
+from benchmarks.worker import LEVELS, PARTITIONS, USER_HEADERS
+from rocketshim_local import any_broker
+from rocketshim_topics import provision
+from rocketshim_topics.hops import Failure, delayed_record, retry
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.message import Message
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import Header
+
+SHAPES = ("own", "queue", "bare", "mixed", "retry", "hops")
+MODES = {"at least once": "worker, at least once", "exactly once": "worker, exactly once"}
+GROUP = "g"
+HOUR_MS = 3_600_000
+
+
+class _Fetched:
+    """A message that a consumer has fetched and that failed."""
+
+    def __init__(self, headers: list[Header]) -> None:
+        self._headers = headers
+
+    def topic(self) -> str:
+        return "orders"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 7
+
+    def key(self) -> bytes:
+        return b"key"
+
+    def value(self) -> bytes:
+        return b""
+
+    def headers(self) -> list[Header]:
+        return self._headers
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, time.time_ns() // 1_000_000
+
+
+def headers_of(shape: str, names: TopicNames, target: str, number: int) -> list[Header]:
+    """Return the headers of a schedule record."""
+    levels, now_ms = DelayLevels.parse(LEVELS), time.time_ns() // 1_000_000
+    user: list[Header] = [(name, value) for name, value in USER_HEADERS.items()]
+    if shape == "bare":
+        return [("REAL_TOPIC", target.encode()), *user]
+    uniq_key = f"{number:032X}"
+    message = Message(target, b"", key=b"key", delay_level=1, properties=USER_HEADERS)
+    own = delayed_record(message, names, levels, uniq_key=uniq_key, born_ms=now_ms, now_ms=now_ms, lane=0).headers
+    if shape == "retry":
+        failed = _Fetched([("UNIQ_KEY", uniq_key.encode()), ("BORN_TIMESTAMP", b"%d" % now_ms), *user])
+        failure = Failure("ValueError", "the card was declined", now_ms)
+        return retry(
+            failed, names, levels, group=GROUP, trusted=False, failure=failure, reconsume_times=1, level=1,
+            delay_ms=None, lane=0,
+        ).headers  # fmt: skip
+    if shape == "queue":
+        return [("REAL_QID", b"%d" % (number % PARTITIONS)), *own]
+    if shape == "mixed":
+        ours = [header for header in reversed(own) if header[0] not in USER_HEADERS]
+        return [header for pair in zip(user, ours, strict=False) for header in pair] + user[len(ours) :] + ours[6:]
+    if shape == "hops":
+        return [(name, b"%d" % HOUR_MS if name == "DELAY_MS" else value) for name, value in own]
+    return own
+
+
+class Source:
+    """Schedule records of one shape in a namespace of their own."""
+
+    def __init__(self, bootstrap: str, shape: str, count: int) -> None:
+        self.shape = shape
+        self.count = count
+        self.names = TopicNames(f"bench{uuid.uuid4().hex[:6]}")
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        self.target = f"{self.names.namespace}.target"
+        self.physical = self.names.retry(GROUP) if shape == "retry" else self.target
+        provision.ensure_topics(self.admin, Layout(self.names, DelayLevels.parse(LEVELS)).shared())
+        self.admin.create_topics([NewTopic(self.physical, PARTITIONS)])[self.physical].result(30)
+        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
+        body = os.urandom(1_024)
+        for number in range(count):
+            headers: Any = headers_of(shape, self.names, self.target, number)
+            producer.produce(
+                self.names.schedule, body, b"key-%d" % number, number % PARTITIONS, headers=headers
+            )  # the first four partitions are the four levels
+            if number % 1_000 == 999:
+                producer.poll(0)
+                while len(producer) > 50_000:
+                    producer.poll(0.05)
+        producer.flush(60)
+
+    def drop(self) -> None:
+        topics = [self.names.schedule, self.names.parked, self.physical]
+        for future in self.admin.delete_topics(topics).values():
+            future.result(30)
+
+
+def run(bootstrap: str, source: Source, mode: str, tree: str | None) -> float:
+    """Return the worker's rate in k/s, with the sources of a work tree; None: those of this process."""
+    environment = dict(os.environ)
+    if tree is not None:
+        paths = [str(Path(tree) / part) for part in ("topics", "shim")]
+        environment["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
+    arguments = [MODES[mode], bootstrap, source.names.namespace, source.target, str(source.count)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.worker", "--side", *arguments],
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=300,
+        env=environment,
+    )
+    return float(source.count / json.loads(done.stdout.splitlines()[-1])["seconds"] / 1_000)
+
+
+def measure(bootstrap: str, mode: str, chosen: argparse.Namespace) -> None:
+    """Print a row for each shape."""
+    sources = {shape: Source(bootstrap, shape, chosen.count) for shape in chosen.shapes}
+    trees = [None, chosen.old] if chosen.old else [None]
+    rates: dict[tuple[str, str | None], list[float]] = defaultdict(list)
+    for number in range(chosen.rounds + 1):
+        turn = number % len(sources)
+        for shape in [*chosen.shapes, *chosen.shapes][turn : turn + len(sources)]:
+            for tree in trees if number % 2 else reversed(trees):
+                source = sources[shape]
+                if shape == "hops":  # its records are in the schedule topic twice when they were relayed
+                    source.drop()
+                    source = sources[shape] = Source(bootstrap, shape, chosen.count)
+                rate = run(bootstrap, source, mode, tree)
+                if number:
+                    rates[shape, tree].append(rate)
+    for source in sources.values():
+        source.drop()
+    for shape in chosen.shapes:
+        now, own = rates[shape, None], rates["own", None]
+        text = f"{statistics.median(now):.0f} k/s ({min(now):.0f} to {max(now):.0f}), ratio to own {_ratio(now, own)}"
+        if chosen.old:
+            text += f", to the old code {_ratio(now, rates[shape, chosen.old])}"
+        table.say(f"{mode}, {shape}: {chosen.count:,} records", "≥ 0.90 × own", text)
+
+
+def _ratio(some: list[float], others: list[float]) -> str:
+    if not some or not others:
+        return "–"
+    ratios = [one / other for one, other in zip(some, others, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=80_000)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--old", metavar="PATH", help="a work tree whose worker is measured beside this one")
+    chosen = parser.parse_args()
+    table.head()
+    with any_broker() as broker:
+        for mode in chosen.modes:
+            measure(broker.bootstrap, mode, chosen)
+
+
+if __name__ == "__main__":
+    main()
