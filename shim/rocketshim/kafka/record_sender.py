@@ -81,12 +81,6 @@ class _Link:
         """Number of records without a result."""
         return len(self.producer) + len(self.again)
 
-    def produce(self, sending: _Sending) -> None:
-        """Give a record to the Kafka client."""
-        out = sending.out
-        partition = -1 if out.partition is None else out.partition
-        self.producer.produce(out.topic, out.value, out.key, partition, on_delivery=sending, headers=out.headers)
-
     def goes_again(self, sending: _Sending, error: KafkaError) -> bool:
         """Have the poll thread send an unconfirmed record again; False: it is another error, or too late."""
         self.is_broken = self.is_broken or error.fatal()
@@ -116,8 +110,12 @@ class _Link:
             elif time.monotonic() < due_s:
                 self.again.append((due_s, sending))
             else:
+                out = sending.out
+                partition = -1 if out.partition is None else out.partition
                 try:
-                    self.produce(sending)
+                    self.producer.produce(
+                        out.topic, out.value, out.key, partition, on_delivery=sending, headers=out.headers
+                    )
                 except BufferError:
                     self.again.append((due_s, sending))
                 except KafkaException as error:
@@ -176,11 +174,15 @@ class RecordSender:
             KafkaException: the client refused the record.
             ClosedError: the sender is closed.
         """
-        link = self._open()
+        link = self._link
+        if link is None or link.is_broken:
+            link = self._open()
         sending = _Sending(link, out, done, again_until_s)
+        partition = -1 if out.partition is None else out.partition
+        produce = link.producer.produce
         while True:
             try:
-                link.produce(sending)
+                produce(out.topic, out.value, out.key, partition, on_delivery=sending, headers=out.headers)
             except BufferError:
                 if time.monotonic() >= room_until_s:
                     raise

@@ -246,6 +246,7 @@ class Producer:
             TopicMissingError: the topic does not exist.
             BrokerUnavailableError: no broker answered within 10 s.
         """
+        self._check_process()
         physical = self.names.physical(topic)
         return [MessageQueue(topic, queue_id=number) for number in range(self._partition_count(physical))]
 
@@ -356,7 +357,6 @@ class Producer:
             _LOG.warning("producer.clock-differs", extra={"ahead_ms": ahead_ms})
 
     def _partition_count(self, physical: str) -> int:
-        self._check_process()
         known = self._partitions.get(physical)
         if known is not None and time.monotonic() < known[1]:
             return known[0]
