@@ -13,8 +13,9 @@ A transaction contains the dead letters that it sends and their mark in the redr
 
 If the target refuses a letter itself (for example because it is too large), that letter fails and the rest of its
 transaction is sent without it. A broker refuses whole batches, so from the first refusal on each batch has one record.
-A refusal ends its transaction and its session, which takes a second. Therefore a letter that is as large as one that
-was too large for the topic fails without being sent (`core.redrive.TooLarge`). Records that no longer exist, or differ
+A refusal ends its transaction and its session, which takes 0.3 s. Therefore a letter that is as large as one that was
+too large for the topic fails without being sent (`core.redrive.TooLarge`), and so does each letter for a topic or
+partition that does not exist. Records that no longer exist, or differ
 from those that the plan saw, fail, too.
 
 The order per key is that of the source partition: there is one producer, it sends in offset order, and a transaction is
@@ -192,6 +193,7 @@ class Redriver:
         self._reports = DeliveryReports()
         self._has_unconfirmed = False
         self._too_large: TooLarge | None = None if _compresses(self._config) else TooLarge()
+        self._missing: dict[tuple[str, int | None], str] = {}  # topic and partition to the reason
         self._first_failed: dict[tuple[int, bytes | None], int] = {}  # partition and key to offset
 
     def run(self) -> None:
@@ -407,7 +409,7 @@ class Redriver:
         return None
 
     def _fails_without_sending(self, letter: PlannedLetter, made: OutgoingRecord | None) -> bool:
-        """Fail a letter that is behind a failed one of its key, or known to be too large; return whether it fails."""
+        """Fail a letter that is behind a failed one of its key, or certain to be refused; return whether it fails."""
         if made is None:
             return False
         if self._first_failed.get((letter.partition, made.key), letter.offset) < letter.offset:
@@ -416,7 +418,10 @@ class Redriver:
         if self._too_large is not None and self._too_large.has_refused(made):
             self._fail_for_its_key(letter, _TOO_LARGE, made.key)
             return True
-        return False
+        missing = self._missing.get((made.topic, made.partition))
+        if missing is not None:
+            self._fail_for_its_key(letter, missing, made.key)
+        return missing is not None
 
     def _fail_for_its_key(self, letter: PlannedLetter, reason: str, key: Any) -> None:
         """Fail a letter, and so the later letters with the same key; a key of None has no order."""
@@ -468,7 +473,10 @@ class Redriver:
             return
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and self._too_large is not None:
             self._too_large.refused(made)
-        self._fail_for_its_key(letter, f"refused:{error.name()}", made.key)
+        reason = f"refused:{error.name()}"
+        if error.code() in MISSING:
+            self._missing[made.topic, made.partition] = reason
+        self._fail_for_its_key(letter, reason, made.key)
 
     def _await_reports(self, producer: ProducerClient) -> None:
         """Wait for every delivery report, or until one reports a refused record: then the others may never come."""

@@ -227,7 +227,7 @@ class TopicReader:
     def _until(self, ends: dict[TopicPartitionKey, int], *, follow: bool, poll_s: float = _POLL_S) -> Iterator[Any]:
         silent_until = time.monotonic() + self._patience_s
         while ends or follow:
-            batch = self._consumer.consume(_FETCH_COUNT, poll_s)
+            batch = self._fetch(poll_s)
             if batch:
                 silent_until = time.monotonic() + self._patience_s
             elif not follow and time.monotonic() > silent_until:
@@ -249,6 +249,13 @@ class TopicReader:
                     yield message
                 if not follow and end is not None and message.offset() + 1 >= end:
                     del ends[key]
+
+    def _fetch(self, poll_s: float) -> list[Any]:
+        """Wait for one record or event, and return it with those that are here already."""
+        first = self._consumer.poll(poll_s)
+        if first is None:
+            return []
+        return [first, *self._consumer.consume(_FETCH_COUNT - 1, 0)]  # with a timeout it waits for that number
 
     @staticmethod
     def _at_end(message: Any) -> bool:

@@ -265,6 +265,20 @@ def test_many_letters_that_are_too_large_need_few_sessions() -> None:
     assert len(asked) < 60, "a letter as large as a refused one is not sent"
 
 
+def test_many_letters_for_a_missing_topic_need_few_sessions() -> None:
+    stage = Stage(100, keys=100)
+
+    def make(record: Any, _: PlannedLetter) -> OutgoingRecord:
+        topic = "deleted" if int(record.value()) % 2 else TARGET
+        return OutgoingRecord(topic, None, record.key(), record.value(), [])
+
+    progress = stage.run(make=make, stop_ratio=1)
+    ((reason, count),) = progress.failures.items()
+    assert (reason.startswith("refused:"), count, progress.sent) == (True, 50, 50)
+    begun = [record for record in stage.kafka.records(LOG) if b'"begin"' in (record.value() or b"")]
+    assert len(begun) <= 3, "one session finds a refusal, the next one names it, the last one sends the rest"
+
+
 @pytest.mark.parametrize("refused", [True, False])
 def test_later_letters_wait_behind_a_failed_one_with_the_same_key(refused: bool) -> None:
     stage = Stage(30)

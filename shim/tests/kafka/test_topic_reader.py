@@ -30,3 +30,27 @@ def test_bounds_are_asked_again_where_the_leader_has_just_moved() -> None:
     with TopicReader("memory:1", clients=replace(clients, consumer=consumer)) as reader:
         assert reader.bounds("orders", 0) == (0, 0)
     assert not refusals
+
+
+def test_records_that_are_there_are_returned_without_a_wait_for_more() -> None:
+    """A client waits for the number of records that `consume` asks for, or for the whole time."""
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topic("orders", 1)
+    for number in range(3):
+        kafka.append("orders", b"%d" % number)
+    clients, waits_s = kafka.clients(), set()
+
+    def consumer(settings: dict[str, Any]) -> Any:
+        made = clients.consumer(settings)
+        consume = made.consume
+
+        def watched(count: int, timeout_s: float) -> Any:
+            waits_s.add(timeout_s)
+            return consume(count, timeout_s)
+
+        made.consume = watched  # type: ignore[method-assign]
+        return made
+
+    with TopicReader("memory:1", clients=replace(clients, consumer=consumer)) as reader:
+        assert [message.value() for message in reader.read(["orders"])] == [b"0", b"1", b"2"]
+    assert waits_s == {0}
