@@ -27,7 +27,7 @@ from rocketshim.producer.producer import Producer, SendResult
 from rocketshim.settings import WorkerSettings
 from rocketshim.testing.clock import VirtualClock
 from rocketshim.testing.kafka import InMemoryKafka
-from rocketshim.worker.planner import is_probe
+from rocketshim.worker.prober import is_probe
 from rocketshim.worker.worker import DelayWorker
 from rocketshim_topics.durations import Duration, parse_duration_ms
 from rocketshim_topics.layout import Layout
