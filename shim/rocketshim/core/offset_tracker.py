@@ -13,14 +13,19 @@ Rules of this file:
   finished. One stuck message blocks the commit, but does not keep the messages around and after it in memory.
 
 Cost: O(1) for a run that finishes as a whole; O(1) per message, after one pass, for a run that finishes piecemeal.
+`finish` also looks for the run of a message that was not delivered first.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+from itertools import islice
+from operator import attrgetter, lt
+from typing import Final, Protocol
 
 __all__ = ["HasOffset", "OffsetTracker", "Run"]
+
+_NEXT_OFFSET: Final = attrgetter("next_offset")
 
 
 class HasOffset(Protocol):
@@ -39,17 +44,27 @@ class Run:
     """
 
     __slots__ = (
-        "ahead", "first_offset", "lowest", "messages", "next_offset", "offsets", "open_offsets", "owner", "unfinished",
+        "ahead", "first_offset", "is_whole", "lowest", "messages", "next_offset", "offsets", "open_offsets", "owner",
+        "passed", "unfinished",
     )  # fmt: skip
 
-    def __init__(self, owner: object, messages: Sequence[HasOffset], first_offset: int, next_offset: int) -> None:
+    def __init__(
+        self,
+        owner: object,
+        messages: Sequence[HasOffset],
+        offsets: Sequence[int],
+        first_offset: int,
+        next_offset: int,
+    ) -> None:
         self.owner = owner
-        self.messages: Sequence[HasOffset] = messages
+        self.messages: Sequence[HasOffset] = messages  # only of `deliver`, and only while none of them is finished
         self.first_offset = first_offset
         self.next_offset = next_offset
-        self.unfinished = len(messages)
-        self.offsets: Sequence[int] = ()  # of all messages, in order; only while it finishes piecemeal
-        self.open_offsets: set[int] = set()  # those of them that are not finished
+        self.unfinished = len(messages) or len(offsets)
+        self.offsets = offsets  # of all messages, in order; of `deliver` only while it finishes piecemeal
+        self.is_whole = True  # no message is finished but a beginning, of this length:
+        self.passed = 0
+        self.open_offsets: set[int] = set()  # those that are not finished; only while it finishes piecemeal
         self.ahead: Iterator[int] = iter(())  # iterates over them once, in order, and skips finished ones
         self.lowest = first_offset  # its first message that is not finished
 
@@ -95,9 +110,20 @@ class OffsetTracker:
         last = _offset(messages[-1])
         if first <= self._last_offset or last - first < len(messages) - 1:
             raise ValueError(f"offsets {first} to {last} do not rise above {self._last_offset}, the last one delivered")
-        run = Run(self._owner, messages, first, last + 1)
+        return self._append(Run(self._owner, messages, (), first, last + 1))
+
+    def deliver_offsets(self, offsets: Sequence[int]) -> Run:
+        """Register messages by their offsets: the tracker keeps no message. They finish by `finish`, in any runs.
+
+        Args and errors: as of `deliver`, but every offset is checked.
+        """
+        if not offsets or offsets[0] <= self._last_offset or not all(map(lt, offsets, islice(offsets, 1, None))):
+            raise ValueError(f"offsets {offsets} do not rise above {self._last_offset} and one another")
+        return self._append(Run(self._owner, (), offsets, offsets[0], offsets[-1] + 1))
+
+    def _append(self, run: Run) -> Run:
         self._runs.append(run)
-        self._last_offset = last
+        self._last_offset = run.next_offset - 1
         return run
 
     def finish_all(self, run: Run, but: Collection[int] = ()) -> None:
@@ -117,9 +143,9 @@ class OffsetTracker:
             return
         offsets = _offsets(run)
         still_open = set(but)
-        if not still_open.issubset(offsets if run.messages else run.open_offsets):
+        if not still_open.issubset(offsets if run.is_whole else run.open_offsets):
             raise ValueError(f"offsets {list(but)} are not all open in the run that begins at {run.first_offset}")
-        if not run.messages:
+        if not run.is_whole:
             run.open_offsets &= still_open  # in place, because `ahead` reads it
             still_open = run.open_offsets
         self._leave_open(run, offsets, still_open)
@@ -137,7 +163,7 @@ class OffsetTracker:
         """
         self._check(run)
         offsets = _offsets(run)
-        still_open = set(offsets) if run.messages else run.open_offsets
+        still_open = set(offsets) if run.is_whole else run.open_offsets
         wanted = set(finished)
         if len(wanted) != len(finished) or not wanted <= still_open:
             raise ValueError(f"offsets {list(finished)} are not all open in the run that begins at {run.first_offset}")
@@ -145,12 +171,66 @@ class OffsetTracker:
             still_open -= wanted
             self._leave_open(run, offsets, still_open)
 
+    def finish_first(self, count: int, last: int) -> bool:
+        """Mark the first unfinished messages as finished, if the last of them has this offset; O(1) for each run.
+
+        For messages that were registered by `deliver_offsets` and finish in the order of delivery.
+
+        Args:
+            count: number of messages, 1 or more.
+            last: offset of the last of them.
+
+        Returns:
+            Whether they are finished. False: it is not that offset, or messages behind an unfinished one have finished
+            already; nothing changed.
+        """
+        left = count
+        for run in self._runs:
+            if not run.is_whole or run.messages:
+                return False
+            if left <= run.unfinished:
+                break
+            left -= run.unfinished
+        else:
+            return False
+        if run.offsets[run.passed + left - 1] != last:
+            return False
+        while self._runs[0] is not run:
+            self._close(self._runs[0])
+        if left == run.unfinished:
+            self._close(run)
+        else:
+            run.passed += left
+            run.unfinished -= left
+            run.lowest = run.offsets[run.passed]
+            self._safe = last + 1
+        return True
+
+    def finish(self, offsets: Sequence[int]) -> None:
+        """Mark messages as finished that were registered by `deliver_offsets`, whatever their runs.
+
+        Args:
+            offsets: each once, in any order.
+
+        Raises:
+            ValueError: an offset was not delivered, or had finished before. Others of them may have been marked.
+        """
+        rising = sorted(offsets)
+        while rising:
+            index = bisect_right(self._runs, rising[0], key=_NEXT_OFFSET)
+            if index == len(self._runs):
+                raise ValueError(f"offset {rising[0]} is not open")
+            run = self._runs[index]
+            end = bisect_left(rising, run.next_offset)
+            self.finish_many(run, rising[:end])
+            rising = rising[end:]
+
     @property
     def next_offset(self) -> int | None:
         """The position to commit, or None until the first message is finished."""
         if self._runs:
             head = self._runs[0]
-            finished_count = bisect_left(head.offsets, head.lowest)
+            finished_count = 0 if head.is_whole else bisect_left(head.offsets, head.lowest)
             if finished_count:
                 return head.offsets[finished_count - 1] + 1
         return self._safe
@@ -189,7 +269,8 @@ class OffsetTracker:
         if not still_open:
             self._close(run)
             return
-        if run.messages:
+        if run.is_whole:
+            run.is_whole = False
             run.messages = ()
             run.offsets = offsets
             run.open_offsets = still_open
@@ -200,6 +281,7 @@ class OffsetTracker:
 
     def _close(self, run: Run) -> None:
         run.unfinished = 0
+        run.is_whole = False
         run.messages = run.offsets = ()
         run.open_offsets = set()
         run.ahead = iter(())
@@ -209,8 +291,10 @@ class OffsetTracker:
 
 
 def _offsets(run: Run) -> Sequence[int]:
-    """Return the offsets of all its messages, in order."""
-    return [message.offset() or 0 for message in run.messages] if run.messages else run.offsets
+    """Return the offsets of all its messages but those that are passed, in order."""
+    if run.messages:
+        return [message.offset() or 0 for message in run.messages]
+    return run.offsets[run.passed :] if run.is_whole and run.passed else run.offsets
 
 
 def _offset(message: HasOffset) -> int:

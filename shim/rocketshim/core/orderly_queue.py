@@ -6,7 +6,7 @@ answers are reported together and applied in order, by the rules of `consume_ord
 are put back.
 
 * A message is pending, in the run, being evaluated (its batch was suspended and dead letters are being stored), open,
-  or finished. The position to commit is the one after the longest finished prefix; it is never counted from an offset.
+  or finished. `OffsetTracker` knows the position to commit.
 * After 60 s of runs without a pause the queue yields for 10 ms.
 * Counts are kept per offset until the message is finished. They are given at construction (from the release or renewal
   of the last owner) and read for the next owner, so that they survive restarts and rebalances.
@@ -23,8 +23,6 @@ A queue belongs to one assignment (its *epoch*). After `drop` it returns nothing
 import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import islice
-from operator import lt
 from typing import Final, Generic
 
 from rocketshim.core.consume_orderly import (
@@ -40,6 +38,7 @@ from rocketshim.core.consume_orderly import (
     StatusMisplaced,
     Suspended,
 )
+from rocketshim.core.offset_tracker import OffsetTracker
 
 __all__ = ["CONTINUOUS_RUN_MAX_MS", "OrderlyQueue"]
 
@@ -98,10 +97,9 @@ class OrderlyQueue(Generic[MessageT]):
     """
 
     __slots__ = (
-        "_counts", "_decisions", "_due", "_failing_since_ms", "_finished", "_in_run", "_key_of", "_lanes",
-        "_last_offset", "_message_limit", "_next_offset", "_not_before_ms", "_open", "_open_dead", "_pending",
-        "_run_since_ms", "_stops", "_stored_count", "_suspend_ms", "_unfinished", "_waiting", "dropped", "epoch",
-        "max_reconsume_times", "msg_bytes", "msg_count",
+        "_counts", "_decisions", "_due", "_failing_since_ms", "_in_run", "_key_of", "_lanes", "_message_limit",
+        "_not_before_ms", "_open", "_open_dead", "_pending", "_run_since_ms", "_stops", "_stored_count",
+        "_suspend_ms", "_tracker", "_waiting", "dropped", "epoch", "max_reconsume_times", "msg_bytes", "msg_count",
     )  # fmt: skip
 
     def __init__(
@@ -135,10 +133,7 @@ class OrderlyQueue(Generic[MessageT]):
         self._decisions: dict[int, _Decision[MessageT]] = {}  # by offset of each dead letter that is being stored
         self._open: list[MessageT] = []
         self._open_dead: set[int] = set()  # offsets of open messages that are dead-lettered
-        self._unfinished: deque[int] = deque()  # offsets that were put and are not in the finished prefix, in order
-        self._finished: set[int] = set()  # finished offsets behind the prefix
-        self._last_offset = -1
-        self._next_offset: int | None = None
+        self._tracker = OffsetTracker()
         self._not_before_ms: int | None = None
         self._run_since_ms: int | None = None
 
@@ -155,12 +150,10 @@ class OrderlyQueue(Generic[MessageT]):
         offsets = [message.offset() or 0 for message in messages]
         if not offsets:
             return
-        if offsets[0] <= self._last_offset or not all(map(lt, offsets, islice(offsets, 1, None))):
-            raise ValueError(f"offsets {offsets} do not rise above {self._last_offset} and one another")
-        if self._last_offset < 0:
+        is_first = self._tracker.last_offset < 0
+        self._tracker.deliver_offsets(offsets)
+        if is_first:
             self._counts = {offset: count for offset, count in self._counts.items() if offset >= offsets[0]}
-        self._last_offset = offsets[-1]
-        self._unfinished.extend(offsets)
         self._pending.extend(messages)
         self.msg_count += len(messages)
         self.msg_bytes += sum(map(len, messages))
@@ -269,8 +262,8 @@ class OrderlyQueue(Generic[MessageT]):
         self._counts = {}
         self._failing_since_ms = {}
         self._open.clear()
-        self._unfinished.clear()
-        self._in_run = self._next_offset = None
+        self._tracker = OffsetTracker()
+        self._in_run = None
         self.msg_count = self.msg_bytes = 0
 
     # --- state out ----------------------------------------------------------------------------------------------
@@ -283,17 +276,17 @@ class OrderlyQueue(Generic[MessageT]):
     @property
     def idle(self) -> bool:
         """Whether everything that was put is committed."""
-        return not self._unfinished
+        return self._tracker.idle
 
     @property
     def next_offset(self) -> int | None:
         """The position to commit; None while nothing of this assignment is committed, and after `drop`."""
-        return self._next_offset
+        return self._tracker.next_offset
 
     @property
     def reconsume_counts(self) -> tuple[tuple[int, int], ...]:
         """(offset, failed attempts) of messages that are not committed, ascending: for renewals and the release."""
-        first = self._next_offset or 0
+        first = self._tracker.next_offset or 0
         return tuple(sorted(item for item in self._counts.items() if item[0] >= first))
 
     def failing(self, now_ms: int) -> tuple[int, int]:
@@ -302,7 +295,7 @@ class OrderlyQueue(Generic[MessageT]):
         It is the oldest message that has failed and is not finished. The time is counted from its first failure in this
         queue, not under the last owner. (0, 0): there is no such message.
         """
-        first = self._next_offset or 0  # skip counts of the last owner for messages that no longer exist
+        first = self._tracker.next_offset or 0  # skip counts of the last owner for messages that no longer exist
         offset = min((offset for offset in self._counts if offset >= first), default=None)
         if offset is None:
             return 0, 0
@@ -311,7 +304,7 @@ class OrderlyQueue(Generic[MessageT]):
     @property
     def span(self) -> int:
         """Distance in offsets from the oldest message that is not finished to the newest one put; 0 for none."""
-        return self._last_offset - self._unfinished[0] if self._unfinished else 0
+        return self._tracker.span
 
     @property
     def next_wakeup_ms(self) -> int | None:
@@ -492,32 +485,15 @@ class OrderlyQueue(Generic[MessageT]):
     def _finish(self, messages: list[MessageT]) -> None:
         self.msg_count -= len(messages)
         self.msg_bytes -= sum(map(len, messages))
-        unfinished, finished, counts = self._unfinished, self._finished, self._counts
-        usual = messages and self._key_of is None and not counts and not finished
-        if usual and messages[-1].offset() == unfinished[len(messages) - 1]:
-            # Without lanes, failures and skipped messages, the n messages are the first n unfinished ones.
-            self._next_offset = unfinished[len(messages) - 1] + 1
-            for _ in messages:
-                unfinished.popleft()
+        in_order = messages and self._key_of is None and not self._counts  # without failures, batches finish in order
+        if in_order and self._tracker.finish_first(len(messages), _offset(messages[-1])):
             return
-        if self._key_of is not None and finished and messages:
-            offsets = [message.offset() or 0 for message in messages]
-            if unfinished[0] not in offsets and counts.keys().isdisjoint(offsets):  # the usual case while a key waits
-                finished.update(offsets)
-                return
-        for message in messages:
-            offset = message.offset() or 0
-            if counts:
-                counts.pop(offset, None)
+        offsets = [_offset(message) for message in messages]
+        if self._counts and not self._counts.keys().isdisjoint(offsets):
+            for offset in offsets:
+                self._counts.pop(offset, None)
                 self._failing_since_ms.pop(offset, None)
-            if offset != unfinished[0]:
-                finished.add(offset)
-                continue
-            unfinished.popleft()
-            while finished and unfinished and unfinished[0] in finished:
-                offset = unfinished.popleft()
-                finished.discard(offset)
-            self._next_offset = offset + 1
+        self._tracker.finish(offsets)
 
 
 def _offset(message: OrderlyMessage) -> int:

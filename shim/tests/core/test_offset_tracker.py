@@ -54,14 +54,15 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
         self.highest: int | None = None
         self.foreign = OffsetTracker().deliver(records(0, 1))
 
-    @rule(steps=st.lists(st.integers(min_value=1, max_value=9), min_size=1, max_size=6))
-    def deliver(self, steps: list[int]) -> None:
+    @rule(steps=st.lists(st.integers(min_value=1, max_value=9), min_size=1, max_size=6), only_offsets=st.booleans())
+    def deliver(self, steps: list[int], only_offsets: bool) -> None:
         offset = self.delivered[-1] if self.delivered else -1
         offsets = []
         for step in steps:
             offset += step
             offsets.append(offset)
-        self.runs.append((self.tracker.deliver(records(*offsets)), offsets))
+        run = self.tracker.deliver_offsets(offsets) if only_offsets else self.tracker.deliver(records(*offsets))
+        self.runs.append((run, offsets))
         self.delivered += offsets
 
     @precondition(lambda self: self.runs)
@@ -87,6 +88,35 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
         else:
             self.tracker.finish_many(run, some)
             self.finished.update(some)
+
+    @precondition(lambda self: len(self.delivered) > len(self.finished))
+    @rule(data=st.data(), order=st.sampled_from(["delivery", "any"]), leave_out=st.booleans())
+    def finish_messages_of_any_runs(self, data: st.DataObject, order: str, leave_out: bool) -> None:
+        unfinished = [offset for offset in self.delivered if offset not in self.finished]
+        first = 0 if order == "delivery" else data.draw(st.integers(0, len(unfinished) - 1))
+        some = unfinished[first : data.draw(st.integers(first, len(unfinished) - 1)) + 1]
+        if order == "any":
+            some = data.draw(st.permutations(some))
+        left_out = data.draw(st.sets(st.sampled_from(some))) if leave_out else set()
+        finished = [offset for offset in some if offset not in left_out]
+        self.tracker.finish(finished)
+        self.finished.update(finished)
+
+    @precondition(lambda self: len(self.delivered) > len(self.finished))
+    @rule(data=st.data())
+    def finish_the_first_unfinished_ones(self, data: st.DataObject) -> None:
+        unfinished = [offset for offset in self.delivered if offset not in self.finished]
+        count = data.draw(st.integers(1, len(unfinished)))
+        assert not self.tracker.finish_first(count, unfinished[count - 1] + 1)
+        if self.tracker.finish_first(count, unfinished[count - 1]):
+            self.finished.update(unfinished[:count])
+
+    @precondition(lambda self: self.finished)
+    @rule(data=st.data())
+    def finish_a_finished_message_of_any_run(self, data: st.DataObject) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.finished)))
+        with pytest.raises(ValueError, match=r"not open|finished before|all open"):
+            self.tracker.finish([offset])
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
@@ -179,6 +209,21 @@ def test_position_follows_the_last_finished_message_not_the_next_delivered_one()
     assert tracker.next_offset == 10
     tracker.finish_all(second)
     assert tracker.next_offset == 101
+
+
+def test_messages_finish_first_only_in_order_of_delivery() -> None:
+    tracker = OffsetTracker()
+    tracker.deliver_offsets([1, 2, 5])
+    tracker.deliver_offsets([6, 8, 9])
+    assert not tracker.finish_first(2, 5)
+    assert tracker.finish_first(2, 2)
+    assert tracker.next_offset == 3
+    assert tracker.finish_first(2, 6)
+    assert (tracker.next_offset, tracker.lowest_unfinished) == (7, 8)
+    tracker.finish([9])
+    assert not tracker.finish_first(1, 8), "a message behind it has finished already"
+    tracker.finish([8])
+    assert (tracker.next_offset, tracker.idle) == (10, True)
 
 
 def test_runs_finished_out_of_order_count_when_the_gap_closes() -> None:
