@@ -29,7 +29,6 @@ from rocketshim.core.queue_lock_actions import QueueStarted
 
 __all__ = [
     "TRANSITIONS",
-    "AssignedPartition",
     "EndRun",
     "OrderlyAssignment",
     "PartitionAction",
@@ -114,62 +113,54 @@ TRANSITIONS: Final[dict[tuple[PartitionState, PartitionEvent], tuple[PartitionSt
 _UNWANTED: Final = frozenset({_S.UNASSIGNED, _S.ENDING})
 _UNDER_LOCK: Final = frozenset({_S.STARTING, _S.RUNNING, _S.RESTARTING})
 _DRAINING: Final = frozenset({_S.RESTARTING, _S.ENDING, _S.RETURNING})
+_STABLE: Final = frozenset({_S.UNASSIGNED, _S.RUNNING})
 
 KeyT = TypeVar("KeyT", bound=Hashable)
-RunT = TypeVar("RunT")
 
 
 @dataclass(frozen=True, slots=True)
-class EndRun(Generic[RunT]):
-    """Start no further message of this run."""
+class EndRun(Generic[KeyT]):
+    """Start no further message of the partition's run, and keep the run until it is drained."""
 
-    run: RunT
+    key: KeyT
 
 
 @dataclass(frozen=True, slots=True)
 class PauseReading(Generic[KeyT]):
-    """Read nothing of this partition until its next start."""
+    """Read nothing of the partition until its next start."""
 
     key: KeyT
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseLock(Generic[RunT]):
-    """Release a lock.
-
-    Attributes:
-        started: the grant of the lock, with the position and the counts of the last owner.
-        run: the drained run; its position and counts replace those. None: no run was started.
-    """
-
-    started: QueueStarted
-    run: RunT | None
-
-
-PartitionAction = EndRun[RunT] | PauseReading[KeyT] | ReleaseLock[RunT]
-
-
-@dataclass(slots=True, eq=False)
-class AssignedPartition(Generic[KeyT, RunT]):
-    """A partition that is assigned, or that still has a lock.
+class ReleaseLock(Generic[KeyT]):
+    """Release the lock of the partition's queue.
 
     Attributes:
         key: the partition.
-        state: its state.
-        started: the grant of its lock, from the grant to the release; None: it has no lock.
-        run: the run, from its start until it is drained; None: there is none.
+        started: the grant of the lock, with the position and the counts of the last owner. Those of the run that was
+            ended replace them, if there was a run.
     """
 
     key: KeyT
+    started: QueueStarted
+
+
+PartitionAction = EndRun[KeyT] | PauseReading[KeyT] | ReleaseLock[KeyT]
+
+
+@dataclass(slots=True, eq=False)
+class _Partition(Generic[KeyT]):
+    key: KeyT
     state: PartitionState = PartitionState.UNASSIGNED
-    started: QueueStarted | None = None
-    run: RunT | None = None
+    started: QueueStarted | None = None  # from the grant of the lock to its release
 
 
-class OrderlyAssignment(Generic[KeyT, RunT]):
+class OrderlyAssignment(Generic[KeyT]):
     """The partitions of one orderly consumer: events in, actions out.
 
-    Every method raises ValueError if the event cannot happen in the state of the partition; then nothing has changed.
+    Every method that takes an event raises ValueError if it cannot happen in the state of the partition; then nothing
+    has changed.
 
     Attributes:
         lost_count: how often a lock was lost while the consumer used it.
@@ -179,11 +170,24 @@ class OrderlyAssignment(Generic[KeyT, RunT]):
 
     def __init__(self) -> None:
         self.lost_count = 0
-        self._partitions: dict[KeyT, AssignedPartition[KeyT, RunT]] = {}
+        self._partitions: dict[KeyT, _Partition[KeyT]] = {}
+        self._changing: dict[KeyT, _Partition[KeyT]] = {}  # those of them that do not run
 
-    def find(self, key: KeyT) -> AssignedPartition[KeyT, RunT]:
-        """Return a partition; one that is not known is unassigned."""
-        return self._partitions.get(key) or AssignedPartition(key)
+    # --- state out --------------------------------------------------------------------------------------------------
+
+    def state_of(self, key: KeyT) -> PartitionState:
+        """Return the state of a partition; one that is not known is unassigned."""
+        return self._find(key).state
+
+    def lease_of(self, key: KeyT) -> Lease | None:
+        """Return the lease under which a partition may be started, consumed and committed; None: it may not."""
+        partition = self._find(key)
+        started = partition.started if partition.state in _UNDER_LOCK else None
+        return None if started is None else started.lease
+
+    def started(self, key: KeyT) -> QueueStarted | None:
+        """Return the grant of a partition's lock; None: it has no lock."""
+        return self._find(key).started
 
     @property
     def wanted(self) -> list[KeyT]:
@@ -191,71 +195,87 @@ class OrderlyAssignment(Generic[KeyT, RunT]):
         return [key for key, each in self._partitions.items() if each.state not in _UNWANTED]
 
     @property
-    def starting(self) -> list[AssignedPartition[KeyT, RunT]]:
+    def starting(self) -> list[KeyT]:
         """The partitions that wait for their start offset."""
-        return [each for each in self._partitions.values() if each.state is _S.STARTING]
+        return [key for key, each in self._changing.items() if each.state is _S.STARTING]
 
     @property
-    def draining(self) -> list[AssignedPartition[KeyT, RunT]]:
+    def draining(self) -> list[KeyT]:
         """The partitions whose run has ended and is not known to be drained."""
-        return [each for each in self._partitions.values() if each.state in _DRAINING]
+        return [key for key, each in self._changing.items() if each.state in _DRAINING]
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a partition is assigned and does not run, or runs no more and is not drained."""
+        return bool(self._changing)
+
+    # --- events -----------------------------------------------------------------------------------------------------
 
     def assign(self, keys: Iterable[KeyT]) -> None:
         """Note that these partitions were assigned to this consumer."""
         for key in keys:
-            self._happened(self.find(key), _E.ASSIGN)
+            self._happened(key, _E.ASSIGN)
 
-    def revoke(self, keys: Iterable[KeyT]) -> list[PartitionAction[RunT, KeyT]]:
+    def revoke(self, keys: Iterable[KeyT]) -> list[PartitionAction[KeyT]]:
         """Note that these partitions are no longer ours."""
-        return [action for key in keys for action in self._happened(self.find(key), _E.REVOKE)]
+        return [action for key in keys for action in self._happened(key, _E.REVOKE)]
 
-    def grant(self, key: KeyT, started: QueueStarted) -> list[PartitionAction[RunT, KeyT]]:
+    def grant(self, key: KeyT, started: QueueStarted) -> list[PartitionAction[KeyT]]:
         """Note that the log has granted the lock of a partition's queue."""
-        return self._happened(self.find(key), _E.GRANT, started)
+        return self._happened(key, _E.GRANT, started)
 
-    def stop(self, key: KeyT, lease: Lease) -> list[PartitionAction[RunT, KeyT]]:
+    def stop(self, key: KeyT, lease: Lease) -> list[PartitionAction[KeyT]]:
         """Note that a lock was lost, or that the log has seen that the queue was not wanted."""
-        partition = self.find(key)
+        partition = self._find(key)
         if partition.started is None or partition.started.lease is not lease:
             return []
         self.lost_count += partition.state in _UNDER_LOCK
-        return self._happened(partition, _E.STOP)
+        return self._happened(key, _E.STOP)
 
-    def start(self, key: KeyT, run: RunT) -> None:
+    def start(self, key: KeyT) -> None:
         """Note that a partition is read from its start offset on, or again after a cut."""
-        partition = self.find(key)
-        self._happened(partition, _E.START)
-        partition.run = run
+        self._happened(key, _E.START)
 
-    def cut(self, key: KeyT) -> list[PartitionAction[RunT, KeyT]]:
+    def cut(self, key: KeyT) -> list[PartitionAction[KeyT]]:
         """Note that the log of a partition was cut."""
-        return self._happened(self.find(key), _E.CUT)
+        return self._happened(key, _E.CUT)
 
-    def drain(self, key: KeyT) -> list[PartitionAction[RunT, KeyT]]:
+    def drain(self, key: KeyT) -> list[PartitionAction[KeyT]]:
         """Note that a run that has ended is drained."""
-        return self._happened(self.find(key), _E.DRAIN)
+        return self._happened(key, _E.DRAIN)
+
+    def _find(self, key: KeyT) -> _Partition[KeyT]:
+        return self._partitions.get(key) or _Partition(key)
 
     def _happened(
-        self, partition: AssignedPartition[KeyT, RunT], event: PartitionEvent, started: QueueStarted | None = None
-    ) -> list[PartitionAction[RunT, KeyT]]:
+        self, key: KeyT, event: PartitionEvent, started: QueueStarted | None = None
+    ) -> list[PartitionAction[KeyT]]:
+        partition = self._find(key)
         step = TRANSITIONS.get((partition.state, event))
         if step is None:
-            raise ValueError(f"{event.name} cannot happen to {partition.key}, which is {partition.state.name}")
+            raise ValueError(f"{event.name} cannot happen to {key}, which is {partition.state.name}")
         partition.state, actions = step
         partition.started = started or partition.started
         performed = [self._action(partition, action) for action in actions]
-        if partition.state is _S.UNASSIGNED:
-            self._partitions.pop(partition.key, None)
-        else:
-            self._partitions[partition.key] = partition
+        for partitions, is_in in (
+            (self._partitions, partition.state is not _S.UNASSIGNED),
+            (self._changing, partition.state not in _STABLE),
+        ):
+            if is_in:
+                partitions[key] = partition
+            else:
+                partitions.pop(key, None)
         return performed
 
     @staticmethod
-    def _action(partition: AssignedPartition[KeyT, RunT], action: _Act) -> PartitionAction[RunT, KeyT]:
-        run, started = partition.run, partition.started
-        if action is _A.END and run is not None:
-            return EndRun(run)
-        if action is _A.RELEASE and started is not None:
-            partition.run = partition.started = None
-            return ReleaseLock(started, run)
-        return PauseReading(partition.key)
+    def _action(partition: _Partition[KeyT], action: _Act) -> PartitionAction[KeyT]:
+        match action:
+            case _Act.END:
+                return EndRun(partition.key)
+            case _Act.PAUSE:
+                return PauseReading(partition.key)
+            case _Act.RELEASE:
+                started, partition.started = partition.started, None
+                if started is None:
+                    raise ValueError(f"{partition.key} has no lock")
+                return ReleaseLock(partition.key, started)

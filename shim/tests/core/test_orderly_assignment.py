@@ -28,12 +28,12 @@ def grant(token: int = 1) -> QueueStarted:
     return QueueStarted(Lease(MessageQueue("orders", queue_id=0), token, 1_000), 7, ((7, 2),))
 
 
-def running(lock: QueueStarted) -> OrderlyAssignment[tuple[str, int], str]:
-    """Return an assignment with one partition, which runs as `run`."""
-    assignment: OrderlyAssignment[tuple[str, int], str] = OrderlyAssignment()
+def running(lock: QueueStarted) -> OrderlyAssignment[tuple[str, int]]:
+    """Return an assignment with one partition, which runs."""
+    assignment: OrderlyAssignment[tuple[str, int]] = OrderlyAssignment()
     assignment.assign([KEY])
     assert assignment.grant(KEY, lock) == []
-    assignment.start(KEY, "run")
+    assignment.start(KEY)
     return assignment
 
 
@@ -46,44 +46,44 @@ def test_every_state_is_reached_and_left_and_every_event_happens() -> None:
 def test_a_revoked_partition_keeps_its_lock_until_its_listener_has_returned() -> None:
     lock = grant()
     assignment = running(lock)
-    assert assignment.revoke([KEY]) == [EndRun("run")]
+    assert assignment.revoke([KEY]) == [EndRun(KEY)]
     assert assignment.wanted == []
-    assert [each.key for each in assignment.draining] == [KEY]
-    assert assignment.drain(KEY) == [ReleaseLock(lock, "run")]
-    assert assignment.find(KEY).state is PartitionState.UNASSIGNED
+    assert assignment.draining == [KEY]
+    assert assignment.drain(KEY) == [ReleaseLock(KEY, lock)]
+    assert assignment.state_of(KEY) is PartitionState.UNASSIGNED
 
 
 def test_a_lock_that_comes_too_late_is_released_with_what_the_log_knew() -> None:
-    assignment: OrderlyAssignment[tuple[str, int], str] = OrderlyAssignment()
+    assignment: OrderlyAssignment[tuple[str, int]] = OrderlyAssignment()
     lock = grant()
-    assert assignment.grant(KEY, lock) == [ReleaseLock(lock, None)]
-    assert assignment.find(KEY).started is None
+    assert assignment.grant(KEY, lock) == [ReleaseLock(KEY, lock)]
+    assert assignment.started(KEY) is None
 
 
 def test_a_lost_lock_is_wanted_again_after_the_listener_has_returned() -> None:
     lock = grant()
     assignment = running(lock)
-    assert assignment.stop(KEY, lock.lease) == [EndRun("run"), PauseReading(KEY)]
+    assert assignment.stop(KEY, lock.lease) == [EndRun(KEY), PauseReading(KEY)]
     assert assignment.lost_count == 1
     assert assignment.wanted == [KEY]
-    assert assignment.drain(KEY) == [ReleaseLock(lock, "run")]
+    assert assignment.drain(KEY) == [ReleaseLock(KEY, lock)]
     assert assignment.grant(KEY, grant(2)) == []
-    assert [each.key for each in assignment.starting] == [KEY]
+    assert assignment.starting == [KEY]
 
 
 def test_a_partition_whose_log_was_cut_starts_again_under_the_same_lock() -> None:
     lock = grant()
     assignment = running(lock)
-    assert assignment.cut(KEY) == [EndRun("run"), PauseReading(KEY)]
-    assignment.start(KEY, "again")
-    assert assignment.revoke([KEY]) == [EndRun("again")]
-    assert assignment.drain(KEY) == [ReleaseLock(lock, "again")]
+    assert assignment.cut(KEY) == [EndRun(KEY), PauseReading(KEY)]
+    assignment.start(KEY)
+    assert assignment.revoke([KEY]) == [EndRun(KEY)]
+    assert assignment.drain(KEY) == [ReleaseLock(KEY, lock)]
 
 
 def test_a_stop_of_a_former_lock_is_ignored() -> None:
     assignment = running(grant(2))
     assert assignment.stop(KEY, grant(1).lease) == []
-    assert assignment.find(KEY).state is PartitionState.RUNNING
+    assert assignment.state_of(KEY) is PartitionState.RUNNING
 
 
 def test_an_event_that_cannot_happen_is_an_error_and_changes_nothing() -> None:
@@ -95,8 +95,7 @@ def test_an_event_that_cannot_happen_is_an_error_and_changes_nothing() -> None:
         assignment.drain(KEY)
     with pytest.raises(ValueError, match="ASSIGN cannot happen"):
         assignment.assign([KEY])
-    partition = assignment.find(KEY)
-    assert (partition.state, partition.started, partition.run) == (PartitionState.RUNNING, lock, "run")
+    assert (assignment.state_of(KEY), assignment.started(KEY)) == (PartitionState.RUNNING, lock)
 
 
 # --- random histories ---------------------------------------------------------------------------------------------
@@ -109,7 +108,7 @@ class Model:
     assigned: bool = False
     lock: QueueStarted | None = None
     usable: bool = False  # the lock was neither stopped nor revoked since it was granted
-    run: str | None = None
+    runs: bool = False
     ended: bool = False
     again: bool = False  # the run starts again after it has ended
     lost: int = 0
@@ -132,12 +131,12 @@ class Model:
             self.lost += 1
             self._give_up_lock(pause=True)
 
-    def start(self, run: str) -> None:
-        self.run, self.ended, self.again = run, False, False
+    def start(self) -> None:
+        self.runs, self.ended, self.again = True, False, False
 
     def cut(self) -> None:
         self.ended = self.again = True
-        self.actions += [EndRun(self.run), PauseReading(KEY)]
+        self.actions += [EndRun(KEY), PauseReading(KEY)]
 
     def drain(self) -> None:
         self._release()
@@ -146,17 +145,17 @@ class Model:
         if not self.usable:
             return
         self.usable = self.again = False
-        if self.run is None:
+        if not self.runs:
             self._release()
         elif not self.ended:
             self.ended = True
-            self.actions.append(EndRun(self.run))
+            self.actions.append(EndRun(KEY))
             self.actions += [PauseReading(KEY)] if pause else []
 
     def _release(self) -> None:
-        self.actions.append(ReleaseLock(self.lock, self.run))  # type: ignore[arg-type]
-        self.lock = self.run = None
-        self.usable = self.ended = self.again = False
+        self.actions.append(ReleaseLock(KEY, self.lock))  # type: ignore[arg-type]
+        self.lock = None
+        self.runs = self.usable = self.ended = self.again = False
 
 
 class History:
@@ -164,11 +163,10 @@ class History:
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.assignment: OrderlyAssignment[tuple[str, int], str] = OrderlyAssignment()
+        self.assignment: OrderlyAssignment[tuple[str, int]] = OrderlyAssignment()
         self.model = Model()
         self.granted: list[QueueStarted] = []
         self.released: list[QueueStarted] = []
-        self.runs = 0
 
     def step(self, event: PartitionEvent) -> None:
         """Let an event happen, if it can, and compare."""
@@ -190,11 +188,10 @@ class History:
                 lease = self.random.choice(self.granted[-2:]).lease
                 actions = list(assignment.stop(KEY, lease))
                 model.stop(lease)
-            case PartitionEvent.START if model.usable and (model.run is None or model.again):
-                self.runs += 1
-                assignment.start(KEY, f"run {self.runs}")
-                model.start(f"run {self.runs}")
-            case PartitionEvent.CUT if model.run is not None and not model.ended:
+            case PartitionEvent.START if model.usable and (not model.runs or model.again):
+                assignment.start(KEY)
+                model.start()
+            case PartitionEvent.CUT if model.runs and not model.ended:
                 actions = list(assignment.cut(KEY))
                 model.cut()
             case PartitionEvent.DRAIN if model.ended and not model.again:
@@ -208,16 +205,18 @@ class History:
 
     def refused(self, event: PartitionEvent) -> None:
         """Check that an event that the model does not allow has no transition."""
-        assert (self.assignment.find(KEY).state, event) not in TRANSITIONS
+        assert (self.assignment.state_of(KEY), event) not in TRANSITIONS
 
     def compare(self, actions: list[Any]) -> None:
-        model, partition = self.model, self.assignment.find(KEY)
+        model = self.model
         assert actions == model.actions
         self.released += [action.started for action in actions if isinstance(action, ReleaseLock)]
-        assert (partition.started, partition.run) == (model.lock, model.run)
+        assert self.assignment.started(KEY) == model.lock
+        assert self.assignment.lease_of(KEY) == (model.lock.lease if model.lock and model.usable else None)
         assert self.assignment.wanted == ([KEY] if model.assigned else [])
-        assert bool(self.assignment.starting) == (model.usable and model.run is None)
+        assert bool(self.assignment.starting) == (model.usable and not model.runs)
         assert bool(self.assignment.draining) == model.ended
+        assert self.assignment.is_changing == (model.ended or (model.assigned and not model.runs))
         assert self.assignment.lost_count == model.lost
 
 
@@ -231,7 +230,7 @@ def test_every_history_equals_the_model_and_each_lock_is_released_once(seed: int
     history.step(PartitionEvent.REVOKE)
     history.step(PartitionEvent.DRAIN)
     assert history.released == history.granted
-    assert history.assignment.find(KEY).state is PartitionState.UNASSIGNED
+    assert history.assignment.state_of(KEY) is PartitionState.UNASSIGNED
 
 
 def test_the_histories_reach_every_transition() -> None:
@@ -239,7 +238,7 @@ def test_the_histories_reach_every_transition() -> None:
     random = Random(5)  # noqa: S311 - a test's dice
     history = History(random)
     for event in random.choices(list(PartitionEvent), k=5_000):
-        before = history.assignment.find(KEY).state
+        before = history.assignment.state_of(KEY)
         history.step(event)
         seen.add((before, event))
     assert set(TRANSITIONS) <= seen
