@@ -342,6 +342,11 @@ class QueueLockHolder:
         return any(slot.believing for slot in self._slots.values())
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a wanted queue has no lease: another member's record may free it."""
+        return any(queue not in self._slots or not self._slots[queue].believing for queue in self._wanted)
+
+    @property
     def left(self) -> bool:
         """Whether everything was released and the `leave` record was handed out."""
         return self._left

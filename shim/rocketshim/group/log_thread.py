@@ -22,7 +22,8 @@ process may rely on, and what it writes). This module only acts:
 * One consumer is assigned to the log's one partition, from its first record on; it joins no group. One idempotent
   producer appends records immediately and in order.
 * One iteration accepts commands, reads and folds new records, asks the holder what is due, and appends it. While a
-  record of this process is on its way, the thread waits in the consumer, else in the queue of commands, 20 ms at most.
+  record of this process is on its way, the thread waits in the consumer, else in the queue of commands: 20 ms at most
+  while it waits for a lock, which another member may release, else 100 ms.
 * The log is *lost* when its topic has another id, when its bounds do not match what was folded, or when the offset to
   read does not exist. Then every lease ends, a new fold begins, and nothing is claimed for the duration of one lease. A
   record of an unknown version ends every lease, too.
@@ -31,7 +32,7 @@ process may rely on, and what it writes). This module only acts:
   `error` is set, and the thread ends.
 * A leave is written only when everything was released. The leases of a member that does not drain in time expire.
 
-`log_writer` appends the records, and `member_checks` compares the members.
+`log_reader` reads the records and detects a lost log, `log_writer` appends, and `member_checks` compares the members.
 """
 
 import math
@@ -41,10 +42,10 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, assert_never
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from rocketshim.core.clock import Clock
-from rocketshim.core.group_log import Continuity, Folded, GroupLog
+from rocketshim.core.group_log import Folded, GroupLog
 from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock import QueueLockHolder
@@ -60,8 +61,9 @@ from rocketshim.core.queue_lock_actions import (
     StopReason,
 )
 from rocketshim.core.queue_lock_settings import QueueLockSettings
-from rocketshim.errors import ConsumerError, TopicMismatchError
+from rocketshim.errors import TopicMismatchError
 from rocketshim.group.commands import Close, Command, Release, ReportProgress, Want
+from rocketshim.group.log_reader import LogReader, TokenFloor
 from rocketshim.group.log_writer import LogWriter
 from rocketshim.group.member_checks import MemberChecks
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient
@@ -75,16 +77,13 @@ __all__ = ["GroupLogThread"]
 
 _LOG = safe_logger("rocketshim.group")
 
-_READ_COUNT: Final = 1_000
 _AT_THE_CONSUMER_S: Final = 0.005
-_AT_THE_COMMANDS_S: Final = 0.02
+_AWAITING_LOCK_S: Final = 0.02
+_IDLE_S: Final = 0.1
 _BEGIN_AGAIN_MS: Final = 1_000
 _NEVER_MS: Final = 2**62
-_ANSWER_S: Final = 5.0
-_CHECK_S: Final = 0.5
 _LEAVE_S: Final = 2.0
 _ANSWER_AGAIN_S: Final = 0.02
-_GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 
 class GroupLogThread:
@@ -123,7 +122,7 @@ class GroupLogThread:
         make_producer: Callable[[], ProducerClient],
         clock: Clock,
         strategy: str | None = None,
-        token_floor: Callable[[ConsumerClient], int | None] | None = None,
+        token_floor: TokenFloor | None = None,
         topic_id: TopicId | None = None,
     ) -> None:
         self.events: SimpleQueue[QueueStarted | QueueStopped] = SimpleQueue()
@@ -131,13 +130,11 @@ class GroupLogThread:
         self.members: tuple[str, ...] = ()
         self.owner = owner
         self.log_lost_count = 0
-        self._partition = TopicPartition(topic, 0)
+        self._topic = topic
         self._settings = settings
-        self._make_consumer = make_consumer
         self._clock = clock
-        self._token_floor = token_floor
-        self._topic_id = topic_id
         self._holder = QueueLockHolder(owner, settings, strategy)
+        self._reader = LogReader(topic, make_consumer, token_floor=token_floor, topic_id=topic_id)
         self._writer = LogWriter(topic, make_producer)
         self._checks = MemberChecks(owner, strategy, settings.lock_lease_ms)
         self._log = GroupLog(0)
@@ -146,9 +143,7 @@ class GroupLogThread:
         self._check_at_ms = 0
         self._wakeup_ms = 0
         self._changed = False  # a command came or a send failed since the last tick
-        self._known_id: str | None = None
         self._commands: SimpleQueue[Command] = SimpleQueue()
-        self._consumer: ConsumerClient | None = None
         self._close_by_ms: int | None = None
         self._thread: threading.Thread | None = None
 
@@ -175,7 +170,7 @@ class GroupLogThread:
             if answer is not None:
                 answer()
             if self._thread is None:
-                self._topic_id = None
+                self._reader.topic_id = None  # it keeps an admin client
                 return True
             self._thread.join(_ANSWER_AGAIN_S)
             if not self._thread.is_alive():
@@ -212,14 +207,14 @@ class GroupLogThread:
                 self.turn(self._wait_s())
         except BaseException as error:  # noqa: BLE001 - the top of a thread: it is kept and logged, and every lease ends
             self._fail(error)
-            _LOG.exception("group.log-thread-failed", extra={"topic": self._partition.topic})
+            _LOG.exception("group.log-thread-failed", extra={"topic": self._topic})
         finally:
             self.close()
 
     def open(self) -> None:
         """Make the clients, without network calls."""
         self._writer.open()
-        self._consumer = self._make_consumer()
+        self._reader.open()
 
     @property
     def over(self) -> bool:
@@ -244,12 +239,18 @@ class GroupLogThread:
             self._begin()
             return
         now_ms = self._now_ms()
-        if now_ms >= self._check_at_ms and self._is_lost(now_ms):
-            return  # the messages belong to another log
+        if now_ms >= self._check_at_ms:
+            heartbeat_ms = self._settings.heartbeat_every_ms
+            why = self._reader.why_lost(self._log, late=now_ms >= self._check_at_ms + heartbeat_ms)
+            self._check_at_ms = self._now_ms() + heartbeat_ms
+            if why is not None:
+                self._lost(why)
+                return  # the messages belong to another log
         for message in messages:
             if message.error() is None:
                 self._fold(message)
-            elif self._client_error(message.error()):
+            elif (why := self._reader.why_lost_by(message.error())) is not None:
+                self._lost(why)
                 return
         self._process_reports()
         if messages or self._changed or self._now_ms() >= self._wakeup_ms:
@@ -259,12 +260,7 @@ class GroupLogThread:
         """End every lease, flush appended records and close the clients. A second call does nothing."""
         self._holder.end_all()
         self._writer.close()
-        consumer, self._consumer, self._topic_id = self._consumer, None, None
-        if consumer is not None:
-            try:
-                consumer.close()
-            except (KafkaException, RuntimeError) as error:
-                _LOG.warning("group.client-error", extra={"error": str(error)})
+        self._reader.close()
         while self._commands.qsize():
             self._commands.get()
 
@@ -304,17 +300,13 @@ class GroupLogThread:
         self._wakeup_ms = _NEVER_MS if wakeup_ms is None else wakeup_ms
 
     def _wait(self, wait_s: float) -> list[Any]:
-        consumer = self._client()
         if self._writer.is_waiting and self._reading:
-            first = consumer.poll(min(wait_s, _AT_THE_CONSUMER_S))
-        else:
-            if wait_s > 0:
-                with suppress(Empty):
-                    self._obey(self._commands.get(timeout=min(wait_s, _AT_THE_COMMANDS_S)))
-            if not self._reading:
-                return []
-            first = consumer.poll(0)
-        return [] if first is None else [first, *consumer.consume(_READ_COUNT - 1, 0)]
+            return self._reader.read(min(wait_s, _AT_THE_CONSUMER_S))
+        if wait_s > 0:
+            longest_s = _AWAITING_LOCK_S if self._holder.is_waiting else _IDLE_S
+            with suppress(Empty):
+                self._obey(self._commands.get(timeout=min(wait_s, longest_s)))
+        return self._reader.read(0) if self._reading else []
 
     def _begin(self) -> None:
         """Begin a fold at the log's first record; if the cluster does not answer, try again later."""
@@ -322,43 +314,30 @@ class GroupLogThread:
         if now_ms < self._begin_at_ms:
             return
         self._begin_at_ms = now_ms + _BEGIN_AGAIN_MS
-        consumer = self._client()
-        try:
-            self._known_id = None if self._topic_id is None else self._topic_id.now()
-            floor = None if self._token_floor is None else self._token_floor(consumer)
-            bounds = consumer.get_watermark_offsets(self._partition, timeout=_ANSWER_S)
-            if bounds is None:
-                return
-            low, high = bounds
-            consumer.assign([TopicPartition(self._partition.topic, 0, low)])
-        except KafkaException as error:
-            _LOG.warning("group.log-unreachable", extra={"topic": self._partition.topic, "error": str(error)})
+        beginning = self._reader.begin()
+        if beginning is None:
             return
-        self._log = GroupLog(low)
+        self._log = GroupLog(beginning.low)
         self._reading = True
         self._check_at_ms = self._now_ms() + self._settings.heartbeat_every_ms
-        self._perform(self._holder.begin(high, self._now_ms(), floor))
+        self._perform(self._holder.begin(beginning.high, self._now_ms(), beginning.token_floor))
         self._tick()
 
     def _fold(self, message: Any) -> None:
         kind, append_ms = message.timestamp()
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             raise TopicMismatchError(
-                f"{self._partition.topic}: message.timestamp.type is CreateTime, it must be LogAppendTime, because "
+                f"{self._topic}: message.timestamp.type is CreateTime, it must be LogAppendTime, because "
                 "append times measure leases. Fix it (rocketshim init --fix), or delete the topic while no member runs"
             )
         offset = message.offset()
         try:
             record = decode_group_record(message.value())
         except UnknownVersionError as error:
-            _LOG.error(
-                "group.log-unreadable", extra={"topic": self._partition.topic, "offset": offset, "error": str(error)}
-            )
+            _LOG.error("group.log-unreadable", extra={"topic": self._topic, "offset": offset, "error": str(error)})
             self._observe(self._log.unreadable(offset, append_ms))
         except MalformedRecordError as error:
-            _LOG.warning(
-                "group.record-void", extra={"topic": self._partition.topic, "offset": offset, "error": str(error)}
-            )
+            _LOG.warning("group.record-void", extra={"topic": self._topic, "offset": offset, "error": str(error)})
             self._observe(self._log.skip(offset, append_ms))
         else:
             self._checks.check_lease(record)
@@ -368,7 +347,7 @@ class GroupLogThread:
         if folded.owner == self.owner and folded.seq is not None:
             self._writer.was_read(folded.seq)
         if folded.began_anew:
-            _LOG.warning("group.log-began-anew", extra={"topic": self._partition.topic, "offset": folded.offset})
+            _LOG.warning("group.log-began-anew", extra={"topic": self._topic, "offset": folded.offset})
         self._perform(self._holder.observe(folded, self._now_ms()))
         if folded.members_changed:
             self._checks.check_strategies(self._log)
@@ -376,48 +355,9 @@ class GroupLogThread:
 
     # --- a lost log --------------------------------------------------------------------------------------------------
 
-    def _client_error(self, error: KafkaError) -> bool:
-        """Log an error of the client; return whether the log is lost."""
-        if error.code() in _GONE:
-            self._lost(f"the offset to read does not exist: {error.str()}")
-            return True
-        if error.fatal():
-            raise KafkaException(error)
-        _LOG.warning("group.client-error", extra={"topic": self._partition.topic, "error": str(error)})
-        return False
-
-    def _is_lost(self, now_ms: int) -> bool:
-        """Check the topic's id and the log's bounds, at every heartbeat; return whether the log is lost.
-
-        A process that was frozen for longer than a heartbeat waits for the topic's id. Meanwhile the log may have been
-        created again and grown beyond the offset to read, and then its bounds do not show that.
-        """
-        late = now_ms >= self._check_at_ms + self._settings.heartbeat_every_ms
-        topic_id = None
-        if self._topic_id is not None:
-            topic_id = self._topic_id.now() if late else self._topic_id.latest()
-        self._check_at_ms = self._now_ms() + self._settings.heartbeat_every_ms
-        if self._known_id is None:
-            self._known_id = topic_id
-        if topic_id is not None and topic_id != self._known_id:
-            self._lost("the topic was created again")
-            return True
-        try:
-            bounds = self._client().get_watermark_offsets(self._partition, timeout=_CHECK_S)
-        except KafkaException:
-            return False  # unreachable: leases expire by themselves
-        if bounds is None:
-            return False
-        low, high = bounds
-        continuity = self._log.continuity(low, high)
-        if continuity is Continuity.CONTINUES:
-            return False
-        self._lost(f"{continuity.name.lower()}: it has {low} to {high}, the next to read is {self._log.next_offset}")
-        return True
-
     def _lost(self, why: str) -> None:
         self.log_lost_count += 1
-        _LOG.error("group.log-lost", extra={"topic": self._partition.topic, "why": why})
+        _LOG.error("group.log-lost", extra={"topic": self._topic, "why": why})
         self._reading = False
         self._begin_at_ms = 0
         self._perform(self._holder.log_lost(self._log.token_floor, self._now_ms()))
@@ -448,11 +388,6 @@ class GroupLogThread:
         for seq in self._writer.take_failed():
             self._changed = True
             self._perform(self._holder.send_failed(seq, self._now_ms()))
-
-    def _client(self) -> ConsumerClient:
-        if self._consumer is None:
-            raise ConsumerError("the reader of the group log is not open")
-        return self._consumer
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000

@@ -387,7 +387,7 @@ def test_a_broken_producer_that_fails_again_while_closing_is_still_replaced_and_
     fleet.wait(2_500)
     assert len(fleet.producers) == 2
     fleet.producers[1].flush = flush
-    reader = fleet.members["a"]._consumer
+    reader = fleet.members["a"]._reader._consumer
     assert reader is not None
     fleet.members["a"].close()
     with pytest.raises(RuntimeError, match="closed"):

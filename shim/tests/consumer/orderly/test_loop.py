@@ -97,7 +97,7 @@ class Member:
             clients=kafka.clients(),
             clock=clock,
         )
-        self.log._topic_id = TopicIds(kafka, NAMES.group_log(GROUP))  # type: ignore[assignment]
+        self.log._reader.topic_id = TopicIds(kafka, NAMES.group_log(GROUP))  # type: ignore[assignment]
         self.log.start = lambda *_: self.log.open()  # type: ignore[method-assign]
         config = {
             "group.id": GROUP,

@@ -1,0 +1,143 @@
+"""Read one group's log, and detect that it is lost: created again, or truncated before it was read.
+
+The reader joins no group. It is assigned to the log's one partition, from its first record on. At every heartbeat it
+compares the topic's id and the bounds of the log with what was folded.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.core.group_log import Continuity, GroupLog
+from rocketshim.errors import ConsumerError
+from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.topic_id import TopicId
+from rocketshim.logs import safe_logger
+
+__all__ = ["Beginning", "LogReader", "TokenFloor"]
+
+_LOG = safe_logger("rocketshim.group")
+_READ_COUNT: Final = 1_000
+_ANSWER_S: Final = 5.0
+_CHECK_S: Final = 0.5
+_GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+
+TokenFloor = Callable[[ConsumerClient], int | None]
+"""Returns a number above every token that commits of the group carry, or None. It may raise KafkaException."""
+
+
+class Beginning(NamedTuple):
+    """Where reading begins: the first offset of the log, its end at that time, and the token floor of the commits."""
+
+    low: int
+    high: int
+    token_floor: int | None
+
+
+class LogReader:
+    """The consumer of one group's log.
+
+    Args:
+        topic: physical name of the group's log.
+        make_consumer: makes the consumer: `auto.offset.reset=error`, `read_uncommitted`, `group.id` of the group.
+        token_floor: looks up the tokens in commits; None: this is not done.
+        topic_id: detects when the log's topic was created again; None: this is not checked.
+
+    Thread-safety: none; the group-log thread's.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        make_consumer: Callable[[], ConsumerClient],
+        *,
+        token_floor: TokenFloor | None,
+        topic_id: TopicId | None,
+    ) -> None:
+        self.topic_id = topic_id
+        self._partition = TopicPartition(topic, 0)
+        self._make_consumer = make_consumer
+        self._token_floor = token_floor
+        self._known_id: str | None = None
+        self._consumer: ConsumerClient | None = None
+
+    def open(self) -> None:
+        """Make the consumer, without network calls."""
+        self._consumer = self._make_consumer()
+
+    def begin(self) -> Beginning | None:
+        """Read from the log's first record on; None: the cluster does not answer now."""
+        consumer = self._client()
+        try:
+            self._known_id = None if self.topic_id is None else self.topic_id.now()
+            floor = None if self._token_floor is None else self._token_floor(consumer)
+            bounds = consumer.get_watermark_offsets(self._partition, timeout=_ANSWER_S)
+            if bounds is None:
+                return None
+            consumer.assign([TopicPartition(self._partition.topic, 0, bounds[0])])
+        except KafkaException as error:
+            _LOG.warning("group.log-unreachable", extra={"topic": self._partition.topic, "error": str(error)})
+            return None
+        return Beginning(bounds[0], bounds[1], floor)
+
+    def read(self, wait_s: float) -> list[Any]:
+        """Return the records that have arrived; wait for the first one for this time in seconds."""
+        consumer = self._client()
+        first = consumer.poll(wait_s)
+        return [] if first is None else [first, *consumer.consume(_READ_COUNT - 1, 0)]
+
+    def why_lost(self, log: GroupLog, *, late: bool) -> str | None:
+        """Return why the log that was folded is not the log of this topic any more; None: it is, as far as is known.
+
+        Args:
+            log: the fold.
+            late: wait for the topic's id. A process was frozen for longer than a heartbeat, and meanwhile the log may
+                have been created again and have grown beyond the offset to read. Then its bounds do not show that.
+        """
+        topic_id = None
+        if self.topic_id is not None:
+            topic_id = self.topic_id.now() if late else self.topic_id.latest()
+        if self._known_id is None:
+            self._known_id = topic_id
+        if topic_id is not None and topic_id != self._known_id:
+            return "the topic was created again"
+        try:
+            bounds = self._client().get_watermark_offsets(self._partition, timeout=_CHECK_S)
+        except KafkaException:
+            return None  # unreachable: leases expire by themselves
+        if bounds is None:
+            return None
+        low, high = bounds
+        continuity = log.continuity(low, high)
+        if continuity is Continuity.CONTINUES:
+            return None
+        return f"{continuity.name.lower()}: it has {low} to {high}, the next to read is {log.next_offset}"
+
+    def why_lost_by(self, error: KafkaError) -> str | None:
+        """Log an error of the client; return why the log is lost by it, or None.
+
+        Raises:
+            KafkaException: the client cannot continue.
+        """
+        if error.code() in _GONE:
+            return f"the offset to read does not exist: {error.str()}"
+        if error.fatal():
+            raise KafkaException(error)
+        _LOG.warning("group.client-error", extra={"topic": self._partition.topic, "error": str(error)})
+        return None
+
+    def close(self) -> None:
+        """Close the consumer. A second call does nothing."""
+        consumer, self._consumer, self.topic_id = self._consumer, None, None
+        if consumer is None:
+            return
+        try:
+            consumer.close()
+        except (KafkaException, RuntimeError) as error:
+            _LOG.warning("group.client-error", extra={"error": str(error)})
+
+    def _client(self) -> ConsumerClient:
+        if self._consumer is None:
+            raise ConsumerError("the reader of the group log is not open")
+        return self._consumer
