@@ -1,15 +1,15 @@
-"""Draw the path of a message as an SVG: docs/pictures/path.svg.
+"""Draw the pictures of the documentation as SVG: docs/pictures/path.svg and commit.svg.
 
-    python tools/path_picture.py
+    python tools/pictures.py
 
-The colours follow the reader's light or dark mode. A test compares the file with what this script draws.
+The colours follow the reader's light or dark mode. A test compares the files with what this script draws.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "path.svg"
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
 STYLE = """
   .box { stroke-width: 1.5; }
@@ -102,10 +102,28 @@ def path_of_a_message() -> str:
     ])  # fmt: skip
 
 
+def commit_of_a_prefix() -> str:
+    """Return the picture of the committed position of a partition."""
+    title = "The committed position stands before the first message that is not finished."
+    messages = [(number, number not in {3, 6}) for number in range(7)]
+    parts = [
+        box("topic" if finished else "worker", (20 + 120 * number, 30, 108, 60), f"offset {number}", state)
+        for number, finished in messages
+        for state in ("finished" if finished else "in progress",)
+    ]
+    return picture(
+        870, 150, title, [*parts, arrow((374, 125), (374, 35)), note(382, 128, "committed position: 3", anchor="start")]
+    )
+
+
+PICTURES = {"path.svg": path_of_a_message, "commit.svg": commit_of_a_prefix}
+
+
 def main() -> None:
-    """Write the picture."""
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(path_of_a_message(), encoding="utf-8")
+    """Write the pictures."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, draw in PICTURES.items():
+        (FOLDER / name).write_text(draw(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import Final
 
-from tools.reference import api, cli, errors, metrics, settings
+from tools.reference import api, cli, errors, message, metrics, settings
 
 __all__ = ["PAGES"]
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/api.md": api.page,
+    "reference/message.md": message.page,
     "reference/settings.md": settings.page,
     "reference/cli.md": cli.page,
     "reference/metrics.md": metrics.page,

@@ -1,0 +1,171 @@
+"""The programs of the how-to pages run, on a Kafka in memory. What a page leaves to the reader stands in the test."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rocketshim import Message, PushConsumer
+from rocketshim.harness import Harness
+
+ROOT = Path(__file__).parents[3]
+IN_MEMORY = ("retry_ladder", "order_timeout", "filters")
+
+
+def programs(page: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.fixture
+def harness() -> Iterator[Harness]:
+    with Harness() as harness:
+        yield harness
+
+
+def run(program: str, **names: Any) -> dict[str, Any]:
+    scope: dict[str, Any] = {"__name__": "documentation", **names}
+    exec(compile(program, "documentation", "exec"), scope)  # noqa: S102 - our own pages
+    return scope
+
+
+def recipes() -> dict[str, str]:
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
+    return {
+        name: program
+        for name, section in sections
+        for program in re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    }
+
+
+def test_sending(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
+    first, ways, in_asyncio, later, selector = programs("sending.md")
+    harness.topic("orders", partitions=4)
+    clients = 'Producer("localhost:9092", clients=CLIENTS, clock=CLOCK)'
+    seam = {"CLIENTS": harness.kafka.clients(), "CLOCK": harness.clock}
+    run(first.replace('Producer("localhost:9092")', clients), **seam)
+    assert "orders/" in capsys.readouterr().out
+    names = {"producer": harness.producer, "Message": Message}
+    scope = run(ways, **names)
+    assert [result.message_queue.topic for result in scope["results"]] == ["orders", "orders"]
+    sent = asyncio.run(run(in_asyncio, **names)["place_order"](b"async"))
+    assert sent.message_queue.topic == "orders"
+    run(later, **names)
+    assert len(harness.waiting("orders")) == 3
+    run(selector, **names)
+    assert [record.partition() for record in harness.kafka.records("orders") if record.value() == b"6"] == [1]
+
+
+def test_the_listener_of_the_order_time_out_is_that_of_the_example() -> None:
+    (program,) = programs("order-timeout.md")
+    assert program in (ROOT / "examples" / "order_timeout.py").read_text(encoding="utf-8")
+
+
+def test_idempotent_listeners() -> None:
+    state, ledger, fencing = programs("idempotent.md")
+    scope = run(f"{state}\n{ledger}\n{fencing}")
+    database = scope["database"]
+    for _ in range(2):
+        scope["mark_paid"]("o-7")
+        scope["book"](SimpleNamespace(msg_id="1", key=b"o-7", body=b"20"))
+    assert database.execute("SELECT * FROM orders").fetchall() == [("o-7", "paid")]
+    assert database.execute("SELECT * FROM ledger").fetchall() == [("o-7", 20)]
+    step = SimpleNamespace(key=b"o-7", body=b"shipped")
+    for token in (5, 5, 6):
+        scope["ship"](step, SimpleNamespace(fencing_token=token))
+    with pytest.raises(RuntimeError, match="a later owner"):
+        scope["ship"](step, SimpleNamespace(fencing_token=5))
+
+
+def dead(harness: Harness, consumer: PushConsumer, *messages: Message) -> list[bytes | None]:
+    harness.run(consumer)
+    harness.send(*messages)
+    return [letter.body for letter in harness.dead("payments")]
+
+
+def test_bodies_of_pydantic(harness: Harness) -> None:
+    charged: list[Any] = []
+    scope = run(recipes()["JSON bodies with pydantic"], charge=charged.append)
+    good, bad = scope["Order"](id="o-7", amount=20), b'{"id": 7}'
+    assert dead(
+        harness, scope["consumer"], Message("orders", good.model_dump_json().encode()), Message("orders", bad)
+    ) == [bad]
+    assert charged == [good]
+
+
+def test_bodies_of_avro_keep_their_subject_on_retries(harness: Harness) -> None:
+    subjects: list[str] = []
+
+    def deserialize(body: bytes, context: Any) -> bytes:
+        subjects.append(f"{context.topic}-{context.field}")
+        if len(subjects) == 1:
+            raise ConnectionError("the registry does not answer")
+        return body
+
+    scope = run(recipes()["Avro with a schema registry"], deserialize=deserialize, charge=lambda _: None)
+    assert dead(harness, scope["consumer"], Message("orders", b"x")) == []
+    harness.pass_time("10s")
+    assert subjects == ["orders-value", "orders-value"]
+
+
+def test_final_exceptions(harness: Harness) -> None:
+    scope = run(recipes()["Some exceptions are final"], charge=int)
+    assert dead(harness, scope["consumer"], Message("orders", b"7"), Message("orders", b"x")) == [b"x"]
+
+
+def test_fastapi(harness: Harness) -> None:
+    scope = run(recipes()["FastAPI"])
+    harness.topic("orders")
+    harness.connect(scope["producer"])
+
+    async def request() -> dict[str, str]:
+        async with scope["lifespan"](None):
+            answer: dict[str, str] = await scope["place_order"](b"o-7")
+            return answer
+
+    assert asyncio.run(request())["id"]
+    assert len(harness.kafka.records("orders")) == 1
+
+
+def test_django(harness: Harness) -> None:
+    closed: list[int] = []
+    scope = run(recipes()["Django"], close_old_connections=lambda: closed.append(1))
+    scope["consumer"].listener("orders")(lambda _: None)
+    harness.run(scope["consumer"])
+    harness.send(Message("orders", b"x"))
+    assert closed == [1, 1]
+
+
+def test_error_reports(harness: Harness) -> None:
+    reported: list[BaseException] = []
+    scope = run(recipes()["Sentry and other error reports"], capture_exception=reported.append)
+    scope["consumer"].listener("orders")(lambda message: int(message.body))
+    harness.run(scope["consumer"])
+    harness.send(Message("orders", b"x"), Message("orders", b"1"))
+    assert [type(error) for error in reported] == [ValueError]
+
+
+def test_the_id_of_a_message_in_log_lines(harness: Harness) -> None:
+    bound: list[str | None] = []
+    scope: dict[str, Any] = run(
+        recipes()["Your own logging, structlog"], charge=lambda _: bound.append(scope["message_id"].get())
+    )
+    harness.run(scope["consumer"])
+    (sent,) = harness.send(Message("orders", b"x"))
+    assert bound == [sent.msg_id]
+
+
+@pytest.mark.parametrize("example", IN_MEMORY)
+def test_an_example_in_memory_runs(example: str) -> None:
+    command = [sys.executable, str(ROOT / "examples" / f"{example}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own program
+    assert done.returncode == 0, done.stdout + done.stderr
+    if example == "order_timeout":
+        assert f"```text\n{done.stdout}```" in (ROOT / "docs" / "order-timeout.md").read_text(encoding="utf-8")
