@@ -33,6 +33,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from rocketshim import ConsumeFromWhere, LevelTableRetryPolicy, PushConsumer
+from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS
 from rocketshim_local import any_broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
@@ -195,6 +196,20 @@ def failing(share: int) -> Callable[[Any], None]:
     return handle
 
 
+def fetch_later(reader: PartitionReader) -> None:
+    """Let the poll thread sleep once before it fetches; return when it has."""
+    fetch, slept = reader.fetch, threading.Event()
+
+    def fetch_late(count: int, wait_s: float) -> Any:
+        time.sleep(PREFETCH_S)
+        reader.fetch = fetch  # type: ignore[method-assign]
+        slept.set()
+        return fetch(count, wait_s)
+
+    reader.fetch = fetch_late  # type: ignore[method-assign]
+    slept.wait()
+
+
 def shim(
     bootstrap: str,
     topic: str,
@@ -221,12 +236,11 @@ def shim(
     assert loop is not None
     if prefetched:  # the poll thread sleeps, librdkafka does not
         consumer.wait_assigned()
-        loop.ask(lambda _: time.sleep(PREFETCH_S)).result()
-    sent_back = loop.send_back
-    assert sent_back is not None
+        fetch_later(loop.reader)
+    sent_back = loop.feed.sink
 
     def done() -> int:
-        return loop.dispatch.counts.succeeded + sent_back.counts.retried
+        return loop.feed.dispatch.counts.succeeded + sent_back.counts.retried
 
     while not (before := done()):
         time.sleep(0.0005)
@@ -296,7 +310,7 @@ def stuck(bootstrap: str, topic: str, count: int) -> dict[str, float]:
     with consumer:
         loop = consumer._loop  # noqa: SLF001 - as above
         assert loop is not None
-        while loop.dispatch.counts.succeeded < count * (PARTITIONS - 1) // PARTITIONS:
+        while loop.feed.dispatch.counts.succeeded < count * (PARTITIONS - 1) // PARTITIONS:
             time.sleep(0.05)
             held = [queue for queue in loop.queues if queue.topic == topic and queue.partition == 0]
             most_held = max(most_held, *(queue.msg_count for queue in held), 0)

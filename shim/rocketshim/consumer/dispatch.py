@@ -13,7 +13,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
@@ -21,6 +21,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rocketshim.consumer.outcome import FailedMessage
 from rocketshim.consumer.reader.partition_queue import QueueT
+from rocketshim.consumer.send_back import FailedSink
 from rocketshim.consumer.state import return_type_of
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import Chunk, ProcessQueue
@@ -109,18 +110,16 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
     Args:
         pool: runs chunks.
         batch_count: maximum number of messages of one listener call.
-        left: called with a queue when messages have left it.
 
     Thread-safety: none; the poll thread's.
     """
 
-    def __init__(self, pool: Pool[TaskT, AnswerT], batch_count: int, left: Callable[[QueueT], None]) -> None:
+    def __init__(self, pool: Pool[TaskT, AnswerT], batch_count: int) -> None:
         self.counts = DispatchCounts()
         self.in_flight = 0  # messages handed out and not yet reported
         self.died: BaseException | None = None
-        self._pool = pool
+        self.pool = pool
         self._batch_count = batch_count
-        self._left = left
 
     @abstractmethod
     def hand_out(self, queues: Iterable[QueueT]) -> None:
@@ -137,7 +136,7 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
     @property
     def has_results(self) -> bool:
         """Return whether a result is available."""
-        return self._pool.results.qsize() > 0
+        return self.pool.results.qsize() > 0
 
     def take_results(self, now_ms: int) -> None:
         """Process every available result.
@@ -146,14 +145,14 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
             now_ms: monotonic time in ms.
         """
         del now_ms
-        results = self._pool.results
+        results = self.pool.results
         while results.qsize():
             self._take(results.get())
 
     def wait(self, timeout_s: float) -> None:
         """Wait for one result, at most `timeout_s` seconds, and process it."""
         try:
-            result = self._pool.wait(timeout_s, self.gather_s())
+            result = self.pool.wait(timeout_s, self.gather_s())
         except Empty:
             return
         self._take(result)
@@ -168,21 +167,15 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
     """Hands out chunks to be consumed concurrently.
 
     Args:
-        pool, batch_count, left: see `Dispatch`.
-        send_back: called with each failed message.
+        pool, batch_count: see `Dispatch`.
+        sink: gets each failed message.
 
     Thread-safety: none; the poll thread's.
     """
 
-    def __init__(
-        self,
-        pool: Pool[Chunk[Any], FailedMessage],
-        batch_count: int,
-        send_back: Callable[[Chunk[Any], FailedMessage], None],
-        left: Callable[[ProcessQueue[Any]], None],
-    ) -> None:
-        super().__init__(pool, batch_count, left)
-        self._send_back = send_back
+    def __init__(self, pool: Pool[Chunk[Any], FailedMessage], batch_count: int, sink: FailedSink) -> None:
+        super().__init__(pool, batch_count)
+        self._sink = sink
         self._splittable: dict[Chunk[Any], Any] = {}  # chunks that can be split, and their call at the last check
         self._per_message_ns: deque[int] = deque(maxlen=_WINDOW)
         self._next_check_ms = 0
@@ -200,20 +193,20 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
                     break
                 count = len(chunk.messages)
                 self.in_flight += count
-                if count > self._batch_count and not self._pool.shares_chunks:
+                if count > self._batch_count and not self.pool.shares_chunks:
                     self._splittable[chunk] = None
-                self._pool.submit(chunk)
+                self.pool.submit(chunk)
 
     def chunk_count(self, backlog: int) -> int:
         """Return the maximum size of the next chunk, if `backlog` messages are in flight or pending."""
-        if self._pool.shares_chunks:
+        if self.pool.shares_chunks:
             return max(self._batch_count, min(_SHARED_CHUNK, backlog // _SHARED_CHUNK))
         quickest = self._quickest_ns()
         if quickest is None:
             return self._batch_count
         if quickest <= _SLOW_NS:
             return max(_CHUNK if quickest > _FAST_NS else _LARGE_CHUNK, self._batch_count)
-        fair = min(_SLOW_CHUNK_NS // quickest, backlog // (_CHUNKS_A_WORKER * self._pool.size))
+        fair = min(_SLOW_CHUNK_NS // quickest, backlog // (_CHUNKS_A_WORKER * self.pool.size))
         return max(fair - fair % self._batch_count, self._batch_count)
 
     def gather_s(self) -> float:
@@ -222,9 +215,9 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
         Processing them one by one would cost more than the listeners do.
         """
         quickest = self._quickest_ns()
-        if quickest is None or quickest <= _SLOW_NS or self._pool.shares_chunks:
+        if quickest is None or quickest <= _SLOW_NS or self.pool.shares_chunks:
             return 0.0
-        return min(_GATHER_S, self.in_flight * quickest / (2e9 * self._pool.size))
+        return min(_GATHER_S, self.in_flight * quickest / (2e9 * self.pool.size))
 
     def _quickest_ns(self) -> int | None:
         times = self._per_message_ns
@@ -240,7 +233,7 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
     def ask_for_part(self, queue: ProcessQueue[Any]) -> None:
         """Ask for the finished messages in chunks of a queue whose calls have timed out."""
         for chunk in queue.late:
-            self._pool.report_part(chunk)
+            self.pool.report_part(chunk)
 
     def _take(self, result: Result[Chunk[Any], FailedMessage]) -> None:
         chunk, outcomes = result.chunk, result.outcomes
@@ -265,8 +258,6 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
         else:
             queue.report(chunk)
         self.counts.succeeded += count
-        if not queue.dropped:
-            self._left(queue)
 
     def _take_part(self, chunk: Chunk[Any], still_open: Collection[int], outcomes: list[FailedMessage]) -> None:
         queue, count = chunk.queue, len(chunk.messages)
@@ -279,25 +270,24 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
         self.in_flight -= finished
         self._send_failed(chunk, new, to_send)
         self.counts.succeeded += finished - len(new)
-        self._left(queue)
 
     def _send_failed(self, chunk: Chunk[Any], outcomes: list[FailedMessage], to_send: Iterable[Any]) -> None:
         by_offset = {outcome.message.offset(): outcome for outcome in outcomes}
         for message in to_send:
             outcome = by_offset[message.offset()]
             self.counts.add_failed(return_type_of(outcome.failure.exception_class))
-            self._send_back(chunk, outcome)
+            self._sink.send(chunk, outcome)
         self.counts.failed += len(outcomes)
 
     def _split_stuck(self) -> None:
         """Split chunks that are in the same call as at the last check."""
-        first = islice(self._splittable.items(), 2 * self._pool.size)  # running chunks are among the oldest
+        first = islice(self._splittable.items(), 2 * self.pool.size)  # running chunks are among the oldest
         for chunk, seen in list(first):
             at = chunk.in_work
             if at is not None and at is seen:
                 del self._splittable[chunk]
                 for part in chunk.queue.split(chunk, self._batch_count):
-                    self._pool.submit(part)
+                    self.pool.submit(part)
                 self._take_before(chunk, at)
             else:
                 self._splittable[chunk] = at

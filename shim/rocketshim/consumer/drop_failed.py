@@ -30,6 +30,9 @@ class DropFailed:
         """Return 0: no hop is ever on its way."""
         return 0
 
+    def open(self) -> None:
+        """Do nothing: there is no producer."""
+
     def send(self, chunk: Work, outcome: FailedMessage) -> None:
         """Drop a failed message."""
         failure = outcome.failure

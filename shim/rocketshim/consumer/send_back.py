@@ -68,6 +68,9 @@ class FailedSink(Protocol):
     def outstanding(self) -> int:
         """Return the number of hops that are not stored yet."""
 
+    def open(self) -> None:
+        """Make the Kafka client, in the thread that owns it."""
+
     def send(self, chunk: Work, outcome: FailedMessage) -> None:
         """Accept a failed message."""
 
@@ -100,7 +103,7 @@ class SendBack:
     """Sends failed messages to their next hop.
 
     Args:
-        make_producer: makes a producer with idempotence and `acks=all`; called immediately, and after a fatal error.
+        make_producer: makes a producer with idempotence and `acks=all`; called by `open`, and after a fatal error.
         names, levels, group: names, delay levels and group of the consumer.
         lanes: returns the number of lanes of the schedule topic, 1 or more.
         policy: decides level and delay if the listener did not request one.
@@ -126,9 +129,8 @@ class SendBack:
     ) -> None:
         self.counts = SendBackCounts()
         self._make_producer = make_producer
-        self._producer = make_producer()
+        self._producer: ProducerClient | None = None  # None: not open
         self._broken: KafkaError | None = None
-        self._is_closed = False
         self._next_hops = NextHops(names, levels, group, limit=limit, decided=self._decide)
         self._lanes = lanes
         self._policy = policy
@@ -145,8 +147,14 @@ class SendBack:
         """Return the number of hops that are not stored yet."""
         return self._outstanding + len(self._again)
 
+    def open(self) -> None:
+        """Make the producer, in the thread that owns it."""
+        self._producer = self._make_producer()
+
     def send(self, chunk: Work, outcome: FailedMessage) -> None:
-        """Send a failed message to its next hop."""
+        """Send a failed message to its next hop; once closed, do nothing, so that the message stays unfinished."""
+        if self._producer is None:
+            return
         key = outcome.message.key
         hop = self._next_hops.first(
             outcome,
@@ -169,10 +177,12 @@ class SendBack:
             now_ms: monotonic time in ms.
             wait_s: maximum wait for the first report, in seconds.
         """
+        if self._producer is None:
+            return
         self._broken = poll_callbacks(self._producer, wait_s) or self._broken
         self._take_reports(now_ms)
         if self._broken is not None:
-            self._renew(self._broken, now_ms)
+            self._renew(self._producer, self._broken, now_ms)
         while self._again and self._again[0][0] <= now_ms:
             sending = self._again.popleft()[1]
             if not sending.chunk.dropped:
@@ -180,14 +190,14 @@ class SendBack:
 
     def close(self) -> None:
         """Abandon hops that are not stored, and close. A second call does nothing."""
-        if not self._is_closed:
-            self._is_closed = True
-            close_producer(self._producer, _LAST_REPORTS_S)
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            close_producer(producer, _LAST_REPORTS_S)
 
-    def _renew(self, error: KafkaError, now_ms: int) -> None:
+    def _renew(self, producer: ProducerClient, error: KafkaError, now_ms: int) -> None:
         """Replace the producer after a fatal error; its hops in flight are sent again."""
         _LOG.error("consumer.producer-renewed", extra={"error": str(error)})
-        close_producer(self._producer, _LAST_REPORTS_S)
+        close_producer(producer, _LAST_REPORTS_S)
         self._producer = self._make_producer()
         self._take_reports(now_ms)
         self._broken = None
@@ -219,10 +229,12 @@ class SendBack:
         return by_level_table(replace(failed, asked_level=0, asked_delay_ms=None))
 
     def _produce(self, sending: _Sending) -> None:
-        out = sending.hop.out
+        out, producer = sending.hop.out, self._producer
+        if producer is None:  # every caller has checked it
+            return
         self._outstanding += 1
         try:
-            self._producer.produce(
+            producer.produce(
                 out.topic,
                 out.value,
                 out.key,

@@ -426,6 +426,10 @@ class ProcessQueue(Generic[MessageT]):
         """Whether no listener has a message of this queue and no message awaits a next hop; true after `drop`."""
         return self._awaiting_hop_count == 0 and not any(chunk.messages for chunk in self._chunks)
 
+    @property
+    def failing(self) -> None:
+        """None: a failed message is sent back, so no attempts are counted here."""
+
     def oldest_in_work_ms(self, now_ms: int) -> int:
         """Return the age of the oldest listener call as the sweeps saw it, in ms; 0 when none is known."""
         ages = [now_ms - c.seen_ms for c in self._chunks if c.seen_in_work is not None and c.in_work is not None]

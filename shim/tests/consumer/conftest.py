@@ -10,8 +10,9 @@ import pytest
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
 from rocketshim.consumer.poll_loop import LoopSettings
-from rocketshim.consumer.push.concurrent_loop import ConcurrentLoop
-from rocketshim.consumer.reader.start_offsets import StartOffsets
+from rocketshim.consumer.push.loops import LoopParts, concurrent_loop, now_ms_of
+from rocketshim.consumer.reader.ownership import Ownership
+from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.process_queue import Chunk
@@ -84,6 +85,34 @@ class HandPool:
         return not self.tasks
 
 
+class FixedTopics:
+    """Topics by name that nobody changes."""
+
+    has_patterns = False
+
+    def __init__(self, topics: list[str], digest: str = "d") -> None:
+        self._topics = topics
+        self._digest = digest
+
+    def see(self, existing: Any) -> None:
+        """There are no patterns."""
+
+    def topics(self) -> list[str]:
+        return self._topics
+
+    def digest(self) -> str:
+        return self._digest
+
+    def text(self) -> str:
+        return f"orders={self._digest}"
+
+    def put(self, subscription: Subscription) -> None:
+        raise NotImplementedError
+
+    def remove(self, topic: str) -> bool:
+        raise NotImplementedError
+
+
 class Bench:
     """One member of group `g` on topic `orders`, turned by hand."""
 
@@ -112,13 +141,6 @@ class Bench:
         self.subscriptions = {topic: Subscription(topic, adapt(listener)) for topic in topics}
         runner = ChunkRunner(GROUP, self.subscriptions.get, self.names.retry(GROUP), batch_count, clock)
         self.pool = HandPool(runner, clock)
-        self.starts = StartOffsets(
-            retry_topic=self.names.retry(GROUP),
-            where=where,
-            timestamp_ms=timestamp_ms,
-            digest=digest,
-            subscription=f"orders={digest}",
-        )
         self.consumers: list[Any] = []
         self.producers: list[Any] = []
         settings = {
@@ -131,7 +153,7 @@ class Bench:
             **(loop_settings or {}),
         }
 
-        def make_consumer() -> Any:
+        def make_consumer(on_commit: Any) -> Any:
             made = kafka.consumer(
                 {
                     "group.id": GROUP,
@@ -139,7 +161,7 @@ class Bench:
                     "enable.auto.offset.store": False,
                     "auto.offset.reset": "earliest",
                     "partition.assignment.strategy": "cooperative-sticky",
-                    "on_commit": self.loop.on_commit,
+                    "on_commit": on_commit,
                     **(config or {}),
                 }
             )
@@ -151,43 +173,41 @@ class Bench:
             self.producers.append(made)
             return made
 
-        def make_send_back() -> SendBack:
-            return SendBack(
-                make_producer,
-                names=self.names,
-                levels=self.levels,
-                group=GROUP,
-                lanes=lambda: 1,
-                policy=policy or LevelTableRetryPolicy(),
-                limit=limit,
-                back_off_ms=5_000,
-            )
-
-        self.loop = ConcurrentLoop(
-            make_consumer=make_consumer,
-            make_lookup_client=lambda: kafka.consumer({"group.id": GROUP}),
-            topics=[*topics, self.names.retry(GROUP)],
-            make_send_back=make_send_back,
-            pool=self.pool,
-            starts=self.starts,
-            settings=LoopSettings(**settings),
-            clock=clock,
+        self.send_back = SendBack(
+            make_producer,
+            names=self.names,
+            levels=self.levels,
+            group=GROUP,
+            lanes=lambda: 1,
+            policy=policy or LevelTableRetryPolicy(),
+            limit=limit,
+            back_off_ms=5_000,
         )
+        source = FixedTopics([*topics, self.names.retry(GROUP)], digest)
+        self.loop = concurrent_loop(
+            LoopParts(
+                make_consumer=make_consumer,
+                make_lookup_client=lambda: kafka.consumer({"group.id": GROUP}),
+                source=source,
+                rules=StartRules(self.names.retry(GROUP), where, timestamp_ms, digest, source.text()),
+                pool=self.pool,
+                sink=self.send_back,
+                settings=LoopSettings(**settings),
+                clock=clock,
+                ownership=Ownership(now_ms_of(clock)),
+            )
+        )
+        self.starts = self.loop.reader.starts
 
     @property
     def consumer(self) -> Any:
         return self.consumers[-1]
 
-    @property
-    def send_back(self) -> SendBack:
-        assert self.loop.send_back is not None
-        return self.loop.send_back
-
     def open(self) -> "Bench":
         """Open, and turn until the group has assigned the partitions."""
         self.loop.open()
         for _ in range(20):
-            if self.loop.assigned.is_set() and self.loop.queues:
+            if self.loop.reader.has_assignment.is_set() and len(self.loop.queues):
                 break
             self.loop.turn()
         return self

@@ -36,15 +36,17 @@ class Desk:
     def __init__(self, count: int = 0, *, batch_count: int = 1, size: int = 20) -> None:
         self.pool = Pool(size)
         self.sent_back: list[int | None] = []
-        self.left: list[ProcessQueue[Any]] = []
         self.dispatch = ChunkDispatch(
             self.pool,  # type: ignore[arg-type]
             batch_count,
-            lambda _, outcome: self.sent_back.append(outcome.message.offset()),
-            self.left.append,
+            self,  # type: ignore[arg-type]
         )
         self.queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
         self.queue.put([Record(offset) for offset in range(count)])
+
+    def send(self, _: Any, outcome: FailedMessage) -> None:
+        """The sink of what failed."""
+        self.sent_back.append(outcome.message.offset())
 
     def work(self, chunk: Chunk[Any], *, failed: Iterable[int] = (), elapsed_ns: int = 1_000) -> None:
         """What a listener thread does with a chunk."""
@@ -172,7 +174,7 @@ def test_results_of_a_dropped_queue_resume_nothing() -> None:
     desk.queue.drop()
     desk.work(desk.pool.given[0], failed=[0])
     desk.dispatch.take_results(0)
-    assert (desk.left, desk.sent_back, desk.dispatch.in_flight) == ([], [], 0)
+    assert (desk.sent_back, desk.dispatch.in_flight) == ([], 0)
 
 
 def test_the_first_defect_of_a_listener_thread_is_kept() -> None:

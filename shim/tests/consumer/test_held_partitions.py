@@ -40,11 +40,11 @@ def test_records_of_an_earlier_assignment_do_not_seek_a_partition_to_the_end(kaf
 
     def again(consumer: Any) -> None:
         made.starts.resolve = nobody_knows
-        made.loop._on_revoke(consumer, [TopicPartition("orders", 0)])
-        made.loop._on_assign(consumer, [TopicPartition("orders", 0)])
+        made.loop.reader._on_revoke(consumer, [TopicPartition("orders", 0)])
+        made.loop.reader._on_assign(consumer, [TopicPartition("orders", 0)])
 
-    consumer = AssignedWhileFetching(made.loop._consumer, again)
-    made.loop._consumer = consumer
+    consumer = AssignedWhileFetching(made.loop.reader._consumer, again)
+    made.loop.reader._consumer = consumer
     made.turn(1)
     assert [offset for offset in consumer.sought if offset < 0] == []
 
@@ -58,12 +58,12 @@ def test_a_partition_that_comes_and_goes_within_a_fetch_is_not_sought(kafka: InM
     place = [TopicPartition("orders", 0)]
 
     def comes_and_goes(consumer: Any) -> None:
-        made.loop._on_revoke(consumer, place)
-        made.loop._on_assign(consumer, place)
-        made.loop._on_revoke(consumer, place)
+        made.loop.reader._on_revoke(consumer, place)
+        made.loop.reader._on_assign(consumer, place)
+        made.loop.reader._on_revoke(consumer, place)
 
-    consumer = AssignedWhileFetching(made.loop._consumer, comes_and_goes)
-    made.loop._consumer = consumer
+    consumer = AssignedWhileFetching(made.loop.reader._consumer, comes_and_goes)
+    made.loop.reader._consumer = consumer
     made.turn(1)
     assert (consumer.sought, made.loop.error) == ([], None)
     assert made.committed() == 1

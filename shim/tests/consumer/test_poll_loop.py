@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.outcome import DeadLetter, RetryLater, class_name
+from rocketshim.consumer.requests import Resume, Suspend
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConsumerError, NotAuthorizedError, TopicMissingError
@@ -76,11 +77,11 @@ def test_a_refused_commit_is_repeated_with_the_next(kafka: InMemoryKafka, bench:
     kafka.fail_commits(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
     b.commit_now()
     assert b.committed() == 0
-    assert b.loop.commits.failing_since_ms is not None
+    assert b.loop.queues.commits.failing_since_ms is not None
     b.commit_now()
     assert b.committed() == 3
     b.turn()
-    assert b.loop.commits.failing_since_ms is None
+    assert b.loop.queues.commits.failing_since_ms is None
 
 
 def test_holes_in_the_log_do_not_hold_the_commit(kafka: InMemoryKafka, bench: Make) -> None:
@@ -471,7 +472,7 @@ def test_limits_of_the_topic_are_divided_among_the_assigned_queues(kafka: InMemo
     b = bench(nothing, topics=("orders", "bills"), loop_settings={"topic_count": 100})
     b.turn(5)
     assert len(b.loop.queues) == 5  # the retry topic's queue is one of them, as in RocketMQ
-    assert b.loop._throttle._limits.count == 20
+    assert b.loop.queues._throttle._limits.count == 20
 
 
 def test_a_suspended_consumer_reads_nothing_and_commits_finished_messages(kafka: InMemoryKafka, bench: Make) -> None:
@@ -479,14 +480,14 @@ def test_a_suspended_consumer_reads_nothing_and_commits_finished_messages(kafka:
     seen: list[Any] = []
     b = bench(seen.append)
     b.run()
-    asked = b.loop.ask(b.loop.suspend)
+    asked = b.loop.ask(Suspend())
     b.turn(2)
     assert asked.result(0) is None
     assert b.committed() == 3
     fill(kafka, 2)
     b.run()
     assert len(seen) == 3
-    b.loop.ask(b.loop.resume_reading)
+    b.loop.ask(Resume())
     b.run()
     assert len(seen) == 5
 
@@ -553,7 +554,7 @@ def test_at_revocation_running_calls_finish_and_are_committed(kafka: InMemoryKaf
             b.pool.work_all()
 
     b.pool.on_wait = finish
-    b.loop._on_revoke(b.consumer, [TopicPartition("orders", 0)])
+    b.loop.reader._on_revoke(b.consumer, [TopicPartition("orders", 0)])
     assert begun.reported
     assert b.committed() == 1
     assert [queue.topic for queue in b.loop.queues] == ["rmq.retry.g"]
@@ -566,7 +567,7 @@ def test_a_revocation_waits_at_most_the_drain_time(kafka: InMemoryKafka, bench: 
     begun = b.pool.tasks[0]
     begun.in_work = (next(begun.todo),)
     before_ms = b.clock.monotonic_ns() // 1_000_000
-    b.loop._on_revoke(b.consumer, [TopicPartition("orders", 0)])
+    b.loop.reader._on_revoke(b.consumer, [TopicPartition("orders", 0)])
     assert 3_000 <= b.clock.monotonic_ns() // 1_000_000 - before_ms < 3_100
     assert b.committed() == 0
 
@@ -701,7 +702,7 @@ def test_a_topic_that_is_missing_for_a_moment_is_waited_for(kafka: InMemoryKafka
 
 def test_a_topic_that_stays_missing_ends_the_consumer(bench: Make) -> None:
     b = bench(nothing)
-    b.loop._watch.doubt("gone", -31_000)
+    b.loop._house._watch.doubt("gone", -31_000)
     with pytest.raises(ConsumerError, match="gone"):
         b.turn(2)
     assert isinstance(b.loop.error, TopicMissingError)
@@ -751,7 +752,7 @@ def test_after_an_error_finished_messages_are_still_committed(kafka: InMemoryKaf
     b.turn(3)
     b.pool.work_all()
     b.turn()
-    b.loop.error = ConsumerError("something")
+    b.loop.reader.fail(ConsumerError("something"))
     b.loop.close()
     assert b.committed() == 2
 
@@ -759,7 +760,7 @@ def test_after_an_error_finished_messages_are_still_committed(kafka: InMemoryKaf
 def test_an_action_asked_of_a_closed_loop_fails(bench: Make) -> None:
     b = bench(nothing)
     b.loop.stop(0)
-    asked = b.loop.ask(b.loop.suspend)
+    asked = b.loop.ask(Suspend())
     b.loop.close()
     with pytest.raises(ConsumerError, match="not open"):
         asked.result(0)

@@ -50,6 +50,7 @@ def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any,
         limit=-1,
         back_off_ms=5_000,
     )
+    send_back.open()
     queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
     queue.put([Message("orders", 0, 4, value=b"body", timestamp=(1, 1_000))])
     chunk: Chunk[Any] | None = queue.take(1)

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.consumer.push.prometheus import ConsumerCollector
+from rocketshim.consumer.requests import Suspend
 from rocketshim.consumer.state import ConsumerState, return_type_of
 from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus
 from rocketshim.errors import ConfigError
@@ -106,7 +107,7 @@ def test_ready_while_it_is_a_member_and_commits_and_live_while_it_runs(kafka: In
 
 def test_the_state_of_a_suspended_consumer_has_the_reason(bench: Make) -> None:
     b = bench(mixed)
-    b.loop.ask(b.loop.suspend)
+    b.loop.ask(Suspend())
     b.turn()
     state = shown(b)
     assert state.suspended

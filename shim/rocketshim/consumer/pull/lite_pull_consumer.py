@@ -34,11 +34,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.listener import matching
-from rocketshim.consumer.reader.pauses import PauseReason, Pauses
-from rocketshim.consumer.reader.runs import runs_of
-from rocketshim.consumer.reader.start_offsets import PartitionStarter, StartOffsets
+from rocketshim.consumer.pull.partitions import PullPartitions
+from rocketshim.consumer.reader.pauses import PauseReason
+from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.core.clock import Clock
-from rocketshim.core.pull_positions import PullPositions
 from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
 from rocketshim.filters import MessageSelector, TagFilter
@@ -48,12 +47,10 @@ from rocketshim.kafka.clients import (
     ConsumerClient,
     LastClientError,
     Parting,
-    close_consumer,
     confluent_clients,
     explained,
     unsubscribes,
 )
-from rocketshim.kafka.lookups import Lookups
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
@@ -137,36 +134,31 @@ class LitePullConsumer:
         self.names = TopicNames(settings.namespace)
         self._clients = clients
         self._clock: Clock = clock or SystemClock()
-        self._starts = StartOffsets(
-            retry_topic=self.names.retry(settings.group),
-            where=settings.consume_from_where,
-            timestamp_ms=settings.consume_timestamp_ms or self._clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS,
-            digest="",
-            subscription="",
-        )
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
         self._last_error = LastClientError()
-        self._lookups = Lookups(
-            self._client,
-            lambda: bool(self._positions.assigned_keys()),
-            lambda: (clients or confluent_clients()).consumer(self._config()),
+        self._partitions = PullPartitions(
+            make_consumer=lambda on_commit: self._make_client({"on_commit": on_commit}),
+            make_lookup_client=lambda: self._make_client({}),
+            rules=StartRules(
+                self.names.retry(settings.group),
+                settings.consume_from_where,
+                settings.consume_timestamp_ms or self._clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS,
+            ),
+            now_ms=self._now_ms,
+            auto_commit=settings.auto_commit,
         )
-        self._starts.lookups = self._lookups
-        self._lookup = QueueLookup(self.names, lambda: self._lookups)
+        self._reader = self._partitions.reader
+        self._positions = self._partitions.positions
+        self._lookup = QueueLookup(self.names, lambda: self._reader.lookups)
         self._subscribed: dict[str, MessageSelector] = {}  # physical topic
         self._requested: dict[TopicPartitionKey, MessageQueue] | None = None  # the queues of assign(); None: not called
         self._assign_filters: dict[str, MessageSelector] = {}
         self._logical: dict[str, str] = {}
-        self._positions = PullPositions()
-        self._pauses = Pauses()
-        self._fresh: set[TopicPartitionKey] = set()
-        self._starter = PartitionStarter(self._starts, self._pauses, self._begin, self._now_ms)
         self._watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
         self._failure: RocketshimError | None = None
-        self._consumer: ConsumerClient | None = None
         self._lock = threading.Lock()
         self._calling_thread: int | None = None
-        self._started = self._stopped = self._closing = self._has_joined = False
+        self._started = self._stopped = False
         self._stopping = threading.Event()
         self._next_commit_ms = self._next_check_ms = 0
 
@@ -197,7 +189,7 @@ class LitePullConsumer:
                 self._lookup.queues(topic)
             self._subscribed[physical] = selector
             self._logical[physical] = topic
-            self._starts.subscribe(*self._description())
+            self._reader.starts.subscribe(*self._description())
             if is_new and self._started:
                 self._join()
 
@@ -210,7 +202,7 @@ class LitePullConsumer:
         with self._call():
             if self._subscribed.pop(self.names.physical(topic), None) is None:
                 return
-            self._starts.subscribe(*self._description())
+            self._reader.starts.subscribe(*self._description())
             if self._started:
                 self._join()
 
@@ -280,13 +272,12 @@ class LitePullConsumer:
                 raise ConsumerError("this consumer was stopped, and a consumer runs only once: create a new one")
             if self._started:
                 return
-            config = self._config()
             try:
-                self._consumer = (self._clients or confluent_clients()).consumer(config)
+                self._reader.open(self._partitions)
             except (KafkaException, ValueError, TypeError) as error:
                 raise ConfigError(f"Kafka's client rejects its settings: {error}") from error
             try:
-                with explained(self._last_error, self._consumer):
+                with explained(self._last_error, self._reader.client()):
                     for physical in self._subscribed:
                         self._lookup.queues(self._logical[physical])
                 if self._subscribed:
@@ -294,9 +285,7 @@ class LitePullConsumer:
                 if self._requested is not None:
                     self._apply_assignment()
             except BaseException:
-                self._lookups.close()
-                self._consumer.close()
-                self._consumer = None
+                self._reader.abandon()
                 raise
             self._started = True
             self._next_commit_ms = self._now_ms() + self.settings.auto_commit_interval_ms
@@ -355,18 +344,16 @@ class LitePullConsumer:
             for listener, topic, queues in self._changed_queues():
                 listener(topic, queues)
         with self._call():
-            consumer = self._client()
+            self._client()
             deadline_ms = self._now_ms() + wait_ms
             self._positions.begin_poll()
             while True:
-                self._maintain(consumer)
+                self._maintain()
                 left_ms = max(0, deadline_ms - self._now_ms())
-                messages = self._fetch(consumer, min(left_ms / 1_000, _SLICE_S))
+                messages = self._fetch(min(left_ms / 1_000, _SLICE_S))
                 if messages:
                     return messages
-                if self._failure is not None:
-                    failure, self._failure = self._failure, None
-                    raise failure
+                self._raise_failure()
                 if self._stopping.is_set():
                     self._close()
                     return []
@@ -407,12 +394,12 @@ class LitePullConsumer:
         A queue that is revoked and assigned again is no longer paused.
         """
         with self._call():
-            self._pauses.hold(self._client(), self._assigned(queues), PauseReason.USER)
+            self._reader.pauses.hold(self._client(), self._assigned(queues), PauseReason.USER)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         """Hand out messages of paused queues again; ignore queues that are not assigned."""
         with self._call():
-            self._pauses.release(self._client(), self._assigned(queues), PauseReason.USER)
+            self._reader.pauses.release(self._client(), self._assigned(queues), PauseReason.USER)
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
@@ -470,7 +457,7 @@ class LitePullConsumer:
     @property
     def subscription_conflicts(self) -> dict[str, str]:
         """Topics that the group has consumed with another subscription; see `PushConsumer.subscription_conflicts`."""
-        return dict(self._starts.conflicts)
+        return dict(self._reader.starts.conflicts)
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic, sorted.
@@ -508,23 +495,20 @@ class LitePullConsumer:
             self._lock.release()
 
     def _client(self) -> ConsumerClient:
-        if self._consumer is None:
+        if not self._reader.is_open:
             raise ConsumerError(f"the consumer is {'stopped' if self._stopped else 'not started'}")
-        return self._consumer
+        return self._reader.client()
 
     def _close(self) -> None:
-        consumer, self._stopped = self._consumer, True
-        if consumer is None:
+        self._stopped = True
+        if not self._reader.is_open:
             return
+        consumer = self._reader.client()
         due = self._positions.due() if self.settings.auto_commit else {}
-        self._consumer, self._closing = None, True
-        self._lookups.close()
-        parting = close_consumer(
-            consumer,
+        parting = self._reader.leave(
             _LEAVE_S,
-            lambda: self._commit(consumer, due),
             unsubscribe=bool(self._subscribed) and unsubscribes(self.settings.client),
-            has_joined=lambda: self._has_joined,
+            before_close=lambda: self._commit(consumer, due),
         )
         if parting is Parting.SILENT:
             raise BrokerUnavailableError(
@@ -535,40 +519,33 @@ class LitePullConsumer:
         if parting is Parting.STAYED:
             _LOG.warning("consumer.not-left", extra={"group": self.settings.group})
 
-    def _config(self) -> dict[str, Any]:
+    def _make_client(self, callbacks: dict[str, Any]) -> ConsumerClient:
         required = {
             **PROTECTED_CONSUMER,
             "bootstrap.servers": self.settings.bootstrap,
             "group.id": self.settings.group,
             "auto.offset.reset": "earliest",  # if retention deleted the position: repeat, never lose
-            "on_commit": self._on_commit,
+            **callbacks,
         }
         if self.settings.client.get("group.protocol", "classic") != "consumer":  # KIP-848 assigns on the broker
             required["partition.assignment.strategy"] = "cooperative-sticky"
-        return merge(
+        config = merge(
             self.settings.client,
             defaults={**CONSUMER_DEFAULTS, **self._last_error.settings},
             required=required,
             allow_code_settings=self.settings.allow_code_settings,
         )
+        return (self._clients or confluent_clients()).consumer(config)
 
     # --- internal: reading -------------------------------------------------------------------------------------------
 
-    def _fetch(self, consumer: ConsumerClient, wait_s: float) -> list[MessageView]:
-        first = consumer.poll(wait_s)
-        if first is None:
-            return []
-        self._fresh.clear()
-        batch = [first, *consumer.consume(self.settings.pull_batch_size - 1, 0)]
-        for message in batch:
-            if message.error() is not None:
-                self._note(message)
+    def _fetch(self, wait_s: float) -> list[MessageView]:
         messages: list[MessageView] = []
-        for key, run in runs_of([message for message in batch if message.error() is None]):
-            if key not in self._positions or key in self._starter:
+        for key, run in self._reader.fetch(self.settings.pull_batch_size, wait_s):
+            if key not in self._positions:
                 continue
-            if key in self._fresh or self._pauses.why(key):  # these records may be from the previous assignment
-                consumer.seek(TopicPartition(*key, self._positions.position(key)))
+            if self._reader.pauses.why(key):  # paused after these records were fetched
+                self._client().seek(TopicPartition(*key, self._positions.position(key)))
                 continue
             selected = list(self._selected(key.topic, run))
             if key.topic in self._own_topics:
@@ -576,6 +553,9 @@ class LitePullConsumer:
             else:
                 messages += first_views(selected)
             self._positions.hand_out(key, run[-1].offset() + 1)
+        errors, self._partitions.client_errors = self._partitions.client_errors, []
+        for message in errors:
+            self._note(message)
         return messages
 
     def _selected(self, topic: str, run: list[Any]) -> Iterable[Any]:
@@ -606,19 +586,13 @@ class LitePullConsumer:
         except RocketshimError as typed:
             self._failure = typed
 
-    def _maintain(self, consumer: ConsumerClient) -> None:
+    def _maintain(self) -> None:
         """Commit if it is time, and try again to start queues that could not be started yet."""
         now_ms = self._now_ms()
         if self.settings.auto_commit and now_ms >= self._next_commit_ms:
             self._next_commit_ms = now_ms + self.settings.auto_commit_interval_ms
-            due = self._positions.due()
-            if due:
-                try:
-                    consumer.commit(offsets=self._as_offsets(due), asynchronous=True)
-                    self._positions.sent(due)
-                except KafkaException as error:
-                    _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
-        self._starter.look_again(consumer)
+            self._partitions.commit_done()
+        self._reader.start_waiting()
 
     def _changed_queues(self) -> list[tuple[QueuesListener, str, list[MessageQueue]]]:
         """Return the listeners to call, with their arguments; the caller calls them after this call's lock is free."""
@@ -653,37 +627,28 @@ class LitePullConsumer:
     def _assigned_key(self, queue: MessageQueue) -> TopicPartitionKey:
         key = self._lookup.key_of(queue)
         self._client()
-        if key not in self._positions or key in self._starter:
+        if key not in self._positions or self._reader.is_waiting(key):
             raise ConsumerError(f"{queue} is not assigned to this consumer, see assignment()")
         return key
 
     def _move(self, queue: MessageQueue, offset: int) -> None:
         key = self._assigned_key(queue)
         with cluster_errors(f"{queue} cannot be read from offset {offset}"):
-            self._client().seek(TopicPartition(*key, offset))
+            self._reader.seek(key, offset)
         self._positions.seek(key, offset)
 
-    def _as_offsets(self, positions: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
-        return [
-            TopicPartition(*key, offset, metadata=self._starts.metadata(key))
-            for key, offset in sorted(positions.items())
-        ]
-
     def _commit(self, consumer: ConsumerClient, positions: Mapping[TopicPartitionKey, int]) -> None:
-        if not positions:
-            return
         with cluster_errors(f"the positions of group {self.settings.group!r} were not committed"):
-            answers = consumer.commit(offsets=self._as_offsets(positions), asynchronous=False)
-            self._positions.sent({TopicPartitionKey.of(item): item.offset for item in answers if item.error is None})
-            for item in answers:
-                if item.error is not None:
-                    raise KafkaException(item.error)
+            self._partitions.commit(consumer, positions)
 
-    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        for item in partitions:
-            if error is not None or item.error is not None:
-                self._positions.refused(TopicPartitionKey.of(item), item.offset)
-                _LOG.warning("consumer.commit-failed", extra={"error": str(error or item.error)})
+    def _raise_failure(self) -> None:
+        """Raise what a callback could not raise."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        error, self._reader.error = self._reader.error, None
+        if error is not None:
+            raise ConsumerError(f"the queues could not be assigned or released: {error}") from error
 
     def _description(self) -> tuple[str, str]:
         """Return digest and text of the subscription, in the same form as push consumers of the same group."""
@@ -694,17 +659,8 @@ class LitePullConsumer:
     # --- internal: assignment ----------------------------------------------------------------------------------------
 
     def _join(self) -> None:
-        consumer = self._client()
         with cluster_errors("the topics cannot be subscribed"):
-            if self._subscribed:
-                consumer.subscribe(
-                    sorted(self._subscribed),
-                    on_assign=self._on_assign,
-                    on_revoke=self._on_revoke,
-                    on_lost=self._on_lost,
-                )
-            else:
-                consumer.unsubscribe()
+            self._reader.subscribe(sorted(self._subscribed))
 
     def _apply_assignment(self) -> None:
         consumer, requested = self._client(), self._requested or {}
@@ -717,51 +673,13 @@ class LitePullConsumer:
         gone = [key for key in self._positions.assigned_keys() if key not in requested]
         with cluster_errors("the queues cannot be assigned"):
             partitions = [TopicPartition(*key) for key in new]
-            starts = self._starts.resolve(consumer, partitions) if new else []
+            starts = self._reader.starts.resolve(consumer, partitions) if new else []
             if gone:
                 if self.settings.auto_commit:
                     self._commit(consumer, self._positions.due(gone))
-                consumer.incremental_unassign([TopicPartition(*key) for key in gone])
-                self._forget(gone)
+                self._reader.unassign(gone)
             if starts:
-                starts_at = {TopicPartitionKey.of(start): start.offset for start in starts}
-                self._starter.assign(consumer, partitions, starts_at)
-
-    def _begin(self, key: TopicPartitionKey, offset: int) -> None:
-        self._positions.adopt(key, offset)
-        self._fresh.add(key)
-
-    def _forget(self, keys: Iterable[TopicPartitionKey]) -> None:
-        keys = list(keys)
-        self._positions.forget(keys)
-        self._pauses.forget(keys)
-        self._starter.forget(keys)
-
-    def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        self._has_joined = True
-        try:
-            self._starter.take_up(consumer, partitions, look=not self._closing)
-        except (KafkaException, RuntimeError) as error:
-            names = [f"{item.topic}/{item.partition}" for item in partitions]
-            self._failure = ConsumerError(f"the queues {names} could not be started: {error}")
-
-    def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        keys = [TopicPartitionKey.of(item) for item in partitions]
-        due = {} if self._closing or not self.settings.auto_commit else self._positions.due(keys)
-        due = {key: offset for key, offset in due.items() if key not in self._starter}
-        try:
-            if due:
-                consumer.commit(offsets=self._as_offsets(due), asynchronous=False)
-        except (KafkaException, RuntimeError) as error:
-            _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
-        self._on_lost(consumer, partitions)
-
-    def _on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        self._forget(TopicPartitionKey.of(item) for item in partitions)
-        try:
-            consumer.incremental_unassign(partitions)
-        except (KafkaException, RuntimeError) as error:
-            self._failure = ConsumerError(f"the queues could not be released: {error}")
+                self._reader.start_at({TopicPartitionKey.of(start): start.offset for start in starts})
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000

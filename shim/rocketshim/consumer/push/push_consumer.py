@@ -7,51 +7,35 @@ stops the other parts.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future  # noqa: TC003 - tools that inspect annotations need it at run time
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.drop_failed import DropFailed
-from rocketshim.consumer.listener import ChunkRunner
-from rocketshim.consumer.orderly.loop import OrderlyCounts, OrderlyLoop, OrderlySettings
-from rocketshim.consumer.orderly.runner import OrderlyRunner
+from rocketshim.consumer.orderly.queues import OrderlyCounts
 from rocketshim.consumer.outcome import safe_text
 from rocketshim.consumer.poll_loop import PollLoop
-from rocketshim.consumer.pool import ListenerPool
-from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner
-from rocketshim.consumer.push.client_ids import stable_client_id
-from rocketshim.consumer.push.concurrent_loop import ConcurrentLoop
-from rocketshim.consumer.push.config import connection, consumer_config, loop_settings, producer_config
-from rocketshim.consumer.push.group_topics import GroupTopics
+from rocketshim.consumer.push.assembly import PushAssembly, PushParts
 from rocketshim.consumer.push.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
 from rocketshim.consumer.push.subscriptions import Subscriptions, is_pattern
-from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder
-from rocketshim.consumer.reader.partition_assigner import BroadcastAssigner, PartitionAssigner
-from rocketshim.consumer.reader.self_allocation import LeasedAssigner, StrategyAssigner
-from rocketshim.consumer.reader.start_offsets import StartOffsets
-from rocketshim.consumer.reader.topic_watch import FindTopics
-from rocketshim.consumer.send_back import FailedSink, SendBack, SendBackCounts
+from rocketshim.consumer.requests import Request, Resize, Resume, Seek, SeekToTime, Subscribe, Suspend, Unsubscribe
+from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.consumer.state import ConsumerState
 from rocketshim.core.clock import Clock
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
-from rocketshim.group.connect import connect_group_log, new_client_id
-from rocketshim.group.log_thread import GroupLogThread
-from rocketshim.kafka.client_config import PROTECTED_CONSUMER
-from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, explained
-from rocketshim.kafka.queue_lookup import cluster_errors
-from rocketshim.kafka.topic_id import TopicId
+from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
 from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
-from rocketshim_topics.names import retry_topic
+
+if TYPE_CHECKING:
+    from rocketshim.consumer.push.group_topics import GroupTopics
 
 __all__ = ["PushConsumer"]
 
@@ -109,23 +93,25 @@ class PushConsumer:
             raise ConfigError("PushConsumer takes settings=, or its fields as arguments, not both")
         self.settings = settings
         self.names = TopicNames(settings.namespace)
-        self._retry_topic = self.names.retry(settings.group)
         self._clients = clients
         self._clock: Clock = clock or SystemClock()
+        is_broadcast = settings.message_model is MessageModel.BROADCASTING
         self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS
-        self._subscriptions = Subscriptions(self.names, filter_retries=settings.filter_support_retry)
+        self._subscriptions = Subscriptions(
+            self.names,
+            filter_retries=settings.filter_support_retry,
+            retry_topic=None if is_broadcast else self.names.retry(settings.group),
+        )
         self._hooks = Hooks(settings.consume_timeout_ms)
         self._event_loop: asyncio.AbstractEventLoop | None = None  # of run_async
-        self._admin: Any = None
+        self._group_topics: GroupTopics | None = None
         self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
-        self._pool: ListenerPool[Any, Any] | AsyncPool | None = None
         self._stopped = False
         self._starting_thread: int | None = None
         self._stop_timeout_s: float | None = None  # of a stop() that interrupted start()
         self._loop: PollLoop[Any] | None = None
-        self._starts: StartOffsets | None = None
+        self._parts: PushParts | None = None
         self._thread: threading.Thread | None = None
-        self._lanes = 1
         self._ended = threading.Event()
 
     # --- set-up ------------------------------------------------------------------------------------------------------
@@ -234,9 +220,9 @@ class PushConsumer:
         if self._loop is None:
             self._subscriptions.put(made)
             return
-        if not is_pattern(topic) and self._admin is not None:
-            GroupTopics(self._admin, self.names, self.settings.group).look_up([made.topic])
-        self._change(lambda: self._subscriptions.put(made))
+        if not is_pattern(topic) and self._group_topics is not None:
+            self._group_topics.look_up([made.topic])
+        self._ask(Subscribe(made))
 
     def unsubscribe(self, topic: str) -> None:
         """Stop reading a topic or a pattern; possible before the start and while running. Safe to call twice.
@@ -258,19 +244,7 @@ class PushConsumer:
         if self._loop is None:
             self._subscriptions.remove(physical)
         else:
-            self._change(lambda: self._subscriptions.remove(physical))
-
-    def _change(self, change: Callable[[], object]) -> None:
-        """Change the subscriptions of a running consumer, in its poll thread."""
-        loop, starts = self._running(), self._starts
-
-        def act(consumer: ConsumerClient) -> None:
-            change()
-            if starts is not None:
-                starts.subscribe(self._subscriptions.digest(), self._subscriptions.text())
-            loop.read_topics(consumer, self._topics(), self._topic_finder())
-
-        self._wait_for(loop.ask(act))
+            self._ask(Unsubscribe(physical))
 
     def register_consume_message_hook(self, hook: ConsumeMessageHook) -> None:
         """Register a hook that is called before and after every listener call; hooks nest in the order of registration.
@@ -330,22 +304,25 @@ class PushConsumer:
             return
         if not self._subscriptions:
             raise ConfigError("nothing to consume: register a listener before start()")
-        clients = self._clients or confluent_clients()
-        store: LocalOffsetStore | None = None
-        try:
-            self._prepare(clients)
-            store = self._open_store(clients) if self._broadcasts else None
-            loop, pool = self._make_loop(clients, store)
-        except BaseException:
-            self._release(store)  # so that start() may be called again
-            raise
-        thread = threading.Thread(target=self._run_loop, args=(loop, store), name=self._name("poll"), daemon=True)
-        self._loop, self._pool, self._thread = loop, pool, thread
+        parts = PushAssembly(
+            self.settings,
+            names=self.names,
+            subscriptions=self._subscriptions,
+            hooks=self._hooks,
+            clients=self._clients or confluent_clients(),
+            clock=self._clock,
+            timestamp_ms=self._timestamp_ms,
+            event_loop=self._event_loop,
+        ).build()
+        name = f"rocketshim-poll-{self.settings.group}"
+        thread = threading.Thread(target=self._run_loop, args=(parts,), name=name, daemon=True)
+        self._parts, self._loop, self._thread, self._group_topics = parts, parts.loop, thread, parts.topics
         thread.start()
+        loop = parts.loop
         loop.opened.wait()
         if not loop.is_open:
             thread.join()
-            self._loop = self._pool = self._thread = None
+            self._parts = self._loop = self._thread = None
             self._ended.clear()
             raise ConfigError(f"Kafka's client rejects its settings: {loop.error}") from loop.error
 
@@ -369,17 +346,17 @@ class PushConsumer:
             self._stop_timeout_s = timeout_s
             return
         with self._lock:
-            loop, thread, pool = self._loop, self._thread, self._pool
-        if loop is None or thread is None or pool is None:
+            parts, thread = self._parts, self._thread
+        if parts is None or thread is None:
             return
         self._stopped = True
-        loop.stop(round(timeout_s * 1_000))
-        if pool.is_own_thread() or threading.current_thread() is thread:
+        parts.loop.stop(round(timeout_s * 1_000))
+        if parts.pool.is_own_thread() or threading.current_thread() is thread:
             return
         thread.join(timeout_s + _JOIN_GRACE_S)
         if thread.is_alive():
             raise ConsumerError(f"the consumer of group {self.settings.group!r} did not stop within {timeout_s} s")
-        self._raise_if_failed(loop)
+        self._raise_if_failed(parts.loop)
 
     def suspend(self) -> None:
         """Stop reading until `resume`; messages already read are handled, the membership is kept. Safe to call twice.
@@ -389,8 +366,7 @@ class PushConsumer:
 
         Source: `DefaultMQPushConsumer#suspend` of RocketMQ.
         """
-        loop = self._running()
-        self._wait_for(loop.ask(loop.suspend))
+        self._ask(Suspend())
 
     def resume(self) -> None:
         """Continue to read after `suspend`. Safe to call twice.
@@ -398,8 +374,7 @@ class PushConsumer:
         Raises:
             ConsumerError: the consumer is not running.
         """
-        loop = self._running()
-        self._wait_for(loop.ask(loop.resume_reading))
+        self._ask(Resume())
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Move the position of a queue that this consumer reads, back or forth; it is committed when this returns.
@@ -418,8 +393,7 @@ class PushConsumer:
         """
         if offset < 0:
             raise ConfigError(f"Cannot seek to offset {offset}: offsets begin at 0")
-        key = TopicPartitionKey(self.names.physical(queue.topic), queue.queue_id)
-        self._move(lambda consumer, loop: loop.seek(consumer, {key: offset}))
+        self._move(Seek({TopicPartitionKey(self.names.physical(queue.topic), queue.queue_id): offset}))
 
     def reset_offset_by_timestamp(self, topic: str, timestamp_ms: int) -> None:
         """Move this consumer's queues of a topic to the first message of a time or later; works like `seek`.
@@ -434,31 +408,16 @@ class PushConsumer:
 
         Source: `DefaultMQPushConsumerImpl#resetOffsetByTimeStamp` of RocketMQ.
         """
+        self._move(SeekToTime(self.names.physical(topic), timestamp_ms))
 
-        def act(consumer: ConsumerClient, loop: PollLoop[Any]) -> None:
-            partitions = loop.held(self.names.physical(topic))
-            if not partitions:
-                raise ConsumerError(f"this consumer reads no queue of {topic!r} now")
-            asked = [TopicPartition(*partition, timestamp_ms) for partition in partitions]
-            targets: dict[TopicPartitionKey, int] = {}
-            for item in loop.lookups.offsets_for_times(asked, timeout=10.0):
-                if item.error is not None:
-                    raise KafkaException(item.error)
-                end = loop.lookups.get_watermark_offsets(TopicPartition(item.topic, item.partition), timeout=10.0)[1]
-                targets[TopicPartitionKey.of(item)] = item.offset if item.offset >= 0 else end
-            loop.seek(consumer, targets)
-
-        self._move(act)
-
-    def _move(self, act: Callable[[ConsumerClient, PollLoop[Any]], None]) -> None:
-        if self._orderly:
+    def _move(self, request: Seek | SeekToTime) -> None:
+        if self._subscriptions.orderly:
             raise ConfigError(
                 "Cannot move the position of an orderly consumer, since it belongs to its lock: stop the group, then "
                 "reset its offsets"
             )
-        loop = self._running()
         try:
-            self._wait_for(loop.ask(lambda consumer: act(consumer, loop)))
+            self._ask(request)
         except KafkaException as error:
             raise ConsumerError(f"Kafka rejected the new position: {error}") from error
 
@@ -480,9 +439,7 @@ class PushConsumer:
             raise ConfigError(
                 f"update_core_pool_size({size}): the size must be 1 to {self.settings.consume_thread_max}"
             )
-        loop, pool = self._running(), self._pool
-        if pool is not None:
-            self._wait_for(loop.ask(lambda _: pool.resize(size)))
+        self._ask(Resize(size))
 
     def run(self) -> None:
         """Start, consume until SIGTERM, SIGINT or `stop`, then stop. Signals are handled in the main thread only.
@@ -542,7 +499,7 @@ class PushConsumer:
     def wait_assigned(self, timeout_s: float = 30.0) -> bool:
         """Wait for the first assignment by the group (it may be empty); return whether it came in time."""
         loop = self._loop
-        return loop is not None and loop.assigned.wait(timeout_s)
+        return loop is not None and loop.reader.has_assignment.wait(timeout_s)
 
     @property
     def state(self) -> ConsumerState | None:
@@ -553,13 +510,12 @@ class PushConsumer:
     @property
     def send_back_counts(self) -> SendBackCounts:
         """Counts of the messages that were sent back so far."""
-        send_back = None if self._loop is None else self._loop.send_back
-        return SendBackCounts() if send_back is None else send_back.counts
+        return SendBackCounts() if self._loop is None else self._loop.feed.sink.counts
 
     @property
     def orderly_counts(self) -> OrderlyCounts:
         """Counts of an orderly consumer so far: suspensions, stuck messages, locks acquired and lost."""
-        return self._loop.orderly_counts if isinstance(self._loop, OrderlyLoop) else OrderlyCounts()
+        return OrderlyCounts() if self._parts is None else self._parts.orderly_counts
 
     @property
     def subscription_conflicts(self) -> dict[str, str]:
@@ -570,7 +526,7 @@ class PushConsumer:
         what the others want. Or the subscription of the whole group was changed since its last commit: then the next
         commits remove the conflict.
         """
-        return {} if self._starts is None else dict(self._starts.conflicts)
+        return {} if self._loop is None else dict(self._loop.reader.starts.conflicts)
 
     @property
     def schedule(self) -> str:
@@ -580,150 +536,28 @@ class PushConsumer:
 
     # --- internal ----------------------------------------------------------------------------------------------------
 
-    def _name(self, role: str) -> str:
-        return f"rocketshim-{role}-{self.settings.group}"
-
-    @property
-    def _orderly(self) -> bool:
-        return bool(self._subscriptions.orderly)
-
-    @property
-    def _broadcasts(self) -> bool:
-        return self.settings.message_model is MessageModel.BROADCASTING
-
-    def _open_store(self, clients: Clients) -> LocalOffsetStore:
-        """Open the local offset file; first ask the cluster for its id."""
-        settings = self.settings
-        probe = self._make_lookup_client(clients)
+    def _run_loop(self, parts: PushParts) -> None:
         try:
-            with cluster_errors(f"the topics of group {settings.group!r} could not be looked up"):
-                cluster = probe.list_topics(timeout=10.0).cluster_id
-        finally:
-            probe.close()
-
-        def topic_id(topic: str) -> str:
-            admin = self._admin
-            return "" if admin is None else TopicId(admin, topic).now() or ""
-
-        client_id = settings.client_id or stable_client_id()
-        folder = offset_folder(settings.offset_store_dir, client_id, self.names, settings.group)
-        return LocalOffsetStore(folder, cluster or "", topic_id)
-
-    def _make_lookup_client(self, clients: Clients) -> ConsumerClient:
-        """Make a client that joins no group and fetches nothing."""
-        return clients.consumer(connection(self.settings, {**PROTECTED_CONSUMER, "group.id": self.settings.group}))
-
-    def _make_pool(self) -> "ListenerPool[Any, Any] | AsyncPool":
-        settings, name = self.settings, self._name("listener")
-        if not self._subscriptions.awaits:
-            return ListenerPool(self._make_runner(), settings.consume_thread_min, name)
-        batch_count = settings.consume_message_batch_max_size
-        find = self._hooks.wrap(self._subscriptions.get, awaits=True)
-        runner = AsyncRunner(settings.group, find, self._retry_topic, batch_count, self._clock)
-        lists = batch_count > 1
-        return AsyncPool(runner, settings.async_concurrency, name, lists=lists, loop=self._event_loop)
-
-    def _make_loop(
-        self, clients: Clients, store: LocalOffsetStore | None
-    ) -> "tuple[PollLoop[Any], ListenerPool[Any, Any] | AsyncPool]":
-        settings = self.settings
-        starts = self._starts = StartOffsets(
-            retry_topic=self._retry_topic,
-            where=settings.consume_from_where,
-            timestamp_ms=self._timestamp_ms,
-            digest=self._subscriptions.digest(),
-            subscription=self._subscriptions.text(),
-            store=store,
-        )
-        log = self._connect_log(clients)
-        pool = self._make_pool()
-        arguments: dict[str, Any] = {
-            "make_consumer": lambda: clients.consumer(
-                consumer_config(settings, orderly=self._orderly, on_commit=loop.on_commit)
-            ),
-            "make_lookup_client": lambda: self._make_lookup_client(clients),
-            "topics": self._topics(),
-            "make_send_back": lambda: self._make_send_back(clients),
-            "pool": pool,
-            "starts": starts,
-            "settings": loop_settings(settings, orderly=self._orderly),
-            "clock": self._clock,
-            "sharing": self._make_assigner(log),
-            "store": store,
-            "find": self._topic_finder(),
-        }
-        loop: PollLoop[Any] = self._make_orderly_loop(log, arguments) if self._orderly else ConcurrentLoop(**arguments)
-        return loop, pool
-
-    def _make_runner(self) -> Callable[[Any], Any]:
-        settings, find = self.settings, self._hooks.wrap(self._subscriptions.get, awaits=False)
-        batch_count = settings.consume_message_batch_max_size
-        if not self._orderly:
-            return ChunkRunner(settings.group, find, self._retry_topic, batch_count, self._clock).run
-        return OrderlyRunner(
-            settings.group,
-            find,
-            self._retry_topic,
-            batch_count=batch_count,
-            clock=self._clock,
-            levels=settings.delay_levels,
-        ).run
-
-    @property
-    def _needs_log(self) -> bool:
-        """Whether the group needs locks. A broadcast consumer reads every queue, so it needs none."""
-        strategy = self.settings.allocate_message_queue_strategy
-        return not self._broadcasts and (self._orderly or strategy is not None)
-
-    def _connect_log(self, clients: Clients) -> GroupLogThread | None:
-        if not self._needs_log:
-            return None
-        settings = self.settings
-        strategy = settings.allocate_message_queue_strategy
-        return connect_group_log(
-            settings,
-            settings.group,
-            client_id=settings.client_id or new_client_id(),
-            lock_settings=settings.lock_settings,
-            topics=self._topics,
-            clients=clients,
-            clock=self._clock,
-            admin=self._admin,
-            strategy=None if strategy is None else strategy.name,
-        )
-
-    def _make_orderly_loop(self, log: GroupLogThread | None, arguments: dict[str, Any]) -> PollLoop[Any]:
-        settings = self.settings
-        orderly = OrderlySettings(
-            self._retry_topic,
-            max_reconsume_times=settings.max_reconsume_times,
-            suspend_ms=settings.suspend_current_queue_time_ms,
-            by_key=settings.order == "key",
-        )
-        return OrderlyLoop(log=log, orderly=orderly, **arguments)
-
-    def _run_loop(self, loop: PollLoop[Any], store: LocalOffsetStore | None) -> None:
-        try:
-            loop.run()
-            self._release(store)
+            parts.loop.run()
+            if parts.store is not None:
+                parts.store.close()
+            self._group_topics = None  # the last reference to the admin client, which has a thread
         finally:
             self._ended.set()
 
-    def _release(self, store: LocalOffsetStore | None) -> None:
-        """Release what the loop does not own: the local offset file, and the last reference to the admin client."""
-        if store is not None:
-            store.close()
-        self._admin = None
+    def _ask(self, request: Request) -> None:
+        """Let the poll thread perform a request, and wait for it.
 
-    def _running(self) -> PollLoop[Any]:
+        Raises:
+            ConsumerError: the consumer is not running, or the poll thread does not answer.
+            And what the request raises.
+        """
         with self._lock:
             if self._loop is None or self._stopped:
                 raise ConsumerError("the consumer is not running")
-            return self._loop
-
-    def _wait_for(self, request: "Future[None]") -> None:
+            answer = self._loop.ask(request)
         try:
-            request.result(_REQUEST_TIMEOUT_S)
+            answer.result(_REQUEST_TIMEOUT_S)
         except TimeoutError as error:
             raise ConsumerError(f"the poll thread did not answer within {_REQUEST_TIMEOUT_S:g} s") from error
 
@@ -736,64 +570,3 @@ class PushConsumer:
         raise ConsumerError(
             f"the consumer of group {self.settings.group!r} stopped after an error: {safe_text(error)}"
         ) from error
-
-    def _prepare(self, clients: Clients) -> None:
-        """Create and check the topics that the consumer needs; skip this without an admin client."""
-        if clients.admin is None:
-            return
-        settings, named = self.settings, self._subscriptions.named()
-        last_error = LastClientError()
-        admin = self._admin = clients.admin(connection(settings, defaults=last_error.settings))
-        topics = GroupTopics(admin, self.names, settings.group)
-        with explained(last_error, admin):
-            if self._broadcasts:
-                topics.look_up(named)
-                return
-            topics.ensure(settings.delay_levels, with_log=self._needs_log, create=settings.create_topics)
-            self._lanes = topics.look_up_with_lanes(named)
-
-    def _topics(self) -> list[str]:
-        """Topics to read now, including the group's retry topic."""
-        return [*self._subscriptions.topics(), *([] if self._broadcasts else [self._retry_topic])]
-
-    def _topic_finder(self) -> FindTopics | None:
-        return self._find if self._subscriptions.has_patterns else None
-
-    def _find(self, existing: Iterable[str]) -> list[str]:
-        self._subscriptions.see(existing)
-        return self._topics()
-
-    def _make_assigner(self, log: GroupLogThread | None) -> PartitionAssigner | None:
-        settings = self.settings
-        if self._broadcasts:
-            return BroadcastAssigner(self._subscriptions.topics, settings.rebalance_interval_ms)
-        strategy = settings.allocate_message_queue_strategy
-        if strategy is None or log is None:
-            return None
-        assigner = StrategyAssigner(
-            strategy=strategy,
-            group=settings.group,
-            client_id=log.owner.client_id,
-            topics=self._topics,
-            logical={self._retry_topic: retry_topic(settings.group)},
-            members=lambda: log.members,
-            interval_ms=settings.rebalance_interval_ms,
-        )
-        if self._orderly:  # the orderly loop acquires the leases itself
-            return assigner
-        return LeasedAssigner(assigner, log)
-
-    def _make_send_back(self, clients: Clients) -> FailedSink:
-        settings = self.settings
-        if self._broadcasts:
-            return DropFailed()
-        return SendBack(
-            lambda: clients.producer(producer_config(settings)),
-            names=self.names,
-            levels=settings.delay_levels,
-            group=settings.group,
-            lanes=lambda: self._lanes,
-            policy=settings.retry_policy,
-            limit=settings.max_reconsume_times,
-            back_off_ms=settings.hop_back_off_ms,
-        )

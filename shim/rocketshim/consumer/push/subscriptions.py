@@ -39,10 +39,12 @@ class Subscriptions:
     Args:
         names: distinguishes the topics of rocketshim from users' topics.
         filter_retries: evaluate an SQL condition again when a message is delivered again.
+        retry_topic: physical name of the group's retry topic, which is always read; None: the group has none.
     """
 
-    def __init__(self, names: TopicNames, *, filter_retries: bool = False) -> None:
+    def __init__(self, names: TopicNames, *, filter_retries: bool = False, retry_topic: str | None = None) -> None:
         self._names = names
+        self._retry_topic = retry_topic
         self._filter_retries = filter_retries
         # by physical name or pattern, in order of registration; replaced as a whole, since `get` may be reading it
         self._active: dict[str, Subscription] = {}
@@ -201,8 +203,9 @@ class Subscriptions:
         )
 
     def topics(self) -> list[str]:
-        """Return the physical names of the topics to read now, sorted."""
-        return sorted({*self.named(), *self._matched})
+        """Return the physical names of the topics to read now: sorted, and then the group's retry topic."""
+        own = [] if self._retry_topic is None else [self._retry_topic]
+        return [*sorted({*self.named(), *self._matched}), *own]
 
     def get(self, topic: str) -> Subscription | None:
         """Return the subscription of a physical topic, active or removed; None: there never was one."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.offset_store import OffsetStore
+from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.logs import safe_logger
@@ -26,8 +27,8 @@ class Committer:
 
     Args:
         metadata: returns the text that a commit of a partition carries.
+        ownership: which partitions may be committed at this instant.
         store: where offsets are stored; None: in Kafka. Commits to any other store are synchronous.
-        may: returns whether a partition may be committed at this instant; None: always.
 
     Thread-safety: none; the poll thread's.
     """
@@ -35,11 +36,11 @@ class Committer:
     def __init__(
         self,
         metadata: Callable[[TopicPartitionKey], str],
+        ownership: Ownership,
         store: OffsetStore | None = None,
-        may: Callable[[TopicPartitionKey], bool] | None = None,
     ) -> None:
-        self._may = may
         self._metadata = metadata
+        self._ownership = ownership
         self._store = store
         self._sent: dict[TopicPartitionKey, int] = {}
         self._stored: dict[TopicPartitionKey, int] = {}
@@ -115,7 +116,7 @@ class Committer:
 
         Do nothing if offsets are not stored in Kafka.
         """
-        known = [(key, self._sent.get(key, -1)) for key in keys if self._may is None or self._may(key)]
+        known = [(key, self._sent.get(key, -1)) for key in keys if self._ownership.owns(key)]
         offsets = [TopicPartition(*key, sent, metadata=self._metadata(key)) for key, sent in known if sent >= 0]
         if not offsets or self._store is not None:
             return
@@ -133,7 +134,7 @@ class Committer:
             sent = self._sent.get(key)
             if position is None or sent is None or position <= sent:
                 continue
-            if self._may is None or self._may(key):
+            if self._ownership.owns(key):
                 due.append(TopicPartition(*key, position, metadata=self._metadata(key)))
         return due
 

@@ -70,7 +70,7 @@ class LocalOffsetStore:
 
     def __init__(self, folder: Path, cluster: str, topic_id: Callable[[str], str]) -> None:
         self._path = folder / _FILE
-        self._topic_id = topic_id
+        self._topic_id: Callable[[str], str] = topic_id
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "offsets.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -93,6 +93,7 @@ class LocalOffsetStore:
 
     def close(self) -> None:
         """Release the file for other processes. A second call does nothing."""
+        self._topic_id = lambda _: ""  # it may keep an admin client alive
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)

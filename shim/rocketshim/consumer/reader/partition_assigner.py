@@ -22,9 +22,6 @@ _TIMEOUT_S: Final = 1.0
 class PartitionAssigner(Protocol):
     """Decides which partitions the consumer reads. Owned by the poll thread."""
 
-    def open(self) -> None:
-        """Prepare; the loop begins."""
-
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
     ) -> set[TopicPartitionKey] | None:
@@ -42,13 +39,10 @@ class PartitionAssigner(Protocol):
             RocketshimError: the consumer cannot continue.
         """
 
-    def holds(self, key: TopicPartitionKey, now_ms: int) -> bool:
-        """Return whether messages of a partition may be handed out and committed at this instant."""
-
     def gave_up(self, key: TopicPartitionKey) -> None:
         """Note that the loop has given up a partition.
 
-        It was committed if `holds` was true, and no further message of it is handed out.
+        It was committed if it was still owned (`Ownership`), and no further message of it is handed out.
         """
 
     def close(self) -> None:
@@ -89,14 +83,6 @@ class BroadcastAssigner:
         self._interval_ms = interval_ms
         self._next_look_ms: int | None = None
         self._looked_for: frozenset[str] = frozenset()
-
-    def open(self) -> None:
-        """See `PartitionAssigner`."""
-
-    def holds(self, key: TopicPartitionKey, now_ms: int) -> bool:
-        """See `PartitionAssigner`: always true, because partitions are not divided among members."""
-        del key, now_ms
-        return True
 
     def gave_up(self, key: TopicPartitionKey) -> None:
         """See `PartitionAssigner`."""

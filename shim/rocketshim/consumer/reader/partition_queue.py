@@ -38,6 +38,10 @@ class PartitionQueue(FlowCounts, Protocol):
     def next_offset(self) -> int | None:
         """Return the offset to commit; None: nothing new."""
 
+    @property
+    def failing(self) -> tuple[int, int] | None:
+        """Return failed attempts of its oldest failing message, and for how many ms; None: they are not counted."""
+
     def put(self, messages: Sequence[Any]) -> None:
         """Add fetched messages. Raises ValueError if their offsets do not rise."""
 

@@ -27,6 +27,7 @@ from typing import Any, Final, assert_never
 from confluent_kafka import KafkaException
 
 from rocketshim.consumer.outcome import safe_text
+from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_assigner import partitions_of
 from rocketshim.core.allocate import AllocateMessageQueueStrategy, share_of
 from rocketshim.core.lease import Lease
@@ -81,9 +82,6 @@ class StrategyAssigner:
         self._seen: tuple[frozenset[str], tuple[str, ...]] | None = None
         self._next_ms = 0
 
-    def open(self) -> None:
-        """See `PartitionAssigner`."""
-
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
     ) -> set[TopicPartitionKey] | None:
@@ -103,11 +101,6 @@ class StrategyAssigner:
         for topic in sorted(seen[0]):
             share |= self._of_topic(topic, there, seen[1], held)
         return share
-
-    def holds(self, key: TopicPartitionKey, now_ms: int) -> bool:
-        """See `PartitionAssigner`."""
-        del key, now_ms
-        return True
 
     def gave_up(self, key: TopicPartitionKey) -> None:
         """See `PartitionAssigner`."""
@@ -141,22 +134,19 @@ class LeasedAssigner:
 
     Args:
         share: computes the wanted queues.
-        log: the group-log thread, not started.
+        log: the group-log thread.
+        ownership: has the leases.
 
     Thread-safety: none; the poll thread's.
     """
 
-    def __init__(self, share: StrategyAssigner, log: GroupLogThread) -> None:
+    def __init__(self, share: StrategyAssigner, log: GroupLogThread, ownership: Ownership) -> None:
         self._share = share
         self._log = log
         self._wanted: set[TopicPartitionKey] | None = None
-        self._leases: dict[TopicPartitionKey, Lease] = {}
+        self._leases = ownership.leases
         self._lost: dict[TopicPartitionKey, Lease] = {}
         self._given: set[TopicPartitionKey] | None = None
-
-    def open(self) -> None:
-        """Start the group-log thread."""
-        self._log.start(f"rocketshim-group-log-{self._log.owner.client_id}")
 
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
@@ -180,11 +170,6 @@ class LeasedAssigner:
             return None
         self._given = given
         return given
-
-    def holds(self, key: TopicPartitionKey, now_ms: int) -> bool:
-        """Return whether the queue may be processed and committed at this instant."""
-        lease = self._leases.get(key)
-        return lease is not None and lease.holds(now_ms)
 
     def gave_up(self, key: TopicPartitionKey) -> None:
         """Release the lease: nothing more of the queue is handed out, and what could be committed is committed."""

@@ -15,11 +15,13 @@ Owned by the poll thread.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.offset_store import OffsetStore
+from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
 from rocketshim.core.retry_rotation import RetryRotation
 from rocketshim.core.start_position import (
@@ -40,10 +42,9 @@ from rocketshim.kafka.clients import ConsumerClient, LookupClient
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["UNKNOWN_START", "PartitionStarter", "StartOffsets", "paused_assignment"]
+__all__ = ["UNKNOWN_START", "PartitionStarter", "StartOffsets", "StartRules", "paused_assignment"]
 
 _LOG = safe_logger("rocketshim.consumer")
-TokenOf = Callable[[TopicPartitionKey], int | None]
 UNKNOWN_START: Final = -1
 """Stands for an offset that is not known yet."""
 
@@ -51,15 +52,32 @@ _TIMEOUT_S: Final = 10.0
 _PAUSED_AT: Final = 0
 
 
-class StartOffsets:
-    """Start offsets of one consumer.
+@dataclass(frozen=True, slots=True)
+class StartRules:
+    """Where the partitions of a group start, and what its commits tell about the subscription.
 
-    Args:
+    Attributes:
         retry_topic: physical name of the group's retry topic; it always starts at its earliest record.
         where: where a group starts that has consumed nothing of a topic yet.
         timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
         digest: digest of the group's subscription; each commit carries it.
         subscription: the subscription as text.
+    """
+
+    retry_topic: str
+    where: ConsumeFromWhere
+    timestamp_ms: int
+    digest: str = ""
+    subscription: str = ""
+
+
+class StartOffsets:
+    """Start offsets of one consumer.
+
+    Args:
+        rules: where partitions start.
+        lookups: client for look-ups of topics and offsets.
+        ownership: which partitions may be committed, and under which token.
         store: where offsets are stored; None: in Kafka.
 
     Attributes:
@@ -67,9 +85,6 @@ class StartOffsets:
             subscriptions in one group lose messages: each member skips what the other wants.
         found_tokens: fencing token in the commit of a partition when it was last resolved; None: the commit carries
             none. A partition without an entry had no commit.
-        token_of: returns the token for commits of a partition; None (default): no token.
-        may: returns whether a partition may be committed at this instant; by default always.
-        lookups: client for look-ups of topics and offsets; None (default): the consumer itself.
 
     Thread-safety: none; the poll thread's.
 
@@ -77,38 +92,26 @@ class StartOffsets:
     """
 
     def __init__(
-        self,
-        *,
-        retry_topic: str,
-        where: ConsumeFromWhere,
-        timestamp_ms: int,
-        digest: str,
-        subscription: str,
-        store: OffsetStore | None = None,
+        self, rules: StartRules, *, lookups: LookupClient, ownership: Ownership, store: OffsetStore | None = None
     ) -> None:
-        self._retry_topic = retry_topic
-        self._where = where
-        self._timestamp_ms = timestamp_ms
-        self._digest = digest
-        self._subscription = subscription
+        self._rules = rules
+        self._lookups = lookups
+        self._ownership = ownership
         self._store = store
         self._counts: dict[str, int] = {}
         self._born: dict[TopicPartitionKey, int] = {}
         self.found_tokens: dict[TopicPartitionKey, int | None] = {}
-        self.token_of: TokenOf = lambda _: None
-        self.may: Callable[[TopicPartitionKey], bool] = lambda _: True
-        self.lookups: LookupClient | None = None
         self.conflicts: dict[str, str] = {}
 
     def subscribe(self, digest: str, subscription: str) -> None:
         """Set a changed subscription; commits carry it from now on."""
-        self._digest = digest
-        self._subscription = subscription
+        self._rules = replace(self._rules, digest=digest, subscription=subscription)
 
     def metadata(self, key: TopicPartitionKey) -> str:
         """Return the metadata of a commit of this partition."""
         born = self._born.get(key, 0)
-        return encode_metadata(CommitMetadata(self._digest, born, self._subscription, self.token_of(key)))
+        rules, token = self._rules, self._ownership.token(key)
+        return encode_metadata(CommitMetadata(rules.digest, born, rules.subscription, token))
 
     def resolve(
         self, consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float = _TIMEOUT_S
@@ -120,7 +123,7 @@ class StartOffsets:
         Arguments and errors as in `find`; after an error nothing was committed.
         """
         starts, resolved = self.find(consumer, partitions, timeout_s)
-        resolved = [item for item in resolved if self.may(TopicPartitionKey.of(item))]
+        resolved = [item for item in resolved if self._ownership.owns(TopicPartitionKey.of(item))]
         if resolved:
             for item in (self._store or consumer).commit(offsets=resolved, asynchronous=False):
                 if item.error is not None:
@@ -145,24 +148,23 @@ class StartOffsets:
             by_topic[item.topic].append(item.partition)
         starts: list[TopicPartition] = []
         resolved: list[TopicPartition] = []
-        lookups = self.lookups or consumer
         for topic, numbers in by_topic.items():
             count, found = self._found(consumer, topic, numbers, timeout_s)
             for number in numbers:
-                key = TopicPartitionKey(topic, number)
                 start, born = resolve_start(
                     number,
                     found,
-                    where=self._where,
-                    is_retry_topic=topic == self._retry_topic,
+                    where=self._rules.where,
+                    is_retry_topic=topic == self._rules.retry_topic,
                     partition_count=count,
                 )
+                key = TopicPartitionKey(topic, number)
                 self._born[key] = born
                 self.found_tokens.pop(key, None)
                 if number in found:
                     commit = found[number].metadata
                     self.found_tokens[key] = None if commit is None else commit.token
-                at = TopicPartition(topic, number, self._offset(lookups, topic, number, start, timeout_s))
+                at = TopicPartition(topic, number, self._offset(topic, number, start, timeout_s))
                 starts.append(at)
                 if not isinstance(start, StartAt):
                     resolved.append(TopicPartition(topic, number, at.offset, metadata=self.metadata(key)))
@@ -171,7 +173,7 @@ class StartOffsets:
     def _found(
         self, consumer: ConsumerClient, topic: str, assigned: list[int], timeout_s: float
     ) -> tuple[int, dict[int, Found]]:
-        listed = (self.lookups or consumer).list_topics(topic, timeout=timeout_s).topics.get(topic)
+        listed = self._lookups.list_topics(topic, timeout=timeout_s).topics.get(topic)
         # the assigned ones, too: the broker's metadata may be outdated
         numbers = sorted({*assigned, *(() if listed is None else listed.partitions)})
         self._counts[topic] = len(numbers)
@@ -195,10 +197,10 @@ class StartOffsets:
         Raises:
             KafkaException: the cluster did not answer.
         """
-        topics = [] if self._store is not None else [topic for topic in topics if topic != self._retry_topic]
+        topics = [] if self._store is not None else [topic for topic in topics if topic != self._rules.retry_topic]
         for topic in topics:
             if topic not in self._counts:
-                listed = (self.lookups or consumer).list_topics(topic, timeout=timeout_s).topics.get(topic)
+                listed = self._lookups.list_topics(topic, timeout=timeout_s).topics.get(topic)
                 self._counts[topic] = 0 if listed is None else len(listed.partitions)
         asked = [TopicPartition(topic, number) for topic in topics for number in range(self._counts[topic])]
         commits: dict[str, list[CommitMetadata | None]] = {topic: [] for topic in topics}
@@ -209,9 +211,10 @@ class StartOffsets:
             self._compare(topic, found)
 
     def _compare(self, topic: str, commits: Iterable[CommitMetadata | None]) -> None:
-        if topic == self._retry_topic or self._store is not None:  # other members do not write into a local store
+        rules = self._rules
+        if topic == rules.retry_topic or self._store is not None:  # other members do not write into a local store
             return
-        others = [each for each in commits if each is not None and digest_conflict(self._digest, each) is not None]
+        others = [each for each in commits if each is not None and digest_conflict(rules.digest, each) is not None]
         if not others:
             self.conflicts.pop(topic, None)
             return
@@ -219,27 +222,26 @@ class StartOffsets:
         if self.conflicts.get(topic) != theirs:
             self.conflicts[topic] = theirs
             _LOG.error(
-                "consumer.subscriptions-differ", extra={"topic": topic, "mine": self._subscription, "theirs": theirs}
+                "consumer.subscriptions-differ", extra={"topic": topic, "mine": rules.subscription, "theirs": theirs}
             )
 
-    def _offset(self, lookups: LookupClient, topic: str, number: int, start: Start, timeout_s: float) -> int:
+    def _offset(self, topic: str, number: int, start: Start, timeout_s: float) -> int:
         match start:
             case StartAt(offset):
                 return offset
             case Earliest():
-                return self._watermarks(lookups, topic, number, timeout_s)[0]
+                return self._watermarks(topic, number, timeout_s)[0]
             case Latest():
-                return self._watermarks(lookups, topic, number, timeout_s)[1]
+                return self._watermarks(topic, number, timeout_s)[1]
             case AtTimestamp():
-                asked = TopicPartition(topic, number, self._timestamp_ms)
-                (answer,) = lookups.offsets_for_times([asked], timeout=timeout_s)
+                asked = TopicPartition(topic, number, self._rules.timestamp_ms)
+                (answer,) = self._lookups.offsets_for_times([asked], timeout=timeout_s)
                 if answer.error is not None:
                     raise KafkaException(answer.error)
-                return answer.offset if answer.offset >= 0 else self._watermarks(lookups, topic, number, timeout_s)[1]
+                return answer.offset if answer.offset >= 0 else self._watermarks(topic, number, timeout_s)[1]
 
-    @staticmethod
-    def _watermarks(lookups: LookupClient, topic: str, number: int, timeout_s: float) -> tuple[int, int]:
-        answer = lookups.get_watermark_offsets(TopicPartition(topic, number), timeout=timeout_s)
+    def _watermarks(self, topic: str, number: int, timeout_s: float) -> tuple[int, int]:
+        answer = self._lookups.get_watermark_offsets(TopicPartition(topic, number), timeout=timeout_s)
         if answer is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - no public spelling
         low, high = answer

@@ -3,8 +3,8 @@
 `core.flow_control` has the thresholds. Owned by the poll thread.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
@@ -17,6 +17,12 @@ __all__ = ["Throttle"]
 _MAX_IN_FLIGHT: Final = 10_000
 
 
+class InFlight(Protocol):
+    """Counts the messages that listeners have (`Dispatch`)."""
+
+    in_flight: int
+
+
 class Throttle:
     """Pauses and resumes queues.
 
@@ -24,7 +30,7 @@ class Throttle:
         limits: limits of one queue.
         topic_count: messages that may be buffered over all queues; -1: unlimited.
         topic_size_bytes: bytes that may be buffered over all queues; -1: unlimited.
-        in_flight: returns how many messages listeners have.
+        listeners: counts the messages that listeners have.
         pauses: pauses of the consumer.
 
     Thread-safety: none; the poll thread's.
@@ -36,13 +42,13 @@ class Throttle:
         topic_count: int,
         topic_size_bytes: int,
         *,
-        in_flight: Callable[[], int],
+        listeners: InFlight,
         pauses: Pauses,
     ) -> None:
         self._queue_limits = self._limits = limits
         self._topic_count = topic_count
         self._topic_size_bytes = topic_size_bytes
-        self._in_flight = in_flight
+        self._listeners = listeners
         self._pauses = pauses
 
     def share(self, queues_held: int) -> None:
@@ -62,7 +68,7 @@ class Throttle:
 
     def go_on(self, consumer: ConsumerClient, queues: Iterable[PartitionQueue]) -> None:
         """Resume paused queues that are below their thresholds again."""
-        if self._in_flight() * 2 > _MAX_IN_FLIGHT:
+        if self._listeners.in_flight * 2 > _MAX_IN_FLIGHT:
             return
         ready = [queue for queue in queues if queue.paused and should_resume(queue, self._limits)]
         for queue in ready:
@@ -72,7 +78,7 @@ class Throttle:
     @property
     def _is_full(self) -> bool:
         """Return whether listeners have the maximum number of messages."""
-        return self._in_flight() >= _MAX_IN_FLIGHT
+        return self._listeners.in_flight >= _MAX_IN_FLIGHT
 
     def _over(self, queues: Iterable[PartitionQueue]) -> list[PartitionQueue]:
         """Return the queues that are above a threshold and not paused."""

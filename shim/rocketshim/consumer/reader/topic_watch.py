@@ -5,8 +5,8 @@ broker's metadata may be outdated. So the consumer waits for half a minute, and 
 poll thread.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 from confluent_kafka import KafkaException
 
@@ -14,22 +14,32 @@ from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.clients import LookupClient
 from rocketshim.logs import safe_logger
 
-__all__ = ["FindTopics", "TopicWatch"]
+__all__ = ["TopicSource", "TopicWatch"]
 
 _LOG = safe_logger("rocketshim.consumer")
-FindTopics = Callable[[Iterable[str]], list[str]]
-"""Takes the names of all existing topics, and returns those to read now."""
-
 _TIMEOUT_S: Final = 5.0
 _MISSING_GRACE_MS: Final = 30_000
+
+
+class TopicSource(Protocol):
+    """What a consumer subscribes to: topics by name, and patterns. The poll thread calls it."""
+
+    @property
+    def has_patterns(self) -> bool:
+        """Return whether the topics depend on those that exist."""
+
+    def see(self, existing: Iterable[str]) -> None:
+        """Resolve the patterns against the existing topics."""
+
+    def topics(self) -> list[str]:
+        """Return the physical names of the topics to read now."""
 
 
 class TopicWatch:
     """The topics of one consumer.
 
     Args:
-        topics: physical names of the topics to read at first.
-        find: chooses the topics to read from the existing ones; None: `topics` do not change.
+        source: what the consumer subscribes to.
         interval_ms: time between two look-ups, in ms.
 
     Attributes:
@@ -38,23 +48,21 @@ class TopicWatch:
     Thread-safety: none; the poll thread's.
     """
 
-    def __init__(self, topics: list[str], find: FindTopics | None, interval_ms: int) -> None:
-        self.topics = topics
-        self._find = find
+    def __init__(self, source: TopicSource, interval_ms: int) -> None:
+        self.topics = source.topics()
+        self._source = source
         self._interval_ms = interval_ms
         self._next_look_ms = 0
         self._unknown: dict[str, int] = {}  # topic to the time of its look-up, monotonic ms
 
-    def change(self, topics: list[str], find: FindTopics | None) -> bool:
-        """Set the topics to read from now on; return whether they have changed."""
-        self._find = find
+    def refresh(self) -> bool:
+        """Read the topics from a changed source; return whether they have changed. Patterns are looked up soon."""
         self._next_look_ms = 0
-        changed, self.topics = topics != self.topics, topics
-        return changed
+        return self._have_changed()
 
     def look(self, lookups: LookupClient, now_ms: int) -> bool:
         """Look up the existing topics, if it is time; return whether the topics to read have changed."""
-        if self._find is None or now_ms < self._next_look_ms:
+        if not self._source.has_patterns or now_ms < self._next_look_ms:
             return False
         self._next_look_ms = now_ms + self._interval_ms
         try:
@@ -62,9 +70,12 @@ class TopicWatch:
         except KafkaException as error:
             _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
             return False
-        topics = self._find(existing)
-        changed, self.topics = topics != self.topics, topics
-        return changed
+        self._source.see(existing)
+        return self._have_changed()
+
+    def _have_changed(self) -> bool:
+        before, self.topics = self.topics, self._source.topics()
+        return before != self.topics
 
     def doubt(self, topic: str, now_ms: int) -> None:
         """Note that the cluster reports a topic as unknown."""

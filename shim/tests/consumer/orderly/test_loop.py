@@ -11,12 +11,15 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
-from rocketshim.consumer.orderly.loop import OrderlyLoop, OrderlySettings
 from rocketshim.consumer.orderly.partition import OrderlyPartition
+from rocketshim.consumer.orderly.queues import OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.outcome import DeadLetter, RetryLater
 from rocketshim.consumer.poll_loop import LoopSettings
-from rocketshim.consumer.reader.start_offsets import StartOffsets
+from rocketshim.consumer.push.loops import LoopParts, now_ms_of, orderly_loop
+from rocketshim.consumer.reader.ownership import Ownership
+from rocketshim.consumer.reader.start_offsets import StartRules
+from rocketshim.consumer.requests import Resume, Suspend
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
@@ -33,7 +36,7 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.group_log import ClaimRecord, ReleaseRecord, decode_group_record
 from rocketshim_topics.layout import Layout
 
-from ..conftest import HandPool
+from ..conftest import FixedTopics, HandPool
 
 GROUP = "g"
 NAMES = TopicNames()
@@ -108,33 +111,27 @@ class Member:
         }
         self.consumers: list[Any] = []
 
-        def make_consumer() -> Any:
-            self.consumers.append(kafka.consumer({**config, "on_commit": self.loop.on_commit}))
+        def make_consumer(on_commit: Any) -> Any:
+            self.consumers.append(kafka.consumer({**config, "on_commit": on_commit}))
             return self.consumers[-1]
 
-        def make_send_back() -> SendBack:
-            return SendBack(
-                lambda: kafka.producer({"enable.idempotence": True}),
-                names=NAMES,
-                levels=LEVELS,
-                group=GROUP,
-                lanes=lambda: 1,
-                policy=LevelTableRetryPolicy(),
-                limit=16,
-                back_off_ms=5_000,
-            )
-
-        self.loop = OrderlyLoop(
-            log=self.log,
-            orderly=OrderlySettings(NAMES.retry(GROUP), max_reconsume_times=limit, by_key=by_key),
+        send_back = SendBack(
+            lambda: kafka.producer({"enable.idempotence": True}),
+            names=NAMES,
+            levels=LEVELS,
+            group=GROUP,
+            lanes=lambda: 1,
+            policy=LevelTableRetryPolicy(),
+            limit=16,
+            back_off_ms=5_000,
+        )
+        parts = LoopParts(
             make_consumer=make_consumer,
             make_lookup_client=lambda: kafka.consumer({"group.id": "g"}),
-            topics=["orders", NAMES.retry(GROUP)],
-            make_send_back=make_send_back,
+            source=FixedTopics(["orders", NAMES.retry(GROUP)]),
+            rules=StartRules(NAMES.retry(GROUP), where, timestamp_ms=0, digest="d", subscription="orders"),
             pool=self.pool,
-            starts=StartOffsets(
-                retry_topic=NAMES.retry(GROUP), where=where, timestamp_ms=0, digest="d", subscription="orders"
-            ),
+            sink=send_back,
             settings=LoopSettings(
                 batch_count=batch_count,
                 commit_interval_ms=5_000,
@@ -145,8 +142,13 @@ class Member:
                 fetch_count=fetch_count,
             ),
             clock=clock,
+            ownership=Ownership(now_ms_of(clock), needs_lease=True, is_fenced=True),
+            log=self.log,
         )
-        self.lookups: Any = self.loop.lookups
+        orderly = OrderlySettings(NAMES.retry(GROUP), max_reconsume_times=limit, by_key=by_key)
+        self.loop, self.counts = orderly_loop(parts, orderly)
+        self.mode: Any = self.loop.mode
+        self.lookups: Any = self.loop.reader.lookups
         self.loop.open()
 
     def turn(self, *, work: bool = True) -> None:
@@ -475,7 +477,7 @@ def test_a_message_that_blocks_its_queue_forever_is_logged(stage: Stage, caplog:
     stage.wait(17_000)
     (said,) = [record for record in caplog.records if record.message == "consumer.message-stuck"]
     assert said.__dict__["record"] == "orders/0/0"
-    assert member.loop.orderly_counts.stuck >= 1
+    assert member.counts.stuck >= 1
 
 
 def test_what_holds_up_a_queue_is_a_metric_while_it_does(stage: Stage) -> None:
@@ -560,8 +562,8 @@ def test_an_owner_that_was_frozen_hands_out_and_commits_nothing_more(stage: Stag
     assert not stage.seen, "the run that was handed out is not begun"
     stage.wait(15_000)
     assert len(stage.offsets) == 10
-    assert a.loop.orderly_counts.lost == 2, "orders and the retry topic"
-    assert a.loop.orderly_counts.starts >= 2
+    assert a.counts.lost == 2, "orders and the retry topic"
+    assert a.counts.starts >= 2
 
 
 def test_a_listener_that_outlasts_its_lease_commits_nothing_and_is_waited_for(stage: Stage) -> None:
@@ -703,7 +705,7 @@ def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage) ->
 
     a.log.events = HeldBack()
     a.log.close_within = close_within  # type: ignore[method-assign]
-    while not a.loop._wanted:
+    while not a.mode._wanted:
         a.loop.turn()
     a.log._thread = threading.Thread(target=run, daemon=True)
     a.log._thread.start()
@@ -727,10 +729,10 @@ def test_suspend_and_resume_reach_queues_that_start_meanwhile(stage: Stage) -> N
     stage.topic()
     stage.fill(2)
     a = stage.join("a")
-    a.loop.ask(a.loop.suspend)
+    a.loop.ask(Suspend())
     stage.turn()
     assert not stage.seen
-    a.loop.ask(a.loop.resume_reading)
+    a.loop.ask(Resume())
     stage.turn()
     assert len(stage.seen) == 2
 
@@ -740,14 +742,14 @@ def test_a_queue_that_loses_its_lock_while_reading_is_suspended_is_read_again_af
     stage.fill(2)
     a = stage.join("a")
     stage.turn()
-    a.loop.ask(a.loop.suspend)
+    a.loop.ask(Suspend())
     stage.turn()
     stage.clock.advance(4_000)
     stage.turn()
     stage.fill(2)
     stage.wait(1_000)
     assert len(stage.seen) == 2
-    a.loop.ask(a.loop.resume_reading)
+    a.loop.ask(Resume())
     stage.wait(3_000)
     assert [offset for _, offset in stage.offsets][-2:] == [2, 3]
 
@@ -782,10 +784,9 @@ def test_of_a_fetch_from_before_the_position_the_part_behind_it_is_kept_in_order
     stage.turn()
     stage.fill(60)
     records = stage.kafka.records("orders")
-    member.loop._begin(TopicPartitionKey("orders", 0), 40)
-    member.loop._fresh.clear()  # a fetch begins
-    member.loop._put(TopicPartitionKey("orders", 0), records[:51])
-    member.loop._put(TopicPartitionKey("orders", 0), records[51:])
+    member.loop.queues.begin(TopicPartitionKey("orders", 0), 40)
+    member.loop.mode.put(TopicPartitionKey("orders", 0), records[:51])
+    member.loop.mode.put(TopicPartitionKey("orders", 0), records[51:])
     stage.turn(20)
     stage.wait(6_000)
     assert [offset for _, offset in stage.offsets] == list(range(40, 60))
@@ -882,9 +883,9 @@ def cut_under_a_listener(stage: Stage) -> tuple[Member, Any]:
     stage.turn(3, work=False)
     task = a.pool.tasks.popleft()
     bounds, a.lookups.get_watermark_offsets = a.lookups.get_watermark_offsets, lambda *_, **__: (0, 3)
-    a.loop._put(TopicPartitionKey("orders", 0), stage.kafka.records("orders")[:3])
+    a.loop.mode.put(TopicPartitionKey("orders", 0), stage.kafka.records("orders")[:3])
     a.lookups.get_watermark_offsets = bounds
-    assert [ending.then.name for ending in a.loop._ending] == ["RESTART"]
+    assert [ending.then.name for ending in a.mode._ending] == ["RESTART"]
     return a, task
 
 
@@ -893,8 +894,8 @@ def test_a_queue_whose_log_was_cut_and_that_cannot_be_sought_is_tried_again(stag
     seek, a.consumers[0].seek = a.consumers[0].seek, refuse
     a.pool.tasks.append(task)
     a.pool.work_all()
-    a.loop.dispatch.take_results(0)
-    a.loop._on_lost(a.consumers[0], [TopicPartition(NAMES.retry(GROUP), 0)])  # a callback never raises
+    a.loop.feed.dispatch.take_results(0)
+    a.loop.reader._on_lost(a.consumers[0], [TopicPartition(NAMES.retry(GROUP), 0)])  # a callback never raises
     stage.wait(500)
     a.consumers[0].seek = seek
     stage.wait(1_000)
@@ -908,9 +909,10 @@ def test_a_queue_that_restarts_amid_a_fetch_is_read_from_its_first_message(stage
     stage.turn()
     bounds, a.lookups.get_watermark_offsets = a.lookups.get_watermark_offsets, lambda *_, **__: (0, 4)
     records = stage.kafka.records("orders")
-    a.loop._put(TopicPartitionKey("orders", 0), records[:2])
+    a.loop.mode.put(TopicPartitionKey("orders", 0), records[:2])
     a.lookups.get_watermark_offsets = bounds
-    a.loop._put(TopicPartitionKey("orders", 0), records[2:4])  # behind the messages of another queue
+    for key, run in a.loop.reader.current_runs(records[2:4]):  # behind the messages of another queue
+        a.loop.mode.put(key, run)
     stage.wait(6_000)
     assert [offset for _, offset in stage.offsets] == [0, 1, 2, 3, 4] * 2
     assert stage.committed() == 5
@@ -918,13 +920,13 @@ def test_a_queue_that_restarts_amid_a_fetch_is_read_from_its_first_message(stage
 
 def test_a_queue_that_restarts_while_reading_is_suspended_is_not_read(stage: Stage) -> None:
     a, task = cut_under_a_listener(stage)
-    a.loop.ask(a.loop.suspend)
+    a.loop.ask(Suspend())
     stage.turn()
     a.pool.tasks.append(task)
     a.pool.work_all()
     stage.wait(1_000)
     assert len(stage.seen) == 3
-    a.loop.ask(a.loop.resume_reading)
+    a.loop.ask(Resume())
     stage.wait(1_000)
     assert [offset for _, offset in stage.offsets] == [0, 1, 2, 0, 1, 2, 3, 4]
 
@@ -933,8 +935,8 @@ def test_a_lock_lost_before_a_queue_began_anew_is_not_given_back_under_its_liste
     a, task = cut_under_a_listener(stage)
     stage.clock.advance(4_000)
     stage.turn(3)
-    a.loop._on_lost(a.consumers[0], [TopicPartition("orders", 0)])
-    a.loop._on_assign(a.consumers[0], [TopicPartition("orders", 0)])
+    a.loop.reader._on_lost(a.consumers[0], [TopicPartition("orders", 0)])
+    a.loop.reader._on_assign(a.consumers[0], [TopicPartition("orders", 0)])
     stage.wait(10_000)
     claims = [
         queue.topic
@@ -1015,12 +1017,12 @@ def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage:
     a = stage.join("a")
     stage.turn(10, work=False)
     assert len(a.loop.queues) > count
-    assert a.loop.dispatch.in_flight == count
+    assert a.loop.feed.dispatch.in_flight == count
     for place in a.loop.queues:
         place.__class__ = Looked
     Looked.times = 0
-    a.loop._give_up(list(a.loop._queues))
+    a.mode.give_up(list(a.loop.queues.by_key))
     assert 0 < Looked.times <= 3 * count
     a.pool.work_all()
     stage.turn(5)
-    assert not a.loop._ending
+    assert not a.mode._ending

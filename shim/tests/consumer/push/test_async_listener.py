@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from queue import Empty
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -210,7 +211,8 @@ def test_finished_messages_of_a_shared_chunk_are_reported_when_one_call_times_ou
 
     pool, queue = pools(handle), queue_of(6)
     sent_back: list[int] = []
-    dispatch = ChunkDispatch(pool, 1, lambda _, outcome: sent_back.append(outcome.message.offset()), lambda _: None)
+    sink: Any = SimpleNamespace(send=lambda _, outcome: sent_back.append(outcome.message.offset()))
+    dispatch = ChunkDispatch(pool, 1, sink)
     (chunk,) = submit(pool, queue)
     dispatch.in_flight = len(chunk.messages)
     assert held.wait(GUARD_S)

@@ -352,7 +352,7 @@ def test_run_raises_the_error_of_the_poll_thread_even_if_logging_raises(live: In
         assert handled.wait(GUARD_S)
         loop: Any = consumer._loop
         live.wait_until(lambda: len(live.records("SCHEDULE_TOPIC_XXXX")) == 1, guard_s=GUARD_S)
-        live.raise_in_poll(loop._consumer, KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+        live.raise_in_poll(loop.reader._consumer, KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
 
     consumer.register_message_listener("orders", handle)
     live.append("orders", b"")

@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.commits import Committer
+from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -34,7 +35,7 @@ def client() -> Any:
 
 
 def committer() -> Committer:
-    made = Committer(lambda place: f"of {place[0]}")
+    made = Committer(lambda place: f"of {place[0]}", Ownership(lambda: 0))
     made.adopt(KEY, 0)
     return made
 
@@ -107,7 +108,7 @@ def test_an_answer_for_a_revoked_partition_is_ignored(client: Any) -> None:
 
 def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> None:
     said = ["old"]
-    commits = Committer(lambda _: said[0])
+    commits = Committer(lambda _: said[0], Ownership(lambda: 0))
     commits.adopt(KEY, 3)
     commits.adopt(("orders", 1), -1)  # its start is not known
     said[0] = "new"
@@ -117,10 +118,10 @@ def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> N
 
 
 def test_forbidden_or_locally_stored_offsets_are_not_sent_again(client: Any) -> None:
-    commits = Committer(lambda _: "", may=lambda place: place != KEY)
+    commits = Committer(lambda _: "", Ownership(lambda: 0, needs_lease=True))
     commits.adopt(KEY, 3)
     commits.commit_again(client, [KEY], now_ms=0)
-    stored = Committer(lambda _: "", store=client)
+    stored = Committer(lambda _: "", Ownership(lambda: 0), store=client)
     stored.adopt(KEY, 3)
     stored.commit_again(client, [KEY], now_ms=0)
     assert client.commits == []

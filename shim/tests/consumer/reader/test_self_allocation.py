@@ -12,6 +12,7 @@ from confluent_kafka import TopicPartition
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.consumer.reader.self_allocation import StrategyAssigner
+from rocketshim.consumer.reader.start_offsets import StartOffsets, StartRules
 from rocketshim.core.allocate import (
     AllocateMessageQueueAveragely,
     AllocateMessageQueueAveragelyByCircle,
@@ -254,9 +255,11 @@ def test_a_start_found_after_the_lease_has_ended_is_not_committed(
     assert loop is not None
     before = len(kafka.commits("g"))
     place = TopicPartition("another's", 0)
-    assert not loop._starts.may((place.topic, place.partition))
+    ownership, client = loop.reader.ownership, kafka.consumer({"group.id": "g"})
+    assert not ownership.owns((place.topic, place.partition))
     kafka.create_topic(place.topic)
-    starts = loop.ask(lambda reader: loop._starts.resolve(reader, [place])).result(GUARD_S)
+    rules = StartRules("rmq.retry.g", ConsumeFromWhere.FIRST_OFFSET, 0)
+    starts = StartOffsets(rules, lookups=client, ownership=ownership).resolve(client, [place])
     assert [item.offset for item in starts] == [0]
     assert place.topic not in [commit.topic for commit in kafka.commits("g")[before:]]
 
@@ -269,7 +272,7 @@ def test_a_queue_whose_lease_has_ended_is_not_sought(
     loop = consumer._loop
     assert loop is not None
     with monkeypatch.context() as patch:
-        patch.setattr(loop._sharing, "holds", lambda *_: False)
+        patch.setattr(loop.reader.ownership, "owns", lambda _: False)
         with pytest.raises(ConsumerError, match="not read by this consumer"):
             consumer.seek(MessageQueue("orders", queue_id=0), 0)
 
@@ -307,7 +310,7 @@ def test_a_member_of_the_group_protocol_is_refused_in_a_group_with_a_strategy(
     kafka.wait_until(second._ended.is_set, guard_s=GUARD_S)
     with pytest.raises(ConsumerError, match="configure the same"):
         second.stop()
-    second._loop = None  # the fixture has nothing to stop
+    second._parts = None  # the fixture has nothing to stop
 
 
 def test_differing_strategies_are_logged_and_no_queue_has_two_consumers(

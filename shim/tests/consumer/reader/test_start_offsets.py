@@ -59,13 +59,13 @@ def test_a_late_answer_of_a_look_up_moves_nothing(kafka: InMemoryKafka, unopened
         kafka.append("orders", b"old")
     seen: list[bytes] = []
     b = unopened(lambda message: seen.append(message.body), where=ConsumeFromWhere.LAST_OFFSET)
-    starts, make, late = Unanswered(b, 2), b.loop._make_consumer, list[LateLookUps]()
+    starts, make, late = Unanswered(b, 2), b.loop.reader._make_consumer, list[LateLookUps]()
 
-    def make_late() -> Any:
-        late.append(LateLookUps(make()))
+    def make_late(on_commit: Any) -> Any:
+        late.append(LateLookUps(make(on_commit)))
         return late[-1]
 
-    b.loop._make_consumer = make_late
+    b.loop.reader._make_consumer = make_late
     b.open()
     while starts.left:
         b.clock.advance(1_000)
@@ -85,7 +85,7 @@ def test_a_partition_is_paused_until_its_start_is_known_and_committed(kafka: InM
     b.open()
     places = [("orders", 0), (b.names.retry("g"), 0)]
     for _ in range(5):
-        assert [b.loop._pauses.why(place) for place in places] == [PauseReason.UNRESOLVED] * 2
+        assert [b.loop.reader.pauses.why(place) for place in places] == [PauseReason.UNRESOLVED] * 2
         b.clock.advance(1_000)
         b.run(2)
         assert b.committed() is None
@@ -93,7 +93,7 @@ def test_a_partition_is_paused_until_its_start_is_known_and_committed(kafka: InM
     starts.left = 0
     b.clock.advance(1_000)
     b.turn(2)
-    assert [b.loop._pauses.why(place) for place in places] == [PauseReason(0)] * 2
+    assert [b.loop.reader.pauses.why(place) for place in places] == [PauseReason(0)] * 2
     assert b.committed() == 0
     b.run()
     b.commit_now()
@@ -132,11 +132,11 @@ def test_a_partition_that_is_revoked_while_it_waits_is_not_looked_up(unopened: M
     b = unopened(lambda _: None)
     starts = Unanswered(b, 1)
     b.open()
-    b.loop._on_lost(b.consumer, [TopicPartition("orders", 0)])
+    b.loop.reader._on_lost(b.consumer, [TopicPartition("orders", 0)])
     b.clock.advance(1_000)
     b.turn(2)
     assert starts.left == 0
-    assert ("orders", 0) not in b.loop._queues
+    assert ("orders", 0) not in b.loop.queues.by_key
     assert [queue.topic for queue in b.loop.queues] == [b.names.retry("g")]
 
 
@@ -147,7 +147,7 @@ def test_seeking_a_waiting_partition_starts_it(kafka: InMemoryKafka, unopened: M
     b = unopened(lambda message: seen.append(message.body))
     starts = Unanswered(b, 100)
     b.open()
-    b.loop.seek(b.consumer, {("orders", 0): 2})
+    b.loop.queues.seek({("orders", 0): 2})
     b.run()
     assert seen == [b"2", b"3"]
     starts.left = 0

@@ -1,13 +1,21 @@
 """Which topics are read: found by patterns at an interval, and missed only when they stay away."""
 
+from rocketshim.consumer.push.subscriptions import Subscriptions
 from rocketshim.consumer.reader.topic_watch import TopicWatch
 from rocketshim.errors import TopicMissingError
 from rocketshim.testing import InMemoryKafka
+from rocketshim_topics import TopicNames
+
+
+def subscribed(topic: str) -> Subscriptions:
+    made = Subscriptions(TopicNames())
+    made.add(made.make(topic, print))
+    return made
 
 
 def test_topics_are_looked_up_only_at_the_interval(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
-    watch = TopicWatch([], lambda existing: sorted(name for name in existing if name.startswith("orders")), 1_000)
+    watch = TopicWatch(subscribed("^orders"), 1_000)
     assert watch.look(consumer, 0)
     assert watch.topics == ["orders"]
     kafka.create_topic("orders.eu")
@@ -19,17 +27,21 @@ def test_topics_are_looked_up_only_at_the_interval(kafka: InMemoryKafka) -> None
 
 def test_without_patterns_nothing_is_looked_up_and_a_change_is_looked_up_immediately(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
-    watch = TopicWatch(["orders"], None, 1_000)
+    source = subscribed("orders")
+    watch = TopicWatch(source, 1_000)
     assert not watch.look(consumer, 0)
-    assert not watch.change(["orders"], None)
-    assert watch.change(["other"], lambda _: ["orders"])
+    assert not watch.refresh()
+    source.put(source.make("^ord", print))
+    source.remove("orders")
+    assert watch.refresh()
+    assert watch.topics == []
     assert watch.look(consumer, 0)
     assert watch.topics == ["orders"]
 
 
 def test_unknown_topic_is_looked_up_again_after_half_a_minute(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
-    watch = TopicWatch(["orders"], None, 1_000)
+    watch = TopicWatch(subscribed("orders"), 1_000)
     for topic in ("orders", "gone"):
         watch.doubt(topic, 0)
         watch.doubt(topic, 29_000)  # the first doubt counts
@@ -40,7 +52,7 @@ def test_unknown_topic_is_looked_up_again_after_half_a_minute(kafka: InMemoryKaf
 
 def test_without_brokers_the_wait_for_an_unknown_topic_starts_again(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
-    watch = TopicWatch(["orders"], None, 1_000)
+    watch = TopicWatch(subscribed("orders"), 1_000)
     watch.doubt("gone", 0)
     kafka.stop_broker()
     assert watch.missing(consumer, 30_000) is None

@@ -1,0 +1,183 @@
+"""Makes the queues of an orderly consumer, and performs what the core decides about their messages.
+
+The core (`OrderlyQueue`) decides that a message becomes a dead letter, or that its queue waits. Both are counted here.
+
+Owned by the poll thread.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+from rocketshim.consumer.orderly.partition import OrderlyPartition, OrderlyTask
+from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, FailedMessage
+from rocketshim.consumer.reader.ownership import Ownership
+from rocketshim.consumer.send_back import FailedSink
+from rocketshim.core.clock import Clock
+from rocketshim.core.consume_orderly import DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
+from rocketshim.core.orderly_queue import OrderlyQueue
+from rocketshim.logs import safe_logger
+from rocketshim_topics import Failure, MalformedRecordError, MessageView
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.wire import coordinates
+
+if TYPE_CHECKING:
+    from rocketshim.core.lease import ReconsumeCounts
+
+__all__ = ["OrderlyCounts", "OrderlyQueues", "OrderlySettings"]
+
+_LOG = safe_logger("rocketshim.consumer")
+_STUCK_FROM: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class OrderlySettings:
+    """The settings of orderly consumption.
+
+    Attributes:
+        max_reconsume_times: failed attempts before a message becomes a dead letter; -1: never.
+        suspend_ms: wait after a failure in ms, if the listener does not set one.
+        by_key: keep the order within a key only (`order="key"`).
+        retry_topic: physical name of the group's retry topic.
+    """
+
+    retry_topic: str
+    max_reconsume_times: int = -1
+    suspend_ms: int = 1_000
+    by_key: bool = False
+
+
+@dataclass(slots=True)
+class OrderlyCounts:
+    """Counters; the poll thread writes them, any thread may read them.
+
+    Attributes:
+        suspended: failed attempts after which a queue (or its keys) waited.
+        stuck: the part of `suspended` that belongs to messages without a limit that had failed 16 times or more. Such a
+            message blocks its queue indefinitely.
+        starts: how often a queue was started after its lock was acquired.
+        lost: how often a lock was lost while the consumer had the queue.
+    """
+
+    suspended: int = 0
+    stuck: int = 0
+    starts: int = 0
+    lost: int = 0
+
+
+class OrderlyQueues:
+    """Makes orderly queues, and performs the actions of the core.
+
+    Args:
+        settings: the settings of orderly consumption.
+        ownership: has the leases.
+        sink: gets dead letters.
+        clock: the time of a failure.
+        now_ms: returns monotonic time in ms.
+
+    Attributes:
+        counts: what has happened so far.
+        reconsume_counts: failed attempts of a partition's messages that the group's log knows, until its queue is made.
+        unreported: queues with a failure that the group's log does not know yet.
+
+    Thread-safety: none; the poll thread's.
+    """
+
+    def __init__(
+        self,
+        settings: OrderlySettings,
+        ownership: Ownership,
+        sink: FailedSink,
+        clock: Clock,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.counts = OrderlyCounts()
+        self.reconsume_counts: dict[TopicPartitionKey, ReconsumeCounts] = {}
+        self.unreported: set[OrderlyPartition] = set()
+        self._settings = settings
+        self._ownership = ownership
+        self._sink = sink
+        self._clock = clock
+        self._now_ms = now_ms
+        self._misplaced = False
+
+    def make(self, key: TopicPartitionKey, epoch: int) -> OrderlyPartition:
+        """Make the queue of a partition in an epoch."""
+        is_retry = key.topic == self._settings.retry_topic
+        key_of = _key_of if self._settings.by_key else None
+        queue: OrderlyQueue[Any] = OrderlyQueue(
+            epoch,
+            max_reconsume_times=self._settings.max_reconsume_times,
+            suspend_ms=self._settings.suspend_ms,
+            reconsume_counts=self.reconsume_counts.pop(key, ()),
+            stored_count=_stored_count if is_retry else None,
+            message_limit=lambda message: _message_limit(message, trusted=is_retry),
+            key_of=key_of,
+        )
+        return OrderlyPartition(
+            *key,
+            epoch,
+            lease=self._ownership.leases.get(key),
+            queue=queue,
+            key_of=key_of,
+            now_ms=self._now_ms,
+            perform=self._perform,
+        )
+
+    def _perform(self, queue: OrderlyPartition, task: OrderlyTask, actions: Iterable[OrderlyAction[Any]]) -> None:
+        for action in actions:
+            match action:
+                case DeadLetterOrderly(message, reconsume_times, _):
+                    failure, malformed = task.why(message)
+                    outcome = FailedMessage(
+                        message,
+                        failure or Failure("Suspended", "", self._clock.wall_ms()),
+                        asked_level=DEAD_LETTER_LEVEL,
+                        malformed=malformed,
+                        reconsume_times=reconsume_times,
+                    )
+                    self._sink.send(task, outcome)
+                case Suspended():
+                    self._log_suspended(action, task)
+                    self.unreported.add(queue)
+                case StatusMisplaced(status):
+                    if not self._misplaced:
+                        self._misplaced = True
+                        _LOG.warning("consumer.status-misplaced", extra={"status": status.name})
+                case _:
+                    assert_never(action)
+
+    def _log_suspended(self, action: Suspended[Any], task: OrderlyTask) -> None:
+        self.counts.suspended += 1
+        times = action.reconsume_times
+        failure, _ = task.why(action.message)
+        stuck = action.forever and times >= _STUCK_FROM
+        if stuck:
+            self.counts.stuck += 1
+        if stuck and times & (times - 1) == 0:  # 16, 32, 64 … times
+            _LOG.error(
+                "consumer.message-stuck",
+                extra={
+                    "record": coordinates(action.message),
+                    "reconsume_times": times,
+                    "failure": "" if failure is None else f"{failure.exception_class}: {failure.text}"[:300],
+                },
+            )
+
+
+def _key_of(message: Any) -> Any:
+    return message.key()
+
+
+def _stored_count(message: Any) -> int:
+    try:
+        return MessageView(message, trusted=True).reconsume_times
+    except MalformedRecordError:
+        return 0
+
+
+def _message_limit(message: Any, *, trusted: bool) -> int | None:
+    try:
+        return MessageView(message, trusted).max_reconsume_times
+    except MalformedRecordError:
+        return None

@@ -1,0 +1,271 @@
+"""Builds what a push consumer runs: checks the topics, opens the offset store, and makes the poll loop and its pool.
+
+Nothing is kept here: what `build` returns belongs to the consumer. After an error everything that was opened is closed.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rocketshim.consumer.drop_failed import DropFailed
+from rocketshim.consumer.listener import ChunkRunner
+from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlySettings
+from rocketshim.consumer.orderly.runner import OrderlyRunner
+from rocketshim.consumer.poll_loop import PollLoop
+from rocketshim.consumer.pool import ListenerPool
+from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner
+from rocketshim.consumer.push.client_ids import stable_client_id
+from rocketshim.consumer.push.config import connection, consumer_config, loop_settings, producer_config
+from rocketshim.consumer.push.group_topics import GroupTopics
+from rocketshim.consumer.push.hooks import Hooks
+from rocketshim.consumer.push.loops import LoopParts, concurrent_loop, now_ms_of, orderly_loop
+from rocketshim.consumer.push.subscriptions import Subscriptions
+from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder
+from rocketshim.consumer.reader.ownership import Ownership
+from rocketshim.consumer.reader.partition_assigner import BroadcastAssigner, PartitionAssigner
+from rocketshim.consumer.reader.self_allocation import LeasedAssigner, StrategyAssigner
+from rocketshim.consumer.reader.start_offsets import StartRules
+from rocketshim.consumer.send_back import FailedSink, SendBack
+from rocketshim.core.clock import Clock
+from rocketshim.core.message_model import MessageModel
+from rocketshim.group.connect import connect_group_log, new_client_id
+from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.kafka.client_config import PROTECTED_CONSUMER
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, explained
+from rocketshim.kafka.queue_lookup import cluster_errors
+from rocketshim.kafka.topic_id import TopicId
+from rocketshim.settings import PushConsumerSettings
+from rocketshim_topics import TopicNames
+from rocketshim_topics.names import retry_topic
+
+__all__ = ["PushAssembly", "PushParts"]
+
+_CLUSTER_ID_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PushParts:
+    """What a push consumer runs.
+
+    Attributes:
+        loop: the poll loop, not opened.
+        pool: runs the listeners.
+        orderly_counts: counts of orderly consumption.
+        store: the local offset store; None: offsets are in Kafka.
+        topics: looks up topics; None: there is no admin client.
+    """
+
+    loop: PollLoop[Any]
+    pool: ListenerPool[Any, Any] | AsyncPool
+    orderly_counts: OrderlyCounts
+    store: LocalOffsetStore | None
+    topics: GroupTopics | None
+
+
+class PushAssembly:
+    """Builds the parts of one push consumer.
+
+    Args:
+        settings: the settings of the consumer.
+        names: the topic names of its namespace.
+        subscriptions: its listeners.
+        hooks: called around its listeners and filters.
+        clients: makes Kafka clients.
+        clock: tells the time.
+        timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
+        event_loop: the event loop for `async def` listeners; None: a new one.
+
+    Thread-safety: one thread.
+    """
+
+    def __init__(
+        self,
+        settings: PushConsumerSettings,
+        *,
+        names: TopicNames,
+        subscriptions: Subscriptions,
+        hooks: Hooks,
+        clients: Clients,
+        clock: Clock,
+        timestamp_ms: int,
+        event_loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._settings = settings
+        self._names = names
+        self._subscriptions = subscriptions
+        self._hooks = hooks
+        self._clients = clients
+        self._clock = clock
+        self._timestamp_ms = timestamp_ms
+        self._event_loop = event_loop
+        self._retry_topic = names.retry(settings.group)
+        self._orderly = bool(subscriptions.orderly)
+        self._broadcasts = settings.message_model is MessageModel.BROADCASTING
+        # a broadcast consumer reads every queue, so it needs no locks
+        needs_log = self._orderly or settings.allocate_message_queue_strategy is not None
+        self._needs_log = needs_log and not self._broadcasts
+
+    def build(self) -> PushParts:
+        """Check and create the group's topics, and make the parts.
+
+        Raises:
+            TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError, ConsumerError,
+            OffsetStoreError: the cluster or the offset store does not meet the requirements; nothing is open.
+        """
+        admin, topics, lanes = self._prepare()
+        store = self._open_store(admin) if self._broadcasts else None
+        try:
+            return self._make(admin, topics, lanes, store)
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
+
+    def _prepare(self) -> tuple[Any, GroupTopics | None, int]:
+        """Create and check the topics that the consumer needs; return admin client, topics and the number of lanes."""
+        if self._clients.admin is None:
+            return None, None, 1
+        settings, named = self._settings, self._subscriptions.named()
+        last_error = LastClientError()
+        admin = self._clients.admin(connection(settings, defaults=last_error.settings))
+        topics = GroupTopics(admin, self._names, settings.group)
+        with explained(last_error, admin):
+            if self._broadcasts:
+                topics.look_up(named)
+                return admin, topics, 1
+            topics.ensure(settings.delay_levels, with_log=self._needs_log, create=settings.create_topics)
+            return admin, topics, topics.look_up_with_lanes(named)
+
+    def _open_store(self, admin: Any) -> LocalOffsetStore:
+        """Open the local offset file; first ask the cluster for its id."""
+        settings = self._settings
+        probe = self._make_lookup_client()
+        try:
+            with cluster_errors(f"the topics of group {settings.group!r} could not be looked up"):
+                cluster = probe.list_topics(timeout=_CLUSTER_ID_S).cluster_id
+        finally:
+            probe.close()
+
+        def topic_id(topic: str) -> str:
+            return "" if admin is None else TopicId(admin, topic).now() or ""
+
+        client_id = settings.client_id or stable_client_id()
+        folder = offset_folder(settings.offset_store_dir, client_id, self._names, settings.group)
+        return LocalOffsetStore(folder, cluster or "", topic_id)
+
+    def _make(self, admin: Any, topics: GroupTopics | None, lanes: int, store: LocalOffsetStore | None) -> PushParts:
+        settings, clock = self._settings, self._clock
+        ownership = Ownership(now_ms_of(clock), needs_lease=self._needs_log, is_fenced=self._orderly)
+        log = self._connect_log(admin) if self._needs_log else None
+        sink = self._make_sink(lanes)
+        pool = self._make_pool()
+        parts = LoopParts(
+            make_consumer=lambda on_commit: self._clients.consumer(
+                consumer_config(settings, orderly=self._orderly, on_commit=on_commit)
+            ),
+            make_lookup_client=self._make_lookup_client,
+            source=self._subscriptions,
+            rules=StartRules(
+                self._retry_topic,
+                settings.consume_from_where,
+                self._timestamp_ms,
+                self._subscriptions.digest(),
+                self._subscriptions.text(),
+            ),
+            pool=pool,
+            sink=sink,
+            settings=loop_settings(settings, orderly=self._orderly),
+            clock=clock,
+            ownership=ownership,
+            assigner=self._make_assigner(log, ownership),
+            store=store,
+            log=log,
+        )
+        if not self._orderly:
+            return PushParts(concurrent_loop(parts), pool, OrderlyCounts(), store, topics)
+        orderly = OrderlySettings(
+            self._retry_topic,
+            max_reconsume_times=settings.max_reconsume_times,
+            suspend_ms=settings.suspend_current_queue_time_ms,
+            by_key=settings.order == "key",
+        )
+        loop, counts = orderly_loop(parts, orderly)
+        return PushParts(loop, pool, counts, store, topics)
+
+    def _make_lookup_client(self) -> ConsumerClient:
+        """Make a client that joins no group and fetches nothing."""
+        settings = self._settings
+        return self._clients.consumer(connection(settings, {**PROTECTED_CONSUMER, "group.id": settings.group}))
+
+    def _connect_log(self, admin: Any) -> GroupLogThread:
+        settings = self._settings
+        strategy = settings.allocate_message_queue_strategy
+        return connect_group_log(
+            settings,
+            settings.group,
+            client_id=settings.client_id or new_client_id(),
+            lock_settings=settings.lock_settings,
+            topics=self._subscriptions.topics,
+            clients=self._clients,
+            clock=self._clock,
+            admin=admin,
+            strategy=None if strategy is None else strategy.name,
+        )
+
+    def _make_assigner(self, log: GroupLogThread | None, ownership: Ownership) -> PartitionAssigner | None:
+        settings = self._settings
+        if self._broadcasts:
+            return BroadcastAssigner(self._subscriptions.topics, settings.rebalance_interval_ms)
+        strategy = settings.allocate_message_queue_strategy
+        if strategy is None or log is None:
+            return None
+        assigner = StrategyAssigner(
+            strategy=strategy,
+            group=settings.group,
+            client_id=log.owner.client_id,
+            topics=self._subscriptions.topics,
+            logical={self._retry_topic: retry_topic(settings.group)},
+            members=lambda: log.members,
+            interval_ms=settings.rebalance_interval_ms,
+        )
+        return assigner if self._orderly else LeasedAssigner(assigner, log, ownership)  # orderly queues lease later
+
+    def _make_sink(self, lanes: int) -> FailedSink:
+        settings = self._settings
+        if self._broadcasts:
+            return DropFailed()
+        return SendBack(
+            lambda: self._clients.producer(producer_config(settings)),
+            names=self._names,
+            levels=settings.delay_levels,
+            group=settings.group,
+            lanes=lambda: lanes,
+            policy=settings.retry_policy,
+            limit=settings.max_reconsume_times,
+            back_off_ms=settings.hop_back_off_ms,
+        )
+
+    def _make_pool(self) -> ListenerPool[Any, Any] | AsyncPool:
+        settings, name = self._settings, f"rocketshim-listener-{self._settings.group}"
+        if not self._subscriptions.awaits:
+            return ListenerPool(self._make_runner(), settings.consume_thread_min, name)
+        batch_count = settings.consume_message_batch_max_size
+        find = self._hooks.wrap(self._subscriptions.get, awaits=True)
+        runner = AsyncRunner(settings.group, find, self._retry_topic, batch_count, self._clock)
+        lists = batch_count > 1
+        return AsyncPool(runner, settings.async_concurrency, name, lists=lists, loop=self._event_loop)
+
+    def _make_runner(self) -> Callable[[Any], Any]:
+        settings, find = self._settings, self._hooks.wrap(self._subscriptions.get, awaits=False)
+        batch_count = settings.consume_message_batch_max_size
+        if not self._orderly:
+            return ChunkRunner(settings.group, find, self._retry_topic, batch_count, self._clock).run
+        return OrderlyRunner(
+            settings.group,
+            find,
+            self._retry_topic,
+            batch_count=batch_count,
+            clock=self._clock,
+            levels=settings.delay_levels,
+        ).run

@@ -1,0 +1,100 @@
+"""Concurrent consumption: a partition starts when it is assigned; what takes a listener too long is sent back."""
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from confluent_kafka import TopicPartition
+
+from rocketshim.consumer.dispatch import ChunkDispatch
+from rocketshim.consumer.housekeeping import Timer
+from rocketshim.consumer.poll_loop import LoopSettings
+from rocketshim.consumer.queues import AssignedQueues
+from rocketshim.consumer.reader.partition_reader import PartitionReader
+from rocketshim.consumer.send_back import FailedSink
+from rocketshim.core.clock import Clock
+from rocketshim.core.consume_concurrently import ConsumeReturnType
+from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.logs import safe_logger
+from rocketshim_topics.coordinates import TopicPartitionKey
+
+__all__ = ["ConcurrentMode", "make_process_queue"]
+
+_LOG = safe_logger("rocketshim.consumer")
+_IDLE_S: Final = 0.1
+
+
+def make_process_queue(key: TopicPartitionKey, epoch: int) -> ProcessQueue[Any]:
+    """Make the queue of a partition."""
+    return ProcessQueue(*key, epoch)
+
+
+class ConcurrentMode:
+    """The `Mode` of concurrent consumption.
+
+    Args:
+        reader, queues, dispatch, sink: the parts of the loop.
+        settings: its settings.
+        clock: the time of a time-out.
+
+    Thread-safety: none; the poll thread's.
+    """
+
+    def __init__(
+        self,
+        reader: PartitionReader,
+        queues: AssignedQueues[ProcessQueue[Any]],
+        dispatch: ChunkDispatch,
+        sink: FailedSink,
+        *,
+        settings: LoopSettings,
+        clock: Clock,
+    ) -> None:
+        self._reader = reader
+        self._queues = queues
+        self._dispatch = dispatch
+        self._sink = sink
+        self._timeout_ms = settings.consume_timeout_ms
+        self._sweep = Timer(settings.sweep_interval_ms)
+        self._clock = clock
+
+    def take_up(self, partitions: list[TopicPartition]) -> None:
+        """See `Mode`."""
+        self._reader.start(partitions)
+
+    def give_up(self, keys: Collection[TopicPartitionKey]) -> None:
+        """See `Mode`."""
+
+    def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
+        """See `Mode`: a log that was cut begins a new epoch."""
+        queue = self._queues.by_key.get(key)
+        if queue is None:
+            return  # it was revoked meanwhile
+        try:
+            queue.put(run)
+        except ValueError:
+            first = run[0].offset()
+            _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
+            self._queues.begin(key, first)
+            self._queues.by_key[key].put(run)
+
+    def turn(self, now_ms: int) -> float:
+        """See `Mode`: send back what takes too long."""
+        if self._sweep.is_due(now_ms):
+            for queue in self._queues:
+                self._expire(queue, now_ms)
+        return _IDLE_S
+
+    def _expire(self, queue: ProcessQueue[Any], now_ms: int) -> None:
+        for chunk, message in queue.expire(now_ms, self._timeout_ms):
+            record = f"{queue.topic}/{queue.partition}/{message.offset()}"
+            _LOG.warning("consumer.timed-out", extra={"record": record})
+            self._dispatch.counts.add_failed(ConsumeReturnType.TIME_OUT)
+            self._sink.send_timed_out(chunk, message, self._clock.wall_ms())
+        self._dispatch.ask_for_part(queue)
+
+    def finish(self) -> bool:
+        """See `Mode`."""
+        return True
+
+    def close(self) -> None:
+        """See `Mode`."""

@@ -1,0 +1,181 @@
+"""The queues of the partitions that a push consumer reads: their epochs, and the commits of what they have finished.
+
+Each assigned partition has one queue from its begin until it is forgotten. A new begin of the same partition (its
+start became known, a seek, a log that was cut) drops the old queue: results of its messages no longer count.
+
+Owned by the poll thread.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, Generic
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.consumer.feed import ListenerFeed
+from rocketshim.consumer.reader.commits import Committer
+from rocketshim.consumer.reader.offset_store import OffsetStore
+from rocketshim.consumer.reader.partition_queue import QueueT
+from rocketshim.consumer.reader.partition_reader import PartitionReader
+from rocketshim.consumer.reader.pauses import PauseReason
+from rocketshim.consumer.reader.throttle import Throttle
+from rocketshim.errors import ConsumerError
+from rocketshim_topics.coordinates import TopicPartitionKey
+
+__all__ = ["AssignedQueues", "MakeQueue"]
+
+_TIMEOUT_S: Final = 10.0
+
+MakeQueue = Callable[[TopicPartitionKey, int], QueueT]
+"""Makes the queue of a partition in an epoch."""
+
+
+class AssignedQueues(Generic[QueueT]):
+    """The queues of one push consumer.
+
+    Args:
+        make_queue: makes a queue.
+        reader: reads the partitions.
+        feed: has the messages that are handed out.
+        throttle: limits what is buffered.
+        now_ms: returns monotonic time in ms.
+        store: where offsets are stored; None: in Kafka.
+
+    Attributes:
+        by_key: the queues that are read now.
+        commits: the commits of these queues.
+
+    Thread-safety: none; the poll thread's. Any thread may iterate.
+    """
+
+    def __init__(
+        self,
+        make_queue: MakeQueue[QueueT],
+        reader: PartitionReader,
+        feed: ListenerFeed[QueueT],
+        throttle: Throttle,
+        *,
+        now_ms: Callable[[], int],
+        store: OffsetStore | None = None,
+    ) -> None:
+        self.by_key: dict[TopicPartitionKey, QueueT] = {}
+        self.commits = Committer(reader.starts.metadata, reader.ownership, store)
+        self._make_queue = make_queue
+        self._reader = reader
+        self._feed = feed
+        self._throttle = throttle
+        self._now_ms = now_ms
+        self._epoch = 0
+
+    def __iter__(self) -> Iterator[QueueT]:
+        return iter(list(self.by_key.values()))
+
+    def __len__(self) -> int:
+        return len(self.by_key)
+
+    def owned(self) -> Iterable[QueueT]:
+        """Return the queues whose messages may be handed out now."""
+        ownership = self._reader.ownership
+        if not ownership.needs_lease:
+            return self.by_key.values()
+        return [queue for key, queue in self.by_key.items() if ownership.owns(key)]
+
+    def begin(self, key: TopicPartitionKey, offset: int) -> None:
+        """Begin a new epoch of a partition, from this offset on."""
+        self._drop(key)
+        self._epoch += 1
+        self.by_key[key] = self._make_queue(key, self._epoch)
+        self.commits.adopt(key, offset)
+        self._throttle.share(len(self.by_key))
+
+    def take_out(self, key: TopicPartitionKey) -> QueueT | None:
+        """Remove a queue without dropping it: what it has in progress still counts. None: there is none."""
+        queue = self.by_key.pop(key, None)
+        self._throttle.share(len(self.by_key))
+        return queue
+
+    def forget(self, keys: Iterable[TopicPartitionKey]) -> None:
+        """Drop the queues of partitions that are no longer assigned."""
+        for key in keys:
+            self._drop(key)
+            self.commits.forget(key)
+        self._throttle.share(len(self.by_key))
+
+    def _drop(self, key: TopicPartitionKey) -> None:
+        queue = self.by_key.pop(key, None)
+        if queue is not None:
+            self._feed.dispatch.withhold([queue])
+            queue.drop()
+
+    def is_too_full(self) -> bool:
+        """Return whether more is buffered than may be, in a queue that is not paused or in all together."""
+        return self._throttle.is_reached(self.by_key.values())
+
+    def pause_full(self) -> None:
+        """Pause the queues that have too much."""
+        self._throttle.pause(self._reader.client(), self)
+
+    def resume_drained(self) -> None:
+        """Resume the queues that were paused and have little again."""
+        self._throttle.go_on(self._reader.client(), self.by_key.values())
+
+    def finish(self, keys: Iterable[TopicPartitionKey], deadline_ms: int) -> None:
+        """Wait for the listeners of these partitions, then commit: they are about to be revoked."""
+        queues = [self.by_key[key] for key in keys if key in self.by_key]
+        self._feed.drain(queues, self.owned, deadline_ms)
+        self.commits.commit(self._reader.client(), queues, now_ms=self._now_ms(), asynchronous=False)
+
+    def commit(self) -> None:
+        """Commit what is finished, without waiting for the answer."""
+        self.commits.commit(self._reader.client(), self.by_key.values(), now_ms=self._now_ms(), asynchronous=True)
+
+    def commit_again(self) -> None:
+        """Commit every queue again, so that its commit carries a new subscription even if no message arrives."""
+        known = [key for key in self.by_key if not self._reader.is_waiting(key)]
+        self.commits.commit_again(self._reader.client(), known, now_ms=self._now_ms())
+
+    def position(self, key: TopicPartitionKey) -> int | None:
+        """Return the offset that was last sent, or the start; None: the partition is not read now."""
+        return self.commits.position(key) if key in self.by_key else None
+
+    def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Process the answer to an asynchronous commit."""
+        self.commits.answered(error, partitions, self._now_ms())
+
+    def seek(self, targets: Mapping[TopicPartitionKey, int]) -> None:
+        """Continue at other offsets, in a new epoch: buffered messages are discarded, running calls no longer count.
+
+        Raises:
+            ConsumerError: a queue is not assigned to this consumer; nothing was moved.
+            KafkaException: Kafka refused; the queues before that one were moved, that one and the others were not.
+        """
+        owns = self._reader.ownership.owns
+        absent = [str(key) for key in targets if key not in self.by_key or not owns(key)]
+        if absent:
+            raise ConsumerError(
+                f"{', '.join(absent)}: not read by this consumer now; nothing was moved. Seek in the consumer that "
+                "reads them"
+            )
+        consumer = self._reader.client()
+        for key, offset in targets.items():
+            self.commits.move(consumer, key, offset)
+            self._reader.seek(key, offset)  # if it fails, the next commit restores the group's offset
+            self.begin(key, offset)
+            self._reader.pauses.release(consumer, [key], PauseReason.FLOW | PauseReason.UNRESOLVED)
+
+    def seek_to_time(self, topic: str, timestamp_ms: int) -> None:
+        """Continue the queues of a topic at the first message of a time or later, else at their end.
+
+        Raises:
+            ConsumerError, KafkaException: no queue of the topic is read now, or see `seek`.
+        """
+        lookups = self._reader.lookups
+        asked = [TopicPartition(*key, timestamp_ms) for key in self.by_key if key.topic == topic]
+        if not asked:
+            raise ConsumerError(f"this consumer reads no queue of {topic!r} now")
+        targets: dict[TopicPartitionKey, int] = {}
+        for item in lookups.offsets_for_times(asked, timeout=_TIMEOUT_S):
+            if item.error is not None:
+                raise KafkaException(item.error)
+            end = lookups.get_watermark_offsets(TopicPartition(*TopicPartitionKey.of(item)), timeout=_TIMEOUT_S)[1]
+            targets[TopicPartitionKey.of(item)] = item.offset if item.offset >= 0 else end
+        self.seek(targets)

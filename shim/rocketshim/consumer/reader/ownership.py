@@ -1,0 +1,52 @@
+"""Which partitions this process owns now: what may be handed out to listeners, and what may be committed.
+
+Nothing else decides this. Two rules exist:
+
+* Kafka's group protocol fences commits, and broadcasting shares nothing: an assigned partition is owned.
+* A partition with a queue lock is owned while the lease of its lock is valid (`Lease.holds`).
+
+Owned by the poll thread.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rocketshim_topics.coordinates import TopicPartitionKey
+
+if TYPE_CHECKING:
+    from rocketshim.core.lease import Lease
+
+__all__ = ["Ownership"]
+
+
+class Ownership:
+    """Which partitions of one consumer may be handed out and committed.
+
+    Args:
+        now_ms: returns monotonic time in ms.
+        needs_lease: whether a partition is owned only under a lease.
+        is_fenced: whether commits carry the token of the lease.
+
+    Attributes:
+        leases: the leases that this process has.
+
+    Thread-safety: none; the poll thread's.
+    """
+
+    def __init__(self, now_ms: Callable[[], int], *, needs_lease: bool = False, is_fenced: bool = False) -> None:
+        self.leases: dict[TopicPartitionKey, Lease] = {}
+        self._now_ms = now_ms
+        self.needs_lease = needs_lease
+        self._is_fenced = is_fenced
+
+    def owns(self, key: TopicPartitionKey) -> bool:
+        """Return whether messages of an assigned partition may be handed out and committed at this instant."""
+        if not self.needs_lease:
+            return True
+        lease = self.leases.get(key)
+        return lease is not None and lease.holds(self._now_ms())
+
+    def token(self, key: TopicPartitionKey) -> int | None:
+        """Return the token that commits of a partition carry; None: they carry none."""
+        lease = self.leases.get(key) if self._is_fenced else None
+        return None if lease is None else lease.token

@@ -1,0 +1,387 @@
+"""Reads the partitions of one Kafka consumer: it is assigned partitions, starts them, fetches, and gives them up.
+
+Every consumer that reads partitions has one `PartitionReader`: the poll loop of push consumers (concurrent and orderly)
+and `LitePullConsumer`. What the consumer does with a partition is behind the protocol `PartitionOwner`. Rules:
+
+* The Kafka client is made in the thread that owns the reader, by `open`.
+* A rebalance callback never raises, because an exception there would lose a fetched record. The first error is kept in
+  `error`, and the owner raises it.
+* A record that was fetched before its partition was assigned or sought is never passed on. The partition is sought to
+  its position again, and the record comes again if it is still wanted.
+* A partition whose start is not known yet is assigned paused, and its records are dropped (`PartitionStarter`).
+* Partitions are given by Kafka's group protocol, by a `PartitionAssigner`, or by `assign`.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from rocketshim.consumer.reader.offset_store import OffsetStore
+from rocketshim.consumer.reader.ownership import Ownership
+from rocketshim.consumer.reader.partition_assigner import PartitionAssigner
+from rocketshim.consumer.reader.pauses import PauseReason, Pauses
+from rocketshim.consumer.reader.runs import runs_of
+from rocketshim.consumer.reader.start_offsets import PartitionStarter, StartOffsets, StartRules, paused_assignment
+from rocketshim.errors import ConsumerError
+from rocketshim.kafka.clients import ConsumerClient, Parting, close_consumer
+from rocketshim.kafka.lookups import Lookups
+from rocketshim.kafka.partitions import partition_names
+from rocketshim.logs import safe_logger
+from rocketshim_topics.coordinates import TopicPartitionKey
+
+__all__ = ["OnCommit", "PartitionOwner", "PartitionReader"]
+
+_LOG = safe_logger("rocketshim.consumer")
+_ERROR: Final = Message.error  # called in C, by `map`
+
+OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
+"""Called by the Kafka client with the answer to an asynchronous commit."""
+
+
+class PartitionOwner(Protocol):
+    """What a consumer does with the partitions that its reader is given. The reader's thread calls it."""
+
+    def take_up(self, partitions: list[TopicPartition]) -> None:
+        """Accept assigned partitions, by `PartitionReader.start` or `assign_paused`.
+
+        Raises:
+            KafkaException, RuntimeError: they could not be assigned; the reader keeps the error.
+        """
+
+    def begin(self, key: TopicPartitionKey, offset: int) -> None:
+        """Begin a partition at this offset; `UNKNOWN_START`: it waits, and begins again when its start is known."""
+
+    def position(self, key: TopicPartitionKey) -> int | None:
+        """Return the offset to read again after stale records; None: nothing of the partition is wanted now."""
+
+    def release(self, keys: Collection[TopicPartitionKey]) -> None:
+        """Finish and commit what can be finished: the partitions are about to be revoked.
+
+        Raises:
+            KafkaException, RuntimeError: that failed; the reader keeps the error, and goes on.
+        """
+
+    def forget(self, keys: Collection[TopicPartitionKey]) -> None:
+        """Remove partitions that are no longer assigned. Never raises."""
+
+    def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Process the answer to an asynchronous commit. Never raises."""
+
+    def client_error(self, message: Any) -> None:
+        """Process an error that the client has returned in place of a message."""
+
+
+class PartitionReader:
+    """The partitions of one Kafka consumer.
+
+    Args:
+        make_consumer: makes the Kafka consumer with its callback for commits; called by `open`.
+        make_lookup_client: makes a client that joins no group, for look-ups while the consumer fetches.
+        rules: where partitions start.
+        ownership: which partitions may be handed out and committed.
+        now_ms: returns monotonic time in ms.
+        store: where offsets are stored; None: in Kafka.
+        assigner: decides which partitions to read; None: Kafka's group protocol, or `assign`.
+
+    Attributes:
+        error: the first error of a rebalance callback; None: there was none.
+        has_assignment: set when partitions were assigned for the first time (perhaps none).
+        is_closing: partitions that are still assigned are not read any more.
+        is_suspended: nothing is read until `resume`.
+        pauses, starts, lookups, ownership, assigner: its parts.
+
+    Thread-safety: one thread owns it; any thread may wait for `has_assignment`.
+    """
+
+    def __init__(
+        self,
+        *,
+        make_consumer: Callable[[OnCommit], ConsumerClient],
+        make_lookup_client: Callable[[], ConsumerClient],
+        rules: StartRules,
+        ownership: Ownership,
+        now_ms: Callable[[], int],
+        store: OffsetStore | None = None,
+        assigner: PartitionAssigner | None = None,
+    ) -> None:
+        self.error: BaseException | None = None
+        self.has_assignment = threading.Event()
+        self.is_closing = False
+        self.is_suspended = False
+        self.ownership = ownership
+        self.assigner = assigner
+        self.pauses = Pauses()
+        self.lookups = Lookups(self.client, lambda: bool(self._begun), make_lookup_client)
+        self.starts = StartOffsets(rules, lookups=self.lookups, ownership=ownership, store=store)
+        self._starter = PartitionStarter(self.starts, self.pauses, self._begin, now_ms)
+        self._make_consumer = make_consumer
+        self._now_ms = now_ms
+        self._assigned: set[TopicPartitionKey] = set()
+        self._begun: set[TopicPartitionKey] = set()
+        self._fresh: set[TopicPartitionKey] = set()  # assigned or sought since the last poll
+        self._chosen: set[TopicPartitionKey] = set()  # the partitions that the assigner wanted last
+        self._consumer: ConsumerClient | None = None
+        self._owner: PartitionOwner | None = None
+
+    # --- the client --------------------------------------------------------------------------------------------------
+
+    def open(self, owner: PartitionOwner) -> None:
+        """Make the Kafka consumer, without network calls; `owner` gets everything that it reads."""
+        self._owner = owner
+        self._consumer = self._make_consumer(owner.committed)
+
+    def client(self) -> ConsumerClient:
+        """Return the Kafka consumer.
+
+        Raises:
+            ConsumerError: the reader is not open.
+        """
+        if self._consumer is None:
+            raise ConsumerError("the consumer is not open")
+        return self._consumer
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether there is a Kafka consumer."""
+        return self._consumer is not None
+
+    @property
+    def is_joining(self) -> bool:
+        """Return whether the group has not yet assigned anything to this consumer."""
+        return self.assigner is None and not self.has_assignment.is_set()
+
+    def subscribe(self, topics: list[str]) -> None:
+        """Read these topics as a member of the group; do nothing if an assigner decides what to read."""
+        if self.assigner is not None:
+            return
+        if topics:
+            self.client().subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        else:
+            self.client().unsubscribe()
+
+    def leave(
+        self, timeout_s: float, *, unsubscribe: bool, before_close: Callable[[], object] = lambda: None
+    ) -> Parting:
+        """Leave the group and close the clients; abandon them if no broker answers. Safe to call twice.
+
+        Args:
+            timeout_s: time for all of it, in seconds.
+            unsubscribe: whether to unsubscribe first; see `close_consumer`.
+            before_close: called first, in the thread that may be abandoned.
+        """
+        consumer, self.is_closing = self._consumer, True
+        self.lookups.close()
+        if consumer is None:
+            return Parting.LEFT
+        try:
+            return close_consumer(
+                consumer,
+                timeout_s,
+                before_close,
+                unsubscribe=unsubscribe and self.assigner is None,
+                has_joined=lambda: not self.is_joining,
+            )
+        finally:
+            self._consumer = None
+
+    def abandon(self) -> None:
+        """Close the clients without leaving a group: opening was not completed, and may be tried again."""
+        consumer, self._consumer = self._consumer, None
+        self.lookups.close()
+        if consumer is not None:
+            consumer.close()
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def fetch(self, count: int, wait_s: float) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
+        """Fetch messages; yield them in runs of one partition.
+
+        Args:
+            count: maximum number of messages, 1 or more.
+            wait_s: how long to wait for the first message, in seconds.
+        """
+        consumer, owner = self.client(), self._owned()
+        first = consumer.poll(wait_s)
+        if first is None:
+            return
+        self._fresh.clear()
+        batch = consumer.consume(count - 1, 0) if count > 1 else []
+        batch.insert(0, first)  # a new list would count every reference again
+        if any(map(_ERROR, batch)):  # an error is true, None is not
+            for message in batch:
+                if message.error() is not None:
+                    owner.client_error(message)
+            batch = [message for message in batch if message.error() is None]
+        yield from self.current_runs(batch)
+
+    def current_runs(self, batch: list[Any]) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
+        """Yield the runs of a fetched batch, without stale ones; what is done with one run may make the next stale."""
+        for key, run in runs_of(batch):
+            if key in self._starter:
+                continue
+            if key not in self._fresh:
+                yield key, run
+            elif (position := self._owned().position(key)) is not None:
+                self.client().seek(TopicPartition(*key, position))
+
+    def seek(self, key: TopicPartitionKey, offset: int) -> None:
+        """Read a partition from this offset on; records of it that were fetched before are not passed on.
+
+        Raises:
+            KafkaException: Kafka refused; nothing changed.
+        """
+        self.client().seek(TopicPartition(*key, offset))
+        self._starter.forget([key])
+        self._fresh.add(key)
+        self._begun.add(key)
+
+    def suspend(self) -> None:
+        """Read nothing until `resume`, also of partitions that are assigned later."""
+        self.is_suspended = True
+        self.pauses.hold(self.client(), self._assigned, PauseReason.SUSPENDED)
+
+    def resume(self) -> None:
+        """Read again after `suspend`."""
+        self.is_suspended = False
+        self.pauses.release(self.client(), self._assigned, PauseReason.SUSPENDED)
+
+    def is_waiting(self, key: TopicPartitionKey) -> bool:
+        """Return whether a partition waits until its start offset is known."""
+        return key in self._starter
+
+    # --- assignment --------------------------------------------------------------------------------------------------
+
+    def start(self, partitions: list[TopicPartition]) -> None:
+        """Assign partitions at their start offsets; those whose start is not known now begin later (`start_waiting`).
+
+        Raises:
+            KafkaException, RuntimeError: the partitions could not be assigned.
+        """
+        self._starter.take_up(self.client(), partitions, look=not self.is_closing)
+
+    def start_at(self, starts: Mapping[TopicPartitionKey, int]) -> None:
+        """Assign partitions at these offsets.
+
+        Raises:
+            KafkaException, RuntimeError: the partitions could not be assigned.
+        """
+        self._starter.assign(self.client(), [TopicPartition(*key) for key in starts], starts)
+        self._assigned.update(starts)
+
+    def start_waiting(self) -> None:
+        """Look up again the starts of partitions that wait, and begin those that are known now."""
+        self._starter.look_again(self.client())
+
+    def assign_paused(self, partitions: list[TopicPartition], reason: PauseReason) -> None:
+        """Assign partitions that begin later, by `seek` and a release of this pause.
+
+        Raises:
+            KafkaException, RuntimeError: the partitions could not be assigned.
+        """
+        consumer, keys = self.client(), _keys(partitions)
+        consumer.incremental_assign(paused_assignment(partitions))
+        self.pauses.adopt(consumer, keys)
+        self.pauses.hold(consumer, keys, reason)
+
+    def follow_assigner(self) -> None:
+        """Assign and revoke partitions until exactly those are read that the assigner wants, if there is one.
+
+        Raises:
+            RocketshimError: the consumer cannot continue.
+        """
+        if self.assigner is None:
+            return
+        wanted = self.assigner.wanted(self.lookups, self._chosen, self._now_ms())
+        if wanted is None:
+            return
+        gone = sorted(self._chosen - wanted)
+        new = sorted(wanted - self._chosen)
+        self._chosen = wanted
+        lost = [key for key in gone if key in self._begun and not self.ownership.owns(key)]
+        released = [key for key in gone if key not in lost]
+        consumer = self.client()
+        if lost:
+            self._on_lost(consumer, [TopicPartition(*key) for key in lost])
+        if released:
+            self._on_revoke(consumer, [TopicPartition(*key) for key in released])
+        if new:
+            self._on_assign(consumer, [TopicPartition(*key) for key in new])
+        self.has_assignment.set()
+
+    def unassign(self, keys: Collection[TopicPartitionKey]) -> None:
+        """Give up partitions; the owner forgets them. An error is kept."""
+        self.forget(keys)
+        try:
+            self.client().incremental_unassign([TopicPartition(*key) for key in keys])
+        except (KafkaException, RuntimeError) as error:
+            self.fail(error)
+
+    def forget(self, keys: Collection[TopicPartitionKey]) -> None:
+        """Forget partitions, and let the owner forget them; Kafka's client is not asked."""
+        self._owned().forget(keys)
+        self.pauses.forget(keys)
+        self._starter.forget(keys)
+        self._assigned.difference_update(keys)
+        self._begun.difference_update(keys)
+        if self.assigner is not None:
+            for key in keys:
+                self.assigner.gave_up(key)
+
+    def forget_all(self) -> None:
+        """Forget every partition: the consumer is closing."""
+        if self._assigned:
+            self.forget(sorted(self._assigned))
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first error."""
+        self.error = error if self.error is None else self.error
+
+    # --- callbacks of the Kafka client: none of these may raise ------------------------------------------------------
+
+    def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
+        del consumer
+        keys = _keys(partitions)
+        try:
+            self._owned().take_up(partitions)
+            self._assigned.update(keys)
+            if self.is_suspended or self.is_closing:
+                self.pauses.hold(self.client(), keys, PauseReason.SUSPENDED)
+        except (KafkaException, RuntimeError) as error:
+            self.fail(error)
+            return
+        self.has_assignment.set()
+        _LOG.info("consumer.assigned", extra={"partitions": partition_names(keys)})
+
+    def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
+        del consumer
+        keys = _keys(partitions)
+        try:
+            if not self.is_closing:
+                self._owned().release(keys)
+        except (KafkaException, RuntimeError) as error:
+            self.fail(error)
+        finally:
+            self.unassign(keys)
+
+    def _on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
+        del consumer
+        keys = _keys(partitions)
+        _LOG.warning("consumer.lost", extra={"partitions": partition_names(keys)})
+        self.unassign(keys)
+
+    def _begin(self, key: TopicPartitionKey, offset: int) -> None:
+        self._begun.add(key)
+        if offset >= 0:  # else it waits, and is sought once its start is known
+            self._fresh.add(key)
+        self._owned().begin(key, offset)
+
+    def _owned(self) -> PartitionOwner:
+        if self._owner is None:
+            raise ConsumerError("the consumer is not open")
+        return self._owner
+
+
+def _keys(partitions: Iterable[TopicPartition]) -> list[TopicPartitionKey]:
+    return [TopicPartitionKey.of(item) for item in partitions]
