@@ -3,7 +3,7 @@
 `StrategyAssigner` computes the queues of this member. For each topic it applies a strategy to all queues and to the
 members in the group log, at every change and every `rebalance_interval_ms`. Members that see different lists for a
 moment compute shares that overlap, so a share is only a wish. `LeasedAssigner` claims leases for the share in the group
-log, and lets the poll loop read the leased queues (in orderly mode `OrderlyLoop` does that itself). Rules of leases in
+log, and lets the poll loop read the leased queues (in orderly mode `OrderlyMode` does that itself). Rules of leases in
 concurrent consumption:
 
 * Without the queue's lease nothing is read, passed to listeners or committed: Kafka does not fence the commits of a
