@@ -8,8 +8,9 @@ stops the other parts.
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from confluent_kafka import KafkaException
 
@@ -33,9 +34,6 @@ from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
-
-if TYPE_CHECKING:
-    from rocketshim.consumer.push.group_topics import GroupTopics
 
 __all__ = ["PushConsumer"]
 
@@ -104,7 +102,6 @@ class PushConsumer:
         )
         self._hooks = Hooks(settings.consume_timeout_ms)
         self._event_loop: asyncio.AbstractEventLoop | None = None  # of run_async
-        self._group_topics: GroupTopics | None = None
         self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
         self._stopped = False
         self._starting_thread: int | None = None
@@ -220,8 +217,9 @@ class PushConsumer:
         if self._loop is None:
             self._subscriptions.put(made)
             return
-        if not is_pattern(topic) and self._group_topics is not None:
-            self._group_topics.look_up([made.topic])
+        parts = self._parts
+        if parts is not None and parts.topics is not None and not is_pattern(topic):
+            parts.topics.look_up([made.topic])
         self._ask(Subscribe(made))
 
     def unsubscribe(self, topic: str) -> None:
@@ -316,7 +314,7 @@ class PushConsumer:
         ).build()
         name = f"rocketshim-poll-{self.settings.group}"
         thread = threading.Thread(target=self._run_loop, args=(parts,), name=name, daemon=True)
-        self._parts, self._loop, self._thread, self._group_topics = parts, parts.loop, thread, parts.topics
+        self._parts, self._loop, self._thread = parts, parts.loop, thread
         thread.start()
         loop = parts.loop
         loop.opened.wait()
@@ -541,7 +539,7 @@ class PushConsumer:
             parts.loop.run()
             if parts.store is not None:
                 parts.store.close()
-            self._group_topics = None  # the last reference to the admin client, which has a thread
+            self._parts = replace(parts, topics=None)  # the last reference to the admin client, which has a thread
         finally:
             self._ended.set()
 
