@@ -4,7 +4,8 @@ The caller of a pull consumer does not acknowledge single messages. What a poll 
 begins, not before, or when the caller commits it. So a partition has
 
 * a *position*: after the last message that was handed out or skipped by a filter;
-* a *done* position: where the last poll started; it equals the position unless that poll has moved it;
+* a *done* position: where the last poll started, or what was committed since; it equals the position unless that poll
+  has moved it;
 * a *sent* position: the one last sent to the group's offsets. A position is due while it differs from the sent one. It
   may have gone back because the caller has sought back; then the lower position is committed.
 """
@@ -97,8 +98,16 @@ class PullPositions:
         return {key: position for key, position in positions.items() if position != self._sent[key]}
 
     def sent(self, positions: Mapping[TopicPartitionKey, int]) -> None:
-        """Record that these positions were sent; partitions that are no longer assigned are ignored."""
-        self._sent.update({key: position for key, position in positions.items() if key in self._position})
+        """Record that these positions were sent; partitions that are no longer assigned are ignored.
+
+        Until the next poll begins, a sent position is also what is done: a commit of messages that the last poll handed
+        out is not taken back.
+        """
+        for key, position in positions.items():
+            if key in self._position:
+                self._sent[key] = position
+            if key in self._before:
+                self._before[key] = position
 
     def refused(self, key: TopicPartitionKey, position: int) -> None:
         """Mark a refused position as due again, unless another position was sent since."""

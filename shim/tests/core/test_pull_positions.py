@@ -81,6 +81,7 @@ STEPS = st.lists(
         st.tuples(st.just("hand"), st.integers(1, 5)),
         st.tuples(st.just("seek"), st.integers(0, 50)),
         st.tuples(st.just("commit"), st.just(0)),
+        st.tuples(st.just("commit all"), st.just(0)),
         st.tuples(st.just("refuse"), st.just(0)),
     ),
     max_size=60,
@@ -109,6 +110,11 @@ def test_positions_agree_with_a_model_that_keeps_every_poll(steps: list[tuple[st
                 assert last == ({A: done} if done != stored else {})
                 positions.sent(last)
                 stored = done
+            case "commit all":
+                last = positions.due(everything=True)
+                positions.sent(last)
+                stored = position
+                done = position if last else done
             case "refuse" if last:
                 positions.refused(A, last[A])
                 if stored == last[A]:

@@ -185,6 +185,15 @@ def test_commit_sync_commits_the_messages_of_the_last_poll(kafka: InMemoryKafka,
         assert consumer.committed(Q0) == 4
 
 
+def test_stop_does_not_take_back_what_commit_sync_has_committed(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 4)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        consumer.poll()
+        consumer.commit_sync()
+    assert committed(kafka) == 4
+
+
 def test_without_auto_commit_nothing_is_committed_automatically(
     kafka: InMemoryKafka, make: Make, clock: VirtualClock
 ) -> None:
