@@ -181,13 +181,9 @@ class ChunkRunner:
             The messages that did not succeed; None if all did.
         """
         topic, context = chunk.queue.topic, self.context_of(chunk)
-        if topic == self._retry_topic:
-            return self._retried(chunk, context)
         subscription = self._subscription_of(topic)
-        if subscription is None:
-            return self._without_listener(chunk, topic)
-        if subscription.selects is not None:
-            return self._selected(chunk, subscription, subscription.selects, context)
+        if topic == self._retry_topic or subscription is None or subscription.selects is not None:
+            return self._routed(chunk, context)
         if self._batch_count == 1:
             return self._one_by_one(chunk, subscription, context)
         return self._in_batches(chunk, subscription, context)
@@ -246,36 +242,64 @@ class ChunkRunner:
             return subscription.sieve(chunk.todo, unreadable)
         return matching(matches, chunk.todo, unreadable)
 
-    def _selected(
-        self,
-        chunk: Chunk[Any],
-        subscription: Subscription,
-        selects: Callable[[MessageView], bool],
-        context: ConsumeConcurrentlyContext,
-    ) -> list[FailedMessage] | None:
+    def _routed(self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext) -> list[FailedMessage] | None:
+        """Process messages that may differ in their listener, or that a selector of the user looks at."""
         outcomes: list[FailedMessage] = chunk.outcomes
-        todo = chunk.todo
         while True:
-            batch: list[Any] = []
-            views: list[MessageView] = []
             chunk.in_work = None  # a finished message must not time out while the selector runs
-            for message in todo:
-                view = MessageView(message, trusted=False)
-                try:
-                    selected = selects(view)
-                except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it has raised
-                    outcomes.append(self._raised(message, error, context))
-                    continue
-                if selected:
-                    batch.append(message)
-                    views.append(view)
-                    if len(batch) == self._batch_count:
-                        break
-            if not batch:
+            taken = self.next_batch(chunk, context, outcomes)
+            if taken is None:
                 return outcomes or None
+            subscription, batch, views = taken
             chunk.in_work = batch
             self._call(subscription.listener, views if self._batch_count > 1 else views[0], batch, context, outcomes)
             context = context.fresh()
+
+    def next_batch(
+        self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
+    ) -> tuple[Subscription, list[Any], list[MessageView]] | None:
+        """Take the next messages of a chunk for one call; None: no message is left.
+
+        Messages that never reach a listener (filtered, malformed, without a listener) are completed here.
+        """
+        trusted = chunk.queue.topic == self._retry_topic
+        wanted = 1 if trusted else self._batch_count
+        found: Subscription | None = None
+        batch: list[Any] = []
+        views: list[MessageView] = []
+        for message in chunk.todo:
+            view = MessageView(message, trusted)
+            subscription = self._wanted(view, message, context, outcomes)
+            if subscription is not None:
+                found = subscription
+                batch.append(message)
+                views.append(view)
+                if len(batch) == wanted:
+                    break
+        return None if found is None else (found, batch, views)
+
+    def _wanted(
+        self, view: MessageView, message: Any, context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
+    ) -> Subscription | None:
+        try:
+            topic = view.topic
+        except MalformedRecordError as error:
+            outcomes.append(self._malformed(message, error))
+            return None
+        subscription = self._subscription_of(topic)
+        if subscription is None:
+            outcomes.append(self._no_listener(message, topic))
+            return None
+        try:
+            if view.trusted:  # filtered before its first delivery
+                again = subscription.matches_retry
+                return subscription if again is None or again(read_headers(message)) else None
+            if subscription.selects is not None:
+                return subscription if subscription.selects(view) else None
+            return subscription if subscription.matches is None or subscription.matches(read_headers(message)) else None
+        except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
+            outcomes.append(self._raised(message, error, context))
+            return None
 
     def _call(
         self,
@@ -292,31 +316,6 @@ class ChunkRunner:
             outcomes.extend(self._answered(batch, status, context))
         except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
             outcomes.extend(self._raised(message, error, context) for message in batch)
-
-    def _retried(self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext) -> list[FailedMessage] | None:
-        """Process messages of the retry topic one by one; each goes to the listener of its original topic."""
-        outcomes: list[FailedMessage] = chunk.outcomes
-        for message in chunk.todo:
-            view = MessageView(message, trusted=True)
-            try:
-                topic = view.topic
-            except MalformedRecordError as error:
-                outcomes.append(self._malformed(message, error))
-                continue
-            subscription = self._subscription_of(topic)
-            if subscription is None:
-                outcomes.append(self._no_listener(message, topic))
-                continue
-            if subscription.matches_retry is not None and not subscription.matches_retry(read_headers(message)):
-                continue
-            chunk.in_work = message
-            views = view if self._batch_count == 1 else [view]
-            self._call(subscription.listener, views, [message], context, outcomes)
-            context = context.fresh()
-        return outcomes or None
-
-    def _without_listener(self, chunk: Chunk[Any], topic: str) -> list[FailedMessage]:
-        return [self._no_listener(message, topic) for message in chunk.todo]
 
     def _malformed(self, message: Any, error: MalformedRecordError) -> FailedMessage:
         """Make the outcome of a retry-topic message that breaks the wire format or has unreadable headers: park it."""

@@ -33,8 +33,6 @@ from rocketshim.consumer.outcome import ConsumeConcurrentlyContext, FailedMessag
 from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.process_queue import Chunk
 from rocketshim.logs import safe_logger
-from rocketshim_topics import MalformedRecordError, MessageView
-from rocketshim_topics.wire import read_headers
 
 __all__ = ["AsyncPool", "AsyncRunner", "is_async"]
 
@@ -70,52 +68,6 @@ class AsyncRunner(ChunkRunner):
     ) -> list[FailedMessage]:
         """Return the outcomes of a call that raised."""
         return [self._raised(message, error, context) for message in batch]
-
-    def next_batch(
-        self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
-    ) -> tuple[Subscription, list[Any], list[MessageView]] | None:
-        """Take the next messages of a chunk for one call; None: no message is left.
-
-        Messages that never reach a listener (filtered, malformed, without a listener) are completed here.
-        """
-        trusted = chunk.queue.topic == self._retry_topic
-        wanted = 1 if trusted else self._batch_count
-        found: Subscription | None = None
-        batch: list[Any] = []
-        views: list[MessageView] = []
-        for message in chunk.todo:
-            view = MessageView(message, trusted)
-            subscription = self._wanted(view, message, context, outcomes)
-            if subscription is not None:
-                found = subscription
-                batch.append(message)
-                views.append(view)
-                if len(batch) == wanted:
-                    break
-        return None if found is None else (found, batch, views)
-
-    def _wanted(
-        self, view: MessageView, message: Any, context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
-    ) -> Subscription | None:
-        try:
-            topic = view.topic
-        except MalformedRecordError as error:
-            outcomes.append(self._malformed(message, error))
-            return None
-        subscription = self._subscription_of(topic)
-        if subscription is None:
-            outcomes.append(self._no_listener(message, topic))
-            return None
-        try:
-            if view.trusted:  # filtered before its first delivery
-                again = subscription.matches_retry
-                return subscription if again is None or again(read_headers(message)) else None
-            if subscription.selects is not None:
-                return subscription if subscription.selects(view) else None
-            return subscription if subscription.matches is None or subscription.matches(read_headers(message)) else None
-        except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
-            outcomes.append(self._raised(message, error, context))
-            return None
 
 
 class _Work:
