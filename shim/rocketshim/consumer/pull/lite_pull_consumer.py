@@ -24,7 +24,6 @@ Rules of this file:
 """
 
 import hashlib
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -34,6 +33,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.listener import matching
+from rocketshim.consumer.pull.one_caller import OneCaller
 from rocketshim.consumer.pull.partitions import PullPartitions
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.consumer.reader.start_offsets import StartRules
@@ -156,10 +156,8 @@ class LitePullConsumer:
         self._logical: dict[str, str] = {}
         self._watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
         self._failure: RocketshimError | None = None
-        self._lock = threading.Lock()
-        self._calling_thread: int | None = None
+        self._caller = OneCaller()
         self._started = self._stopped = False
-        self._stopping = threading.Event()
         self._next_commit_ms = self._next_check_ms = 0
 
     # --- what to read ------------------------------------------------------------------------------------------------
@@ -300,16 +298,14 @@ class LitePullConsumer:
         Raises:
             ConsumerError, BrokerUnavailableError: the last commit failed; the consumer is closed anyway.
         """
-        self._stopping.set()
-        if self._calling_thread == threading.get_ident():
-            return
-        with self._lock:
-            self._close()
+        with self._caller.stop() as may_close:
+            if may_close:
+                self._close()
 
     @property
     def is_running(self) -> bool:
         """Whether the consumer was started and not stopped."""
-        return self._started and not self._stopping.is_set()
+        return self._started and not self._caller.stopping
 
     def __enter__(self) -> Self:
         self.start()
@@ -354,7 +350,7 @@ class LitePullConsumer:
                 if messages:
                     return messages
                 self._raise_failure()
-                if self._stopping.is_set():
+                if self._caller.stopping:
                     self._close()
                     return []
                 if self._now_ms() >= deadline_ms:
@@ -483,16 +479,10 @@ class LitePullConsumer:
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Allow one thread at a time; every public call uses it, except `stop`."""
-        if not self._lock.acquire(blocking=False):
-            raise ConsumerError("another call is using this consumer; only one thread at a time may use it")
-        self._calling_thread = threading.get_ident()
-        try:
-            if self._stopping.is_set():
+        with self._caller.call():
+            if self._caller.stopping:
                 self._close()
             yield
-        finally:
-            self._calling_thread = None
-            self._lock.release()
 
     def _client(self) -> ConsumerClient:
         if not self._reader.is_open:

@@ -17,7 +17,6 @@ RocketMQ's broker answers each pull separately. Kafka's client fetches ahead. So
   selects. `NO_MATCHED_MSG` contains the offset at which to continue.
 """
 
-import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.pull.lite_pull_consumer import as_selector, unreadable_headers
+from rocketshim.consumer.pull.one_caller import OneCaller
 from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector, TagFilter
@@ -186,9 +186,7 @@ class PullConsumer:
         self._buffers: dict[tuple[str, int], _PrefetchBuffer] = {}  # found per message by a plain tuple
         self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # the reading client, the lookup client
         self._stopped = False
-        self._stopping = False
-        self._lock = threading.Lock()
-        self._calling_thread: int | None = None
+        self._caller = OneCaller()
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -216,11 +214,9 @@ class PullConsumer:
         If a signal handler calls it in the thread that pulls, it only requests the stop: that pull closes the consumer
         when it ends.
         """
-        self._stopping = True
-        if self._calling_thread == threading.get_ident():
-            return
-        with self._lock:
-            self._close()
+        with self._caller.stop() as may_close:
+            if may_close:
+                self._close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -343,16 +339,12 @@ class PullConsumer:
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
-            raise ConsumerError("another call is using this consumer; only one thread at a time may use it")
-        self._calling_thread = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._calling_thread = None
-            if self._stopping:
-                self._close()
-            self._lock.release()
+        with self._caller.call():
+            try:
+                yield
+            finally:
+                if self._caller.stopping:
+                    self._close()
 
     def _close(self) -> None:
         made, self._clients_made, self._stopped = self._clients_made, None, True
@@ -432,7 +424,7 @@ class PullConsumer:
                 continue
             if examined:  # the next pull finds out whether there is more
                 return found, examined
-            if self._stopping:
+            if self._caller.stopping:
                 return found, examined
             waited_ms = self._clock.monotonic_ns() // 1_000_000 - began_ms
             if waited_ms >= suspend_ms and self._is_at_end(buffer):
