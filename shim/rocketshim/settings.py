@@ -7,7 +7,7 @@ hidden.
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -112,6 +112,21 @@ class ConnectionSettings(Settings):
     delay_levels: Levels = Field(default_factory=DelayLevels.default)
     client: dict[str, Any] = Field(default_factory=dict)
     allow_code_settings: bool = False
+
+    @classmethod
+    def of_consumer(
+        cls, owner: str, settings: Self | None, bootstrap: str | None, group: str | None, values: Mapping[str, Any]
+    ) -> Self:
+        """Return the settings of a consumer, which are given as one object or as arguments.
+
+        Raises:
+            ConfigError: both are given, or see `make`.
+        """
+        if settings is None:
+            return cls.make(bootstrap=bootstrap or "", group=group or "", **values)
+        if bootstrap is not None or group is not None or values:
+            raise ConfigError(f"{owner} takes settings=, or its fields as arguments, not both")
+        return settings
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Yield what `repr`, `str` and rich print, with secrets hidden."""

@@ -126,10 +126,7 @@ class LitePullConsumer:
         clock: Clock | None = None,
         **values: Unpack[LitePullConsumerOptions],
     ) -> None:
-        if settings is None:
-            settings = LitePullConsumerSettings.make(bootstrap=bootstrap or "", group=group or "", **values)
-        elif bootstrap is not None or group is not None or values:
-            raise ConfigError("LitePullConsumer takes settings=, or its fields as arguments, not both")
+        settings = LitePullConsumerSettings.of_consumer("LitePullConsumer", settings, bootstrap, group, values)
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._clients = clients

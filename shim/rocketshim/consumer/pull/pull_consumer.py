@@ -172,10 +172,7 @@ class PullConsumer:
         clock: Clock | None = None,
         **values: Unpack[PullConsumerOptions],
     ) -> None:
-        if settings is None:
-            settings = PullConsumerSettings.make(bootstrap=bootstrap or "", group=group or "", **values)
-        elif bootstrap is not None or group is not None or values:
-            raise ConfigError("PullConsumer takes settings=, or its fields as arguments, not both")
+        settings = PullConsumerSettings.of_consumer("PullConsumer", settings, bootstrap, group, values)
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._clients = clients

@@ -85,10 +85,7 @@ class PushConsumer:
         clock: Clock | None = None,
         **values: Unpack[PushConsumerOptions],
     ) -> None:
-        if settings is None:
-            settings = PushConsumerSettings.make(bootstrap=bootstrap or "", group=group or "", **values)
-        elif bootstrap is not None or group is not None or values:
-            raise ConfigError("PushConsumer takes settings=, or its fields as arguments, not both")
+        settings = PushConsumerSettings.of_consumer("PushConsumer", settings, bootstrap, group, values)
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._clients = clients
