@@ -62,6 +62,13 @@ class PushParts:
     store: LocalOffsetStore | None
     topics: GroupTopics | None
 
+    def close(self) -> None:
+        """Release what the loop does not own: the local offset file, and the admin client, which has a thread."""
+        if self.store is not None:
+            self.store.close()
+        if self.topics is not None:
+            self.topics.close()
+
 
 class PushAssembly:
     """Builds the parts of one push consumer.

@@ -27,6 +27,10 @@ class GroupTopics:
         self._names = names
         self._group = group
 
+    def close(self) -> None:
+        """Release the admin client: an error may keep this object alive. Nothing can be looked up any more."""
+        self._admin = None
+
     def ensure(self, levels: DelayLevels, *, with_log: bool, create: bool) -> None:
         """Create or check the group's own topics; it raises the errors of `provision.ensure_topics`.
 

@@ -534,9 +534,8 @@ class PushConsumer:
     def _run_loop(self, parts: PushParts) -> None:
         try:
             parts.loop.run()
-            if parts.store is not None:
-                parts.store.close()
-            self._parts = replace(parts, topics=None)  # the last reference to the admin client, which has a thread
+            parts.close()
+            self._parts = replace(parts, topics=None)
         finally:
             self._ended.set()
 
