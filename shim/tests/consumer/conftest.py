@@ -12,6 +12,7 @@ from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
 from rocketshim.consumer.poll_loop import LoopSettings
 from rocketshim.consumer.push.loops import LoopParts, concurrent_loop, now_ms_of
 from rocketshim.consumer.reader.ownership import Ownership
+from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.flow_control import FlowLimits
@@ -186,15 +187,18 @@ class Bench:
         source = FixedTopics([*topics, self.names.retry(GROUP)], digest)
         self.loop = concurrent_loop(
             LoopParts(
-                make_consumer=make_consumer,
-                make_lookup_client=lambda: kafka.consumer({"group.id": GROUP}),
+                reader=PartitionReader(
+                    make_consumer=make_consumer,
+                    make_lookup_client=lambda: kafka.consumer({"group.id": GROUP}),
+                    rules=StartRules(self.names.retry(GROUP), where, timestamp_ms, digest, source.text()),
+                    ownership=Ownership(now_ms_of(clock)),
+                    now_ms=now_ms_of(clock),
+                ),
                 source=source,
-                rules=StartRules(self.names.retry(GROUP), where, timestamp_ms, digest, source.text()),
                 pool=self.pool,
                 sink=self.send_back,
                 settings=LoopSettings(**settings),
                 clock=clock,
-                ownership=Ownership(now_ms_of(clock)),
             )
         )
         self.starts = self.loop.reader.starts

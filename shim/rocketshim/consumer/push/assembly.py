@@ -24,6 +24,7 @@ from rocketshim.consumer.push.subscriptions import Subscriptions
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_assigner import BroadcastAssigner, PartitionAssigner
+from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.self_allocation import LeasedAssigner, StrategyAssigner
 from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.send_back import FailedSink, SendBack
@@ -165,14 +166,12 @@ class PushAssembly:
         settings, clock = self._settings, self._clock
         ownership = Ownership(now_ms_of(clock), needs_lease=self._needs_log, is_fenced=self._orderly)
         log = self._connect_log(admin) if self._needs_log else None
-        sink = self._make_sink(lanes)
         pool = self._make_pool()
-        parts = LoopParts(
+        reader = PartitionReader(
             make_consumer=lambda on_commit: self._clients.consumer(
                 consumer_config(settings, orderly=self._orderly, on_commit=on_commit)
             ),
             make_lookup_client=self._make_lookup_client,
-            source=self._subscriptions,
             rules=StartRules(
                 self._retry_topic,
                 settings.consume_from_where,
@@ -180,12 +179,18 @@ class PushAssembly:
                 self._subscriptions.digest(),
                 self._subscriptions.text(),
             ),
+            ownership=ownership,
+            now_ms=now_ms_of(clock),
+            store=store,
+            assigner=self._make_assigner(log, ownership),
+        )
+        parts = LoopParts(
+            reader=reader,
+            source=self._subscriptions,
             pool=pool,
-            sink=sink,
+            sink=self._make_sink(lanes),
             settings=loop_settings(settings, orderly=self._orderly),
             clock=clock,
-            ownership=ownership,
-            assigner=self._make_assigner(log, ownership),
             store=store,
             log=log,
         )

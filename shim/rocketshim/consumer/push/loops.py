@@ -14,17 +14,13 @@ from rocketshim.consumer.poll_loop import LoopSettings, Mode, PollLoop
 from rocketshim.consumer.push.concurrent import ConcurrentMode, make_process_queue
 from rocketshim.consumer.queues import AssignedQueues, MakeQueue
 from rocketshim.consumer.reader.offset_store import OffsetStore
-from rocketshim.consumer.reader.ownership import Ownership
-from rocketshim.consumer.reader.partition_assigner import PartitionAssigner
 from rocketshim.consumer.reader.partition_queue import QueueT
-from rocketshim.consumer.reader.partition_reader import OnCommit, PartitionReader
-from rocketshim.consumer.reader.start_offsets import StartRules
+from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.throttle import Throttle
 from rocketshim.consumer.send_back import FailedSink
 from rocketshim.core.clock import Clock
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.group.log_thread import GroupLogThread
-from rocketshim.kafka.clients import ConsumerClient
 
 __all__ = ["LoopParts", "concurrent_loop", "now_ms_of", "orderly_loop"]
 
@@ -34,30 +30,22 @@ class LoopParts:
     """What a poll loop is made from.
 
     Attributes:
-        make_consumer: makes the Kafka consumer with its callback for commits; called in the loop's thread.
-        make_lookup_client: makes a client that joins no group; called in the loop's thread.
+        reader: reads the partitions; not opened.
         source: what the consumer subscribes to.
-        rules: where partitions start.
         pool: runs the listeners.
         sink: gets failed messages.
         settings: the settings of the loop.
         clock: tells the time.
-        ownership: which partitions may be handed out and committed.
-        assigner: decides which partitions to read; None: Kafka's group protocol.
         store: where offsets are stored; None: in Kafka.
         log: the group-log thread, not started; None: the group needs no locks.
     """
 
-    make_consumer: Callable[[OnCommit], ConsumerClient]
-    make_lookup_client: Callable[[], ConsumerClient]
+    reader: PartitionReader
     source: SubscriptionSource
-    rules: StartRules
     pool: Pool[Any, Any]
     sink: FailedSink
     settings: LoopSettings
     clock: Clock
-    ownership: Ownership
-    assigner: PartitionAssigner | None = None
     store: OffsetStore | None = None
     log: GroupLogThread | None = None
 
@@ -70,50 +58,35 @@ def now_ms_of(clock: Clock) -> Callable[[], int]:
 def concurrent_loop(parts: LoopParts) -> PollLoop[ProcessQueue[Any]]:
     """Make the loop of a concurrent consumer."""
     dispatch = ChunkDispatch(parts.pool, parts.settings.batch_count, parts.sink)
-    reader, feed, queues = _read(parts, dispatch, make_process_queue)
-    mode = ConcurrentMode(reader, queues, dispatch, parts.sink, settings=parts.settings, clock=parts.clock)
-    return _loop(parts, reader, feed, queues, mode)
+    feed, queues = _consume(parts, dispatch, make_process_queue)
+    mode = ConcurrentMode(parts.reader, queues, dispatch, parts.sink, settings=parts.settings, clock=parts.clock)
+    return _loop(parts, feed, queues, mode)
 
 
 def orderly_loop(parts: LoopParts, settings: OrderlySettings) -> tuple[PollLoop[OrderlyPartition], OrderlyCounts]:
     """Make the loop of an orderly consumer, and its counts."""
-    now_ms = now_ms_of(parts.clock)
+    now_ms, reader = now_ms_of(parts.clock), parts.reader
     dispatch = OrderlyDispatch(parts.pool, parts.settings.batch_count)
-    made = OrderlyQueues(settings, parts.ownership, parts.sink, parts.clock, now_ms)
-    reader, feed, queues = _read(parts, dispatch, made.make)
+    made = OrderlyQueues(settings, reader.ownership, parts.sink, parts.clock, now_ms)
+    feed, queues = _consume(parts, dispatch, made.make)
     interval_ms = parts.settings.commit_interval_ms
     mode = OrderlyMode(reader, queues, feed, made, log=parts.log, commit_interval_ms=interval_ms, now_ms=now_ms)
-    return _loop(parts, reader, feed, queues, mode), made.counts
+    return _loop(parts, feed, queues, mode), made.counts
 
 
-def _read(
+def _consume(
     parts: LoopParts, dispatch: Dispatch[QueueT, Any, Any], make_queue: MakeQueue[QueueT]
-) -> tuple[PartitionReader, ListenerFeed[QueueT], AssignedQueues[QueueT]]:
-    now_ms, settings = now_ms_of(parts.clock), parts.settings
-    reader = PartitionReader(
-        make_consumer=parts.make_consumer,
-        make_lookup_client=parts.make_lookup_client,
-        rules=parts.rules,
-        ownership=parts.ownership,
-        now_ms=now_ms,
-        store=parts.store,
-        assigner=parts.assigner,
-    )
+) -> tuple[ListenerFeed[QueueT], AssignedQueues[QueueT]]:
+    now_ms, settings, reader = now_ms_of(parts.clock), parts.settings, parts.reader
     feed = ListenerFeed(dispatch, parts.sink, now_ms)
     throttle = Throttle(
         settings.limits, settings.topic_count, settings.topic_size_bytes, listeners=dispatch, pauses=reader.pauses
     )
-    return reader, feed, AssignedQueues(make_queue, reader, feed, throttle, now_ms=now_ms, store=parts.store)
+    return feed, AssignedQueues(make_queue, reader, feed, throttle, now_ms=now_ms, store=parts.store)
 
 
-def _loop(
-    parts: LoopParts,
-    reader: PartitionReader,
-    feed: ListenerFeed[QueueT],
-    queues: AssignedQueues[QueueT],
-    mode: Mode,
-) -> PollLoop[QueueT]:
-    now_ms, settings = now_ms_of(parts.clock), parts.settings
+def _loop(parts: LoopParts, feed: ListenerFeed[QueueT], queues: AssignedQueues[QueueT], mode: Mode) -> PollLoop[QueueT]:
+    now_ms, settings, reader = now_ms_of(parts.clock), parts.settings, parts.reader
     house = Housekeeping(
         reader,
         queues,

@@ -18,6 +18,7 @@ from rocketshim.consumer.outcome import DeadLetter, RetryLater
 from rocketshim.consumer.poll_loop import LoopSettings
 from rocketshim.consumer.push.loops import LoopParts, now_ms_of, orderly_loop
 from rocketshim.consumer.reader.ownership import Ownership
+from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.requests import Resume, Suspend
 from rocketshim.consumer.send_back import SendBack
@@ -126,10 +127,14 @@ class Member:
             back_off_ms=5_000,
         )
         parts = LoopParts(
-            make_consumer=make_consumer,
-            make_lookup_client=lambda: kafka.consumer({"group.id": "g"}),
+            reader=PartitionReader(
+                make_consumer=make_consumer,
+                make_lookup_client=lambda: kafka.consumer({"group.id": "g"}),
+                rules=StartRules(NAMES.retry(GROUP), where, timestamp_ms=0, digest="d", subscription="orders"),
+                ownership=Ownership(now_ms_of(clock), needs_lease=True, is_fenced=True),
+                now_ms=now_ms_of(clock),
+            ),
             source=FixedTopics(["orders", NAMES.retry(GROUP)]),
-            rules=StartRules(NAMES.retry(GROUP), where, timestamp_ms=0, digest="d", subscription="orders"),
             pool=self.pool,
             sink=send_back,
             settings=LoopSettings(
@@ -142,7 +147,6 @@ class Member:
                 fetch_count=fetch_count,
             ),
             clock=clock,
-            ownership=Ownership(now_ms_of(clock), needs_lease=True, is_fenced=True),
             log=self.log,
         )
         orderly = OrderlySettings(NAMES.retry(GROUP), max_reconsume_times=limit, by_key=by_key)
