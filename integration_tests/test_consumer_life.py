@@ -171,6 +171,21 @@ def test_with_the_new_group_protocol_members_share_and_hand_over(
     assert committed(broker, mine, name) == ends(broker, name)
 
 
+def test_with_the_new_group_protocol_a_member_without_queues_is_ready(
+    make: Callable[..., PushConsumer], topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    """One queue of the topic, one of the retry topic: of four members, two get none, and Kafka's client is silent."""
+    name, mine = topic(1), group("idle848")
+    members = [make(mine, lambda _: None, name, client={"group.protocol": "consumer"}) for _ in range(4)]
+    for member in members:
+        member.start()
+    assert all(member.wait_assigned(GUARD_S) for member in members)
+    wait_until(lambda: all(member.state and member.state.is_member for member in members), "every state shows it")
+    wait_until(lambda: sum(not member.state.queues for member in members if member.state) >= 2, "two have no queue")
+    for member in members:
+        member.stop()
+
+
 class Storm:
     """Members of one group that come and go, each on its own thread, while messages are sent.
 

@@ -14,6 +14,7 @@ from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.topic_watch import TopicSource, TopicWatch
 from rocketshim.consumer.requests import Subscribe, Unsubscribe
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
+from rocketshim.kafka.membership import MemberCheck
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -70,6 +71,7 @@ class Housekeeping(Generic[QueueT]):
         commit_interval_ms: time between two commits, in ms.
         watch_interval_ms: time between two look-ups of topics, and between two comparisons of subscriptions, in ms.
         now_ms: returns monotonic time in ms.
+        membership: detects that the group has assigned no partitions; None: Kafka's client tells.
 
     Attributes:
         state: the state of the consumer; replaced each second, any thread may read it.
@@ -88,6 +90,7 @@ class Housekeeping(Generic[QueueT]):
         commit_interval_ms: int,
         watch_interval_ms: int,
         now_ms: Callable[[], int],
+        membership: MemberCheck | None = None,
     ) -> None:
         self.state: ConsumerState | None = None
         self._reader = reader
@@ -100,6 +103,7 @@ class Housekeeping(Generic[QueueT]):
         self._compare = Timer(watch_interval_ms)
         self._show = Timer(_SHOW_MS)
         self._now_ms = now_ms
+        self._membership = membership
 
     def open(self) -> None:
         """Subscribe, after a look-up of topics that match patterns."""
@@ -119,6 +123,10 @@ class Housekeeping(Generic[QueueT]):
         if self._commit.is_due(now_ms):
             self._queues.commit()
         reader.start_waiting()
+        if self._membership is not None and not reader.has_assignment.is_set():
+            member_id = reader.client().memberid()
+            if self._membership.has_no_partitions(member_id, now_ms):
+                reader.has_assignment.set()
         if reader.has_assignment.is_set() and self._compare.is_due(now_ms):
             self._compare_subscriptions()
         missing = self._watch.missing(reader.lookups, now_ms)
@@ -126,6 +134,11 @@ class Housekeeping(Generic[QueueT]):
             raise missing
         if self._show.is_due(now_ms):
             self.state = self._state(now_ms)
+
+    def close(self) -> None:
+        """Release the admin client; nothing is due any more."""
+        if self._membership is not None:
+            self._membership.close()
 
     def compare_soon(self) -> None:
         """Compare subscriptions in the next turn: partitions have arrived."""

@@ -252,6 +252,7 @@ class PollLoop(Generic[QueueT]):
             self._leave(deadline_ms)
             self.feed.sink.close()
             self.mode.close()
+            self._house.close()
             while self._asked.qsize():
                 self._asked.get().answer.set_exception(ConsumerError("the consumer is not open"))
 

@@ -34,6 +34,7 @@ from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, explained
+from rocketshim.kafka.membership import MemberCheck
 from rocketshim.kafka.queue_lookup import cluster_errors
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.settings import PushConsumerSettings
@@ -193,6 +194,7 @@ class PushAssembly:
             clock=clock,
             store=store,
             log=log,
+            membership=self._make_membership(admin),
         )
         if not self._orderly:
             return PushParts(concurrent_loop(parts), pool, OrderlyCounts(), store, topics)
@@ -204,6 +206,11 @@ class PushAssembly:
         )
         loop, counts = orderly_loop(parts, orderly)
         return PushParts(loop, pool, counts, store, topics)
+
+    def _make_membership(self, admin: Any) -> MemberCheck | None:
+        """Return what detects an empty assignment in KIP-848, where Kafka's client calls no callback for it."""
+        is_new_protocol = str(self._settings.client.get("group.protocol", "classic")).lower() == "consumer"
+        return MemberCheck(admin, self._settings.group) if is_new_protocol and admin is not None else None
 
     def _make_lookup_client(self) -> ConsumerClient:
         """Make a client that joins no group and fetches nothing."""

@@ -21,6 +21,7 @@ from rocketshim.consumer.send_back import FailedSink
 from rocketshim.core.clock import Clock
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.kafka.membership import MemberCheck
 
 __all__ = ["LoopParts", "concurrent_loop", "now_ms_of", "orderly_loop"]
 
@@ -38,6 +39,7 @@ class LoopParts:
         clock: tells the time.
         store: where offsets are stored; None: in Kafka.
         log: the group-log thread, not started; None: the group needs no locks.
+        membership: detects that the group has assigned no partitions; None: Kafka's client tells.
     """
 
     reader: PartitionReader
@@ -48,6 +50,7 @@ class LoopParts:
     clock: Clock
     store: OffsetStore | None = None
     log: GroupLogThread | None = None
+    membership: MemberCheck | None = None
 
 
 def now_ms_of(clock: Clock) -> Callable[[], int]:
@@ -96,6 +99,7 @@ def _loop(parts: LoopParts, feed: ListenerFeed[QueueT], queues: AssignedQueues[Q
         commit_interval_ms=settings.commit_interval_ms,
         watch_interval_ms=settings.watch_interval_ms,
         now_ms=now_ms,
+        membership=parts.membership,
     )
     return PollLoop(
         reader=reader,
