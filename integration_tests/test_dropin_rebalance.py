@@ -13,6 +13,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from rocketshim import TopicNames
 from rocketshim.dropin import Consumer
+from rocketshim.dropin.rebalancing import RebalancingConsumer
 from rocketshim.errors import StaleMessageError
 from rocketshim_local import Broker
 
@@ -265,15 +266,15 @@ def test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it(
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Consumer, "committed", unanswered, raising=False)
-        until(lambda: state.awaiting_start, consumer)
+        patched.setattr(RebalancingConsumer, "_committed", unanswered)
+        until(lambda: state.retries.awaiting_start, consumer)
         held = [each.offset for each in confluent_kafka.Consumer.assignment(consumer) if each.topic == stage.retry]
         assert held == [0], "no look-up of the client's is under way: its late answer would undo the seek"
         stage.send(b"a")
         assert got(consumer).value() == b"a"
         assert consumer.poll(0.5) is None
     assert got(consumer).value() == b"waits"
-    assert not state.awaiting_start
+    assert not state.retries.awaiting_start
     stage.send(b"b", topic=stage.retry)
     assert got(consumer).value() == b"b"
 

@@ -237,7 +237,7 @@ def test_another_thread_sends_back_while_the_poll_thread_waits_for_messages(stag
     came: list[Message | None] = []
     poller = threading.Thread(target=lambda: came.append(consumer.poll(2 * GUARD_S)))
     poller.start()
-    until(lambda: consumer._rocketshim.waiting)
+    until(lambda: consumer._rocketshim.gate.waiting)
     consumer.reconsume_later(message)
     assert poller.is_alive()
     assert sum(stage.counts(stage.names.schedule).values()) == 1
@@ -297,7 +297,7 @@ class WaitsForASendBack:
         if message is None:
             return
         assert self.consumer is not None
-        assert self.consumer._rocketshim.polling, "in a poll that does not wait"
+        assert self.consumer._rocketshim.gate.polling, "in a poll that does not wait"
         thread = threading.Thread(target=self.work, args=(self.consumer, message), daemon=True)
         thread.start()
         thread.join(GUARD_S / 2)

@@ -20,7 +20,8 @@ def at_once() -> "type[Consumer]":
             return super()._wait(*args) if self.waits else None
 
         def poll(self, timeout: float = -1) -> Any:
-            self._rocketshim.dirty = self._rocketshim.dirty or not self.waits
+            offsets = self._rocketshim.offsets
+            offsets.dirty = offsets.dirty or not self.waits
             return super().poll(timeout)
 
     return AtOnce

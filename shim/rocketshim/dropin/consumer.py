@@ -1,23 +1,26 @@
 """`Consumer`: `confluent_kafka.Consumer` with retry, and the original in every call until retry is enabled.
 
 `Consumer` overrides no method of the original except the constructor. So each call goes directly to the C client while
-retry is off. With `rocketshim.retry.enable` the constructor changes the class of the object: `rocketshim.dropin
-.retrying_consumer.RetryingConsumer` comes between `Consumer` and the user's subclass. So a subclass that overrides
-`poll` and calls `super().poll()` reaches our `poll`.
+retry is off. With `rocketshim.retry.enable` the constructor changes the class of the object: `RetryingConsumer` comes
+behind `Consumer` and the program's subclass. So a subclass that overrides `poll` and calls `super().poll()` reaches our
+`poll`.
+
+`__new__` cannot choose the class instead: it sees the arguments of the subclass's constructor, and the configuration is
+known only when that one has called ours.
 """
 
 import functools
 import weakref
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
+from rocketshim.dropin.fetched import viewed
 from rocketshim.dropin.settings import ConsumerDropinSettings, take
 from rocketshim.errors import FeatureNotEnabledError
 from rocketshim_topics.message import MessageView, Origin
-from rocketshim_topics.wire import read_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +28,16 @@ if TYPE_CHECKING:
     from rocketshim.dropin.state import State
 
 __all__ = ["Consumer"]
+
+
+class Retrying(Protocol):
+    """What the object of a `Consumer` can do with retry enabled."""
+
+    def _send_later(
+        self, message: Message, error: BaseException | str | None, *, level: int | None, delay: timedelta | str | None
+    ) -> None: ...
+
+    def _send_dead(self, message: Message, reason: BaseException | str) -> None: ...
 
 
 class Consumer(confluent_kafka.Consumer):
@@ -74,7 +87,7 @@ class Consumer(confluent_kafka.Consumer):
             state, config = prepare(settings, args, kwargs)
             super().__init__(config)
             self._rocketshim = state
-            self.__class__ = _layered(type(self))
+            self.__class__ = _with_retry(type(self))
             state.consumer = weakref.ref(self)
 
     def reconsume_later(
@@ -109,8 +122,7 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        del message, error, level, delay
-        raise _off("reconsume_later")
+        self._retrying("reconsume_later")._send_later(message, error, level=level, delay=delay)  # noqa: SLF001
 
     def dead_letter(self, message: Message, reason: BaseException | str) -> None:
         """Send a message to the group's dead letters; return when it is stored.
@@ -124,8 +136,7 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        del message, reason
-        raise _off("dead_letter")
+        self._retrying("dead_letter")._send_dead(message, reason)  # noqa: SLF001
 
     def reconsume_times(self, message: Message) -> int:
         """Return the failed attempts so far: 0 at the first delivery, and always 0 if retry is off.
@@ -171,51 +182,27 @@ class Consumer(confluent_kafka.Consumer):
         return self._view(message).msg_id
 
     def _view(self, message: Message) -> MessageView:
-        return viewed(message, trusted=False)
+        state = getattr(self, "_rocketshim", None)
+        return viewed(message, trusted=state is not None and message.topic() == state.retries.topic)
 
+    def _retrying(self, method: str) -> Retrying:
+        """Return this object as what it is with retry enabled.
 
-def checked(message: Message) -> Message:
-    """Return the message if it is a fetched message.
-
-    Raises:
-        ValueError: it carries an error, or was never fetched.
-    """
-    error = message.error()
-    if error is not None:
-        raise ValueError(f"this is not a message but the event {error.name()}: check error() first")
-    if message.topic() is None or message.partition() is None or message.offset() is None:
-        raise ValueError("this message was never fetched: it has no topic, partition or offset")
-    return message
-
-
-def viewed(message: Message, *, trusted: bool) -> MessageView:
-    """Return a view of a message, with its headers read.
-
-    Args:
-        message: as fetched.
-        trusted: it comes from the retry topic.
-
-    Raises:
-        ValueError: it carries an error, or was never fetched.
-        MalformedRecordError: a header name is not UTF-8, which the client cannot read.
-    """
-    read_again(checked(message))
-    return MessageView(message, trusted)
-
-
-def _off(method: str) -> FeatureNotEnabledError:
-    return FeatureNotEnabledError(
-        f"{method}() needs the setting rocketshim.retry.enable: set 'rocketshim.retry.enable': True in the "
-        "consumer's configuration, and run rocketshim init and a worker"
-    )
+        Raises:
+            FeatureNotEnabledError: it is not enabled.
+        """
+        if hasattr(self, "_rocketshim"):
+            return cast("Retrying", self)
+        raise FeatureNotEnabledError(
+            f"{method}() needs the setting rocketshim.retry.enable: set 'rocketshim.retry.enable': True in the "
+            "consumer's configuration, and run rocketshim init and a worker"
+        )
 
 
 @functools.cache
-def _layered(cls: type[Consumer]) -> type[Consumer]:
-    """Return the class with `RetryingConsumer` between it and `Consumer`."""
-    from rocketshim.dropin.retrying_consumer import RetryingConsumer  # noqa: PLC0415 - it is a subclass of this module's class
+def _with_retry(cls: type[Consumer]) -> type[Consumer]:
+    """Return the class with `RetryingConsumer` between it and the original."""
+    from rocketshim.dropin.retrying_consumer import RetryingConsumer  # noqa: PLC0415 - loaded only if retry is enabled
 
-    if cls is Consumer:
-        return RetryingConsumer
     names = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls.__name__, (cls, RetryingConsumer), names)

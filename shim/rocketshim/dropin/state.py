@@ -1,14 +1,17 @@
 """The state of a consumer with retry enabled, beside the C client, and how the configuration makes it."""
 
-import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
-from confluent_kafka import Message, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 
+from rocketshim.dropin.buffered import Buffered
+from rocketshim.dropin.client_gate import ClientGate
+from rocketshim.dropin.handled_offsets import HandledOffsets
+from rocketshim.dropin.retry_partitions import RetryPartitions
 from rocketshim.dropin.send_back import DropinSendBack, HopStore
 from rocketshim.dropin.send_back_tracker import SendBackTracker
 from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner_producer_config, is_true
@@ -19,10 +22,7 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
 
-if TYPE_CHECKING:
-    from rocketshim.dropin.retrying_consumer import RetryingConsumer
-
-__all__ = ["Rebalance", "State", "partition_key", "prepare"]
+__all__ = ["Rebalance", "State", "prepare"]
 
 _ISOLATION: Final = "isolation.level"
 _STORE: Final = "enable.auto.offset.store"
@@ -44,39 +44,34 @@ class Rebalance:
     done: bool = False
 
 
+class Callee(Protocol):
+    """The consumer, as a callback of the program sees it."""
+
+    def _in_callback(self) -> AbstractContextManager[None]: ...
+
+
 @dataclass(slots=True)
 class State:
-    """Our state of one consumer. The poll thread owns it, except `ledger`, `send_back` and what `entering` guards.
+    """Our state of one consumer. The poll thread owns it, except `ledger`, `send_back` and `gate`.
 
     Attributes:
         settings: the drop-in settings.
         connection: librdkafka settings for an admin client.
-        retry_topic: physical name of the group's retry topic.
         stores: the user lets the client store offsets, so we store them.
         cooperative: the rebalance protocol is incremental.
         resets_to_beginning: `auto.offset.reset` is `earliest`, by one of its names.
         sees_ends: the client reports the ends of partitions; those of the retry topic must be filtered out.
-        dirty: a message was returned since offsets were last stored.
-        settle_at: monotonic time of the next store of offsets while messages keep coming, in seconds.
-        positions: how far each partition was handed out when offsets were last stored; exact while `waiting`.
-        waiting: the poll thread is in a client call that may wait, or in a callback, so no other thread may call the
-            client. It stays set once `close` was called.
-        polling: the poll thread is in a client call that does not wait.
-        asking: another thread checks whether it may call the client, or is calling it; spares `poll` the lock.
-        poller: the thread that polled last.
-        entering: lock that guards `waiting` and `asking`; other threads hold it while they call the client.
+        ledger: what was sent back, and how far offsets may be stored.
+        gate: who may call the client now.
+        buffered: what a call had in hand when a callback failed.
+        offsets: how far messages were handed out and handled.
+        retries: the partitions of the retry topic.
         slow_path: a message is buffered, an error is to be raised, or ends are to be filtered out.
         subscribed: `subscribe` was called, and `unsubscribe` not since.
-        reads_retries: the retry topic is read, too.
-        named: topics that the user subscribed to by name.
         callbacks: the user's callbacks for assign, revoke and lost.
         rebalance: the callback in progress.
-        paused: partitions that the user has paused; the client keeps a pause across assignments, and so do we.
         ensured: the rocketshim topics are known to exist.
         closing: `close` was called.
-        buffered: messages that the client returned in a call that raised.
-        awaiting_start: assigned partitions of the retry topic that are paused until their start is known.
-        raised: errors of callbacks, to be raised by the call in which they happened.
         consumer: returns the consumer of this state; None: it is being made, or is gone.
     """
 
@@ -84,39 +79,24 @@ class State:
     connection: dict[str, Any]
     names: TopicNames
     group: str
-    retry_topic: str
     stores: bool
     cooperative: bool
     resets_to_beginning: bool
     sees_ends: bool
     hop_store: HopStore
     send_back: DropinSendBack
-    ledger: SendBackTracker = field(default_factory=SendBackTracker)
-    dirty: bool = False
-    settle_at: float = 0.0
-    positions: dict[TopicPartitionKey, TopicPartition] = field(default_factory=dict)
-    waiting: bool = False
-    polling: bool = False
-    asking: bool = False
-    poller: int = 0
-    entering: threading.Lock = field(default_factory=threading.Lock)
+    retries: RetryPartitions
+    ledger: SendBackTracker
+    gate: ClientGate
+    buffered: Buffered
+    offsets: HandledOffsets
     slow_path: bool = False
     subscribed: bool = False
-    reads_retries: bool = False
-    named: frozenset[str] = frozenset()
     callbacks: tuple[Callable[..., Any] | None, ...] = (None, None, None)
     rebalance: Rebalance | None = None
-    paused: set[TopicPartitionKey] = field(default_factory=set)
     ensured: bool = False
     closing: bool = False
-    buffered: deque[Message] = field(default_factory=deque)
-    awaiting_start: set[TopicPartitionKey] = field(default_factory=set)
-    raised: deque[BaseException] = field(default_factory=deque)
-    consumer: "Callable[[], RetryingConsumer | None]" = lambda: None
-
-    def is_internal(self, topic: str) -> bool:
-        """Return whether a topic is internal: the group's retry topic, or a rocketshim topic that a pattern matched."""
-        return topic == self.retry_topic or (topic not in self.named and self.names.is_ours(topic))
+    consumer: Callable[[], Callee | None] = lambda: None
 
     def layout(self) -> Layout:
         """Return the required layout of the rocketshim topics."""
@@ -136,21 +116,16 @@ class State:
 
     def raise_later(self, error: BaseException) -> None:
         """Keep an error of a callback; it must not escape into the client, which would drop the message in hand."""
-        self.raised.append(error)
+        self.buffered.errors.append(error)
         self.slow_path = True
 
-    def settle_attention(self) -> None:
+    def update_slow_path(self) -> None:
         """Update whether the slow path is needed."""
-        self.slow_path = self.sees_ends or bool(self.buffered) or bool(self.raised) or bool(self.awaiting_start)
+        self.slow_path = self.sees_ends or not self.buffered.is_empty or bool(self.retries.awaiting_start)
 
     def retry_partitions(self) -> list[TopicPartition]:
         """Return the assigned partitions of the retry topic."""
-        return [TopicPartition(*key) for key in self.ledger.assigned_keys() if key.topic == self.retry_topic]
-
-
-def partition_key(partition: TopicPartition) -> TopicPartitionKey:
-    """Return topic and number of a partition."""
-    return TopicPartitionKey.of(partition)
+        return self.retries.of(self.ledger.assigned_keys())
 
 
 def prepare(
@@ -189,20 +164,25 @@ def prepare(
         timeout_s=timeout_s,
     )
     protocol = str(config.get("group.protocol", "classic")).lower()
+    ledger, gate, buffered = SendBackTracker(), ClientGate(), Buffered()
     state = State(
         settings=settings,
         connection=connection(config),
         names=names,
         group=str(group),
-        retry_topic=names.retry(str(group)),
         stores=stores,
         cooperative=protocol == "consumer" or "cooperative" in str(config.get("partition.assignment.strategy", "")),
         resets_to_beginning=config.get("auto.offset.reset") in {"earliest", "smallest", "beginning"},
         sees_ends=is_true(config.get("enable.partition.eof", False)),
         hop_store=store,
         send_back=send_back,
+        retries=RetryPartitions(names.retry(str(group)), names),
+        ledger=ledger,
+        gate=gate,
+        buffered=buffered,
+        offsets=HandledOffsets(stores=stores, ledger=ledger, buffered=buffered, gate=gate),
     )
-    state.settle_attention()
+    state.update_slow_path()
     for name in _CALLBACKS:
         if callable(config.get(name)):
             config[name] = state.during(config[name])

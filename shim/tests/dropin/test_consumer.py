@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.dropin import Consumer
-from rocketshim.dropin.retrying_consumer import RetryingConsumer, _on_lost
+from rocketshim.dropin.rebalancing import _on_lost
+from rocketshim.dropin.retrying_consumer import RetryingConsumer
 from rocketshim.dropin.state import Rebalance
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError, StaleMessageError
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -166,7 +167,7 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
         assert time.monotonic() < deadline
     thread.join(60)
     assert in_time == [True]
-    assert not consumer._rocketshim.waiting
+    assert not consumer._rocketshim.gate.waiting
     consumer.close()
 
 
@@ -187,7 +188,7 @@ def test_messages_of_a_lost_partition_are_stale_in_its_callback() -> None:
         state.ledger.sought(TopicPartitionKey("t", 0), 0, 9)  # nine were handed out
         state.send_back = None  # type: ignore[assignment]  # nothing is sent
         _on_lost(consumer, [TopicPartition("t", 0)])
-        assert (refused, list(state.raised)) == ([True], [])
+        assert (refused, list(state.buffered.errors)) == ([True], [])
 
 
 def test_a_consumer_of_the_retry_topic_alone_pauses_it_with_an_empty_list() -> None:
@@ -198,11 +199,11 @@ def test_a_consumer_of_the_retry_topic_alone_pauses_it_with_an_empty_list() -> N
     acts: list[tuple[str, list[str]]] = []
     with Watched(ON) as consumer:
         state = consumer._rocketshim
-        state.reads_retries = True
-        state.ledger.add({TopicPartitionKey(state.retry_topic, 0): 0})
+        state.retries.is_read = True
+        state.ledger.add({TopicPartitionKey(state.retries.topic, 0): 0})
         consumer.pause(consumer.assignment())
         consumer.resume(consumer.assignment())
-        assert acts == [("pause", [state.retry_topic]), ("resume", [state.retry_topic])]
+        assert acts == [("pause", [state.retries.topic]), ("resume", [state.retries.topic])]
 
 
 def test_a_callback_whose_assign_is_refused_has_not_assigned() -> None:
@@ -227,7 +228,7 @@ def test_offsets_of_an_earlier_assignment_are_not_stored_in_the_next() -> None:
         assert isinstance(consumer, RetryingConsumer)
         state, (old, kept) = consumer._rocketshim, (TopicPartition("t", 0, 100), TopicPartition("t", 1, 7))
         state.ledger.add({TopicPartitionKey("t", 0): 0, TopicPartitionKey("t", 1): 0})
-        state.positions = {TopicPartitionKey("t", 0): old, TopicPartitionKey("t", 1): kept}
+        state.offsets.positions = {TopicPartitionKey("t", 0): old, TopicPartitionKey("t", 1): kept}
         state.ledger.remove([TopicPartitionKey("t", 0)])
         consumer._begin([TopicPartition("t", 0)], {TopicPartitionKey("t", 0): 50})
-        assert state.positions == {TopicPartitionKey("t", 1): kept}
+        assert state.offsets.positions == {TopicPartitionKey("t", 1): kept}

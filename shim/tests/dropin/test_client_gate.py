@@ -1,0 +1,151 @@
+"""Who may call the Kafka client now, by the rules of `dropin.client_gate`; no Kafka is needed."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from rocketshim.dropin.client_gate import ClientGate
+from rocketshim.errors import SendTimeoutError
+
+GUARD_S = 60.0
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as other:
+        yield other
+
+
+def answer(gate: ClientGate, now: Callable[[], str] = lambda: "now", timeout_s: float = GUARD_S) -> str:
+    return gate.ask(now, lambda: "noted", timeout_s)
+
+
+def test_outside_of_a_call_another_thread_asks_the_client(elsewhere: ThreadPoolExecutor) -> None:
+    gate = ClientGate()
+    assert elsewhere.submit(answer, gate).result(GUARD_S) == "now"
+    gate.begin_poll()
+    gate.end_poll()
+    assert elsewhere.submit(answer, gate).result(GUARD_S) == "now"
+    gate.end_wait(gate.begin_wait())
+    assert elsewhere.submit(answer, gate).result(GUARD_S) == "now"
+
+
+@pytest.mark.parametrize("begin", [ClientGate.begin_wait, ClientGate.begin_callback])
+def test_during_a_call_that_may_wait_everybody_gets_what_was_noted(
+    elsewhere: ThreadPoolExecutor, begin: Callable[[ClientGate], bool]
+) -> None:
+    gate = ClientGate()
+    was = begin(gate)
+    assert elsewhere.submit(answer, gate).result(GUARD_S) == "noted"
+    assert answer(gate, timeout_s=0) == "noted"
+    gate.end_wait(was)
+    assert elsewhere.submit(answer, gate).result(GUARD_S) == "now"
+
+
+def test_a_call_within_a_call_does_not_end_the_outer_one() -> None:
+    gate = ClientGate()
+    outer = gate.begin_wait()
+    gate.end_wait(gate.begin_callback())
+    gate.end_wait(gate.begin_wait())
+    assert gate.waiting
+    gate.end_wait(outer)
+    assert not gate.waiting
+
+
+def test_another_thread_waits_for_a_poll_that_does_not_wait(elsewhere: ThreadPoolExecutor) -> None:
+    gate = ClientGate()
+    gate.begin_poll()
+    asked = elsewhere.submit(answer, gate)
+    assert not asked.done()
+    assert answer(gate) == "now", "the poll thread itself, in a callback"
+    gate.end_poll()
+    assert asked.result(GUARD_S) == "now"
+
+
+def test_a_callback_of_that_poll_lets_the_other_thread_go_on(elsewhere: ThreadPoolExecutor) -> None:
+    gate = ClientGate()
+    gate.begin_poll()
+    asked = elsewhere.submit(answer, gate)
+    was = gate.begin_callback()
+    assert asked.result(GUARD_S) == "noted", "the callback may wait for that thread"
+    gate.end_wait(was)
+    gate.end_poll()
+
+
+def test_a_poll_that_never_ends_is_not_waited_for_longer_than_asked(elsewhere: ThreadPoolExecutor) -> None:
+    gate = ClientGate()
+    gate.begin_poll()
+    with pytest.raises(SendTimeoutError, match="logger for 10 ms"):
+        elsewhere.submit(answer, gate, timeout_s=0.01).result(GUARD_S)
+
+
+@pytest.mark.parametrize("enter", [ClientGate.begin_poll, ClientGate.begin_wait, ClientGate.close])
+def test_the_poll_thread_enters_the_client_only_when_the_other_has_left_it(
+    elsewhere: ThreadPoolExecutor, enter: Callable[[ClientGate], object]
+) -> None:
+    gate, inside, leave = ClientGate(), threading.Event(), threading.Event()
+    events: list[str] = []
+
+    def slow() -> str:
+        inside.set()
+        leave.wait(GUARD_S)
+        events.append("left")
+        return "now"
+
+    def polls() -> None:
+        enter(gate)
+        events.append("entered")
+
+    asked: Future[str] = elsewhere.submit(answer, gate, slow)
+    assert inside.wait(GUARD_S)
+    poll_thread = threading.Thread(target=polls)
+    poll_thread.start()
+    leave.set()
+    poll_thread.join(GUARD_S)
+    assert asked.result(GUARD_S) == "now"
+    assert events == ["left", "entered"]
+
+
+def test_after_close_nobody_calls_the_client(elsewhere: ThreadPoolExecutor) -> None:
+    gate = ClientGate()
+    gate.close()
+    assert elsewhere.submit(answer, gate).result(GUARD_S) == "noted"
+    gate.end_wait(gate.begin_wait())
+    assert gate.waiting
+
+
+def test_the_two_threads_are_never_in_the_client_together() -> None:
+    gate, stop = ClientGate(), threading.Event()
+    inside: list[int] = []
+    together: list[str] = []
+
+    def enter(who: int) -> None:
+        if inside:
+            together.append(f"{who} beside {inside}")
+        inside.append(who)
+        inside.remove(who)
+
+    def asks() -> str:
+        enter(2)
+        return ""
+
+    def other() -> None:
+        while not stop.is_set():
+            gate.ask(asks, str, GUARD_S)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    for number in range(20_000):
+        if number % 3:
+            gate.begin_poll()
+            enter(1)
+            gate.end_poll()
+        else:
+            was = gate.begin_wait()
+            enter(1)
+            gate.end_wait(was)
+    stop.set()
+    thread.join(GUARD_S)
+    assert together == []
