@@ -17,9 +17,9 @@ import confluent_kafka
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, Message
 
 from rocketshim.core.broker_clock import BrokerClock
-from rocketshim.dropin.lanes import Lanes
 from rocketshim.dropin.settings import ProducerDropinSettings, take
 from rocketshim.errors import FeatureNotEnabledError
+from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim_topics.hops import OutgoingRecord, delayed_record
 from rocketshim_topics.message import Message as ShimMessage
 from rocketshim_topics.names import TopicNames
@@ -56,7 +56,7 @@ class Producer(confluent_kafka.Producer):
             values, args, kwargs = take(args, kwargs)
             self._settings = ProducerDropinSettings.make(**values)
             self._names = TopicNames(self._settings.namespace)
-            self._lanes = Lanes(self._names.schedule)
+            self._lanes = Lanes(self._names.schedule, PartitionCounts())
             self._ids = (uuid.uuid4().hex[:20], itertools.count())
             self._in_transaction = False
             self._broker_clock = BrokerClock()

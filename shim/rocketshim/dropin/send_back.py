@@ -20,9 +20,9 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.outcome import class_name, safe_text
 from rocketshim.core.next_hop import FailedMessage, HopKind, NextHops
-from rocketshim.dropin.lanes import Lanes
 from rocketshim.errors import MessageError, SendTimeoutError
 from rocketshim.kafka.clients import ProducerClient
+from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import UNCONFIRMED
 from rocketshim.kafka.send_errors import send_error
@@ -163,7 +163,7 @@ class DropinSendBack:
     ) -> None:
         self._store = store
         self._next_hops = NextHops(names, levels, group, limit=limit)
-        self._lanes = Lanes(names.schedule, timeout_s)
+        self._lanes = Lanes(names.schedule, PartitionCounts(timeout_s))
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._clock = SystemClock()
 

@@ -26,10 +26,10 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from rocketshim.clock import SystemClock
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.lane_selector import LaneSelector
-from rocketshim.errors import BrokerUnavailableError, ClosedError, ConfigError, SendTimeoutError, TopicMissingError
+from rocketshim.errors import ClosedError, ConfigError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients
+from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
@@ -40,7 +40,7 @@ from rocketshim.producer.selectors import (
     select_function,
 )
 from rocketshim.settings import ProducerOptions, ProducerSettings
-from rocketshim_topics import DelayLevels, Message, MessageError, MessageTooLargeError, TopicNames
+from rocketshim_topics import Message, MessageError, MessageTooLargeError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, delayed_record, record_size_bytes
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES, UNIQ_KEY
@@ -48,8 +48,6 @@ from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES, UNIQ_KEY
 __all__ = ["Producer", "SendResult", "SendStatus"]
 
 _LOG = safe_logger("rocketshim.producer")
-_METADATA_TIMEOUT_S: Final = 10.0
-_METADATA_TTL_S: Final = 60.0
 _UNKNOWN_TOPIC_MS: Final = 2_000  # librdkafka waits 30 s for a topic to appear; `send` waits 3 s by default
 
 
@@ -147,9 +145,9 @@ class Producer:
         self._clock: Clock = clock or SystemClock()
         self._pid = os.getpid()
         self._ids = (uuid.uuid4().hex[:20], itertools.count())
-        self._turns = LaneSelector()
-        self._partitions: dict[str, tuple[int, float]] = {}
         self._complaints = LastClientError()
+        self._counts = PartitionCounts(complaint=self._complaint)
+        self._lanes = Lanes(self.names.schedule, self._counts)
         self._sender = RecordSender(
             self._make_client,
             thread_name="rocketshim-producer",
@@ -248,7 +246,10 @@ class Producer:
         """
         self._check_process()
         physical = self.names.physical(topic)
-        return [MessageQueue(topic, queue_id=number) for number in range(self._partition_count(physical))]
+        return [
+            MessageQueue(topic, queue_id=number)
+            for number in range(self._counts.count(physical, self._sender.list_topics))
+        ]
 
     def flush(self, timeout_s: float = 30.0) -> int:
         """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""
@@ -322,8 +323,7 @@ class Producer:
             partition = chosen.queue_id
         lane = 0
         if message.delay_ms or message.delay_level is not None or message.deliver_at_ms is not None:
-            lanes = max(1, self._partition_count(self.names.schedule) // DelayLevels.STRIDE)
-            lane = self._turns.choose(message.key_bytes, lanes)
+            lane = self._lanes.choose(message.key_bytes, self._sender.list_topics)
         out = delayed_record(
             message,
             self.names,
@@ -356,27 +356,8 @@ class Producer:
             self._clock_differs = True
             _LOG.warning("producer.clock-differs", extra={"ahead_ms": ahead_ms})
 
-    def _partition_count(self, physical: str) -> int:
-        known = self._partitions.get(physical)
-        if known is not None and time.monotonic() < known[1]:
-            return known[0]
-        try:
-            # Ask for all topics: a request that names a missing topic may create it.
-            topics = self._sender.list_topics(timeout=_METADATA_TIMEOUT_S).topics
-        except KafkaException as error:
-            raise BrokerUnavailableError(
-                f"no broker at {self.settings.bootstrap} answered within {_METADATA_TIMEOUT_S} s when asked for the "
-                f"partitions of {physical!r} ({error.args[0].name()})"
-                f"{self._complaints.text(since_s=time.monotonic() - _METADATA_TIMEOUT_S)}"
-            ) from error
-        metadata = topics.get(physical)
-        if metadata is None or not metadata.partitions:
-            raise TopicMissingError(
-                f"the topic {physical!r} does not exist; create it (the topics of rocketshim with: rocketshim init)"
-            )
-        count = len(metadata.partitions)
-        self._partitions[physical] = (count, time.monotonic() + _METADATA_TTL_S)
-        return count
+    def _complaint(self, since_s: float) -> str:
+        return f" from {self.settings.bootstrap}{self._complaints.text(since_s=since_s)}"
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

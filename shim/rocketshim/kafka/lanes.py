@@ -1,0 +1,95 @@
+"""The number of partitions of topics, looked up once a minute, and the lane of the schedule topic for a record."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from confluent_kafka import KafkaException
+
+from rocketshim.core.lane_selector import LaneSelector
+from rocketshim.errors import BrokerUnavailableError, TopicMissingError
+from rocketshim_topics import DelayLevels
+
+__all__ = ["Lanes", "PartitionCounts"]
+
+_METADATA_TIMEOUT_S: Final = 10.0
+_METADATA_TTL_S: Final = 60.0
+
+
+class PartitionCounts:
+    """The numbers of partitions of topics, cached for a minute.
+
+    Args:
+        timeout_s: maximum wait for an answer, in seconds; 10 at most.
+        complaint: returns what the client has complained about since a monotonic time in seconds, for the error's text.
+
+    Thread-safety: any thread.
+    """
+
+    def __init__(
+        self, timeout_s: float = _METADATA_TIMEOUT_S, complaint: Callable[[float], str] = lambda _since_s: ""
+    ) -> None:
+        self._timeout_s = min(timeout_s, _METADATA_TIMEOUT_S)
+        self._complaint = complaint
+        self._known: dict[str, tuple[int, float]] = {}  # count, and the monotonic time in seconds of the next look-up
+
+    def count(self, topic: str, list_topics: Callable[..., Any]) -> int:
+        """Return the number of partitions of a topic.
+
+        Args:
+            topic: physical name.
+            list_topics: the method of a Kafka client; called once a minute for each topic.
+
+        Raises:
+            TopicMissingError: the topic does not exist.
+            BrokerUnavailableError: no broker answered in time.
+        """
+        known = self._known.get(topic)
+        if known is not None and time.monotonic() < known[1]:
+            return known[0]
+        asked_s = time.monotonic()
+        try:
+            # all topics: a request that names a missing topic may create it
+            found = list_topics(timeout=self._timeout_s).topics.get(topic)
+        except KafkaException as error:
+            raise BrokerUnavailableError(
+                f"no broker reported the partitions of {topic!r} within {self._timeout_s:g} s "
+                f"({error.args[0].name()}){self._complaint(asked_s)}; nothing was sent"
+            ) from error
+        if found is None or not found.partitions:
+            raise TopicMissingError(
+                f"the topic {topic!r} does not exist; nothing was sent. Create it (the topics of rocketshim with: "
+                "rocketshim init)"
+            )
+        count = len(found.partitions)
+        self._known[topic] = (count, time.monotonic() + _METADATA_TTL_S)
+        return count
+
+
+class Lanes:
+    """The lanes of a schedule topic.
+
+    Args:
+        topic: physical name of the schedule topic.
+        counts: the numbers of partitions.
+
+    Thread-safety: any thread may call `choose`.
+    """
+
+    def __init__(self, topic: str, counts: PartitionCounts) -> None:
+        self._topic = topic
+        self._counts = counts
+        self._selector = LaneSelector()
+
+    def choose(self, key: bytes | None, list_topics: Callable[..., Any]) -> int:
+        """Return the lane of a record.
+
+        Args:
+            key: key of the record; None: no key.
+            list_topics: the method of a Kafka client.
+
+        Raises:
+            TopicMissingError, BrokerUnavailableError: as `PartitionCounts.count`.
+        """
+        lanes = max(1, self._counts.count(self._topic, list_topics) // DelayLevels.STRIDE)
+        return self._selector.choose(key, lanes)
