@@ -95,6 +95,25 @@ def test_the_first_start_on_a_new_broker_leaves_no_line_of_the_clients_on_the_te
     assert [line for line in err if line.startswith("%")] == []
 
 
+def test_no_command_leaves_a_line_of_the_clients_on_the_terminal(broker: Broker, namespace: str) -> None:
+    topic = f"{namespace}.orders"
+    commands = (
+        ("init", "--topic", topic, "--group", "payments"), ("doctor", "--group", "payments"),
+        ("send", topic, "x", "--delay", "1h"), ("delayed", "ls"), ("delayed", "stats"), ("parked", "ls"),
+        ("dlq", "stats", "--group", "payments"), ("retry", "ls", "--group", "payments"),
+        ("trace", "no-such-id"), ("group", "lag", "payments"), ("group", "locks", "payments"),
+    )  # fmt: skip
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "rocketshim", *command, "--bootstrap", broker.bootstrap, "--namespace", namespace],
+            check=False, capture_output=True, text=True, timeout=GUARD_S,
+        )  # fmt: skip
+        assert "No such" not in done.stderr, done.stderr
+        assert "Usage" not in done.stderr, done.stderr
+        lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
+        assert [line for line in lines if line.startswith("%")] == [], command
+
+
 @pytest.mark.parametrize("start", STARTS)
 def test_a_client_with_tls_is_told_that_a_broker_has_none(broker: Broker, pem: Path, start: str) -> None:
     client = {"security.protocol": "SSL", "ssl.ca.location": str(pem)}

@@ -38,7 +38,9 @@ def test_a_killed_worker_and_a_killed_consumer_lose_nothing(
     command = [sys.executable, "-m", "rocketshim", "demo", "--data", str(short_day), "--seconds", "12"]
     environment = {**os.environ, "ROCKETSHIM_BOOTSTRAP": broker.bootstrap, "COLUMNS": "120", "PYTHONUNBUFFERED": "1"}
     killed: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as demo:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env=environment
+    ) as demo:
         lines = []
         pids: dict[str, int] = {}
         for line in demo.stdout or ():
@@ -56,6 +58,7 @@ def test_a_killed_worker_and_a_killed_consumer_lose_nothing(
     assert demo.returncode == 0, shown
     assert shown.count("starting it again") == 2, shown
     assert "not match" not in shown
+    assert not [line for line in lines if line.startswith("%")], "no line of the clients is printed as it is"
     assert "dead:" in shown, "the history ends in the dead-letter topic"
     left = [name for name in admin.list_topics(timeout=10).topics if name.startswith("demo-")]
     assert not left, "the demo cleans up after itself"

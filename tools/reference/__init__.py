@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from tools.reference import api, cli, errors, message, metrics, settings
+from tools.reference import api, cli, errors, log_events, message, metrics, settings
 
 __all__ = ["PAGES"]
 
@@ -13,6 +13,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/settings.md": settings.page,
     "reference/cli.md": cli.page,
     "reference/metrics.md": metrics.page,
+    "reference/log-events.md": log_events.page,
     "reference/errors.md": errors.page,
 }
 """Path of a page in the site, and the function that returns its text."""

@@ -1,0 +1,73 @@
+"""Every event that consumers, producers and commands log, with its meaning. The worker's are in `worker.log_format`.
+
+The message of a log record is the name of the event, and its facts are attributes of the record. Names are stable: an
+alert may match them. A test compares them with the calls in the sources, and the reference lists them.
+"""
+
+from typing import Final
+
+__all__ = ["EVENTS"]
+
+EVENTS: Final[dict[str, str]] = {
+    "consumer.assigned": "The group has assigned these partitions to this member.",
+    "consumer.lost": "The group took these partitions away; what was in progress may be delivered again.",
+    "consumer.not-left": "The consumer stopped, but the group may count it as a member until its session ends.",
+    "consumer.locked": "This member has the locks of these queues and begins to read them.",
+    "consumer.share": "A member that allocates its queues itself wants these from now on.",
+    "consumer.start-unknown": "Partitions cannot begin yet, because their start offsets cannot be looked up.",
+    "consumer.log-cut": "A partition begins later than the position: retention has deleted records.",
+    "consumer.fetched-before-its-position": "Kafka's client returned a record below the position; it is ignored.",
+    "consumer.topic-unknown": "A topic could not be looked up now; its assigned queues are kept.",
+    "consumer.topics-unknown": "The topics could not be looked up; they are looked up again soon.",
+    "consumer.queues-unknown": "The queues of a topic could not be looked up for a queue listener.",
+    "consumer.strategy-failed": "The allocation strategy raised or returned an invalid value; the queues are kept.",
+    "consumer.subscriptions-differ": "A member of the group subscribes to a topic with another filter.",
+    "consumer.subscriptions-unknown": "The subscriptions of the other members could not be read.",
+    "consumer.client-error": "An error of the Kafka client; the consumer continues.",
+    "consumer.commit-failed": "Positions were not committed; the next commit includes them.",
+    "consumer.offset-file-broken": "The local file of positions cannot be read; the consumer does not start.",
+    "consumer.offset-file-not-written": "The local file of positions cannot be written.",
+    "consumer.headers-unreadable": "The name of a header is not UTF-8; a pull consumer cannot pass the record on.",
+    "consumer.listener-raised": "A listener raised; the message is retried.",
+    "consumer.listener-thread-failed": "A listener thread ended because of an error; the consumer stops.",
+    "consumer.event-loop-failed": "The event loop of async listeners ended because of an error; the consumer stops.",
+    "consumer.async-call-failed": "The call of an async listener failed outside the listener.",
+    "consumer.poll-thread-failed": "The poll thread ended because of an error; the consumer stops.",
+    "consumer.hook-failed": "A consume-message hook raised; the message is not affected.",
+    "consumer.timed-out": "A listener call takes longer than the consume timeout; the message is retried.",
+    "consumer.level-ignored": "A listener asked for a delay level that is not a number; the level table applies.",
+    "consumer.status-misplaced": "An orderly listener returned COMMIT or ROLLBACK although auto-commit is on.",
+    "consumer.suspend-time-ignored": "An orderly listener asked for a pause that is not a number; the setting applies.",
+    "consumer.message-stuck": "A message has failed so often that it blocks its orderly queue.",
+    "consumer.retry-policy-failed": "The retry policy raised or returned an invalid value; the level table applies.",
+    "consumer.no-hop": "No next record can be made of a failed message; the message is parked.",
+    "consumer.hop-not-stored": "A retry or dead letter was not stored and is sent again; it blocks the commit.",
+    "consumer.producer-renewed": "The producer of retries failed and was replaced by a new one.",
+    "consumer.dropped": "A message failed in a consumer without retries; it is not delivered again.",
+    "group.topic-id-unknown": "Kafka's id of the group's log could not be looked up.",
+    "group.strategies-differ": "Members of the group use different allocation strategies.",
+    "group.leases-differ": "Members of the group use leases of different lengths.",
+    "group.log-unreachable": "The end of the group's log could not be looked up.",
+    "group.log-unreadable": "A record of the group's log cannot be read; its writer is a later version.",
+    "group.record-void": "A record of the group's log is not valid and is ignored.",
+    "group.log-began-anew": "The group's log started again below what was read; all locks are claimed again.",
+    "group.log-lost": "The group's log cannot be read any more; this member gives up its locks.",
+    "group.lock-lost": "Another member has the lock of a queue; this member stops handling it.",
+    "group.record-not-stored": "A record of this member was not stored in the group's log.",
+    "group.producer-renewed": "The producer of the group's log failed and was replaced by a new one.",
+    "group.client-error": "An error of a Kafka client of the group's log.",
+    "group.log-thread-failed": "The thread of the group's log ended because of an error; the consumer stops.",
+    "dropin.not-stored": "An offset could not be stored; the partition was revoked meanwhile.",
+    "dropin.retry-topic-not-read": "Where to begin in the retry topic is unknown; its partitions stay paused.",
+    "dropin.hop-not-stored": "A retry or dead letter was not stored and is sent again.",
+    "dropin.producer-error": "An error of the inner producer of retries and dead letters.",
+    "dropin.dead-by-reference": "A dead letter was too large; it was stored without its value.",
+    "dropin.parked": "A failed message was parked.",
+    "producer.clock-differs": "This machine's clock differs from the brokers' clock.",
+    "producer.poll-failed": "A callback of the producer raised.",
+    "producer.send-unconfirmed": "A message was reported without an offset; it is sent again with the same identity.",
+    "run.member-killed": "A member did not stop in time and was killed.",
+    "run.stop-asked": "The supervisor asked this member to stop.",
+    "health.request-failed": "A request for health or metrics failed.",
+}
+"""Name of each event to one sentence about it."""
