@@ -34,7 +34,7 @@ test-integration: $(VENV)/.dev broker-jars spark-jars ## integration tests only;
 test-long: $(VENV)/.dev broker-jars spark-jars ## the tests that run for minutes; results stand in docs/reliability.md
 	@$(BIN)/python -m pytest -m long --timeout=7200 $(PYTEST_ARGS)
 
-check: $(VENV)/.dev ## lint, format, types, import contracts, public API
+check: $(VENV)/.dev ## lint, format, types, import contracts, public API, measures
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy topics/rocketshim_topics shim/rocketshim shim/rocketshim_local spark/rocketshim_spark examples benchmarks tools proof shim/tests/conformance
@@ -42,6 +42,7 @@ check: $(VENV)/.dev ## lint, format, types, import contracts, public API
 	@$(BIN)/python tools/public_api.py
 	@$(BIN)/codespell
 	@$(BIN)/python tools/plain_words.py
+	@$(BIN)/python tools/measures.py
 
 docs: $(VENV)/.dev ## build the documentation site into site/; a broken link or anchor is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
