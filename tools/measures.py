@@ -57,7 +57,7 @@ def measures() -> dict[str, int]:
         "modules above 400 lines": sum(count > 400 for count in lines.values()),
         "modules above 600 lines": sum(count > 600 for count in lines.values()),
         "lines of the longest module": max(lines.values()),
-        f"classes with more than {MOST_OVERRIDDEN} overridden members of a base of ours": sum(
+        f"classes with more than {MOST_OVERRIDDEN} overridden members of a base class": sum(
             count > MOST_OVERRIDDEN for count in _overridden(modules)
         ),
         "import circles between files": len(_circles(_imports(modules))),
@@ -83,7 +83,7 @@ def _exported(module: ast.Module) -> int:
 
 
 def _overridden(modules: Modules) -> Iterator[int]:
-    """Yield for each class how many methods it overrides, of all the classes of ours that it inherits from."""
+    """Yield for each class how many methods it overrides, of all the project classes that it inherits from."""
     classes = {
         node.name: node for module in modules.values() for node in ast.walk(module) if isinstance(node, ast.ClassDef)
     }
