@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("rocketshim_local.cli.demo", "One day of real flights through delay, retry and dead letters."),
     "init": ("rocketshim.cli.init", "Create the topics that rocketshim needs, or show what would be created."),
     "doctor": ("rocketshim.cli.doctor", "Check the set-up: problems, their impact, and how to fix them."),
-    "send": ("rocketshim.cli.send", "Send one message, now or later."),
+    "send": ("rocketshim.cli.send", "Send a message, or one for each line of standard input; now or later."),
     "run": ("rocketshim.cli.run", "Run your push consumer in one or more processes."),
     "worker": ("rocketshim.cli.worker", "Deliver delayed and retried messages when they are due."),
     "delayed": ("rocketshim.cli.delayed", "Show the messages in the delay queues and when they are due."),
@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "rocketshim.cli.group",
         "List consumer groups; show a group's lag, subscriptions and locks; move its positions.",
     ),
+    "topic": ("rocketshim.cli.topic", "Look into a topic, without consuming it."),
     "acls": ("rocketshim.cli.acls", "Print the minimum ACLs of each role as kafka-acls commands."),
     "broker": (
         "rocketshim_local.cli.broker",

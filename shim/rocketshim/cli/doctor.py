@@ -10,6 +10,7 @@ from rich.text import Text
 from rocketshim.admin.acls import Role
 from rocketshim.admin.doctor import CHECKS, Finding, Severity, examine
 from rocketshim.cli.app import FINDING
+from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.escaping import plain
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, Quiet, client_settings
 from rocketshim.cli.records import console
@@ -27,11 +28,19 @@ def doctor(
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", "-t", help="One of your source or target topics; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--topic", "-t", help="One of your source or target topics; repeatable.", autocompletion=complete_topic
+        ),
     ] = None,
     group: Annotated[
         list[str] | None,
-        typer.Option("--group", "-g", help="Another group to check, besides those whose topics exist; repeatable."),
+        typer.Option(
+            "--group",
+            "-g",
+            help="Another group to check, besides those whose topics exist; repeatable.",
+            autocompletion=complete_group,
+        ),
     ] = None,
     role: Annotated[
         list[Role] | None, typer.Option("--role", help="Check that this principal has the ACLs of a role; repeatable.")

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rocketshim.admin.decoder import DeadLetterRecord, Decoder
 from rocketshim.admin.record_view import RecordView, time_text
+from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.cli.options import OUTPUT, SELECTION
 from rocketshim.cli.times import past_ms
@@ -31,6 +32,7 @@ OfGroup = Annotated[
         "--group",
         "-g",
         help="The consumer group of the dead letters; with --topic, the group that gets them.",
+        autocompletion=complete_group,
         rich_help_panel=SELECTION,
     ),
 ]
@@ -40,10 +42,14 @@ OfTopic = Annotated[
         "--topic",
         "-t",
         help="Another dead-letter topic: Spring's, Connect's, Streams', … (see docs).",
+        autocompletion=complete_topic,
         rich_help_panel=SELECTION,
     ),
 ]
-Group = Annotated[str, typer.Option("--group", "-g", help="The consumer group.", rich_help_panel=SELECTION)]
+Group = Annotated[
+    str,
+    typer.Option("--group", "-g", help="The consumer group.", autocompletion=complete_group, rich_help_panel=SELECTION),
+]
 Where = Annotated[
     str | None,
     typer.Option(

@@ -1,0 +1,146 @@
+"""`rocketshim topic peek`: look into any topic, without consuming it."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rocketshim.admin.record_view import RecordView, time_text
+from rocketshim.cli.completion import complete_topic
+from rocketshim.cli.options import SELECTION, Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.records import (
+    Follow,
+    Key,
+    RecordFilter,
+    Since,
+    Tags,
+    Where,
+    echo_safe,
+    require_topic,
+    say_limit,
+    show_table,
+)
+from rocketshim.errors import ConfigError
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics import TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
+
+app = typer.Typer(
+    help="Look into a topic, without consuming it.",
+    epilog="Example: rocketshim topic peek orders --bootstrap localhost:9092",
+    no_args_is_help=True,
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Look into a topic, without consuming it."""
+
+
+@app.command(epilog="Example: rocketshim topic peek orders --newest --tags 'created || paid' --where 'price >= 10'")
+def peek(
+    *,
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC[/PARTITION]", help="Logical topic.", autocompletion=complete_topic)
+    ],
+    bootstrap: Bootstrap,
+    client: Client = None,
+    namespace: Namespace = "",
+    where: Where = None,
+    tags: Tags = None,
+    key: Key = None,
+    since: Since = None,
+    newest: Annotated[
+        bool,
+        typer.Option(
+            "--newest", help="Select among the last --limit records of each partition only.", rich_help_panel=SELECTION
+        ),
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, help="Maximum number of messages to show.")] = 10,
+    follow: Follow = False,
+    as_json: Json = False,
+) -> None:
+    """Show messages with keys, headers and bodies, oldest first within a partition. No group's position changes."""
+    if newest and since is not None:
+        raise ConfigError("--newest and --since both say where to begin: use one of them")
+    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
+    names = TopicNames(namespace)
+    name, slash, number = topic.rpartition("/")
+    physical = names.physical(name if slash and number.isdecimal() else topic)
+    with TopicReader(bootstrap, client=client_settings(client)) as reader:
+        require_topic(reader, physical, f"there is no topic {physical}")
+        keys = _partitions(reader, physical, int(number) if slash and number.isdecimal() else None)
+        entries = peeked(reader, keys, choice, last=limit if newest else None, follow=follow, trusted=names.is_ours)
+        _show(entries, None if follow else limit, lines=as_json or follow, as_json=as_json)
+    if (hint := choice.misnamed()) is not None:
+        typer.echo(hint, err=True)
+
+
+def peeked(
+    reader: TopicReader,
+    keys: list[TopicPartitionKey],
+    choice: RecordFilter,
+    *,
+    last: int | None,
+    follow: bool,
+    trusted: Any,
+) -> Iterator[RecordView]:
+    """Return the selected records of these partitions.
+
+    Args:
+        reader: reads them.
+        keys: the partitions.
+        choice: what the user selected.
+        last: only this many of the last offsets of each partition; None: all.
+        follow: continue with new records.
+        trusted: whether a topic is one of rocketshim's own, by name.
+    """
+    bounds = {each: reader.bounds(*each) for each in keys}
+    if last is not None:
+        spans = {each: (max(low, high - last), high) for each, (low, high) in bounds.items()}
+        messages = reader.read_spans(spans, follow=follow)
+    elif choice.since_ms is not None:
+        messages = reader.read([keys[0].topic], since_ms=choice.since_ms, follow=follow)
+    else:
+        messages = reader.read_spans(bounds, follow=follow)
+    for message in messages:
+        if message is None or TopicPartitionKey(message.topic(), message.partition()) not in bounds:
+            continue
+        entry = RecordView.of(message, trusted=trusted(message.topic()))
+        if choice.wants(entry):
+            yield entry
+
+
+def _partitions(reader: TopicReader, physical: str, number: int | None) -> list[TopicPartitionKey]:
+    count = reader.topics()[physical]
+    if number is not None and number >= count:
+        raise ConfigError(f"{physical}/{number}: the topic has the partitions 0 to {count - 1}")
+    return [TopicPartitionKey(physical, each) for each in (range(count) if number is None else [number])]
+
+
+def _show(entries: Iterator[RecordView], limit: int | None, *, lines: bool, as_json: bool) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("partition/offset", "stored (UTC)", "key", "tag", "id", "body"):
+        table.add_column(column, overflow="fold", no_wrap=column in {"partition/offset", "stored (UTC)"})
+    for shown, entry in enumerate(entries):
+        if shown == limit:
+            say_limit(limit)
+            break
+        cells = (
+            f"{entry.partition}/{entry.offset}",
+            time_text(entry.stored_ms)[:-4],
+            "" if entry.key is None else entry.key.decode(errors="replace"),
+            entry.envelope.tags or "",
+            entry.envelope.uniq_key or "",
+            entry.value_text(),
+        )
+        if as_json:
+            typer.echo(json.dumps(entry.as_json()))
+        elif lines:
+            echo_safe("  ".join(cells))
+        else:
+            table.add_row(*cells)
+    if not lines:
+        show_table(table)

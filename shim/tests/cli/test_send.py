@@ -1,0 +1,66 @@
+"""`send`: lines of standard input."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from rocketshim import Message, Producer
+from rocketshim.cli import main
+from rocketshim.cli.send_lines import LineSender, read_lines
+from rocketshim.errors import SendError
+from rocketshim.testing import InMemoryKafka
+
+
+def sent(kafka: InMemoryKafka, text: bytes, *, as_json: bool = False) -> None:
+    with Producer("memory:1", clients=kafka.clients()) as producer:
+        sender = LineSender(producer, lambda body: Message("orders", body), timeout_s=5, as_json=as_json)
+        sender.send(read_lines(io.BytesIO(text)))
+
+
+@pytest.fixture
+def kafka() -> InMemoryKafka:
+    made = InMemoryKafka()
+    made.create_topic("orders", 1)
+    return made
+
+
+def bodies(kafka: InMemoryKafka) -> list[Any]:
+    return [record.value() for record in kafka.records("orders")]
+
+
+def test_each_line_is_a_message_in_its_order(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    sent(kafka, b"one\r\n\ntwo\n  three ")
+    assert bodies(kafka) == [b"one", b"two", b"  three "]
+    assert capsys.readouterr().out == "3 messages stored\n"
+
+
+def test_each_stored_line_is_one_line_of_json(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    sent(kafka, b"one\n\ntwo\n", as_json=True)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["line"] for row in rows] == [1, 3]
+    assert all(set(row) == {"line", "msg_id", "offset_msg_id"} for row in rows)
+
+
+def test_a_refused_line_stops_the_command_and_the_error_counts_what_was_stored(kafka: InMemoryKafka) -> None:
+    with pytest.raises(SendError, match=r"line 3 was not sent: .*2 messages were stored"):
+        sent(kafka, b"one\ntwo\n" + b"x" * 5_000_000 + b"\nfour\n")
+    assert bodies(kafka) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["orders"], "give BODY"),
+        (["orders", "x", "--lines"], "give BODY"),
+        (["orders", "x", "--deliver-at", "tomorrow"], "--deliver-at 'tomorrow': write a time such as"),
+        (["orders", "x", "--deliver-at", "2026-11-20", "--delay", "5s"], "at most one of its three delays"),
+        (["orders", "x", "--delay", "5"], "is not a duration"),
+    ],
+)
+def test_wrong_options_are_refused_before_a_broker_is_asked(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["send", *words, "--bootstrap", "127.0.0.1:1"]) == 1
+    assert told in capsys.readouterr().err

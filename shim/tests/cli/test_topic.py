@@ -1,0 +1,74 @@
+"""`topic peek` on the in-memory Kafka."""
+
+from typing import Any
+
+import pytest
+
+from rocketshim.cli import main
+from rocketshim.cli.records import RecordFilter
+from rocketshim.cli.topic import _partitions, _show, peeked
+from rocketshim.errors import ConfigError
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.testing import InMemoryKafka
+from rocketshim_topics.coordinates import TopicPartitionKey
+
+KEYS = [TopicPartitionKey("orders", 0), TopicPartitionKey("orders", 1)]
+
+
+@pytest.fixture
+def kafka() -> InMemoryKafka:
+    made = InMemoryKafka()
+    made.create_topic("orders", 2)
+    producer = made.producer({"bootstrap.servers": "memory:1"})
+    for number in range(10):
+        headers = [("TAGS", b"even" if number % 2 == 0 else b"odd"), ("price", b"%d" % number)]
+        producer.produce("orders", b"body %d" % number, b"key", number % 4 // 3, headers=headers)
+    producer.flush(10)
+    return made
+
+
+def seen(kafka: InMemoryKafka, *, last: int | None = None, keys: Any = KEYS, **choice: Any) -> list[int]:
+    selected = RecordFilter(**{"where": None, "tags": None, "key": None, "since": None, **choice})
+    with TopicReader("memory:1", clients=kafka.clients()) as reader:
+        found = list(peeked(reader, keys, selected, last=last, follow=False, trusted=lambda _: False))
+    return sorted(int((entry.value or b"").split()[1]) for entry in found)
+
+
+def test_everything_is_shown_without_a_selection(kafka: InMemoryKafka) -> None:
+    assert seen(kafka) == list(range(10))
+    assert seen(kafka, since="1970-01-02") == list(range(10))
+
+
+def test_tags_conditions_keys_and_partitions_select(kafka: InMemoryKafka) -> None:
+    assert seen(kafka, tags="even") == [0, 2, 4, 6, 8]
+    assert seen(kafka, where="price > 6") == [7, 8, 9]
+    assert seen(kafka, key="other") == []
+    assert seen(kafka, keys=KEYS[1:]) == [3, 7]
+    assert seen(kafka, keys=KEYS[1:], since="1970-01-02") == [3, 7]
+
+
+def test_the_newest_are_the_last_ones_of_each_partition(kafka: InMemoryKafka) -> None:
+    assert seen(kafka, last=1) == [7, 9]
+    assert seen(kafka, last=2, tags="even") == [8]
+
+
+def test_a_missing_partition_is_refused(kafka: InMemoryKafka) -> None:
+    with TopicReader("memory:1", clients=kafka.clients()) as reader:
+        assert _partitions(reader, "orders", 1) == KEYS[1:]
+        with pytest.raises(ConfigError, match="the topic has the partitions 0 to 1"):
+            _partitions(reader, "orders", 2)
+
+
+def test_the_table_ends_at_the_limit(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    with TopicReader("memory:1", clients=kafka.clients()) as reader:
+        choice = RecordFilter(where=None, tags=None, key=None, since=None)
+        entries = peeked(reader, KEYS[:1], choice, last=None, follow=False, trusted=lambda _: False)
+        _show(entries, 2, lines=False, as_json=False)
+    out, err = capsys.readouterr()
+    assert ("body 1" in out, "body 2" in out) == (True, False)
+    assert "the first 2; --limit shows more" in err
+
+
+def test_two_beginnings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "peek", "orders", "--newest", "--since", "1h", "--bootstrap", "127.0.0.1:1"]) == 1
+    assert "use one of them" in capsys.readouterr().err
