@@ -8,30 +8,36 @@ With `spark-submit`, run the file `rocketshim_spark/submit.py` with the same arg
 """
 
 import datetime as dt
+import json
 import sys
-from typing import Annotated
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, DelayLevelsText, Namespace
+from rocketshim.cli.options import SELECTION, Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.cli.times import past_ms
 from rocketshim.errors import ConfigError
 from rocketshim_spark import cli_replay
 from rocketshim_spark.cli_options import (
     Connector,
-    DriverClient,
     DriverMemory,
+    GroupOnly,
+    JavaClient,
     Lake,
     Master,
     Out,
-    SparkClient,
     Version,
     exit_if_finding,
     open_view,
-    parse_properties,
     print_note,
     session,
 )
+
+if TYPE_CHECKING:
+    from rocketshim_spark.land import Landing
 
 app = typer.Typer(
     help="Spark jobs over the topics: find failures, lost messages and late deliveries, and replay dead letters.",
@@ -41,15 +47,23 @@ app = typer.Typer(
 app.add_typer(cli_replay.app, name="replay")
 
 
+def _time_option(*names: str, about: str) -> Any:
+    help_text = f"{about}; a duration before now or a time: 2d, 2026-11-20T18:00:00Z."
+    return typer.Option(*names, metavar="DURATION|TIME", help=help_text, rich_help_panel=SELECTION)
+
+
 @app.command(epilog="Example: rocketshim spark fetch")
-def fetch() -> None:
+def fetch(*, as_json: Json = False) -> None:
     """Download the jars that Spark needs to read Kafka and write Delta (30 MB) into rocketshim's cache."""
     try:
         from rocketshim_spark.session import fetch as fetch_all  # noqa: PLC0415 `--help` works without Spark
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'rocketshim[spark]'") from error
     jars = fetch_all(report=print_note)
-    print_note(f"ready: {len(jars)} jars in {jars[0].parent}")
+    if as_json:
+        typer.echo(json.dumps({"folder": str(jars[0].parent), "jars": [jar.name for jar in jars]}))
+    else:
+        print_note(f"ready: {len(jars)} jars in {jars[0].parent}")
 
 
 @app.command(epilog="Example: rocketshim spark land orders --lake s3a://lake/shim --bootstrap localhost:9092")
@@ -61,30 +75,50 @@ def land(
     namespace: Namespace = "",
     group: Annotated[
         list[str] | None,
-        typer.Option("--group", help="Record only the positions of this group and the worker; repeatable."),
+        typer.Option("--group", "-g", help="Record only the positions of this group and the worker; repeatable."),
     ] = None,
-    kafka_property: SparkClient = None,
-    client_property: DriverClient = None,
+    java_client: JavaClient = None,
+    client: Client = None,
     master: Master = None,
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
+    as_json: Json = False,
 ) -> None:
     """Land new records, each once. Exit code 2 if retention deleted records before they were landed."""
+    kafka, config = client_settings(java_client, "--java-client"), client_settings(client)
     with session(master, connector, driver_memory) as spark:
         from rocketshim_spark.events import event_topics, kind_of  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.land import land as land_now  # noqa: PLC0415
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
-        kafka, config = parse_properties(kafka_property), parse_properties(client_property)
         chosen = event_topics(Cluster(bootstrap, config).topics(), topics, namespace)
         # The jobs need the worker's positions: they find lost messages by what the worker has passed.
         groups = [*group, TopicNames(namespace).worker_group] if group else None
         done = land_now(spark, bootstrap, chosen, lake, kafka=kafka, config=config, groups=groups)
     if all(kind_of(topic, namespace) == "source" for topic in chosen):
         print_note(f"note: found no shim topic in namespace {namespace!r}: check --namespace")
+    if as_json:
+        typer.echo(json.dumps({"lake": lake, "topics": sorted(chosen), **_facts(done)}))
+    else:
+        _print_landing(done, lake, len(chosen))
+    if done.gaps:
+        raise typer.Exit(FINDING)
+
+
+def _facts(done: "Landing") -> dict[str, Any]:
+    """Return the result of a landing for programs."""
+    held = [
+        {"topic": topic, "partition": partition, "next_offset": offset}
+        for (topic, partition), offset in sorted(done.held.items())
+    ]
+    gaps = [asdict(gap) for gap in done.gaps]
+    return {"version": done.version, "rows": done.rows, "gaps": gaps, "open_transactions": held}
+
+
+def _print_landing(done: "Landing", lake: str, topic_count: int) -> None:
     version = "no table yet" if done.version is None else f"version {done.version}"
-    typer.echo(f"landed {done.rows} new records of {len(chosen)} topics into {lake} ({version})")
+    typer.echo(f"landed {done.rows} new records of {topic_count} topics into {lake} ({version})")
     for gap in done.gaps:
         typer.echo(
             f"gap: retention deleted {gap.topic}/{gap.partition} offsets {gap.gap_from} to {gap.gap_to - 1} "
@@ -92,30 +126,28 @@ def land(
         )
     for (topic, partition), offset in sorted(done.held.items()):
         print_note(f"note: {topic}/{partition} ends in an open transaction: a later landing reads from offset {offset}")
-    if done.gaps:
-        raise typer.Exit(FINDING)
 
 
 @app.command(epilog="Example: rocketshim spark failures --lake ./lake --since 2026-11-20T00:00:00Z")
 def failures(
     *,
     lake: Lake,
-    since: Annotated[str | None, typer.Option("--since", help="Earliest time of a failure, ISO 8601.")] = None,
-    until: Annotated[str | None, typer.Option("--until", help="Only failures before this time, ISO 8601.")] = None,
+    since: Annotated[str | None, _time_option("--since", "-s", about="Earliest time of a failure")] = None,
+    until: Annotated[str | None, _time_option("--until", about="Only failures before this time")] = None,
     new_since: Annotated[
-        str | None,
-        typer.Option("--new-since", help="A cause first seen at or after this time is new. Default: --since."),
+        str | None, _time_option("--new-since", about="A cause first seen since then is new. Default: --since")
     ] = None,
-    group: Annotated[str | None, typer.Option("--group", help="Only failures of this consumer group.")] = None,
+    group: GroupOnly = None,
     namespace: Namespace = "",
     version: Version = None,
     out: Out = None,
     master: Master = None,
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
+    as_json: Json = False,
 ) -> None:
     """List failures, their causes, and which are new. Exit code 2 for a new cause or a message that became dead."""
-    times = {"since": _parse_time(since), "until": _parse_time(until), "new_since": _parse_time(new_since)}
+    times = _parse_times(since=since, until=until, new_since=new_since)
     if times["since"] and times["until"] and times["since"] >= times["until"]:
         raise ConfigError(f"--until {until} is not later than --since {since}: no failure can match")
     with open_view(
@@ -127,7 +159,7 @@ def failures(
         view.check_groups([group] if group else [])
         found = job.transform(view.events, job.FailureParams.model_validate({**times, "group": group}))
         report = job.report(publish(view, "failures", found))
-        write_report(view, report)
+        write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
 
 
@@ -142,6 +174,7 @@ def lineage(
     master: Master = None,
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
+    as_json: Json = False,
 ) -> None:
     """Rebuild the lifecycle of every message. Exit code 2 for a lost, broken or revived one, or an unknown id.
 
@@ -155,12 +188,12 @@ def lineage(
 
         if message is None:
             report = job.report(publish_lifecycles(view))
-            write_report(view, report)
+            write_report(view, report, as_json=as_json)
             fine = report.fine
         else:
             lifecycles = job.find_lifecycles(view.lifecycles(), message)
             for lifecycle in lifecycles:
-                typer.echo(job.format_lifecycle(lifecycle))
+                typer.echo(job.lifecycle_json(lifecycle) if as_json else job.format_lifecycle(lifecycle))
             fine = bool(lifecycles)
             if not fine:
                 print_note(f"no record of a message {message} in {lake}")
@@ -184,6 +217,7 @@ def delays(
     master: Master = None,
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
+    as_json: Json = False,
 ) -> None:
     """Measure how late delayed messages came. Exit code 2 for an early, overtaken, parked, stuck or lost one.
 
@@ -203,7 +237,7 @@ def delays(
         params = job.DelayParams(now=view.now, worker=view.worker, grace_ms=grace_ms, skew_ms=skew_ms)
         found = publish(view, "delay_outcomes", job.outcomes(view.events, params))
         report = job.report(found, publish(view, "delays", job.transform(found)))
-        write_report(view, report)
+        write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
 
 
@@ -217,6 +251,7 @@ def audit(
     master: Master = None,
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
+    as_json: Json = False,
 ) -> None:
     """Check that no message is lost. Exit code 2 for a missing, parked or malformed record, or a retention gap."""
     with open_view(
@@ -229,7 +264,7 @@ def audit(
         missing = publish(view, "residuals", job.residuals(lifecycles, view.gaps))
         account = publish(view, "audit", job.transform(lifecycles, missing))
         report = job.report(account, missing, view.gaps, job.malformed(view.events))
-        write_report(view, report)
+        write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
 
 
@@ -249,6 +284,7 @@ def keys(
     master: Master = None,
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
+    as_json: Json = False,
 ) -> None:
     """Find poison keys, and broken message order in `--orderly` groups. Exit code 2 if there is either.
 
@@ -263,7 +299,7 @@ def keys(
         view.check_groups(orderly or ())
         params = job.KeyParams(min_failures=min_failures, orderly=tuple(orderly or ()))
         report = job.report(publish(view, "keys", job.transform(view.lifecycles(), params)))
-        write_report(view, report)
+        write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
 
 
@@ -275,6 +311,7 @@ def dlq_trend(
         str | None,
         typer.Option(
             "--bootstrap",
+            "-b",
             envvar="ROCKETSHIM_BOOTSTRAP",
             help="Read the retention of dead-letter topics from these brokers.",
         ),
@@ -286,17 +323,19 @@ def dlq_trend(
         str, typer.Option("--warn", help="A dead letter that expires within this time is a finding.")
     ] = "24h",
     namespace: Namespace = "",
-    client_property: DriverClient = None,
+    client: Client = None,
     version: Version = None,
     out: Out = None,
     master: Master = None,
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
+    as_json: Json = False,
 ) -> None:
     """Count open dead letters, and when retention deletes them. Exit code 2 if it does so within `--warn`."""
     from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` works without Spark
 
     retention_ms, warn_ms = parse_duration_ms(retention), parse_duration_ms(warn)
+    config = client_settings(client)
     if retention_ms == 0:
         raise ConfigError(f"--retention {retention}: must be at least 1 ms")
     with open_view(
@@ -311,7 +350,7 @@ def dlq_trend(
             from rocketshim_spark.sources import Cluster  # noqa: PLC0415
 
             letters = [row.topic for row in view.topics().collect() if kind_of(row.topic, namespace) == "dlq"]
-            kept = Cluster(bootstrap, parse_properties(client_property)).retention_ms(letters)
+            kept = Cluster(bootstrap, config).retention_ms(letters)
         params = job.TrendParams(
             now=view.now, retention_of=kept, retention_ms=retention_ms, warn_hours=warn_ms / 3_600_000
         )
@@ -319,18 +358,19 @@ def dlq_trend(
         days = publish(view, "dlq_trend", job.transform(found))
         report = job.report(days, publish(view, "dlq_open", job.open_letters(found, params)), params)
         found.unpersist()
-        write_report(view, report)
+        write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
 
 
-def _parse_time(text: str | None) -> dt.datetime | None:
-    if text is None:
-        return None
-    try:
-        found = dt.datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is not a time: write it as 2026-11-20T18:00:00Z") from error
-    return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
+def _parse_times(**given: str | None) -> dict[str, dt.datetime | None]:
+    """Return the times that options name; None for one that was not given."""
+    now_ms = time.time_ns() // 1_000_000
+    return {
+        name: None
+        if text is None
+        else dt.datetime.fromtimestamp(past_ms(text, now_ms, f"--{name.replace('_', '-')}") / 1_000, dt.UTC)
+        for name, text in given.items()
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

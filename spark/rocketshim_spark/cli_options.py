@@ -4,11 +4,12 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from rocketshim.cli.app import FINDING
+from rocketshim.cli.options import CONNECTION, OUTPUT, SELECTION
 from rocketshim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,35 +17,69 @@ if TYPE_CHECKING:
 
     from rocketshim_spark.running import OpenLake
 
+SPARK: Final = "Spark"
+"""The group of Spark's own options in each `--help`."""
+
 Lake = Annotated[
-    str, typer.Option("--lake", envvar="ROCKETSHIM_LAKE", help="The lake folder: any path that Spark can read.")
-]
-Master = Annotated[
-    str | None, typer.Option("--master", help="Where Spark runs. Default: as spark-submit sets it, else local[*].")
-]
-Connector = Annotated[
-    str, typer.Option("--connector", help="Where Spark's jars come from: auto, cache, packages, provided.")
-]
-DriverMemory = Annotated[str | None, typer.Option("--driver-memory", help="Java heap of a local Spark: 1g, 2g.")]
-SparkClient = Annotated[
-    list[str] | None,
+    str,
     typer.Option(
-        "--kafka-property", metavar="NAME=VALUE", help="A setting of Spark's Kafka client (Java); repeatable."
+        "--lake",
+        envvar="ROCKETSHIM_LAKE",
+        help="The lake folder: any path that Spark can read.",
+        rich_help_panel=CONNECTION,
     ),
 ]
-DriverClient = Annotated[
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", help="Where Spark runs. Default: as spark-submit sets it, else local[*].", rich_help_panel=SPARK
+    ),
+]
+Connector = Annotated[
+    str,
+    typer.Option(
+        "--connector",
+        help="Where Spark's jars come from: auto, cache, packages, provided.",
+        rich_help_panel=SPARK,
+    ),
+]
+DriverMemory = Annotated[
+    str | None,
+    typer.Option("--driver-memory", help="Java heap of a local Spark: 1g, 2g.", rich_help_panel=SPARK),
+]
+JavaClient = Annotated[
     list[str] | None,
     typer.Option(
-        "--client-property",
-        metavar="NAME=VALUE",
-        help="A setting of the driver's Kafka client (librdkafka); repeatable.",
+        "--java-client",
+        envvar="ROCKETSHIM_JAVA_CLIENT",
+        metavar="NAME=VALUE|@FILE",
+        help="A setting of Spark's Kafka client, which is Java's, or a file with one NAME=VALUE per line; repeatable.",
+        rich_help_panel=CONNECTION,
+    ),
+]
+GroupOnly = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        "-g",
+        help="Only failures and dead letters of this consumer group.",
+        rich_help_panel=SELECTION,
     ),
 ]
 Out = Annotated[
-    str | None, typer.Option("--out", help="Folder for results and their HTML pages. Default: LAKE/reports.")
+    str | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="Folder for results and their HTML pages. Default: LAKE/reports.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Version = Annotated[
-    int | None, typer.Option("--version", min=0, help="Version of the landed records. Default: the newest.")
+    int | None,
+    typer.Option(
+        "--version", min=0, help="Version of the landed records. Default: the newest.", rich_help_panel=SELECTION
+    ),
 ]
 
 
@@ -124,21 +159,6 @@ def open_view(
         from rocketshim_spark.running import open_lake  # noqa: PLC0415 Spark is installed
 
         yield open_lake(spark, lake, namespace=namespace, delay_levels=delay_levels, version=version, out=out)
-
-
-def parse_properties(given: list[str] | None) -> dict[str, str]:
-    """Parse `NAME=VALUE` texts into a mapping.
-
-    Raises:
-        ConfigError: a text does not have this form.
-    """
-    found = {}
-    for text in given or []:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise ConfigError(f"{text!r} is not a property: write NAME=VALUE, for example security.protocol=SSL")
-        found[name.strip()] = value.strip()
-    return found
 
 
 def exit_if_finding(*, fine: bool) -> None:

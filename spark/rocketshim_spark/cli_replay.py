@@ -1,24 +1,26 @@
 """`rocketshim spark replay plan | run | verify`: send dead letters again, and check that they arrived."""
 
-from typing import TYPE_CHECKING, Annotated
+import json
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketshim.cli.options import Bootstrap, DryRun, Namespace
+from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
+from rocketshim.cli.records import Where
+from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO
 from rocketshim.errors import ConfigError
 from rocketshim_spark.cli_options import (
     Connector,
-    DriverClient,
     DriverMemory,
+    GroupOnly,
+    JavaClient,
     Lake,
     Master,
     Out,
-    SparkClient,
     Version,
     exit_if_finding,
     open_view,
-    parse_properties,
     print_note,
 )
 from rocketshim_spark.report import printable
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from rocketshim.core.redrive import RedriveProgress
+    from rocketshim_spark.jobs.replay import RunResult
     from rocketshim_spark.running import OpenLake
     from rocketshim_spark.sources import Cluster, PartitionBounds
 
@@ -48,25 +51,18 @@ def plan(
     *,
     lake: Lake,
     plan_name: PlanName,
-    group: Annotated[str | None, typer.Option("--group", help="Only dead letters of this consumer group.")] = None,
-    where: Annotated[
-        str | None, typer.Option("--where", help="SQL92 condition on headers: \"FAIL_CLASS = 'Timeout'\".")
-    ] = None,
-    to_source: Annotated[
-        bool, typer.Option("--to-source", help="Send to the source topic: every group sees it.")
-    ] = False,
-    max_replays: Annotated[
-        int, typer.Option("--max-replays", min=1, max=2**31 - 1, help="Skip dead letters redriven this many times.")
-    ] = DEFAULT_MAX_REPLAYS,
-    max_messages: Annotated[
-        int | None, typer.Option("--max", min=1, help="Maximum number of dead letters to send.")
-    ] = None,
+    group: GroupOnly = None,
+    where: Where = None,
+    to_source: ToSource = False,
+    max_replays: MaxReplays = DEFAULT_MAX_REPLAYS,
+    max_messages: MaxLetters = None,
     namespace: Namespace = "",
     version: Version = None,
     out: Out = None,
     master: Master = None,
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
+    as_json: Json = False,
 ) -> None:
     """Write a plan of what would be sent, for review. Nothing is sent."""
     with open_view(
@@ -100,41 +96,37 @@ def plan(
         named = job.named_targets(view.events, params)
         planned = job.plan(view.events, view.topics(), named, params, chosen=chosen, settled=view.settled)
         written = publish(view, f"replay-{plan_name}", planned)
-        write_report(view, job.plan_report(written))
+        write_report(view, job.plan_report(written), as_json=as_json)
 
 
-@app.command(epilog="Example: rocketshim spark replay run --lake ./lake --plan monday --max-per-second 200")
+@app.command(epilog="Example: rocketshim spark replay run --lake ./lake --plan monday --rate 200")
 def run(
     *,
     lake: Lake,
     plan_name: PlanName,
     bootstrap: Bootstrap,
-    max_per_second: Annotated[
-        float | None, typer.Option("--max-per-second", min=0.01, help="Maximum dead letters to send per second.")
-    ] = None,
-    stop_ratio: Annotated[
-        float,
-        typer.Option("--stop-ratio", min=0, max=1, help="Stop if more than this share fails, or becomes dead again."),
-    ] = DEFAULT_STOP_RATIO,
+    rate: Rate = None,
+    stop_ratio: StopRatio = DEFAULT_STOP_RATIO,
     dry_run: DryRun = False,
     namespace: Namespace = "",
     out: Out = None,
-    client_property: DriverClient = None,
+    client: Client = None,
     master: Master = None,
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
+    as_json: Json = False,
 ) -> None:
     """Send the planned dead letters that no command has sent or discarded yet, each exactly once.
 
     Exit code 2 if some could not be sent, or became dead again during the run.
     """
+    config = client_settings(client)
     with open_view(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim.cli.redrive import ensure_log  # noqa: PLC0415
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
-        config = parse_properties(client_property)
         planned = _read_plan(view, plan_name)
         cluster = Cluster(bootstrap, config)
         _check_sources(view, planned, cluster)
@@ -148,11 +140,35 @@ def run(
             landed,
             namespace=namespace,
             config=config,
-            max_per_second=max_per_second,
+            max_per_second=rate,
             stop_ratio=stop_ratio,
             dry_run=dry_run,
             report=_print_progress,
         )
+    if as_json:
+        typer.echo(json.dumps(_facts(plan_name, done, dry_run=dry_run)))
+    else:
+        _print_result(done, dry_run=dry_run)
+    exit_if_finding(fine=not done.failed and not done.dead_again)
+
+
+def _facts(plan_name: str, done: "RunResult", *, dry_run: bool) -> dict[str, Any]:
+    """Return the result for programs, with the names that `dlq apply --json` uses."""
+    return {
+        "plan": plan_name,
+        "planned": done.sent + done.settled + sum(done.failed.values()) + done.left,
+        "sent": 0 if dry_run else done.sent,
+        "settled_before": done.settled,
+        "failed": sum(done.failed.values()),
+        "failures": dict(done.failed),
+        "dead_again": done.dead_again,
+        "left": done.sent if dry_run else done.left,
+        "stopped_by": "failures" if done.left else None,
+        "dry_run": dry_run,
+    }
+
+
+def _print_result(done: "RunResult", *, dry_run: bool) -> None:
     verb = "would send" if dry_run else "sent"
     typer.echo(f"{verb} {done.sent} dead letters; already sent or discarded: {done.settled}")
     for reason, count in done.failed.items():
@@ -163,7 +179,6 @@ def run(
         print_note(
             f"stopped: too many failed or became dead again (--stop-ratio); {done.left} dead letters were not tried"
         )
-    exit_if_finding(fine=not done.failed and not done.dead_again)
 
 
 @app.command(epilog="Example: rocketshim spark replay verify --lake ./lake --plan monday")
@@ -174,13 +189,15 @@ def verify(
     bootstrap: Bootstrap,
     namespace: Namespace = "",
     out: Out = None,
-    kafka_property: SparkClient = None,
-    client_property: DriverClient = None,
+    java_client: JavaClient = None,
+    client: Client = None,
     master: Master = None,
     connector: Connector = "auto",
     driver_memory: DriverMemory = None,
+    as_json: Json = False,
 ) -> None:
     """Read the target topics and list what differs from the plan. Exit code 2 if a record is missing or altered."""
+    kafka, config = client_settings(java_client, "--java-client"), client_settings(client)
     with open_view(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim_spark import events  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415
@@ -188,7 +205,6 @@ def verify(
         from rocketshim_spark.sources import Cluster, read_batch  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
-        kafka, config = parse_properties(kafka_property), parse_properties(client_property)
         planned = _read_plan(view, plan_name)
         cluster = Cluster(bootstrap, config)
         bounds = _bounds_to_verify(view, planned, plan_name, cluster)
@@ -199,7 +215,7 @@ def verify(
             settled = events.settled(read_batch(view.spark, bootstrap, cluster.bounds([log]), kafka=kafka), namespace)
         checked = publish(view, f"replay-{plan_name}-verified", job.check(planned, found, settled))
         report = job.verify_report(checked)
-        write_report(view, report)
+        write_report(view, report, as_json=as_json)
     exit_if_finding(fine=report.fine)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-__all__ = ["Report", "Table", "as_html", "as_text", "printable"]
+__all__ = ["Report", "Table", "as_html", "as_text", "json_value", "printable", "report_json"]
 
 _WIDTH: Final = 720
 _BAR_HEIGHT: Final = 18
@@ -67,6 +67,27 @@ def as_text(report: Report) -> str:
             lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     lines += [f"note: {note}" for note in report.notes]
     return "\n".join(lines)
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """Return the report for programs: each row as an object with the names of the columns."""
+    return {
+        "job": report.job,
+        "verdict": report.verdict,
+        "fine": report.fine,
+        "tables": [
+            {"title": table.title, "rows": [dict(zip(table.columns, row, strict=True)) for row in table.rows]}
+            for table in report.tables
+        ],
+        "notes": list(report.notes),
+    }
+
+
+def json_value(value: Any) -> Any:
+    """Return a value of a table that JSON does not have: a time as ISO 8601 in UTC, bytes and others as text."""
+    if isinstance(value, dt.datetime):
+        return f"{value.isoformat(timespec='milliseconds')}Z"
+    return bytes(value).decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
 
 
 def as_html(report: Report, *, about: str) -> str:

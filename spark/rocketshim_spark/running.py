@@ -7,6 +7,7 @@ directory. It is written to a temporary file and renamed, so a reader never sees
 """
 
 import datetime as dt
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from rocketshim_spark.land import (
     read_snapshot,
     read_topics,
 )
-from rocketshim_spark.report import Report, as_html, as_text
+from rocketshim_spark.report import Report, as_html, as_text, json_value, report_json
 from rocketshim_spark.session import conf_set, without_dictionaries
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -198,10 +199,10 @@ def find_published(lake: OpenLake, name: str) -> DataFrame | None:
     return find_table(lake.spark, f"{lake.out}/{name}")
 
 
-def write_report(lake: OpenLake, report: Report) -> None:
-    """Print a report and write its HTML page, with the lake's caveats added as notes."""
+def write_report(lake: OpenLake, report: Report, *, as_json: bool = False) -> None:
+    """Print a report, as text or as one JSON object, and write its HTML page; the lake's caveats become notes."""
     report = replace(report, notes=(*report.notes, *lake.caveats))
-    typer.echo(as_text(report))
+    typer.echo(json.dumps(report_json(report), default=json_value) if as_json else as_text(report))
     target = local_folder(lake.out) or Path()
     target.mkdir(parents=True, exist_ok=True)
     page = target / f"{report.job}.html"

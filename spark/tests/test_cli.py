@@ -8,8 +8,11 @@ from rocketshim_spark.cli import main
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("failures", "--since", "yesterday"), "'yesterday' is not a time: write it as 2026-11-20T18:00:00Z"),
-        (("failures", "--new-since", "20:00"), "'20:00' is not a time"),
+        (
+            ("failures", "--since", "yesterday"),
+            "--since 'yesterday': write a duration before now (30m, 2h, 3d), or a time",
+        ),
+        (("failures", "--new-since", "20:00"), "--new-since '20:00': write a duration"),
         (
             ("failures", "--since", "2026-01-02T01:00:00+02:00", "--until", "2026-01-01T23:00:00Z"),
             "--until 2026-01-01T23:00:00Z is not later than --since 2026-01-02T01:00:00+02:00: no failure can match",
@@ -23,7 +26,11 @@ from rocketshim_spark.cli import main
         (("keys", "--min-failures", "0"), "--min-failures"),
         (("audit", "--version", "-1"), "--version"),
         (("replay", "plan", "--plan", "p", "--max-replays", "0"), "--max-replays"),
-        (("replay", "run", "--plan", "p", "--bootstrap", "b", "--max-per-second", "0"), "--max-per-second"),
+        (("replay", "run", "--plan", "p", "--bootstrap", "b", "--rate", "0"), "--rate"),
+        (("replay", "run", "--plan", "p", "--bootstrap", "b", "--max-per-second", "0"), "is now written --rate"),
+        (("land", "orders", "--bootstrap", "b", "--java-client", "x"), "--java-client: write NAME=VALUE"),
+        (("land", "orders", "--bootstrap", "b", "--kafka-property", "x"), "--java-client: write NAME=VALUE"),
+        (("dlq-trend", "--client", "@/no/file"), "--client @/no/file: cannot read the file"),
     ],
 )
 def test_an_invalid_argument_is_reported_in_one_line(

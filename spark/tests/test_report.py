@@ -1,12 +1,13 @@
 """Reports on the console and as a page: text from records is always printed as plain text."""
 
 import datetime as dt
+import json
 
 import pytest
 from pyspark.sql import Row
 
 from rocketshim_spark.jobs.lineage import format_lifecycle
-from rocketshim_spark.report import Report, Table, as_html, as_text
+from rocketshim_spark.report import Report, Table, as_html, as_text, json_value, report_json
 
 NASTY = "<script>alert(1)</script>&\"'\x1b]0;owned\x07\x9b2J\n\u202e"
 
@@ -70,3 +71,24 @@ def test_a_page_without_rows_is_complete_and_marks_the_verdict() -> None:
 def test_bars_are_proportional_and_never_negative() -> None:
     page = as_html(Report("delays", "late", fine=True, bars=(("a", 10.0), ("b", 5.0), ("c", -3.0))), about="")
     assert [part.split('"')[0] for part in page.split('width="')[2:]] == ["400.0", "200.0", "0.0"]
+
+
+def test_the_json_of_a_report_has_an_object_for_each_row_and_times_in_utc() -> None:
+    at = dt.datetime(2026, 11, 20, 18, 0, 0, 5_000)  # noqa: DTZ001 - as Spark returns it: UTC, without a zone
+    table = Table("worst", ("key", "at", "count"), [(b"k-1", at, 3), (None, None, 0)])
+    report = Report(job="keys", verdict="1 key", fine=False, tables=(table,), bars=(("x", 1.0),), notes=("inferred",))
+    assert json.loads(json.dumps(report_json(report), default=json_value)) == {
+        "job": "keys",
+        "verdict": "1 key",
+        "fine": False,
+        "tables": [
+            {
+                "title": "worst",
+                "rows": [
+                    {"key": "k-1", "at": "2026-11-20T18:00:00.005Z", "count": 3},
+                    {"key": None, "at": None, "count": 0},
+                ],
+            }
+        ],
+        "notes": ["inferred"],
+    }

@@ -133,6 +133,7 @@ def release(
     owner_is_gone: Annotated[
         bool, typer.Option("--owner-is-gone", help="Release the queue: the process that holds it has ended.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Release a queue whose owner has died, without waiting for its lease. Position and retry counts are kept.
 
@@ -146,18 +147,31 @@ def release(
     wanted = MessageQueue(topic, queue_id=int(number))
     log_topic, standing = _read(bootstrap, client_settings(client), namespace, group)
     record = release_record(standing, wanted)
-    if record is None:
+    lock = standing.log.lock(wanted)
+    if record is not None and owner_is_gone:
+        _store(bootstrap, client_settings(client), log_topic, encode_group_record(record))
+    if as_json:
+        facts = {
+            "group": group,
+            "topic": wanted.topic,
+            "partition": wanted.queue_id,
+            "owner": None if record is None else record.client_id,
+            "token": lock.token,
+            "lease_left_ms": lock.lease_left_ms,
+            "released": record is not None and owner_is_gone,
+        }
+        typer.echo(json.dumps(facts))
+    elif record is None:
         typer.echo(f"no known owner holds {queue}: there is nothing to release")
-        return
-    if not owner_is_gone:
-        lock = standing.log.lock(wanted)
+    elif owner_is_gone:
+        echo_safe(f"{queue} is free; {record.client_id} held it")
+    else:
         echo_safe(
             f"{queue} is held by {record.client_id} for {lock.lease_left_ms / 1_000:.0f} s more (token {lock.token})"
         )
+    if record is not None and not owner_is_gone:
         typer.echo("nothing was changed; if that process has ended, use --owner-is-gone", err=True)
         raise typer.Exit(FINDING)
-    _store(bootstrap, client_settings(client), log_topic, encode_group_record(record))
-    echo_safe(f"{queue} is free; {record.client_id} held it")
 
 
 def _store(bootstrap: str, client: dict[str, str], topic: str, value: bytes, clients: Clients | None = None) -> None:

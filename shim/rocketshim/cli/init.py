@@ -1,12 +1,17 @@
 """`rocketshim init`: create the topics that rocketshim needs, or show what would be created."""
 
-from typing import Annotated
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, DryRun, Namespace, client_settings
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, DryRun, Json, Namespace, client_settings
 from rocketshim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rocketshim_topics.layout import Plan
 
 app = typer.Typer()
 
@@ -48,6 +53,7 @@ def init(
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Also correct the settings of existing topics.")] = False,
     dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
     """Create missing topics. Existing topics are not changed unless you give --lanes or --fix.
 
@@ -85,14 +91,23 @@ def init(
     admin = confluent_admin(merge(client_settings(client), defaults=complaints.settings, required=required))
     with explained(complaints, admin):
         planned = provision.plan(admin, specs, grow=lanes is not None, mend=fix, timeout_s=_PLAN_TIMEOUT_S)
-    for line in planned.lines():
-        typer.echo(line)
-    if dry_run:
-        typer.echo("nothing to do" if planned.is_done else "dry run: nothing was changed")
-    elif planned.is_done:
-        typer.echo("nothing to do")
-    else:
+    if not as_json:
+        for line in planned.lines():
+            typer.echo(line)
+    is_applied = not dry_run and not planned.is_done
+    if is_applied:
         provision.apply(admin, planned)
-        typer.echo("done")
+    if as_json:
+        typer.echo(json.dumps(_facts(planned, is_applied=is_applied)))
+    else:
+        typer.echo("nothing to do" if planned.is_done else "done" if is_applied else "dry run: nothing was changed")
     if any(not difference.will_change for difference in planned.differences):
         raise typer.Exit(FINDING)
+
+
+def _facts(planned: "Plan", *, is_applied: bool) -> dict[str, Any]:
+    """Return the plan for programs: missing topics, and existing topics that are not as they should be."""
+    create = [
+        {"topic": spec.name, "partitions": spec.partitions, "config": dict(spec.config)} for spec in planned.missing
+    ]
+    return {"create": create, "differences": [asdict(each) for each in planned.differences], "applied": is_applied}

@@ -32,6 +32,7 @@ from rocketshim.cli.records import (
     dead_letter_topic_of,
     echo_safe,
 )
+from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -76,15 +77,8 @@ def plan(
     tags: Tags = None,
     key: Key = None,
     since: Since = None,
-    to_source: Annotated[
-        bool, typer.Option("--to-source", help="Send to the source topic, so that EVERY group gets them again.")
-    ] = False,
-    max_replays: Annotated[
-        int,
-        typer.Option(
-            "--max-replays", min=0, max=2**31 - 1, help="Hold back messages that were replayed this many times."
-        ),
-    ] = DEFAULT_MAX_REPLAYS,
+    to_source: ToSource = False,
+    max_replays: MaxReplays = DEFAULT_MAX_REPLAYS,
     again: Again = False,
     out: Out = None,
     as_json: Json = False,
@@ -193,16 +187,9 @@ def apply(
     ],
     bootstrap: Bootstrap,
     client: Client = None,
-    rate: Annotated[
-        float | None, typer.Option("--rate", help="Maximum dead letters per second. Default: no limit.")
-    ] = None,
-    most: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this number of dead letters.")] = None,
-    stop_ratio: Annotated[
-        float,
-        typer.Option(
-            "--stop-ratio", min=0, max=1, help="Stop if more than this share fails or is dead-lettered again."
-        ),
-    ] = DEFAULT_STOP_RATIO,
+    rate: Rate = None,
+    most: MaxLetters = None,
+    stop_ratio: StopRatio = DEFAULT_STOP_RATIO,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

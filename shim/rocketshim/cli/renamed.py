@@ -12,6 +12,10 @@ __all__ = ["RENAMED", "current_words"]
 RENAMED: Final[dict[str, dict[str, str]]] = {
     "rocketshim init": {"--mend": "--fix"},
     "rocketshim parked redrive": {"--again NAME": "--again --plan NAME"},
+    "rocketshim spark land": {"--client-property": "--client", "--kafka-property": "--java-client"},
+    "rocketshim spark dlq-trend": {"--client-property": "--client"},
+    "rocketshim spark replay run": {"--client-property": "--client", "--max-per-second": "--rate"},
+    "rocketshim spark replay verify": {"--client-property": "--client", "--kafka-property": "--java-client"},
 }
 """Command to its old options and what to write now. `NAME` stands for the option's value."""
 

@@ -35,6 +35,7 @@ A lifecycle is
 Malformed records belong to no lifecycle and are left out.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ from pydantic import BaseModel, ConfigDict
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim_spark.report import Report, Table, printable
+from rocketshim_spark.report import Report, Table, json_value, printable
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -201,6 +202,11 @@ def format_lifecycle(lifecycle: Any) -> str:
         why = f": {each.reason}" if each.reason else ""
         lines.append(f"  {each['at']}  {each.kind:8}  attempt {each.attempt}{run}  {each.coordinates}{why}")
     return "\n".join(map(printable, lines))
+
+
+def lifecycle_json(lifecycle: Any) -> str:
+    """Format a lifecycle as one line of JSON, with its columns; times are UTC."""
+    return json.dumps(lifecycle.asDict(recursive=True), default=json_value)
 
 
 def _current_source_topic() -> Column:
