@@ -1,5 +1,6 @@
 """A day of a real group on a real broker, landed, and asked every question by the commands a person types."""
 
+import json
 import threading
 import uuid
 from collections import Counter
@@ -148,6 +149,43 @@ def test_the_lifecycle_of_a_message_lists_every_attempt(day: Day, printed: Print
 def test_delays_were_kept_and_none_came_early(day: Day, printed: Printed) -> None:
     assert day.ask("delays") == 0
     assert printed().startswith("delays: 12 delivered: 0 early, 0 never delivered, 0 stuck, 0 parked, 0 overtaken")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "verdict"),
+    [
+        (("failures", "--since", "1d", "--until", "2100-01-01"), 2, "12 failures of 2 causes: 4 ended dead"),
+        (("lineage",), 0, "24 lifecycles: 0 lost"),
+        (("delays",), 0, "12 delivered: 0 early"),
+        (("audit",), 0, "residual 0;"),
+        (("keys",), 0, ""),
+        (("dlq-trend",), 0, "4 dead letters are left"),
+        (("replay", "plan", "--plan", "as-json"), 0, "4 dead letters: 4 to send"),
+    ],
+)
+def test_each_report_is_one_json_object(
+    words: tuple[str, ...], code: int, verdict: str, day: Day, printed: Printed
+) -> None:
+    assert day.ask(*words, "--json") == code
+    report = json.loads(printed())
+    assert set(report) == {"job", "verdict", "fine", "tables", "notes"}
+    assert report["verdict"].startswith(verdict)
+    assert report["fine"] is (code == 0)
+    assert all(isinstance(row, dict) for table in report["tables"] for row in table["rows"])
+
+
+def test_a_lifecycle_a_landing_and_a_run_are_one_json_object(day: Day, printed: Printed) -> None:
+    at = ("--bootstrap", day.bootstrap)
+    assert day.ask("lineage", "--id", day.ids[5], "--json") == 0
+    lifecycle = json.loads(printed())
+    assert (lifecycle["msg_id"], lifecycle["state"], len(lifecycle["history"])) == (day.ids[5], "acknowledged", 5)
+    assert day.ask("replay", "plan", "--plan", "dry") == 0
+    printed()
+    assert day.ask("replay", "run", *at, "--plan", "dry", "--dry-run", "--json") == 0
+    run = json.loads(printed())
+    assert (run["plan"], run["planned"], run["sent"], run["left"], run["dry_run"]) == ("dry", 4, 0, 4, True)
+    assert day.ask("land", day.topic, *at, "--json") == 0
+    assert set(json.loads(printed())) == {"lake", "topics", "version", "rows", "gaps", "open_transactions"}
 
 
 def test_the_brokers_say_when_they_delete_letters(day: Day, admin: AdminClient, printed: Printed) -> None:
