@@ -100,7 +100,7 @@ class OrderlyPartition:
         queue: OrderlyQueue[Any],
         key_of: Callable[[Any], Hashable] | None = None,
         now_ms: Callable[[], int],
-        perform: Callable[["OrderlyPartition", OrderlyTask, Iterable[OrderlyAction[Any]]], None],
+        perform: Callable[[OrderlyTask, Iterable[OrderlyAction[Any]]], None],
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -195,12 +195,12 @@ class OrderlyPartition:
         done = sum(answer.msg_count for answer in answers)
         self._limit = min(max(2 * done, _RUN_MIN), _RUN_MAX)
         self.out = None
-        self._perform(self, task, self._queue.report(answers, self._now_ms()))
+        self._perform(task, self._queue.report(answers, self._now_ms()))
 
     def stored(self, task: OrderlyTask, messages: Iterable[Any]) -> None:
         """Record that dead letters are stored."""
         for message in messages:
-            self._perform(self, task, self._queue.dead_lettered(message.offset(), stored=True, now_ms=self._now_ms()))
+            self._perform(task, self._queue.dead_lettered(message.offset(), stored=True, now_ms=self._now_ms()))
 
     @property
     def progress(self) -> Progress:

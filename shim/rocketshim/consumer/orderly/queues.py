@@ -78,7 +78,6 @@ class OrderlyQueues:
     Attributes:
         counts: what has happened so far.
         reconsume_counts: failed attempts of a partition's messages that the group's log knows, until its queue is made.
-        unreported: queues with a failure that the group's log does not know yet.
 
     Thread-safety: none; the poll thread's.
     """
@@ -93,7 +92,6 @@ class OrderlyQueues:
     ) -> None:
         self.counts = OrderlyCounts()
         self.reconsume_counts: dict[TopicPartitionKey, ReconsumeCounts] = {}
-        self.unreported: set[OrderlyPartition] = set()
         self._settings = settings
         self._ownership = ownership
         self._sink = sink
@@ -124,7 +122,7 @@ class OrderlyQueues:
             perform=self._perform,
         )
 
-    def _perform(self, queue: OrderlyPartition, task: OrderlyTask, actions: Iterable[OrderlyAction[Any]]) -> None:
+    def _perform(self, task: OrderlyTask, actions: Iterable[OrderlyAction[Any]]) -> None:
         for action in actions:
             match action:
                 case DeadLetterOrderly(message, reconsume_times, _):
@@ -139,7 +137,6 @@ class OrderlyQueues:
                     self._sink.send(task, outcome)
                 case Suspended():
                     self._log_suspended(action, task)
-                    self.unreported.add(queue)
                 case StatusMisplaced(status):
                     if not self._misplaced:
                         self._misplaced = True

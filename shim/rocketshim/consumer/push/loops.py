@@ -7,7 +7,8 @@ from typing import Any
 from rocketshim.consumer.dispatch import ChunkDispatch, Dispatch, Pool
 from rocketshim.consumer.feed import ListenerFeed
 from rocketshim.consumer.housekeeping import Housekeeping, SubscriptionSource
-from rocketshim.consumer.orderly.mode import OrderlyDispatch, OrderlyMode
+from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
+from rocketshim.consumer.orderly.mode import OrderlyMode
 from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlyQueues, OrderlySettings
 from rocketshim.consumer.poll_loop import LoopSettings, Mode, PollLoop
@@ -72,8 +73,7 @@ def orderly_loop(parts: LoopParts, settings: OrderlySettings) -> tuple[PollLoop[
     dispatch = OrderlyDispatch(parts.pool, parts.settings.batch_count)
     made = OrderlyQueues(settings, reader.ownership, parts.sink, parts.clock, now_ms)
     feed, queues = _consume(parts, dispatch, made.make)
-    interval_ms = parts.settings.commit_interval_ms
-    mode = OrderlyMode(reader, queues, feed, made, log=parts.log, commit_interval_ms=interval_ms, now_ms=now_ms)
+    mode = OrderlyMode(reader, queues, feed, made, log=parts.log, now_ms=now_ms)
     return _loop(parts, feed, queues, mode), made.counts
 
 

@@ -6,7 +6,7 @@ the next commit. A failed commit never ends the consumer, because the next commi
 failing is recorded for monitoring.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -63,6 +63,17 @@ class Committer:
             if item.error is not None:
                 raise KafkaException(item.error)
         self.adopt(key, position)
+
+    def commit_starts(self, consumer: ConsumerClient, starts: Mapping[TopicPartitionKey, int]) -> str | None:
+        """Commit where partitions start; return why that was refused, else None.
+
+        Raises:
+            KafkaException: the cluster did not answer.
+        """
+        asked = [TopicPartition(*key, offset, metadata=self._metadata(key)) for key, offset in starts.items()]
+        answers = (self._store or consumer).commit(offsets=asked, asynchronous=False) if asked else []
+        refused = [str(answer.error) for answer in answers if answer.error is not None]
+        return str(refused) if refused else None
 
     def position(self, key: TopicPartitionKey) -> int:
         """Return the offset that was last sent for an assigned partition, or its start."""

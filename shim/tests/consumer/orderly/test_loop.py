@@ -709,7 +709,7 @@ def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage) ->
 
     a.log.events = HeldBack()
     a.log.close_within = close_within  # type: ignore[method-assign]
-    while not a.mode._wanted:
+    while not a.mode._assignment.wanted:
         a.loop.turn()
     a.log._thread = threading.Thread(target=run, daemon=True)
     a.log._thread.start()
@@ -889,7 +889,7 @@ def cut_under_a_listener(stage: Stage) -> tuple[Member, Any]:
     bounds, a.lookups.get_watermark_offsets = a.lookups.get_watermark_offsets, lambda *_, **__: (0, 3)
     a.loop.mode.put(TopicPartitionKey("orders", 0), stage.kafka.records("orders")[:3])
     a.lookups.get_watermark_offsets = bounds
-    assert [ending.then.name for ending in a.mode._ending] == ["RESTART"]
+    assert [a.mode._assignment.state_of(key).name for key in a.mode._ended] == ["RESTARTING"]
     return a, task
 
 
@@ -1029,4 +1029,4 @@ def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage:
     assert 0 < Looked.times <= 3 * count
     a.pool.work_all()
     stage.turn(5)
-    assert not a.mode._ending
+    assert not a.mode._assignment.draining
