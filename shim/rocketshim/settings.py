@@ -317,7 +317,8 @@ class PushConsumerSettings(ConnectionSettings):
             Default 0.
         pull_batch_size: maximum number of messages of one fetch, 1 to 1,024. Default 1,000 (RocketMQ: 32). The messages
             are already in this process, so a larger fetch only saves calls.
-        persist_consumer_offset_interval_ms: how often offsets are committed, in ms. Default 5 s.
+        persist_consumer_offset_interval_ms: how often offsets are committed, in ms. Default 5 s. Orderly consumers with
+            locks commit at least every 0.5 s.
         retry_policy: how long to wait before the next attempt if the listener does not choose a delay. Default: the
             level table, from level 3 on.
         create_topics: create the group's retry and dead-letter topics if they are missing.

@@ -1,8 +1,8 @@
 """Puts a poll loop together from its parts, for concurrent or orderly consumption."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from rocketshim.consumer.dispatch import ChunkDispatch, Dispatch, Pool
 from rocketshim.consumer.feed import ListenerFeed
@@ -25,6 +25,8 @@ from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.membership import MemberCheck
 
 __all__ = ["LoopParts", "concurrent_loop", "now_ms_of", "orderly_loop"]
+
+_ORDERLY_COMMIT_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,10 @@ def concurrent_loop(parts: LoopParts) -> PollLoop[ProcessQueue[Any]]:
 
 
 def orderly_loop(parts: LoopParts, settings: OrderlySettings) -> tuple[PollLoop[OrderlyPartition], OrderlyCounts]:
-    """Make the loop of an orderly consumer, and its counts."""
+    """Make the loop of an orderly consumer, and its counts. It commits often, since a crash repeats what it did not."""
+    if parts.log is not None:
+        often_ms = min(parts.settings.commit_interval_ms, _ORDERLY_COMMIT_MS)
+        parts = replace(parts, settings=replace(parts.settings, commit_interval_ms=often_ms))
     now_ms, reader = now_ms_of(parts.clock), parts.reader
     dispatch = OrderlyDispatch(parts.pool, parts.settings.batch_count)
     made = OrderlyQueues(settings, reader.ownership, parts.sink, parts.clock, now_ms)

@@ -252,6 +252,27 @@ def test_messages_come_in_order_under_a_token_and_are_committed_with_it(stage: S
     assert found.token == stage.contexts[0].fencing_token
 
 
+def test_a_crash_repeats_at_most_one_second_of_progress(stage: Stage) -> None:
+    stage.topic()
+    a = stage.join("a", locks=QueueLockSettings())  # it renews after 20 s
+    stage.turn()
+    before_ms: list[int] = []
+    for _ in range(49):  # the commit interval of the settings is 5 s
+        before_ms.append(len(stage.seen))
+        stage.fill(1)
+        stage.wait(100)
+    handled = len(stage.seen)
+    assert handled == 49
+    stage.members.pop("a")
+    stage.kafka.kill(a.consumers[0])
+    stage.join("b", locks=QueueLockSettings())
+    stage.fill(1)
+    stage.wait(70_000)
+    after = [offset for _, offset in stage.offsets[handled:]]
+    assert after == list(range(after[0], handled + 1))
+    assert after[0] >= before_ms[-10], "what was handled a second before the crash is not repeated"
+
+
 def test_nothing_is_handed_out_before_the_start_is_committed_under_the_token(stage: Stage) -> None:
     stage.topic()
     stage.fill(1)
