@@ -8,7 +8,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-__all__ = ["AWAY", "COORDINATOR_AWAY", "DENIED", "MISSING", "NO_LOGIN", "TOO_LARGE"]
+__all__ = ["AWAY", "COORDINATOR_AWAY", "DENIED", "MISSING", "NO_LOGIN", "REBALANCING", "TOO_LARGE"]
 
 MISSING: Final = frozenset(
     {
@@ -41,6 +41,17 @@ COORDINATOR_AWAY: Final = frozenset(
     }
 )
 """A group's coordinator is moving or starting. This passes within seconds."""
+
+REBALANCING: Final = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.FENCED_MEMBER_EPOCH,
+    }
+)
+"""The group rebalances, or has rebalanced without this member. The next poll tells what it has now."""
 
 AWAY: Final = COORDINATOR_AWAY | frozenset(
     {

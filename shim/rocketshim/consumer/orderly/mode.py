@@ -17,7 +17,7 @@ events and performs the actions. The rules that concern offsets:
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, assert_never
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.feed import ListenerFeed
 from rocketshim.consumer.housekeeping import Timer
@@ -41,14 +41,17 @@ from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.partitions import partition_names
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.kafka_codes import REBALANCING
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["OrderlyMode"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _AWAITING_S: Final = 0.005
+_AWAITING_LOCK_S: Final = 0.02  # many members that start at the same time wait for each other
 _IDLE_S: Final = 0.1
 _SEEK_AGAIN_MS: Final = 100
+_REBALANCE_MS: Final = 100
 _BOUNDS_S: Final = 2.0
 _LOG_STOP_S: Final = 2.0
 _REPORT_MS: Final = 1_000
@@ -86,6 +89,7 @@ class OrderlyMode:
         self._assignment: OrderlyAssignment[TopicPartitionKey] = OrderlyAssignment()
         self._ended: dict[TopicPartitionKey, OrderlyPartition] = {}  # runs that have ended and may not be drained
         self._restarts: dict[TopicPartitionKey, int] = {}  # first remaining offsets of partitions whose log was cut
+        self._start_from_ms = 0  # while Kafka's group rebalances, nothing can be committed
         self._restart_from_ms = 0
         self._rotation: RetryRotation[TopicPartitionKey] = RetryRotation()
         self._report = Timer(_REPORT_MS)
@@ -102,8 +106,10 @@ class OrderlyMode:
         self._end_drained()
         if self._log is not None and self._report.is_due(now_ms):
             self._report_progress(self._log)
-        if self._assignment.is_changing:
+        if self._assignment.starting or self._assignment.draining:
             return _AWAITING_S
+        if self._assignment.is_changing:
+            return _AWAITING_LOCK_S
         due_ms = [at_ms for queue in self._queues if (at_ms := queue.next_wakeup_ms) is not None]
         return _IDLE_S if not due_ms else min(_IDLE_S, max(0, min(due_ms) - now_ms) / 1_000)
 
@@ -232,23 +238,30 @@ class OrderlyMode:
     def _start(self) -> None:
         """Start partitions whose lock we have; one that cannot start (its leader is away) does not delay the others."""
         began_ms = self._now_ms()
+        if began_ms < self._start_from_ms:
+            return
         waiting = [key for key in self._assignment.starting if self._may_start(key, began_ms)]
         if not waiting:
             return
         keys, timeout_s = self._rotation.pick(waiting, began_ms)
         if not keys:
             return
-        why = self._start_keys(keys, timeout_s)
-        self._rotation.tried(keys, failed=why is not None, began_ms=began_ms, now_ms=self._now_ms())
-        if why is not None:
-            _LOG.warning("consumer.start-unknown", extra={"error": why, "partitions": partition_names(keys)})
+        error = self._start_keys(keys, timeout_s)
+        now_ms = self._now_ms()
+        if error is not None and error.code() in REBALANCING:
+            self._start_from_ms = now_ms + _REBALANCE_MS
+            _LOG.debug("consumer.start-unknown", extra={"error": str(error), "partitions": partition_names(keys)})
+            return
+        self._rotation.tried(keys, failed=error is not None, began_ms=began_ms, now_ms=now_ms)
+        if error is not None:
+            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": partition_names(keys)})
 
     def _may_start(self, key: TopicPartitionKey, now_ms: int) -> bool:
         lease = self._assignment.lease_of(key)
         return lease is not None and lease.holds(now_ms)
 
-    def _start_keys(self, keys: list[TopicPartitionKey], timeout_s: float) -> str | None:
-        """Look up and commit start offsets, then read; return the reason if that failed, else None.
+    def _start_keys(self, keys: list[TopicPartitionKey], timeout_s: float) -> KafkaError | None:
+        """Look up and commit start offsets, then read; return the error if that failed, else None.
 
         A partition whose lock is lost meanwhile is not started.
         """
@@ -257,13 +270,12 @@ class OrderlyMode:
             found, _ = self._reader.starts.find(consumer, [TopicPartition(*key) for key in keys], timeout_s)
             now_ms = self._now_ms()
             offsets = {key: offset for key, offset in map(self._begin_at, found) if self._may_start(key, now_ms)}
-            refused = self._queues.commits.commit_starts(consumer, offsets)
-            if refused is not None:
-                return refused
+            self._queues.commits.commit_starts(consumer, offsets)
             for key, offset in offsets.items():
                 self._reader.seek(key, offset)
         except KafkaException as error:
-            return str(error)
+            refused: KafkaError = error.args[0]
+            return refused
         for key, offset in offsets.items():
             started = self._assignment.started(key)
             self._made.reconsume_counts[key] = () if started is None else started.reconsume_counts

@@ -64,16 +64,16 @@ class Committer:
                 raise KafkaException(item.error)
         self.adopt(key, position)
 
-    def commit_starts(self, consumer: ConsumerClient, starts: Mapping[TopicPartitionKey, int]) -> str | None:
-        """Commit where partitions start; return why that was refused, else None.
+    def commit_starts(self, consumer: ConsumerClient, starts: Mapping[TopicPartitionKey, int]) -> None:
+        """Commit where partitions start.
 
         Raises:
-            KafkaException: the cluster did not answer.
+            KafkaException: a commit was refused, or the cluster did not answer.
         """
         asked = [TopicPartition(*key, offset, metadata=self._metadata(key)) for key, offset in starts.items()]
-        answers = (self._store or consumer).commit(offsets=asked, asynchronous=False) if asked else []
-        refused = [str(answer.error) for answer in answers if answer.error is not None]
-        return str(refused) if refused else None
+        for item in (self._store or consumer).commit(offsets=asked, asynchronous=False) if asked else ():
+            if item.error is not None:
+                raise KafkaException(item.error)
 
     def position(self, key: TopicPartitionKey) -> int:
         """Return the offset that was last sent for an assigned partition, or its start."""

@@ -273,6 +273,27 @@ def test_a_crash_repeats_at_most_one_second_of_progress(stage: Stage) -> None:
     assert after[0] >= before_ms[-10], "what was handled a second before the crash is not repeated"
 
 
+def test_a_start_that_a_rebalance_refuses_is_tried_again_as_soon_as_the_group_may_be_stable(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(3)
+    a = stage.join("a", locks=QueueLockSettings())
+    taken, refused = a.consumers[0].commit, 0
+
+    def commit(**options: Any) -> Any:
+        nonlocal refused
+        if options["asynchronous"] or refused == 3:
+            return taken(**options)
+        refused += 1
+        stage.clock.advance(1_500)  # the coordinator answers late while a hundred members join
+        raise KafkaException(KafkaError(KafkaError.ILLEGAL_GENERATION))
+
+    a.consumers[0].commit = commit
+    stage.turn()
+    stage.wait(1_000)
+    assert refused == 3
+    assert len(stage.seen) == 3
+
+
 def test_nothing_is_handed_out_before_the_start_is_committed_under_the_token(stage: Stage) -> None:
     stage.topic()
     stage.fill(1)
