@@ -97,7 +97,7 @@ def test_a_time_finds_its_queue_once_a_report_has_shown_the_brokers_clock(
     del worker
     name, reported = topic(), Reported()
     producer = Producer({**config, "on_delivery": reported} if is_global else config)
-    own = {} if is_global else {"on_delivery": reported}
+    own: dict[str, Any] = {} if is_global else {"on_delivery": reported}
     for value in (b"first", b"second"):
         producer.produce(name, value, deliver_at=time.time_ns() // 1_000_000 + 3_000, **own)
         assert producer.flush(GUARD_S) == 0

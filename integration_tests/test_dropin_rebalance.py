@@ -19,7 +19,7 @@ from rocketshim_local import Broker
 
 GUARD_S = 150.0
 SOON = {"heartbeat.interval.ms": 300}  # a member hears of the others' coming and going at its next heartbeat
-PROTOCOLS = {
+PROTOCOLS: dict[str, dict[str, Any]] = {
     "eager": SOON,
     "cooperative": {**SOON, "partition.assignment.strategy": "cooperative-sticky"},
     "KIP-848": {"group.protocol": "consumer"},
@@ -36,7 +36,7 @@ class Stage:
         self.made: list[confluent_kafka.Consumer] = []
         self.producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0})
 
-    def consumer(self, cls: type[Consumer] = Consumer, **config: Any) -> Consumer:
+    def consumer(self, cls: type[Consumer] = Consumer, /, **config: Any) -> Consumer:
         made = cls(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -166,7 +166,11 @@ def told_by(consumer: Consumer, topic: str, names: tuple[str, ...]) -> list[tupl
 @pytest.mark.parametrize("names", [("on_assign", "on_revoke", "on_lost"), ("on_assign", "on_revoke")])
 def test_partitions_that_are_lost_are_told_as_by_the_original(stage: Stage, names: tuple[str, ...]) -> None:
     stage.send(b"a")
-    impatient = {"session.timeout.ms": 2_000, "max.poll.interval.ms": 2_000, "heartbeat.interval.ms": 300}
+    impatient: dict[str, Any] = {
+        "session.timeout.ms": 2_000,
+        "max.poll.interval.ms": 2_000,
+        "heartbeat.interval.ms": 300,
+    }
     config = {"bootstrap.servers": stage.bootstrap, "group.id": f"{stage.group}-original"}
     ours, theirs = stage.consumer(**impatient), Consumer({**config, **impatient})
     stage.made.append(theirs)

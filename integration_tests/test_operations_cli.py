@@ -76,13 +76,18 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def test_a_trace_says_what_retention_took_by_id_and_by_coordinates(place: Place, run: Run) -> None:
     """A message that failed three times. Its first record and those of its first two attempts are taken away."""
     names, group = place.names, place.group
-    common = {"uniq_key": "m1", "retry_topic": place.source, "consumer_group": group, "fail_class": "Timeout"}
+    common: dict[str, Any] = {
+        "uniq_key": "m1",
+        "retry_topic": place.source,
+        "consumer_group": group,
+        "fail_class": "Timeout",
+    }
     first = place.write(place.source, uniq_key="m1")
     common["origin_message_id"] = first
-    back = {"real_topic": f"%RETRY%{group}", "delay_ms": 10_000}
+    back: dict[str, Any] = {"real_topic": f"%RETRY%{group}", "delay_ms": 10_000}
     hops = [first]
     for attempt, partition in ((1, 2), (2, 3)):
-        facts = {**common, "reconsume_times": attempt}
+        facts: dict[str, Any] = {**common, "reconsume_times": attempt}
         hops.append(place.write(names.schedule, partition, hop_id=hops[-1], **facts, **back))
         hops.append(place.write(names.retry(group), hop_id=hops[-1], **facts))
     dead = place.write(names.dead_letter(group), hop_id=hops[-1], reconsume_times=3, **common)
@@ -132,7 +137,7 @@ def test_counts_are_of_records_and_not_of_offsets(place: Place, run: Run) -> Non
 
 def test_a_repeat_of_a_letter_that_was_sent_before_is_not_sent_too(place: Place, run: Run, tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.json")
-    facts = {"uniq_key": "m", "origin_message_id": f"{place.source}/0/7", "consumer_group": place.group}
+    facts: dict[str, Any] = {"uniq_key": "m", "origin_message_id": f"{place.source}/0/7", "consumer_group": place.group}
     for cause in ("Timeout", "Killed"):
         place.write(place.names.dead_letter(place.group), fail_class=cause, **facts)
     make = ["dlq", "plan", "--group", place.group, *place.there, "--out", plan, "--json"]

@@ -224,7 +224,7 @@ def test_broadcast_in_order_each_member_handles_everything_without_a_lock(stage:
             offset_store_dir=str(tmp_path),
         )
     for seen in members:
-        wait_until(lambda seen=seen: len(seen.calls) >= 40, "everything")
+        wait_until(lambda seen=seen: len(seen.calls) >= 40, "everything")  # type: ignore[misc]
         assert [seen.offsets(queue) for queue in (0, 1)] == [list(range(20))] * 2
         assert {token for _, _, _, token in seen.calls} == {None}
     assert stage.names.group_log(stage.group) not in stage.admin.list_topics(timeout=GUARD_S).topics

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
+from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -20,6 +21,9 @@ from . import waiting
 from .conftest import await_led
 from .orderly_chaos import Fleet, Sink
 from .stepped_broker import SteppedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GUARD_S = 120.0
 wait_until = partial(waiting.wait_until, within_s=GUARD_S)
@@ -45,7 +49,7 @@ class Trouble:
         self.created_again = 0
         self.unreadable = 0
         self.ended = 0
-        self._steps = {
+        self._steps: dict[int, Callable[[], object]] = {
             1: self._kill,
             2: self._freeze,
             3: partial(broker.step, hours=1),

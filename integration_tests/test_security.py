@@ -96,7 +96,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
         made = ["init", *secured.options("admin"), "--delay-levels", LEVELS, "--group", GROUP, "--with-log"]
         assert main([*made, "--topic", TOPIC, "--topic", "payroll", "--group", "g1"]) == 0
         cluster.touch_internal_topics()
-        capture: pytest.CaptureManager = request.config.pluginmanager.getplugin("capturemanager")
+        capture: Any = request.config.pluginmanager.getplugin("capturemanager")
         admin = AdminClient(secured.plain("admin"))
         for role in ROLES:
             grant(admin, role, capture)
@@ -473,8 +473,8 @@ class Tries:
         except KafkaException as error:  # so it is once the client knows
             return int(error.args[0].code())
         self._producer.flush(DEADLINE_S)
-        [error] = errors
-        return None if error is None else int(error.code())
+        [reported] = errors
+        return None if reported is None else int(reported.code())
 
     def read(self, topic: str) -> int | None:
         with closing(Consumer(self._secured.plain(self._user, group_id="nobody"))) as reader:

@@ -148,10 +148,10 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
     assert f"discarded: {len(expected)}" in printed()
     assert land(spark, broker.bootstrap, [*ours, names.redrive_log], lake).rows > 0
     view = open_lake(spark, lake, namespace=namespace)
-    planned = replay.plan(
+    again = replay.plan(
         view.events, view.topics(), replay.named_targets(view.events, params), params, settled=view.settled
     )
-    assert {row.reason.partition(":")[0] for row in planned.collect()} == {"discarded-by"}
+    assert {row.reason.partition(":")[0] for row in again.collect()} == {"discarded-by"}
     assert main(["dlq-trend", *at]) == 0
     assert printed().startswith("dlq-trend: 0 dead letters are left")
 

@@ -43,7 +43,7 @@ def master(tmp_path: Path) -> Iterator[str]:
     address = f"spark://127.0.0.1:{port}"
     package = "org.apache.spark.deploy"
     host = ("--host", "127.0.0.1", "--webui-port", "0")
-    commands = [(f"{package}.master.Master", "--port", str(port), *host)]
+    commands: list[tuple[str, ...]] = [(f"{package}.master.Master", "--port", str(port), *host)]
     for number in range(2):
         folder = ("--work-dir", str(tmp_path / f"worker-{number}"))
         commands.append((f"{package}.worker.Worker", address, "--cores", "1", "--memory", "640m", *folder, *host))

@@ -66,7 +66,7 @@ def send(stages: dict[str, WorkerStage], first: int) -> set[bytes]:
 def await_delivery(stages: dict[str, WorkerStage], bodies: set[bytes]) -> None:
     for mode, stage in stages.items():
         waiting.wait_until(
-            lambda stage=stage, mode=mode: bodies <= {record.value() for record in stage.read(mode)},
+            lambda stage=stage, mode=mode: bodies <= {record.value() for record in stage.read(mode)},  # type: ignore[misc]
             f"every message in {mode}; logs in {stage.logs}",
             within_s=DEADLINE_S,
         )

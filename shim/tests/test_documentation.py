@@ -47,7 +47,7 @@ class Place:
         for body in BODIES:
             self.kafka.append("orders", body, headers=[("TAGS", b"paid"), ("price", b"20"), ("region", b"EU")])
         self.told: list[Any] = []
-        self.address = {"clients": self.kafka.clients(), "clock": clock}
+        self.address: dict[str, Any] = {"clients": self.kafka.clients(), "clock": clock}
         self.scope: dict[str, Any] = {
             "__name__": "documentation",
             "ADDRESS": "in-memory:9092",

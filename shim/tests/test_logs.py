@@ -34,7 +34,11 @@ def test_an_exception_that_cannot_be_printed_can_be_logged(hostile: BaseExceptio
 def test_a_record_has_its_facts_and_names_its_line(caplog: pytest.LogCaptureFixture) -> None:
     LOG.warning("consumer.something", extra={"topic": "orders"})
     (record,) = caplog.records
-    assert (record.getMessage(), record.levelname, record.topic) == ("consumer.something", "WARNING", "orders")
+    assert (record.getMessage(), record.levelname, record.__dict__["topic"]) == (
+        "consumer.something",
+        "WARNING",
+        "orders",
+    )
     assert (record.filename, record.funcName) == (
         "test_logs.py",
         "test_a_record_has_its_facts_and_names_its_line",

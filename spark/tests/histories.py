@@ -7,7 +7,7 @@ covers them all. The `random.Random` of a world decides what happens; it may be 
 import datetime as dt
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -83,17 +83,22 @@ class Log:
 
     def add(self, out: OutgoingRecord, at_ms: int, *, landed: bool = True, partition: int = 0) -> Stored:
         number = partition if out.partition is None else out.partition
-        record = Stored(out, number, self._next((out.topic, number)), at_ms)
+        record = Stored(out, number, self._next(TopicPartitionKey(out.topic, number)), at_ms)
         if landed:
             self.stored.append(record)
         return record
 
     def repeat(self, record: Stored) -> Stored:
-        return Stored(record.out, record.number, self._next((record.topic(), record.number)), record.at_ms + 1_000)
+        return Stored(
+            record.out,
+            record.number,
+            self._next(TopicPartitionKey(record.topic(), record.number)),
+            record.at_ms + 1_000,
+        )
 
-    def _next(self, place: TopicPartitionKey) -> int:
-        offset = self.ends[place]
-        self.ends[place] += 1 + (self.source.random() < 0.1)
+    def _next(self, key: TopicPartitionKey) -> int:
+        offset = self.ends[key]
+        self.ends[key] += 1 + (self.source.random() < 0.1)
         return offset
 
 
@@ -108,7 +113,7 @@ class Truth:
     early: set[str] = field(default_factory=set)
     passed: set[str] = field(default_factory=set)
     repeats: int = 0
-    copies: Counter[tuple[str, str]] = field(default_factory=Counter)
+    copies: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     revived: set[tuple[str, str]] = field(default_factory=set)
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     letters: Counter[str] = field(default_factory=Counter)
@@ -188,8 +193,9 @@ class World:
         """Let every group commit all records so far, then continue the pending histories."""
         for name in self.names:
             for group in (f"pay-{name}", f"mail-{name}"):
-                places = [(f"orders-{name}", number) for number in range(3)] + [(NAMES.retry(group), 0)]
-                self.committed[group] = {place: self.log.ends[place] for place in places}
+                keys = [TopicPartitionKey(f"orders-{name}", number) for number in range(3)]
+                keys.append(TopicPartitionKey(NAMES.retry(group), 0))
+                self.committed[group] = {key: self.log.ends[key] for key in keys}
         self.committed[NAMES.worker_group] = {p: end for p, end in self.log.ends.items() if p[0] == NAMES.schedule}
         for steps in self.later:
             for _ in steps:
@@ -197,7 +203,7 @@ class World:
         with_gaps = {topic for topic, *_ in self.log.gaps}
         self.truth.residual |= {(group, uid, "lost", topic in with_gaps) for group, uid, topic in self.lost}
 
-    def damage(self, names: Sequence[str]) -> None:
+    def damage(self, names: Collection[str]) -> None:
         """Lose, repeat and damage records of these histories at random; the expected results do not hold for them."""
         damaged: list[Stored] = []
         for record in list(self.log.stored):

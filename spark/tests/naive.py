@@ -83,17 +83,19 @@ class Lifecycle:
 def lifecycles(
     records: Sequence[Read], committed: Mapping[str, Mapping[TopicPartitionKey, int]]
 ) -> dict[tuple[str | None, str], Lifecycle]:
-    consuming = defaultdict(set)
-    for group, places in committed.items():
-        if group != NAMES.worker_group:
-            for topic, _ in places:
-                consuming[topic].add(group)
+    consuming: dict[str | None, set[str]] = defaultdict(set)
+    for name, keys in committed.items():
+        if name != NAMES.worker_group:
+            for key in keys:
+                consuming[key.topic].add(name)
     histories: dict[tuple[str | None, str], list[Read]] = defaultdict(list)
     for each in records:
-        groups = [each.group] if each.group is not None else sorted(consuming[each.source_topic]) or [None]
+        groups: Sequence[str | None] = (
+            [each.group] if each.group is not None else sorted(consuming[each.source_topic]) or [None]
+        )
         for group in groups:
             histories[group, each.uid].append(each)
-    known = {group for groups in consuming.values() for group in groups}
+    known = set().union(*consuming.values())
     return {pair: lifecycle(pair[0], history, committed, known) for pair, history in histories.items()}
 
 
@@ -102,8 +104,8 @@ def lifecycle(
 ) -> Lifecycle:
     def reached(each: Read) -> bool:
         owner = NAMES.worker_group if each.kind == "schedule" else group
-        place = (each.stored.topic(), each.stored.partition())
-        return committed.get(owner or "", {}).get(place, 0) > each.stored.offset()
+        key = TopicPartitionKey(each.stored.topic(), each.stored.partition())
+        return committed.get(owner or "", {}).get(key, 0) > each.stored.offset()
 
     history = sorted(history, key=lambda each: (each.step, each.stored.at_ms, each.stored.where))
     newest = history[-1].step
@@ -189,7 +191,7 @@ def outcomes(
     for each in read(stored):
         if each.kind != "schedule":
             continue
-        where, place = each.stored.where, (each.stored.topic(), each.stored.partition())
+        where, key = each.stored.where, _partition_of(each.stored)
         due = hops.due_ms(each.says, each.stored.at_ms, 0)  # in these histories each has a due time
         made = [record for kind, record in after[where] if kind in {"source", "retry"}]
         if made:
@@ -199,7 +201,7 @@ def outcomes(
             found[where] = ("hopped", None, 0, False)
         elif any(kind == "parked" for kind, _ in after[where]):
             found[where] = ("parked", None, 0, False)
-        elif worker.get(place, 0) > each.stored.offset():
+        elif worker.get(key, 0) > each.stored.offset():
             found[where] = ("never", None, 0, False)
         else:
             found[where] = ("stuck" if due < now_ms - grace_ms else "waiting", None, 0, False)
@@ -223,7 +225,7 @@ def _passed(left: Sequence[tuple[Stored, Sequence[Stored]]]) -> set[str]:
 
 
 def _partition_of(record: Stored) -> TopicPartitionKey:
-    return record.topic(), record.partition()
+    return TopicPartitionKey(record.topic(), record.partition())
 
 
 def failures(records: Sequence[Read]) -> Counter[tuple[str, str]]:

@@ -11,6 +11,7 @@ from rocketshim_spark import events
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import Message, decode, hops
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from .histories import GAPS, LEVELS, NAMES, NOW_MS, START_MS, Log, World, frame, ms
 
@@ -73,7 +74,7 @@ def test_a_delivery_is_early_only_beyond_the_skew(spark: SparkSession) -> None:
         False,
     ]
     for offset, outcome in ((places[-1].at, "waiting"), (places[-1].at + 1, "never")):
-        worker = {(NAMES.schedule, places[-1].number): offset}
+        worker = {TopicPartitionKey(NAMES.schedule, places[-1].number): offset}
         undelivered = event_frame.filter("kind = 'schedule'").orderBy("offset")
         params = delays.DelayParams(now=ms(START_MS), worker=worker)
         last = delays.outcomes(undelivered, params).orderBy("coordinates").collect()[-1]

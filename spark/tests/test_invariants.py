@@ -23,6 +23,7 @@ from rocketshim_spark.jobs import audit, delays, failures, keys, lineage, replay
 from rocketshim_spark.land import find_gaps
 from rocketshim_spark.sources import PartitionBounds
 from rocketshim_topics import hops
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from . import naive
 from .histories import FATES, FAULTS, NAMES, NOW_MS, PATHS, Stored, World, frame, gaps_of, ms
@@ -185,7 +186,8 @@ def assert_replay_plan(
     } == letters
     assert len({row.replay_id for row in rows}) == len(rows)
     stored = {record.where: record for record in world.log.stored}
-    sent, expected = [], {}
+    sent: list[Any] = []
+    expected = {}
     for where, row in read.items():
         if row.action == "skip":
             continue
@@ -223,8 +225,8 @@ class Landing(RuleBasedStateMachine):
     @rule(is_killed=st.booleans())
     def land(self, is_killed: bool) -> None:
         bounds = PartitionBounds("t", 0, "id", self.earliest, self.earliest, self.end)
-        landed = {} if self.position is None else {("t", 0): self.position}
-        found = find_gaps([bounds], landed, {("t", 0): self.gaps})
+        landed = {} if self.position is None else {TopicPartitionKey("t", 0): self.position}
+        found = find_gaps([bounds], landed, {TopicPartitionKey("t", 0): self.gaps})
         assert len(found) <= 1
         self.gaps += [(gap.gap_from, gap.gap_to) for gap in found]
         if not is_killed:  # a killed landing has recorded its gaps, but landed nothing

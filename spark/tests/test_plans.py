@@ -10,10 +10,11 @@ from rocketshim_spark import events
 from rocketshim_spark.filters import header_property, selects
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
 from rocketshim_spark.small_frames import small_frame
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from .histories import GAPS, NAMES, NOW_MS, World, frame, ms
 
-COMMITTED = {"g": {("orders", 0): 1}, NAMES.worker_group: {(NAMES.schedule, 0): 1}}
+COMMITTED = {"g": {TopicPartitionKey("orders", 0): 1}, NAMES.worker_group: {TopicPartitionKey(NAMES.schedule, 0): 1}}
 
 
 def records(spark: SparkSession) -> DataFrame:

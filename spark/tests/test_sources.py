@@ -3,6 +3,7 @@
 import pytest
 
 from rocketshim_spark.sources import Cluster, PartitionBounds, offsets_json, since
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import ConfigError
 
 
@@ -13,12 +14,12 @@ def test_an_unknown_librdkafka_setting_is_named_in_the_error() -> None:
 
 def test_changed_starts_stay_between_the_earliest_offset_and_the_end() -> None:
     bounds = [PartitionBounds("t", number, "id", 5, 5, 9) for number in range(4)]
-    moved = since(bounds, {("t", 0): 3, ("t", 1): 7, ("t", 2): 12})
+    moved = since(bounds, {TopicPartitionKey("t", 0): 3, TopicPartitionKey("t", 1): 7, TopicPartitionKey("t", 2): 12})
     assert [each.start for each in moved] == [5, 7, 9, 5]
     assert [(each.earliest, each.end) for each in moved] == [(5, 9)] * 4
 
 
 def test_offsets_are_formatted_for_spark() -> None:
-    values = {("a", 0): 1, ("a", 1): 2, ("b.c", 0): 3}
+    values = {TopicPartitionKey("a", 0): 1, TopicPartitionKey("a", 1): 2, TopicPartitionKey("b.c", 0): 3}
     assert offsets_json(values) == '{"a": {"0": 1, "1": 2}, "b.c": {"0": 3}}'
-    assert offsets_json({("a", 0): 0, ("a", 1): 1}, as_list=True) == '{"a": [0, 1]}'
+    assert offsets_json({TopicPartitionKey("a", 0): 0, TopicPartitionKey("a", 1): 1}, as_list=True) == '{"a": [0, 1]}'
