@@ -43,10 +43,12 @@ coverage: $(VENV)/.dev ## branch coverage of the unit and property tests, in all
 test-long: $(VENV)/.dev broker-jars spark-jars ## the tests that run for minutes; results stand in docs/reliability.md
 	@$(BIN)/python -m pytest -m long --timeout=7200 $(PYTEST_ARGS)
 
-check: $(VENV)/.dev ## lint, format, types, import contracts, public API, measures
+check: $(VENV)/.dev ## lint, format, types (of the tests, too), import contracts, public API, measures
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy topics/rocketshim_topics shim/rocketshim shim/rocketshim_local spark/rocketshim_spark examples benchmarks tools proof shim/tests/conformance
+	@for tests in topics/tests spark/tests "integration_tests test_support conftest.py"; do \
+	  $(BIN)/mypy --config-file tools/tests.mypy.ini --cache-dir .mypy_cache/tests $$tests; done
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python tools/public_api.py
 	@$(BIN)/codespell
