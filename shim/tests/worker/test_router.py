@@ -241,7 +241,9 @@ def route(
     queue: LevelQueue[Any] = LevelQueue(LEVELS.UNKNOWN_LEVEL_MS if queue_ms is None else queue_ms)
     assigned = AssignedPartition(NAMES.schedule, partition, queue, -1)
     appends_ms = [record.timestamp()[1] for record in records]
-    due: Due[Any] = Due(records, appends_ms, [0] * len(records), Run(None, records, 7, 7 + len(records)), CLOCK_MS)
+    offsets = range(7, 7 + len(records))
+    taken = Run(None, records, offsets, offsets.start, offsets.stop)
+    due: Due[Any] = Due(records, appends_ms, [0] * len(records), taken, CLOCK_MS)
     return router.route(due, assigned, 0), wanted, records
 
 
