@@ -10,6 +10,7 @@ __all__ = ["EVENTS"]
 
 EVENTS: Final[dict[str, str]] = {
     "consumer.assigned": "The group has assigned these partitions to this member.",
+    "consumer.group-unknown": "The state of the group could not be looked up; it is looked up again.",
     "consumer.lost": "The group took these partitions away; what was in progress may be delivered again.",
     "consumer.not-left": "The consumer stopped, but the group may count it as a member until its session ends.",
     "consumer.locked": "This member has the locks of these queues and begins to read them.",
