@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["SafeLogger", "safe_logger"]
+__all__ = ["SafeLogger", "one_line", "safe_logger"]
 
 
 class SafeLogger(logging.LoggerAdapter[logging.Logger]):
@@ -29,6 +29,11 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
             if logging.raiseExceptions:
                 with suppress(Exception):
                     traceback.print_exc()
+
+
+def one_line(text: str) -> str:
+    """Return a text with everything escaped that is not printable, so that it cannot forge a log line."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def safe_logger(name: str) -> SafeLogger:

@@ -5,10 +5,12 @@ Source: `ConsumeMessageConcurrentlyService#processConsumeResult`, case BROADCAST
 
 from typing import Any
 
+from rocketshim.consumer.failure_log import Attempt, FailureLog
 from rocketshim.consumer.outcome import FailedMessage
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.logs import safe_logger
+from rocketshim_topics import DelayLevels, Failure, TopicNames
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["DropFailed"]
@@ -19,11 +21,16 @@ _LOG = safe_logger("rocketshim.consumer")
 class DropFailed:
     """Replaces `SendBack` in BROADCASTING.
 
+    Args:
+        group, names, levels: group, topic names and delay levels of the consumer, for the log.
+
     Thread-safety: none; the poll thread's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: str, names: TopicNames, levels: DelayLevels) -> None:
         self.counts = SendBackCounts()
+        self._failures = FailureLog(_LOG, group, names, levels)
+        self._now_ms = 0  # as of the last `turn`
 
     @property
     def outstanding(self) -> int:
@@ -35,22 +42,33 @@ class DropFailed:
 
     def send(self, chunk: Work, outcome: FailedMessage) -> None:
         """Drop a failed message."""
-        failure = outcome.failure
-        self._drop(chunk, outcome.message, failure.exception_class, failure.text)
+        self._drop(chunk, outcome.message, outcome.failure)
 
     def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
         """Drop a message whose listener call has taken too long; the call itself continues."""
-        del at_ms
-        self._drop(chunk, message, "ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms")
+        text = "the listener call lasted longer than consume_timeout_ms"
+        self._drop(chunk, message, Failure("ConsumeTimeout", text, at_ms))
+
+    def suspended(self, message: Any, failure: Failure, number: int, delay_ms: int) -> None:
+        """Log that a message of an orderly queue has failed."""
+        self._failures.suspended(message, failure, number, delay_ms, self._now_ms)
 
     def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
         """Do nothing: no hop is on its way."""
 
+    def turn(self, now_ms: int) -> None:
+        """Begin a turn of the loop: log how many failures had no line of their own."""
+        self._now_ms = now_ms
+        self._failures.turn(now_ms)
+
     def close(self) -> None:
         """Do nothing: there is no producer."""
 
-    def _drop(self, chunk: Work, message: Any, name: str, text: str) -> None:
-        record = coordinates(message)
-        _LOG.warning("consumer.dropped", extra={"record": record, "error_class": name, "error": text})
+    def _drop(self, chunk: Work, message: Any, failure: Failure) -> None:
         self.counts.dropped += 1
         chunk.stored((message,))
+        count = self._failures.add(failure, self._now_ms, is_final=True)
+        if count:
+            record = coordinates(message)
+            end = "it is dropped, as always in BROADCASTING"
+            self._failures.write(failure, Attempt(record, record, 1, 1, None, event="dropped", end=end), count)

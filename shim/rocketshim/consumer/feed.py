@@ -46,6 +46,7 @@ class ListenerFeed(Generic[QueueT]):
     def take(self) -> None:
         """Process all results and delivery reports that have arrived."""
         now_ms = self._now_ms()
+        self.sink.turn(now_ms)
         self.dispatch.take_results(now_ms)
         if self.sink.outstanding:
             self.sink.settle(now_ms)
@@ -57,6 +58,7 @@ class ListenerFeed(Generic[QueueT]):
             timeout_s = min(timeout_s, _REPORTS_S)
         if outstanding and not self.dispatch.in_flight:
             now_ms = self._now_ms()
+            self.sink.turn(now_ms)
             self.dispatch.take_results(now_ms)
             self.sink.settle(now_ms, timeout_s)
             return

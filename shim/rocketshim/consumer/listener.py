@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
+from rocketshim.consumer.failure_maker import FailureMaker
 from rocketshim.consumer.outcome import (
     DEAD_LETTER_LEVEL,
     NOT_ASKED,
@@ -30,7 +31,6 @@ from rocketshim.consumer.outcome import (
     RetryLater,
     as_int,
     attribute,
-    class_name,
     safe_text,
 )
 from rocketshim.core.clock import Clock
@@ -157,7 +157,7 @@ class ChunkRunner:
     Thread-safety: immutable, except for what user code does; every listener thread uses the same object.
     """
 
-    __slots__ = ("_batch_count", "_clock", "_group", "_queues", "_retry_topic", "_subscription_of")
+    __slots__ = ("_batch_count", "_clock", "_failures", "_group", "_queues", "_retry_topic", "_subscription_of")
 
     def __init__(
         self,
@@ -172,6 +172,7 @@ class ChunkRunner:
         self._retry_topic = retry_topic
         self._batch_count = batch_count
         self._clock = clock
+        self._failures = FailureMaker(clock)
         self._queues: dict[TopicPartitionKey, MessageQueue] = {}  # made once; a few hundred bytes a partition
 
     def run(self, chunk: Chunk[Any]) -> list[FailedMessage] | None:
@@ -319,26 +320,21 @@ class ChunkRunner:
 
     def _malformed(self, message: Any, error: MalformedRecordError) -> FailedMessage:
         """Make the outcome of a retry-topic message that breaks the wire format or has unreadable headers: park it."""
-        return FailedMessage(message, self._failure(error), malformed=error.reason)
+        return FailedMessage(message, self._failures.of(error), malformed=error.reason)
 
     def _no_listener(self, message: Any, topic: str) -> FailedMessage:
         failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
         return FailedMessage(message, failure, asked_level=DEAD_LETTER_LEVEL)
 
-    def _failure(self, error: BaseException) -> Failure:
-        return Failure(class_name(error), safe_text(error), self._clock.wall_ms())
-
     def _raised(self, message: Any, error: BaseException, context: ConsumeConcurrentlyContext) -> FailedMessage:
         level, delay_ms = self._asked_level(attribute(context, "delay_level_when_next_consume", NOT_ASKED)), None
         kind = type(error)  # `isinstance` would ask the error for its `__class__`
-        if not issubclass(kind, Exception):
-            _LOG.warning("consumer.listener-raised", extra={"error": safe_text(error, repr)})
         if issubclass(kind, DeadLetter):
             level = DEAD_LETTER_LEVEL
         elif issubclass(kind, RetryLater):
             level = self._asked_level(attribute(error, "level", NOT_ASKED)) or level
             delay_ms = as_int(attribute(error, "delay_ms"))
-        return FailedMessage(message, self._failure(error), asked_level=level, asked_delay_ms=delay_ms)
+        return FailedMessage(message, self._failures.of(error), asked_level=level, asked_delay_ms=delay_ms)
 
     def _answered(
         self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext

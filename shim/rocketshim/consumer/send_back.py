@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
+from rocketshim.consumer.failure_log import FailureLog
 from rocketshim.consumer.outcome import safe_text
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.core.lane_selector import LaneSelector
@@ -76,6 +77,23 @@ class FailedSink(Protocol):
 
     def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
         """Accept a message whose listener call has taken too long."""
+
+    def turn(self, now_ms: int) -> None:
+        """Begin a turn of the loop: log how many failures had no line of their own in the minutes that have ended.
+
+        Args:
+            now_ms: monotonic time in ms.
+        """
+
+    def suspended(self, message: Any, failure: Failure, number: int, delay_ms: int) -> None:
+        """Log a failed attempt of a message that stays in its orderly queue.
+
+        Args:
+            message: the Kafka record.
+            failure: why it failed.
+            number: which attempt failed; the first is 1.
+            delay_ms: when the next attempt begins, in ms.
+        """
 
     def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
         """Process delivery reports and send due hops again; wait up to `wait_s` seconds for the first report."""
@@ -141,6 +159,8 @@ class SendBack:
         self._outstanding = 0
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._lane_selector = LaneSelector()
+        self._failures = FailureLog(_LOG, group, names, levels, limit=limit)
+        self._now_ms = 0  # as of the last `turn`
 
     @property
     def outstanding(self) -> int:
@@ -164,6 +184,16 @@ class SendBack:
         if hop.error:
             _LOG.error("consumer.no-hop", extra={"record": coordinates(outcome.message), "error": hop.error})
         self._produce(_Sending(chunk, hop, self._delivery_error, self._reports))
+        self._failures.hop(hop, self._now_ms)
+
+    def turn(self, now_ms: int) -> None:
+        """Begin a turn of the loop: log how many failures had no line of their own."""
+        self._now_ms = now_ms
+        self._failures.turn(now_ms)
+
+    def suspended(self, message: Any, failure: Failure, number: int, delay_ms: int) -> None:
+        """Log that a message of an orderly queue has failed; nothing is sent."""
+        self._failures.suspended(message, failure, number, delay_ms, self._now_ms)
 
     def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
         """Send back, at level 3, a message whose listener call took too long (`ProcessQueue#cleanExpiredMsg`)."""
@@ -258,6 +288,8 @@ class SendBack:
         if smaller is not None:
             sending.hop = smaller
             self._produce(sending)
+            if hop.kind is HopKind.RETRY:
+                self._failures.hop(smaller, now_ms)
         else:
             self._again.append((now_ms + self._back_off_ms, sending))
 

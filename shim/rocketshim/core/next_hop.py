@@ -15,7 +15,7 @@ The record is made from the message as fetched, never from the object that a lis
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, assert_never
 
@@ -89,6 +89,9 @@ class Hop:
         reconsume_times: failed attempts, including this one; 0 if the message was parked before they were known.
         reason: why it is parked; `""`: it is not parked.
         error: text of the error because of which no other hop could be made; `""`: there was none.
+        decided: what was decided; None: the message was parked before that.
+        msg_id: id of the message, if its record has one; None: its coordinates are its id.
+        message_limit: the message's own `max_reconsume_times`, or None.
     """
 
     kind: HopKind
@@ -97,6 +100,9 @@ class Hop:
     reconsume_times: int = 0
     reason: str = ""
     error: str = ""
+    decided: NextHop | None = None
+    msg_id: str | None = None
+    message_limit: int | None = None
 
 
 class NextHops:
@@ -153,7 +159,9 @@ class NextHops:
         except RocketshimError as error:
             return self._without_hop(failed, error)
         if isinstance(decided, Dead):
-            return self._dead_letter(failed, before + 1, trusted=trusted)
+            hop = self._dead_letter(failed, before + 1, trusted=trusted)
+            hop.decided, hop.msg_id, hop.message_limit = decided, envelope.uniq_key, envelope.max_reconsume_times
+            return hop
         chosen = lane()
         try:
             out = retry(
@@ -171,7 +179,15 @@ class NextHops:
             )
         except RocketshimError as error:
             return self._without_hop(failed, error)
-        return Hop(HopKind.RETRY, out, failed, before + 1)
+        return Hop(
+            HopKind.RETRY,
+            out,
+            failed,
+            before + 1,
+            decided=decided,
+            msg_id=envelope.uniq_key,
+            message_limit=envelope.max_reconsume_times,
+        )
 
     def smaller(self, hop: Hop) -> Hop | None:
         """Return a smaller hop instead of one that its topic refused for its size; None: it cannot be made smaller."""
@@ -215,7 +231,7 @@ class NextHops:
             failure=hop.failed.failure,
             reconsume_times=hop.reconsume_times,
         )
-        return Hop(HopKind.BY_REFERENCE, out, hop.failed, hop.reconsume_times)
+        return replace(hop, kind=HopKind.BY_REFERENCE, out=out)
 
     def _without_hop(self, failed: FailedMessage, error: RocketshimError) -> Hop:
         if isinstance(error, MalformedRecordError):

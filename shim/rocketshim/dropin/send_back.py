@@ -13,12 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.outcome import class_name, safe_text
+from rocketshim.consumer.failure_log import FailureLog
+from rocketshim.consumer.failure_maker import FailureMaker
+from rocketshim.consumer.outcome import safe_text
 from rocketshim.core.next_hop import FailedMessage, HopKind, NextHops
 from rocketshim.errors import MessageError, SendTimeoutError
 from rocketshim.kafka.clients import ProducerClient
@@ -166,6 +168,8 @@ class DropinSendBack:
         self._lanes = Lanes(names.schedule, PartitionCounts(timeout_s))
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._clock = SystemClock()
+        self._make_failure = FailureMaker(self._clock)
+        self._failures = FailureLog(_LOG, group, names, levels, limit=limit, prefix="dropin")
 
     def retry(
         self, message: Message, error: BaseException | str | None, *, level: int | None, delay_ms: int | None
@@ -178,10 +182,10 @@ class DropinSendBack:
         self._send(message, self._failure(reason, "DeadLetter"), _DEAD_LETTER_LEVEL, None)
 
     def _failure(self, error: BaseException | str | None, name: str) -> Failure:
-        at_ms = self._clock.wall_ms()
         if issubclass(type(error), BaseException):  # `isinstance` would ask the error for its `__class__`
-            name = class_name(error)
-        return Failure(name, "the consumer asked for it" if error is None else safe_text(error), at_ms)
+            return self._make_failure.of(cast("BaseException", error))
+        text = "the consumer asked for it" if error is None else safe_text(error)
+        return Failure(name, text, self._clock.wall_ms())
 
     def _send(self, message: Message, failure: Failure, level: int, delay_ms: int | None) -> None:
         for what, content in (("value", message.value()), ("key", message.key())):
@@ -209,4 +213,8 @@ class DropinSendBack:
                     raise send_error(error.args[0], hop.out.topic) from error
                 hop = smaller
             else:
-                return
+                break
+        now_ms = self._clock.monotonic_ns() // 1_000_000
+        self._failures.turn(now_ms)
+        if hop.kind is not HopKind.PARKED:
+            self._failures.hop(hop, now_ms)

@@ -12,6 +12,8 @@ import logging
 import sys
 from typing import Final, Literal, TextIO
 
+from rocketshim.logs import one_line
+
 __all__ = ["EVENTS", "JsonLines", "LogFormat", "TextLines", "configure"]
 
 LogFormat = Literal["text", "json"]
@@ -48,15 +50,19 @@ EVENTS: Final[dict[str, str]] = {
 }
 """Every event the worker logs, with its meaning. `docs/worker.md` lists it."""
 
-_PLAIN: Final = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
+_PLAIN: Final = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
+    *("message", "asctime", "taskName"),
+    *("event", "traceback"),  # the line begins with the first and ends with the second
+}
 
 
 def _facts(record: logging.LogRecord) -> dict[str, object]:
     return {name: value for name, value in vars(record).items() if name not in _PLAIN}
 
 
-def _safe(text: str) -> str:
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+def _event(record: logging.LogRecord) -> str:
+    """Return the event of a record: its message, or the attribute `event` of a message that is a sentence."""
+    return str(getattr(record, "event", None) or record.getMessage())
 
 
 class TextLines(logging.Formatter):
@@ -64,14 +70,13 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line."""
-        facts = "".join(f" {name}={_safe(str(value))}" for name, value in _facts(record).items())
-        line = f"{self.formatTime(record)} {record.levelname} {_safe(record.getMessage())}{facts}"
-        if not record.exc_info:
+        facts = "".join(f" {name}={one_line(str(value))}" for name, value in _facts(record).items())
+        line = f"{self.formatTime(record)} {record.levelname} {one_line(_event(record))}{facts}"
+        trace = self.formatException(record.exc_info) if record.exc_info else getattr(record, "traceback", "")
+        if not trace:
             return line
-        trace = self.formatException(record.exc_info).split("\n")  # an exception's text may contain text of a record
-        return "\n".join(
-            [line, *(f"  {_safe(each)}" for each in trace)]
-        )  # indented, so that none looks like a log line
+        # An exception's text may contain text of a record. Indented, no line of it looks like a log line.
+        return "\n".join([line, *(f"  {one_line(each)}" for each in str(trace).rstrip().split("\n"))])
 
 
 class JsonLines(logging.Formatter):
@@ -82,11 +87,12 @@ class JsonLines(logging.Formatter):
         line: dict[str, object] = {
             "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname,
-            "event": record.getMessage(),
+            "event": _event(record),
             **_facts(record),
         }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+        trace = self.formatException(record.exc_info) if record.exc_info else getattr(record, "traceback", "")
+        if trace:
+            line["traceback"] = trace
         return json.dumps(line, default=str)
 
 

@@ -1,5 +1,6 @@
 """The next hop of a failed message: whatever policy, listener and producer do, it is stored or still pending."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -117,3 +118,42 @@ def test_partitions_that_a_dead_letter_topic_was_given_are_used_within_five_seco
         producer.produce("rmq.dlq.g", b"after", b"%d" % number)
     assert {record.partition() for record in kafka.records("rmq.dlq.g")} == {0, 1, 2, 3}
     assert producer.flush(0) == 0
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname, getattr(record, "event", "")) for record in caplog.records]
+
+
+def test_a_failed_message_is_logged_with_its_attempt_and_what_follows(
+    kafka: InMemoryKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed(kafka)
+    assert events(caplog) == [("WARNING", "consumer.listener-failed")]
+    assert (
+        "attempt 1 of 17 of message orders/0/4 (orders/0/4) in group g failed: OSError: no; next attempt in 3 s ("
+        in (caplog.text)
+    )
+
+
+def test_a_dead_and_a_parked_message_are_logged_as_such(kafka: InMemoryKafka, caplog: pytest.LogCaptureFixture) -> None:
+    failed(kafka, asked_level=-1)
+    assert events(caplog) == [("ERROR", "consumer.message-dead")]
+    caplog.clear()
+    failed(kafka, malformed="no-real-topic")
+    assert events(caplog) == [("WARNING", "consumer.message-parked")]
+
+
+def test_a_log_handler_that_raises_keeps_no_hop_from_being_stored(kafka: InMemoryKafka) -> None:
+
+    class Raises(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError(record)
+
+    logger, handler = logging.getLogger("rocketshim.consumer"), Raises()
+    logger.addHandler(handler)
+    try:
+        message, _, queue = failed(kafka)
+    finally:
+        logger.removeHandler(handler)
+    assert message is not None
+    assert queue.next_offset == 5

@@ -195,3 +195,16 @@ def test_credentials_reach_a_producer_that_is_made_later_and_one_that_exists() -
     store.tell_credentials(Client())
     store.close()
     assert seen == [("a", "1"), ("b", "2"), ("b", "2")]
+
+
+def test_a_message_that_was_sent_back_is_logged_with_its_stack_trace(caplog: pytest.LogCaptureFixture) -> None:
+    sends, _ = send_back()
+    with pytest.raises(ConnectionError) as caught:
+        raise ConnectionError("the bank does not answer")
+    sends.retry(message(), caught.value, level=None, delay_ms=None)
+    sends.kill(message(), "nobody wants it")
+    first, second = caplog.records
+    assert (first.levelname, first.event) == ("WARNING", "dropin.listener-failed")  # type: ignore[attr-defined]
+    assert "attempt 1 of 17 of message orders/0/7 (orders/0/7) in group g failed: ConnectionError" in first.message
+    assert 'raise ConnectionError("the bank does not answer")' in first.message
+    assert (second.levelname, second.event) == ("ERROR", "dropin.message-dead")  # type: ignore[attr-defined]

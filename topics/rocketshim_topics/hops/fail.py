@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from rocketshim_topics import wire
@@ -53,11 +53,15 @@ class Failure:
         exception_class: name of the exception class, or of the reason (`ReconsumeLater`, `Timeout`, `NoListener`).
         text: for a person to read; cut to 1 KiB when it is written.
         at_ms: when it failed, epoch ms.
+        place: file and line that raised; empty: nothing was raised. It is not written to the record.
+        stack: the stack trace; empty: it was not taken. It is not written to the record.
     """
 
     exception_class: str
     text: str
     at_ms: int
+    place: str = field(default="", compare=False)
+    stack: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

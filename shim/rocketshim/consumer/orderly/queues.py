@@ -148,6 +148,8 @@ class OrderlyQueues:
         self.counts.suspended += 1
         times = action.reconsume_times
         failure, _ = task.why(action.message)
+        if failure is not None:
+            self._sink.suspended(action.message, failure, times, max(0, action.until_ms - self._now_ms()))
         stuck = action.forever and times >= _STUCK_FROM
         if stuck:
             self.counts.stuck += 1

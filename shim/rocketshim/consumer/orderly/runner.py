@@ -19,10 +19,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
+from rocketshim.consumer.failure_maker import FailureMaker
 from rocketshim.consumer.listener import Subscription, WithoutContext
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext, TriedMessageView
 from rocketshim.consumer.orderly.partition import OrderlyTask
-from rocketshim.consumer.outcome import DeadLetter, RetryLater, as_int, attribute, class_name, safe_text
+from rocketshim.consumer.outcome import DeadLetter, RetryLater, as_int, attribute, safe_text
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
 from rocketshim.core.lease import Lease
@@ -97,7 +98,7 @@ class OrderlyRunner:
     Thread-safety: immutable, apart from the effects of user code; all listener threads use the same object.
     """
 
-    __slots__ = ("_batch_count", "_clock", "_group", "_levels", "_retry_topic", "_subscription_of")
+    __slots__ = ("_batch_count", "_clock", "_failures", "_group", "_levels", "_retry_topic", "_subscription_of")
 
     def __init__(
         self,
@@ -114,6 +115,7 @@ class OrderlyRunner:
         self._retry_topic = retry_topic
         self._batch_count = batch_count
         self._clock = clock
+        self._failures = FailureMaker(clock)
         self._levels = levels
 
     def run(self, task: OrderlyTask) -> list[BatchAnswer]:
@@ -210,7 +212,7 @@ class OrderlyRunner:
                 topic = view.topic
             except MalformedRecordError as error:
                 task.malformed = error.reason
-                task.failure = self._failure(error)
+                task.failure = self._failures.of(error)
                 answers.append(self._failed(task, 1, dead_letter=True))
                 break
             subscription = self._subscription_of(topic)
@@ -253,7 +255,7 @@ class OrderlyRunner:
                 else:
                     wanted = matches is None or matches(read_headers(message))
             except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
-                task.failure, task.malformed = self._failure(error), _malformed(message)
+                task.failure, task.malformed = self._failures.of(error), _malformed(message)
                 break
             (matched if wanted else skipped).append(message)
             read += 1
@@ -289,9 +291,7 @@ class OrderlyRunner:
         self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, messages: list[Any]
     ) -> BatchAnswer:
         kind = type(error)  # `isinstance` would ask the error for its `__class__`
-        if not issubclass(kind, Exception):
-            _LOG.warning("consumer.listener-raised", extra={"error": safe_text(error, repr)})
-        task.failure = self._failure(error)
+        task.failure = self._failures.of(error)
         suspend_ms = _suspend_ms(context)
         if issubclass(kind, RetryLater):
             delay_ms, level = as_int(attribute(error, "delay_ms")), as_int(attribute(error, "level"))
@@ -326,9 +326,6 @@ class OrderlyRunner:
     def _no_listener(self, task: OrderlyTask, topic: str) -> BatchAnswer:
         task.failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
         return self._failed(task, 1, dead_letter=True)
-
-    def _failure(self, error: BaseException) -> Failure:
-        return Failure(class_name(error), safe_text(error), self._clock.wall_ms())
 
 
 def _malformed(message: Any) -> str | None:

@@ -253,7 +253,7 @@ class PushAssembly:
     def _make_sink(self, lanes: int) -> FailedSink:
         settings = self._settings
         if self._broadcasts:
-            return DropFailed()
+            return DropFailed(settings.group, self._names, settings.delay_levels)
         return SendBack(
             lambda: self._clients.producer(producer_config(settings)),
             names=self._names,

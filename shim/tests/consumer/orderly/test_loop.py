@@ -1072,3 +1072,21 @@ def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage:
     a.pool.work_all()
     stage.turn(5)
     assert not a.mode._assignment.draining
+
+
+def test_each_failed_attempt_of_a_queue_is_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.topic()
+    stage.fill(1)
+
+    def fail(_: Any) -> None:
+        raise ValueError("not now")
+
+    stage.answer = fail
+    stage.join("a")
+    stage.turn()
+    stage.wait(2_500)
+    logged = [record for record in caplog.records if getattr(record, "event", "") == "consumer.listener-failed"]
+    assert [record.attempt for record in logged] == [1, 2, 3]  # type: ignore[attr-defined]
+    assert {record.delay_ms for record in logged} == {1_000}  # type: ignore[attr-defined]
+    assert "Traceback" in logged[0].message
+    assert not any("Traceback" in record.message for record in logged[1:])

@@ -128,7 +128,7 @@ def test_a_failed_message_is_dropped_and_logged(
             kafka.append("orders", body)
         kafka.wait_until(lambda: consumer.send_back_counts.dropped == 1 and len(heard.bodies) == 2, guard_s=GUARD_S)
         consumer.stop()
-    (said,) = [record for record in caplog.records if record.getMessage() == "consumer.dropped"]
+    (said,) = [record for record in caplog.records if getattr(record, "event", "") == "consumer.dropped"]
     assert (said.record, said.error_class) == ("orders/0/0", "OSError")  # type: ignore[attr-defined]
     again = Heard()
     start(again)

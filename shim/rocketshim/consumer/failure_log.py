@@ -1,0 +1,231 @@
+"""Log failed messages: which, which attempt, why, and when the message comes back.
+
+The message of such a log record is a sentence, so that a program that has not set up logging shows it, too. The event
+is the attribute `event`, and the facts are attributes as always. `FailureWindows` limits how many lines a cause gets.
+"""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rocketshim.consumer.outcome import safe_text
+from rocketshim.core.failure_windows import FailureWindows
+from rocketshim.core.next_hop import Hop, HopKind
+from rocketshim.core.retry_policy import AfterDelay, AtLevel, effective_limit
+from rocketshim.logs import SafeLogger, one_line
+from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames
+from rocketshim_topics.wire import coordinates
+
+__all__ = ["DEAD", "Attempt", "FailureLog", "duration"]
+
+_MAX_TEXT_CHARS: Final = 300
+DEAD: Final = "message-dead"
+_NOT_LOGGED: Final = "failures-not-logged"
+_UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"), (1, "ms"))
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A failed attempt, and what follows.
+
+    Attributes:
+        record: coordinates of the record, as `topic/partition/offset`.
+        msg_id: id of the message.
+        number: which attempt failed; the first is 1.
+        limit: after how many attempts the message is dead; None: never.
+        delay_ms: when the next attempt begins; None: there is none.
+        level: the delay level of the next attempt; None: a delay, or no next attempt.
+        event: last part of the event's name if there is no next attempt.
+        end: what became of the message then, for example "it is a dead letter now".
+    """
+
+    record: str
+    msg_id: str
+    number: int
+    limit: int | None
+    delay_ms: int | None
+    level: int | None = None
+    event: str = DEAD
+    end: str = ""
+
+
+def duration(milliseconds: int) -> str:
+    """Return a duration for people: `10 s`, `1.5 min`."""
+    for unit_ms, name in _UNITS:
+        if milliseconds >= unit_ms:
+            return f"{milliseconds / unit_ms:.3g} {name}"
+    return "0 s"
+
+
+class FailureLog:
+    """Logs the failed messages of one consumer.
+
+    Args:
+        log: where to.
+        group: the consumer group.
+        names, levels: topic names and delay levels of the consumer.
+        limit: `max_reconsume_times` of the group.
+        prefix: first part of the events' names: `consumer` or `dropin`.
+
+    Thread-safety: any thread may call every method; nothing is logged under its lock.
+    """
+
+    def __init__(
+        self,
+        log: SafeLogger,
+        group: str,
+        names: TopicNames,
+        levels: DelayLevels,
+        *,
+        limit: int = -1,
+        prefix: str = "consumer",
+    ) -> None:
+        self._log = log
+        self._group = group
+        self._names = names
+        self._levels = levels
+        self._limit = limit
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._windows: FailureWindows[tuple[str, str, bool]] = FailureWindows()
+
+    def hop(self, hop: Hop, now_ms: int) -> None:
+        """Log that a message has failed, and its next hop.
+
+        Args:
+            hop: the next hop.
+            now_ms: monotonic time in ms.
+        """
+        failure = hop.failed.failure
+        count = self.add(failure, now_ms, is_final=hop.kind is not HopKind.RETRY)
+        if count:
+            self.write(failure, self._attempt(hop), count)
+
+    def _attempt(self, hop: Hop) -> Attempt:
+        record = coordinates(hop.failed.message)
+        if hop.kind is HopKind.PARKED:
+            end = f"it is parked in {self._names.parked} ({hop.reason})"
+            return Attempt(record, record, max(1, hop.reconsume_times), None, None, event="message-parked", end=end)
+        is_unlimited = self._limit == -1 and hop.failed.reconsume_times is not None  # counted by an orderly queue
+        attempts = None if is_unlimited else max(1, effective_limit(self._limit, hop.message_limit) + 1)
+        delay_ms: int | None = None
+        level: int | None = None
+        if hop.kind is HopKind.RETRY:
+            match hop.decided:
+                case AtLevel(asked):
+                    level = self._levels.clamp(asked)
+                    delay_ms = self._levels.delay_ms(level)
+                case AfterDelay(asked_ms):
+                    delay_ms = asked_ms
+                case _:
+                    pass
+        end = f"it is a dead letter now, in {self._names.dead_letter(self._group)}"
+        msg_id = safe_text(hop.msg_id or record)
+        return Attempt(record, msg_id, hop.reconsume_times, attempts, delay_ms, level, end=end)
+
+    def add(self, failure: Failure, now_ms: int, *, is_final: bool) -> int:
+        """Count a failure; return how many there were of its cause within a minute, or 0 if it is not to be logged.
+
+        Args:
+            failure: the failure.
+            now_ms: monotonic time in ms.
+            is_final: whether the message is not tried again.
+        """
+        with self._lock:
+            noted = self._windows.note((failure.exception_class, failure.place, is_final), now_ms)
+        return noted.count if noted.is_logged else 0
+
+    def write(self, failure: Failure, attempt: Attempt, count: int) -> None:
+        """Log a failure: an error if the message is dead, else a warning.
+
+        Args:
+            failure: the failure.
+            attempt: which attempt it was, and what follows.
+            count: what `add` returned.
+        """
+        name = "listener-failed" if attempt.delay_ms is not None else attempt.event
+        event = f"{self._prefix}.{name}"
+        text = one_line(failure.text[:_MAX_TEXT_CHARS])
+        number = f"{attempt.number}" if attempt.limit is None else f"{attempt.number} of {attempt.limit}"
+        sentence = (
+            f"{event}: attempt {number} of message {attempt.msg_id} ({attempt.record}) in group {self._group} failed: "
+            f"{one_line(failure.exception_class)}: {text}; {_what_follows(attempt, failure.at_ms)}"
+        )
+        if count > 1:
+            sentence += f" (failure {count} of this cause within a minute)"
+        facts: dict[str, Any] = {
+            "event": event,
+            "group": self._group,
+            "record": attempt.record,
+            "msg_id": attempt.msg_id,
+            "attempt": attempt.number,
+            "attempts": attempt.limit,
+            "delay_ms": attempt.delay_ms,
+            "level": attempt.level,
+            "error_class": failure.exception_class,
+            "error": failure.text[:_MAX_TEXT_CHARS],
+            "place": failure.place,
+            "count": count,
+            "traceback": failure.stack,
+        }
+        lines = [sentence, *(f"  {one_line(line)}" for line in failure.stack.rstrip().split("\n") if failure.stack)]
+        self._log.log(
+            logging.ERROR if name == DEAD else logging.WARNING,
+            "%s",
+            "\n".join(lines),
+            extra={name: value for name, value in facts.items() if value not in (None, "")},
+        )
+
+    def suspended(self, message: Any, failure: Failure, number: int, delay_ms: int, now_ms: int) -> None:
+        """Log that a message of an orderly queue has failed and holds up what is behind it.
+
+        Args:
+            message: the Kafka record.
+            failure: the failure.
+            number: which attempt failed; the first is 1.
+            delay_ms: when the next attempt begins, in ms.
+            now_ms: monotonic time in ms.
+        """
+        count = self.add(failure, now_ms, is_final=False)
+        if count:
+            self.write(failure, Attempt(coordinates(message), _id_of(message), number, None, delay_ms), count)
+
+    def turn(self, now_ms: int) -> None:
+        """Log how many failures of the minutes that have ended were not logged one by one."""
+        with self._lock:
+            ended = self._windows.ended(now_ms)
+        for unlogged in ended:
+            name, place, is_final = unlogged.cause
+            event = f"{self._prefix}.{_NOT_LOGGED}"
+            what = "are not tried again" if is_final else "are tried again"
+            where = f" at {place}" if place else ""
+            self._log.warning(
+                "%s",
+                f"{event}: {unlogged.count} more messages of group {self._group} failed within a minute: "
+                f"{one_line(name)}{one_line(where)}; they {what}",
+                extra={
+                    "event": event,
+                    "group": self._group,
+                    "error_class": name,
+                    "place": place,
+                    "count": unlogged.count,
+                    "is_final": is_final,
+                },
+            )
+
+
+def _id_of(message: Any) -> str:
+    try:
+        return safe_text(MessageView(message, trusted=True).msg_id)
+    except MalformedRecordError:
+        return coordinates(message)
+
+
+def _what_follows(attempt: Attempt, failed_ms: int) -> str:
+    if attempt.delay_ms is None:
+        return attempt.end
+    at = time.strftime("%H:%M:%S", time.localtime((failed_ms + attempt.delay_ms) // 1_000))
+    level = "" if attempt.level is None else f" (level {attempt.level})"
+    return f"next attempt in {duration(attempt.delay_ms)}{level}, at {at}"

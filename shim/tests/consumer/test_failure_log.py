@@ -1,0 +1,128 @@
+"""What the log says about a failed message, in every format, and what it never does."""
+
+import json
+import logging
+
+import pytest
+
+from rocketshim.consumer.failure_log import Attempt, FailureLog, duration
+from rocketshim.consumer.failure_maker import FailureMaker
+from rocketshim.consumer.outcome import DeadLetter, RetryLater
+from rocketshim.logs import safe_logger
+from rocketshim.testing import VirtualClock
+from rocketshim.worker.log_format import JsonLines, TextLines
+from rocketshim_topics import DelayLevels, Failure, TopicNames
+
+FAILURE = Failure(
+    "ConnectionError", "the bank\ndoes not answer", 0, "shop.py:12", 'Traceback\n  File "shop.py"\nConn\x1b'
+)
+AGAIN = Attempt("orders/0/7", "0A1B", 1, 17, 10_000, 3)
+DEAD = Attempt("orders/0/7", "0A1B", 17, 17, None, end="it is a dead letter now, in rmq.dlq.payments")
+
+
+def record_of(caplog: pytest.LogCaptureFixture, attempt: Attempt, failure: Failure = FAILURE) -> logging.LogRecord:
+    log = FailureLog(safe_logger("rocketshim.consumer"), "payments", TopicNames(), DelayLevels.default())
+    log.write(failure, attempt, log.add(failure, 0, is_final=attempt.delay_ms is None))
+    return caplog.records[-1]
+
+
+def test_a_retry_is_a_warning_that_says_which_attempt_failed_why_and_when_it_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    record = record_of(caplog, AGAIN)
+    first, *trace = record.getMessage().split("\n")
+    assert record.levelno == logging.WARNING
+    assert first.startswith(
+        "consumer.listener-failed: attempt 1 of 17 of message 0A1B (orders/0/7) in group payments failed: "
+        "ConnectionError: the bank\\ndoes not answer; next attempt in 10 s (level 3), at "
+    )
+    assert trace == ["  Traceback", '    File "shop.py"', "  Conn\\x1b"], "no line of a trace looks like a log line"
+
+
+def test_a_dead_message_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    record = record_of(caplog, DEAD)
+    assert record.levelno == logging.ERROR
+    assert "attempt 17 of 17" in record.getMessage()
+    assert "it is a dead letter now, in rmq.dlq.payments" in record.getMessage()
+
+
+def test_the_formats_of_processes_show_the_event_and_the_facts(caplog: pytest.LogCaptureFixture) -> None:
+    record = record_of(caplog, AGAIN)
+    line, *trace = TextLines().format(record).split("\n")
+    assert " WARNING consumer.listener-failed group=payments record=orders/0/7 msg_id=0A1B attempt=1" in line
+    assert len(trace) == 3
+    shown = json.loads(JsonLines().format(record))
+    assert (shown["event"], shown["attempts"], shown["delay_ms"]) == ("consumer.listener-failed", 17, 10_000)
+    assert shown["traceback"].startswith("Traceback")
+
+
+def test_failures_over_the_limit_become_one_line_with_their_count(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog(safe_logger("rocketshim.consumer"), "payments", TopicNames(), DelayLevels.default())
+    counts = [log.add(FAILURE, 0, is_final=False) for _ in range(1_000)]
+    assert counts == [*range(1, 21), *[0] * 980]
+    log.turn(59_999)
+    assert caplog.records == []
+    log.turn(60_000)
+    (record,) = caplog.records
+    assert "980 more messages of group payments failed within a minute" in record.getMessage()
+    assert record.count == 980  # type: ignore[attr-defined]
+
+
+def test_a_stack_trace_is_taken_for_the_first_of_a_cause_in_a_minute_and_begins_in_the_users_code() -> None:
+    clock = VirtualClock()
+    maker = FailureMaker(clock)
+
+    def failure() -> Failure:
+        with pytest.raises(ConnectionError) as caught:
+            raise ConnectionError("no") from KeyError("cause")
+        return maker.of(caught.value)
+
+    first, second = failure(), failure()
+    assert "KeyError: 'cause'" in first.stack
+    assert "ConnectionError: no" in first.stack
+    assert first.place == second.place != ""
+    assert second.stack == ""
+    clock.advance(60_000)
+    assert failure().stack == first.stack
+    assert maker.of(RetryLater("5s")).stack == maker.of(DeadLetter("no")).stack == "", "a request is no defect"
+
+
+class HostileError(Exception):
+    """An exception that lies about everything."""
+
+    __traceback__ = 7  # type: ignore[assignment]
+
+    @property
+    def __cause__(self) -> BaseException | None:  # type: ignore[override]
+        raise OSError("no")
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def test_no_exception_of_user_code_gets_out_of_its_description() -> None:
+    with pytest.raises(HostileError) as caught:
+        raise HostileError
+    failure = FailureMaker(VirtualClock()).of(caught.value)
+    assert failure.exception_class == "HostileError"
+    assert "raised SystemExit" in failure.text
+    assert failure.stack != ""
+
+
+def test_a_deep_recursion_is_cut() -> None:
+    def deep(left: int) -> None:
+        if left:
+            deep(left - 1)
+        raise ValueError("x" * 100_000)
+
+    with pytest.raises(ValueError, match="xxx") as caught:
+        deep(200)
+    assert len(FailureMaker(VirtualClock()).of(caught.value).stack) <= 16_384
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(0, "0 s"), (512, "512 ms"), (10_000, "10 s"), (90_000, "1.5 min"), (7_200_000, "2 h"), (864_000_000, "10 d")],
+)
+def test_a_duration_is_for_people(milliseconds: int, text: str) -> None:
+    assert duration(milliseconds) == text

@@ -1,0 +1,55 @@
+"""Which failures are logged: the first of a cause in full, a few in short, the rest as a count."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketshim.core.failure_windows import FailureWindows
+
+failures = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 40)), max_size=200)  # cause, ms since the last
+
+
+def test_each_cause_is_logged_up_to_its_limit_and_then_counted() -> None:
+    windows: FailureWindows[str] = FailureWindows(window_ms=1_000, lines=2)
+    noted = [windows.note("a", now_ms) for now_ms in range(5)]
+    assert [(each.count, each.is_first, each.is_logged) for each in noted] == [
+        (1, True, True),
+        (2, False, True),
+        (3, False, False),
+        (4, False, False),
+        (5, False, False),
+    ]
+    assert windows.note("b", 5).is_first
+    assert windows.ended(999) == []
+    assert [(each.cause, each.count) for each in windows.ended(1_000)] == [("a", 3)]
+    assert windows.ended(2_000) == [], "a count is returned once"
+    assert windows.note("a", 2_000).is_first
+
+
+@given(failures)
+def test_no_failure_is_lost_between_lines_and_counts(given_failures: list[tuple[str, int]]) -> None:
+    windows: FailureWindows[str] = FailureWindows(window_ms=100, lines=3)
+    logged: dict[str, int] = {}
+    counted: dict[str, int] = {}
+    opened: dict[str, int] = {}
+    now_ms = 0
+    for cause, later_ms in given_failures:
+        now_ms += later_ms
+        is_new = now_ms >= opened.get(cause, -(10**9)) + 100
+        noted = windows.note(cause, now_ms)
+        assert noted.is_first == is_new, "a window is one hundred milliseconds from its first failure"
+        if is_new:
+            opened[cause] = now_ms
+        logged[cause] = logged.get(cause, 0) + noted.is_logged
+    for each in windows.ended(now_ms + 100):
+        counted[each.cause] = counted.get(each.cause, 0) + each.count
+    for name in "abcd":
+        assert logged.get(name, 0) + counted.get(name, 0) == sum(cause == name for cause, _ in given_failures)
+
+
+@given(st.lists(st.integers(0, 1_000), min_size=20, max_size=300))
+def test_memory_is_bounded_by_the_number_of_causes(causes: list[int]) -> None:
+    windows: FailureWindows[int] = FailureWindows(causes=10, lines=1)
+    for now_ms, cause in enumerate(causes):
+        windows.note(cause, now_ms)
+        assert len(windows._windows) <= 10
+        assert len(windows._ended) <= 10
