@@ -142,7 +142,8 @@ def test_the_policy_counts_for_queues_that_were_there_and_no_others(
     """What lies in a queue that was added later was sent to a topic the group was consuming: nothing of it is lost."""
     orders, mine, heard = topic(1), group(), Heard()
     send(broker, orders, b"old", timestamp_ms=1_000_000)
-    after = {"consume_timestamp_ms": 2_000_000} if where is ConsumeFromWhere.TIMESTAMP else {}
+    is_timestamp = where is ConsumeFromWhere.TIMESTAMP
+    after = {"consume_timestamp_ms": 2_000_000} if is_timestamp else {"young_queue_max_messages": 0}
     first = member(broker, mine, where, **after)
     first.register_message_listener(orders, heard)
     with first:
@@ -174,7 +175,8 @@ def test_a_new_group_that_crashes_before_its_first_commit_loses_nothing(
         reached.set()
         abandoned.wait(GUARD_S)
 
-    first = member(broker, mine, ConsumeFromWhere.LAST_OFFSET, persist_consumer_offset_interval_ms=600_000)
+    at_end = {"young_queue_max_messages": 0}
+    first = member(broker, mine, ConsumeFromWhere.LAST_OFFSET, persist_consumer_offset_interval_ms=600_000, **at_end)
     first.register_message_listener(orders, hangs)
     first.start()
     wait_until(lambda: committed(broker, mine, orders, 1) == [1])
@@ -183,11 +185,29 @@ def test_a_new_group_that_crashes_before_its_first_commit_loses_nothing(
     first.stop(timeout_s=0)  # nothing was finished, so nothing is committed, as after a crash
     abandoned.set()
     heard = Heard()
-    second = member(broker, mine, ConsumeFromWhere.LAST_OFFSET)
+    second = member(broker, mine, ConsumeFromWhere.LAST_OFFSET, **at_end)
     second.register_message_listener(orders, heard)
     with second:
         wait_until(lambda: len(heard.bodies) == 1)
     assert heard.bodies != [b"old"]
+
+
+def test_a_new_group_begins_at_the_start_of_young_queues_and_at_the_end_of_others(
+    broker: Broker, group: Callable[..., str], topic: Callable[..., str], admin: AdminClient
+) -> None:
+    """LAST_OFFSET as RocketMQ does it: young is a queue that never lost a message and is small."""
+    orders, mine, heard = topic(3), group(), Heard()
+    for number, count in enumerate((5, 5, 6)):
+        send(broker, orders, *[b"%d" % number] * count, partition=number)
+    (cut,) = admin.delete_records([TopicPartition(orders, 1, 2)]).values()
+    cut.result(GUARD_S)
+    consumer = member(broker, mine, ConsumeFromWhere.LAST_OFFSET, young_queue_max_messages=5)
+    consumer.register_message_listener(orders, heard)
+    with consumer:
+        wait_until(lambda: committed(broker, mine, orders, 3) == [5, 5, 6])
+        send(broker, orders, b"new", partition=2)
+        wait_until(lambda: len(heard.bodies) >= 6)
+    assert sorted(heard.bodies) == [b"0"] * 5 + [b"new"]
 
 
 def test_partitions_added_to_the_groups_own_topics_are_read_and_written_within_seconds(

@@ -246,6 +246,7 @@ class PushConsumerOptions(TypedDict, total=False):
     rebalance_interval_ms: int
     consume_from_where: ConsumeFromWhere
     consume_timestamp_ms: int | None
+    young_queue_max_messages: int
     consume_thread_min: int
     consume_thread_max: int
     async_concurrency: int
@@ -289,9 +290,12 @@ class PushConsumerSettings(ConnectionSettings):
             the group log, and consumes the queues that it has a lease of (`lock_lease_ms` and the settings after it).
         rebalance_interval_ms: how often topics and queues are looked up where Kafka does not announce changes
             (broadcasting, patterns, strategies), in ms. Default 20 s.
-        consume_from_where: where a group starts on a topic that it has never consumed. Default: at the end of the
-            topic.
+        consume_from_where: where a group starts on a topic that it has never consumed. Default: at the end of each
+            queue, but at the start of a young queue (`LAST_OFFSET`).
         consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`. None: 30 minutes before the consumer is made.
+        young_queue_max_messages: with `LAST_OFFSET`, a queue from which nothing was ever deleted, and which has at most
+            this number of messages, is young: a new group begins at its start. 0: none is. It has no meaning in
+            broadcasting. Default 10,000 (RocketMQ: while the first message is in the broker's memory).
         consume_thread_min: number of listener threads, 1 to 1,000. Default 20.
         consume_thread_max: upper bound of `update_core_pool_size`, 1 to 1,000, at least `consume_thread_min`. As in
             RocketMQ, the pool never grows beyond the minimum by itself. Default 1,000 (RocketMQ: 20).
@@ -346,6 +350,7 @@ class PushConsumerSettings(ConnectionSettings):
     rebalance_interval_ms: int = Field(default=20_000, ge=10)
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     consume_timestamp_ms: int | None = Field(default=None, ge=0)
+    young_queue_max_messages: int = Field(default=10_000, ge=0)
     consume_thread_min: int = Field(default=20, ge=1, le=1_000)
     consume_thread_max: int = Field(default=1_000, ge=1, le=1_000)
     async_concurrency: int = Field(default=100, ge=1, le=10_000)
@@ -409,6 +414,7 @@ class LitePullConsumerOptions(TypedDict, total=False):
     allow_code_settings: bool
     consume_from_where: ConsumeFromWhere
     consume_timestamp_ms: int | None
+    young_queue_max_messages: int
     auto_commit: bool
     auto_commit_interval_ms: int
     poll_timeout_ms: int
@@ -422,8 +428,10 @@ class LitePullConsumerSettings(ConnectionSettings):
     Attributes:
         group: the consumer group.
         consume_from_where: where a group starts on a queue for which it has no commit. Default: at the end of the
-            queue.
+            queue, but at the start of a young queue (`LAST_OFFSET`).
         consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`. None: 30 minutes before the consumer is made.
+        young_queue_max_messages: with `LAST_OFFSET`, a queue from which nothing was ever deleted, and which has at most
+            this number of messages, is young: a new group begins at its start. 0: none is. Default 10,000.
         auto_commit: commit what earlier polls have returned. False: only `commit_sync` commits. Default True.
         auto_commit_interval_ms: how often, in ms; at least 1,000. Default 5 s.
         poll_timeout_ms: how long `poll` waits for a message if the caller gives no timeout, in ms. Default 5 s.
@@ -435,6 +443,7 @@ class LitePullConsumerSettings(ConnectionSettings):
     group: str = Field(min_length=1)
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     consume_timestamp_ms: int | None = Field(default=None, ge=0)
+    young_queue_max_messages: int = Field(default=10_000, ge=0)
     auto_commit: bool = True
     auto_commit_interval_ms: int = Field(default=5_000, ge=1_000)
     poll_timeout_ms: int = Field(default=5_000, ge=0)

@@ -40,6 +40,7 @@ __all__ = [
     "decode_metadata",
     "digest_conflict",
     "encode_metadata",
+    "latest_offset",
     "resolve_start",
 ]
 
@@ -103,7 +104,7 @@ class Earliest:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """Start at the end of the log as it is now."""
+    """Start at the end of the log as it is now, or at the start of a young log (`latest_offset`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,22 @@ def resolve_start(
             return Latest(), born
         case ConsumeFromWhere.TIMESTAMP:
             return AtTimestamp(), born
+
+
+def latest_offset(first_offset: int, end_offset: int, young_max: int) -> int:
+    """Return where a new group begins with LAST_OFFSET: the end of the log, or the start of a young log.
+
+    A log is young if nothing was ever deleted from it and it has at most `young_max` records. RocketMQ's broker does
+    the same as long as a queue's first message is still in its memory.
+
+    Args:
+        first_offset: first offset of the log, 0 or more.
+        end_offset: end of the log.
+        young_max: maximum number of records of a young log; 0: every log with records begins at its end.
+
+    Source: `ConsumerManageProcessor#queryConsumerOffset`.
+    """
+    return 0 if first_offset == 0 and end_offset <= young_max else end_offset
 
 
 def encode_metadata(metadata: CommitMetadata) -> str:

@@ -16,6 +16,7 @@ from rocketshim.core.start_position import (
     decode_metadata,
     digest_conflict,
     encode_metadata,
+    latest_offset,
     resolve_start,
 )
 
@@ -203,3 +204,12 @@ def test_text_that_only_looks_like_ours_is_foreign(text: str) -> None:
 def test_only_another_digest_is_a_conflict(mine: str, theirs: str | None, conflict: str | None) -> None:
     found = None if theirs is None else CommitMetadata(theirs, 3)
     assert digest_conflict(mine, found) == conflict
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "young_max", "start"),
+    [(0, 0, 0, 0), (0, 3, 3, 0), (0, 4, 3, 4), (1, 2, 3, 2), (2, 2, 3, 2), (0, 3, 0, 3)],
+    ids=["empty", "young", "not small", "something was deleted", "all was deleted", "switched off"],
+)
+def test_latest_is_the_start_of_a_young_log_only(first: int, end: int, young_max: int, start: int) -> None:
+    assert latest_offset(first, end, young_max) == start

@@ -140,6 +140,7 @@ class LitePullConsumer:
                 self.names.retry(settings.group),
                 settings.consume_from_where,
                 settings.consume_timestamp_ms or self._clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS,
+                young_max=settings.young_queue_max_messages,
             ),
             now_ms=self._now_ms,
             auto_commit=settings.auto_commit,

@@ -179,6 +179,7 @@ class PushAssembly:
                 self._timestamp_ms,
                 self._subscriptions.digest(),
                 self._subscriptions.text(),
+                young_max=0 if self._broadcasts else settings.young_queue_max_messages,
             ),
             ownership=ownership,
             now_ms=now_ms_of(clock),

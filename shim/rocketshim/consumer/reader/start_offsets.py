@@ -36,6 +36,7 @@ from rocketshim.core.start_position import (
     decode_metadata,
     digest_conflict,
     encode_metadata,
+    latest_offset,
     resolve_start,
 )
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
@@ -50,6 +51,7 @@ UNKNOWN_START: Final = -1
 
 _TIMEOUT_S: Final = 10.0
 _PAUSED_AT: Final = 0
+_MAX_LOGGED: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class StartRules:
         timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
         digest: digest of the group's subscription; each commit carries it.
         subscription: the subscription as text.
+        young_max: maximum number of records of a queue that LAST_OFFSET begins at the start of (`latest_offset`).
     """
 
     retry_topic: str
@@ -69,6 +72,7 @@ class StartRules:
     timestamp_ms: int
     digest: str = ""
     subscription: str = ""
+    young_max: int = 0
 
 
 class StartOffsets:
@@ -168,6 +172,15 @@ class StartOffsets:
                 starts.append(at)
                 if not isinstance(start, StartAt):
                     resolved.append(TopicPartition(topic, number, at.offset, metadata=self.metadata(key)))
+        if resolved:
+            _LOG.info(
+                "consumer.start-chosen",
+                extra={
+                    "where": self._rules.where.name,
+                    "starts": [f"{item.topic}/{item.partition}/{item.offset}" for item in resolved[:_MAX_LOGGED]],
+                    "count": len(resolved),
+                },
+            )
         return starts, resolved
 
     def _found(
@@ -232,7 +245,7 @@ class StartOffsets:
             case Earliest():
                 return self._watermarks(topic, number, timeout_s)[0]
             case Latest():
-                return self._watermarks(topic, number, timeout_s)[1]
+                return latest_offset(*self._watermarks(topic, number, timeout_s), self._rules.young_max)
             case AtTimestamp():
                 asked = TopicPartition(topic, number, self._rules.timestamp_ms)
                 (answer,) = self._lookups.offsets_for_times([asked], timeout=timeout_s)

@@ -255,13 +255,20 @@ def test_a_revoked_partition_is_committed_up_to_the_finished_messages(kafka: InM
 # --- start offsets ----------------------------------------------------------------------------------------------------
 
 
-def test_a_new_group_begins_at_the_end_by_default(kafka: InMemoryKafka, make: Make) -> None:
+def test_a_new_group_begins_at_the_end_of_a_queue_that_is_not_young(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 3)
-    with make(consume_from_where=ConsumeFromWhere.LAST_OFFSET) as consumer:
+    with make(consume_from_where=ConsumeFromWhere.LAST_OFFSET, young_queue_max_messages=2) as consumer:
         consumer.subscribe("orders")
         assert drain(consumer) == []
         fill(kafka, 1)
         assert len(drain(consumer)) == 1
+
+
+def test_a_new_group_begins_at_the_start_of_a_young_queue(kafka: InMemoryKafka, make: Make) -> None:
+    fill(kafka, 3)
+    with make(consume_from_where=ConsumeFromWhere.LAST_OFFSET) as consumer:
+        consumer.subscribe("orders")
+        assert len(drain(consumer)) == 3
 
 
 def test_nothing_is_handed_out_while_the_start_offset_is_unknown(kafka: InMemoryKafka, make: Make) -> None:
