@@ -36,6 +36,7 @@ FINDING = 2
 """Exit code of a command that worked and found something that is not as it should be."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "dev": ("rocketshim_local.cli.dev", "A real Kafka, the worker and your consumer in one terminal, to develop with."),
     "demo": ("rocketshim_local.cli.demo", "One day of real flights through delay, retry and dead letters."),
     "init": ("rocketshim.cli.init", "Create the topics that rocketshim needs, or show what would be created."),
     "doctor": ("rocketshim.cli.doctor", "Check the set-up: problems, their impact, and how to fix them."),

@@ -6,7 +6,7 @@ Most of them can also be set by an environment variable or a profile (`rocketshi
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -23,6 +23,8 @@ __all__ = [
     "DelayLevelsText",
     "DryRun",
     "Json",
+    "LogFormatOption",
+    "LogLevelOption",
     "Namespace",
     "Quiet",
     "client_settings",
@@ -36,6 +38,15 @@ OUTPUT: Final = "Output"
 
 CONFIG_VARIABLE: Final = "ROCKETSHIM_CONFIG"
 PROFILE_VARIABLE: Final = "ROCKETSHIM_PROFILE"
+
+LogFormatOption = Annotated[
+    Literal["text", "json"],
+    typer.Option("--log-format", help="Format of the log lines on standard error.", rich_help_panel=OUTPUT),
+]
+LogLevelOption = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    typer.Option("--log-level", help="The least level of a log line.", rich_help_panel=OUTPUT),
+]
 
 Bootstrap = Annotated[
     str,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocketshim.cli.options import LogFormatOption, LogLevelOption
 from rocketshim.consumer.push.client_ids import PROCESS_VARIABLE
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.logs import safe_logger
@@ -46,9 +47,14 @@ def run(
             help="Serve /live, /ready, /state and /metrics here; further processes use the next ports.",
         ),
     ] = None,
-    json_log: Annotated[bool, typer.Option("--json-log", help="Write log lines as JSON.")] = False,
+    log_format: LogFormatOption = "text",
+    log_level: LogLevelOption = "info",
+    json_log: Annotated[bool, typer.Option("--json-log", hidden=True, help="The former --log-format json.")] = False,
     supervised: Annotated[
         bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")
+    ] = False,
+    create_topics: Annotated[
+        bool, typer.Option("--create-topics", hidden=True, help="Create the topics of the listeners.")
     ] = False,
 ) -> None:
     """Run your consumer until SIGTERM. Use several processes for several cores: Python's threads share one core.
@@ -65,9 +71,12 @@ def run(
         if supervised:
             _obey_supervisor()
         consumer = _load(target)  # also before starting several processes, so that an error is reported only once
-        configure("json" if json_log else "text")
+        log_options = ["--log-format", "json" if json_log else log_format, "--log-level", log_level]
+        configure("json" if json_log else log_format, level=log_level)
+        if create_topics:
+            _create_topics(consumer)
         if processes > 1:
-            _supervise(target, processes, health_address, signals, json_log=json_log)
+            _supervise(target, processes, health_address, signals, log_options)
         else:
             _consume(consumer, health_address)
         signals.ignore_from_now_on()
@@ -102,6 +111,18 @@ def _load(target: str) -> "PushConsumer":
             f"{target!r} is a {type(found).__name__}: name a PushConsumer, or a function that returns one"
         )
     return found
+
+
+def _create_topics(consumer: "PushConsumer") -> None:
+    """Create the topics that the consumer's listeners name, with one partition each; for `rocketshim dev`."""
+    from rocketshim.consumer.push.config import connection  # noqa: PLC0415 - as above
+    from rocketshim.kafka.clients import confluent_admin  # noqa: PLC0415
+    from rocketshim_topics.layout import TopicSpec  # noqa: PLC0415
+    from rocketshim_topics.provision import ensure_topics  # noqa: PLC0415
+
+    named = consumer._subscriptions.named()  # noqa: SLF001 - ours
+    specs = [TopicSpec(topic, 1, purpose="yours", grows=False) for topic in named]
+    ensure_topics(confluent_admin(connection(consumer.settings)), specs, create=True)
 
 
 @contextmanager
@@ -144,7 +165,11 @@ def _consume(consumer: "PushConsumer", health_address: tuple[str, int] | None) -
 
 
 def _supervise(
-    target: str, processes: int, health_address: tuple[str, int] | None, signals: StopSignals, *, json_log: bool
+    target: str,
+    processes: int,
+    health_address: tuple[str, int] | None,
+    signals: StopSignals,
+    log_options: list[str],
 ) -> None:
     """Run the member processes and stop all of them together.
 
@@ -152,8 +177,7 @@ def _supervise(
     is asked exactly once, however many signals its process group gets, on every platform, and also when this process is
     killed.
     """
-    command = [sys.executable, "-m", "rocketshim", "run", target, "--supervised"]
-    command += ["--json-log"] if json_log else []
+    command = [sys.executable, "-m", "rocketshim", "run", target, "--supervised", *log_options]
     members: list[subprocess.Popen[bytes]] = []
     ended: list[int] = []
     try:

@@ -4,12 +4,19 @@ import gc
 import os
 import signal
 import threading
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Namespace, client_settings
+from rocketshim.cli.options import (
+    Bootstrap,
+    Client,
+    DelayLevelsText,
+    LogFormatOption,
+    LogLevelOption,
+    Namespace,
+    client_settings,
+)
 from rocketshim.errors import ConfigError, RocketshimError
 from rocketshim.logs import safe_logger
 from rocketshim.stop_signals import STOP_SIGNALS, StopSignals
@@ -22,11 +29,6 @@ app = typer.Typer()
 
 _LOG = safe_logger("rocketshim.worker")
 _GRACE_S = 5.0  # beyond the stop timeout, to close the Kafka clients
-
-
-class _LogFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
 
 
 @app.command(epilog="Example: rocketshim worker --bootstrap localhost:9092 --allow 'orders*' --allow invoices")
@@ -67,9 +69,8 @@ def worker(
             metavar="[HOST:]PORT", help="Serve /live, /ready, /state and /metrics here. Default HOST: 127.0.0.1."
         ),
     ] = None,
-    log_format: Annotated[
-        _LogFormat, typer.Option(help="Format of the log lines on standard error.")
-    ] = _LogFormat.TEXT,
+    log_format: LogFormatOption = "text",
+    log_level: LogLevelOption = "info",
 ) -> None:
     """Deliver delayed and retried messages when they are due, until SIGTERM. Exit code 1 if it cannot continue."""
     from rocketshim.clock import SystemClock  # noqa: PLC0415 - `--help` does without
@@ -91,7 +92,7 @@ def worker(
         stop_timeout_ms=round(stop_timeout * 1_000),
         client=client_settings(client),
     )
-    configure("json" if log_format is _LogFormat.JSON else "text")
+    configure(log_format, level=log_level)
     process = DelayWorker(settings)
     _stop_on_signals(process, stop_timeout + _GRACE_S)
     end_if_stuck(process.heart)

@@ -163,7 +163,7 @@ def latest_offset(first_offset: int, end_offset: int, young_max: int) -> int:
     Args:
         first_offset: first offset of the log, 0 or more.
         end_offset: end of the log.
-        young_max: maximum number of records of a young log; 0: every log with records begins at its end.
+        young_max: maximum number of records of a young log; 0: no log with records is young.
 
     Source: `ConsumerManageProcessor#queryConsumerOffset`.
     """

@@ -14,9 +14,10 @@ from typing import Final, Literal, TextIO
 
 from rocketshim.logs import one_line
 
-__all__ = ["EVENTS", "JsonLines", "LogFormat", "TextLines", "configure"]
+__all__ = ["EVENTS", "JsonLines", "LogFormat", "LogLevel", "TextLines", "configure"]
 
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 EVENTS: Final[dict[str, str]] = {
     "worker.started": "joined the group",
@@ -96,10 +97,10 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(log_format: LogFormat, *, level: int = logging.INFO, stream: TextIO | None = None) -> None:
+def configure(log_format: LogFormat, *, level: LogLevel = "info", stream: TextIO | None = None) -> None:
     """Send every log line of this process to a stream (default: standard error). For the worker's own process only."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(level.upper())

@@ -13,6 +13,7 @@ import typer
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Json
 from rocketshim.errors import ConfigError, LocalBrokerError
+from rocketshim.stop_signals import StopSignals
 
 app = typer.Typer(
     help="A real Kafka on this machine; neither Docker nor an installed Java needed.",
@@ -43,23 +44,32 @@ def run(
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A broker property; repeatable.")
     ] = None,
 ) -> None:
-    """Run a broker, or a cluster of several, until Ctrl-C or SIGTERM. Prints its address on standard output."""
+    """Run a broker, or a cluster of several, until Ctrl-C or SIGTERM. Prints its address on standard output.
+
+    It stops the brokers cleanly; only a second Ctrl-C, at least a second after the first, does not wait for that.
+    """
     from rocketshim_local.cluster import LocalCluster  # noqa: PLC0415 `--help` does without
 
     properties = dict(_parse_property(text) for text in set_property or [])
     cluster = LocalCluster(brokers, properties=properties, data_dir=data, port=port or None, report=_say)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with cluster:
+        with cluster, StopSignals() as signals:
             typer.echo(cluster.bootstrap)
             _say(f"logs: {cluster.logs_dir}; stop with Ctrl-C")
             _say(f"for other terminals: export ROCKETSHIM_BOOTSTRAP={cluster.bootstrap}")
             sys.stdout.flush()
-            while not (ended := cluster.ended):
+            while not (signals.asked or cluster.ended):
                 time.sleep(_LOOK_EVERY_S)
-            raise LocalBrokerError(f"node {ended[0]} ended by itself; its logs are in {cluster.logs_dir}")
+            if not signals.asked:
+                raise LocalBrokerError(f"node {cluster.ended[0]} ended by itself; its logs are in {cluster.logs_dir}")
+            try:
+                cluster.stop()  # here, where a second signal does not interrupt it
+            except KeyboardInterrupt:
+                cluster.stop(timeout_s=0)
     except KeyboardInterrupt:
-        _say("stopped")
+        pass
+    _say("stopped")
 
 
 def _parse_property(text: str) -> tuple[str, str]:

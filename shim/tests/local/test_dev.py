@@ -1,0 +1,41 @@
+"""`rocketshim dev`: what it refuses before it starts anything, and which files it watches."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rocketshim.cli.app import ERROR, main
+from rocketshim_local.dev import _python_files
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["shop"], "write MODULE:NAME, for example shop.payments:consumer"),
+        (["shop:"], "write MODULE:NAME"),
+        (["no_such_shop:consumer"], "there is no module 'no_such_shop' here or on Python's path"),
+        (["no_such_shop.payments:consumer"], "there is no module 'no_such_shop.payments'"),
+        (["--keep", "--data", "x"], "give --keep or --data, not both"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_started(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROCKETSHIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["dev", *words]) == ERROR
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_python_files_are_watched_but_not_those_of_environments(tmp_path: Path) -> None:
+    for name in ("shop.py", "deep/er/shop.py", ".git/hook.py", "venv/lib/x.py", "node_modules/y.py", "notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "venv/pyvenv.cfg").write_text("")
+    before = _python_files(tmp_path)
+    assert sorted(Path(path).relative_to(tmp_path).as_posix() for path in before) == ["deep/er/shop.py", "shop.py"]
+    os.utime(tmp_path / "shop.py", ns=(1, 1))
+    assert _python_files(tmp_path) != before
+    assert _python_files(None) == {}
