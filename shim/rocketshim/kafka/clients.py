@@ -17,6 +17,7 @@ Names, argument forms, return values and errors are confluent_kafka's (2.15 and 
 import logging
 import math
 import re
+import sys
 import threading
 import time
 import warnings
@@ -277,11 +278,29 @@ def _likely_cause(words: str) -> str:
 
 
 def confluent_clients() -> Clients:
-    """Return factories of confluent_kafka's clients. Invalid settings are a `ConfigError` that contains no value."""
+    """Return factories of confluent_kafka's clients. Invalid settings are a `ConfigError` that contains no value.
+
+    Raises:
+        ConfigError: Python runs without its global lock.
+    """
+    _refuse_free_threads()
     from confluent_kafka import Consumer, Producer  # noqa: PLC0415 - loaded only when a Kafka client is needed
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
     return Clients(consumer=_checked(Consumer), producer=_checked(Producer), admin=_checked(AdminClient))
+
+
+def _refuse_free_threads() -> None:
+    """Raise `ConfigError` if Python runs without its global lock.
+
+    A process queue and a listener thread take messages from one list iterator, each time in one step of the
+    interpreter. Without the lock a message may be taken twice, or by nobody.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise ConfigError(
+            "rocketshim does not run on free-threaded Python without the global interpreter lock: messages could be "
+            "handled twice or not at all. Set PYTHON_GIL=1, or use the usual build of Python"
+        )
 
 
 def confluent_admin(settings: dict[str, Any]) -> Any:

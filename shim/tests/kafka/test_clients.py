@@ -8,12 +8,13 @@ import threading
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.errors import BrokerUnavailableError
+from rocketshim.errors import BrokerUnavailableError, ConfigError
 from rocketshim.kafka.clients import (
     LastClientError,
     Parting,
     close_consumer,
     close_producer,
+    confluent_clients,
     explained,
     unsubscribes,
     with_log,
@@ -260,3 +261,13 @@ for client in (clients.producer({{"bootstrap.servers": "127.0.0.1:1"}}),
     assert not [line for line in said if line.startswith("%")]
     assert bool(said) is is_set_up
     assert all(line.startswith("ERROR:rocketshim.client:FAIL ") for line in said)
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_python_without_its_global_lock_is_refused(has_lock: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: has_lock, raising=False)
+    if has_lock:
+        assert confluent_clients().admin is not None
+        return
+    with pytest.raises(ConfigError, match="PYTHON_GIL=1"):
+        confluent_clients()
