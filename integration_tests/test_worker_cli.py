@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 
 from confluent_kafka import Consumer, TopicPartition
@@ -11,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim.producer.producer import Producer
 from rocketshim_local import Broker
+from rocketshim_local.probe import free_ports, is_free
 from rocketshim_topics import DelayLevels, Message, provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
@@ -105,3 +107,57 @@ def test_waiting_and_parked_records_are_listed_shown_and_sent_again(
     assert "PARK_REASON" not in headers
     wide.terminate()
     assert wide.wait(DEADLINE_S) == 0
+
+
+def _state(port: int) -> dict[str, object]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/state", timeout=5) as answer:
+        return dict(json.load(answer))
+
+
+def test_several_worker_processes_share_the_queues_and_stop_together(
+    broker: Broker, namespace: str, topic: Callable[..., str]
+) -> None:
+    target, port = topic(1), _two_free_ports()
+    command = [
+        sys.executable, "-m", "rocketshim", "worker", "--bootstrap", broker.bootstrap, "--namespace", namespace,
+        "--delay-levels", "1s 2s", "--allow", target, "--exactly-once", "--instance", "here", "--processes", "2",
+        "--health", str(port),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + DEADLINE_S
+
+    def queues() -> list[int]:
+        try:
+            return [len(_state(each)["queues"]) for each in (port, port + 1)]  # type: ignore[arg-type]
+        except OSError:
+            return []
+
+    try:
+        while sum(queues()) != 32 or not all(queues()):
+            assert time.monotonic() < end
+            assert process.poll() is None
+            time.sleep(0.5)
+        with Producer(broker.bootstrap, namespace=namespace, delay_levels="1s 2s") as producer:
+            for level in (1, 2):
+                producer.send(Message(target, b"%d" % level, delay_level=level), timeout_s=DEADLINE_S)
+        reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": f"{namespace}-reader"})
+        reader.assign([TopicPartition(target, 0, 0)])
+        got: set[bytes] = set()
+        while len(got) < 2:
+            assert time.monotonic() < end
+            message = reader.poll(1)
+            if message is not None and message.error() is None:
+                got.add(message.value())
+        reader.close()
+    finally:
+        process.terminate()
+        code = process.wait(DEADLINE_S)
+    assert code == 0
+    assert queues() == [], "no member is left"
+
+
+def _two_free_ports() -> int:
+    while True:
+        port = free_ports(1)[0]
+        if is_free(port + 1):
+            return port

@@ -2,24 +2,20 @@
 
 import gc
 import importlib
-import os
-import signal
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rocketshim.cli.options import LogFormatOption, LogLevelOption
+from rocketshim.cli.supervisor import Member, health_option, obey_supervisor, supervise
 from rocketshim.consumer.push.client_ids import PROCESS_VARIABLE
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.logs import safe_logger
-from rocketshim.stop_signals import STOP_SIGNALS, StopSignals
+from rocketshim.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from rocketshim.consumer.push.push_consumer import PushConsumer
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _LOG = safe_logger("rocketshim.consumer")
-_POLL_S = 0.2
 _GRACE_S = 45.0  # a consumer stops within 30 s; closing its Kafka clients takes a few seconds more
 
 
@@ -69,14 +64,19 @@ def run(
     health_address = None if health is None else address(health)
     with StopSignals() as signals:
         if supervised:
-            _obey_supervisor()
+            obey_supervisor()
         consumer = _load(target)  # also before starting several processes, so that an error is reported only once
         log_options = ["--log-format", "json" if json_log else log_format, "--log-level", log_level]
         configure("json" if json_log else log_format, level=log_level)
         if create_topics:
             _create_topics(consumer)
         if processes > 1:
-            _supervise(target, processes, health_address, signals, log_options)
+            command = ["run", target, *log_options]
+            members = [
+                Member([*command, *health_option(health_address, number)], {PROCESS_VARIABLE: str(number)})
+                for number in range(processes)
+            ]
+            supervise(members, signals, grace_s=_GRACE_S, error=ConsumerError)
         else:
             _consume(consumer, health_address)
         signals.ignore_from_now_on()
@@ -162,89 +162,3 @@ def _consume(consumer: "PushConsumer", health_address: tuple[str, int] | None) -
     finally:
         if server is not None:
             server.stop()
-
-
-def _supervise(
-    target: str,
-    processes: int,
-    health_address: tuple[str, int] | None,
-    signals: StopSignals,
-    log_options: list[str],
-) -> None:
-    """Run the member processes and stop all of them together.
-
-    Each member's standard input is a pipe from this process. The end of that pipe asks the member to stop. So a member
-    is asked exactly once, however many signals its process group gets, on every platform, and also when this process is
-    killed.
-    """
-    command = [sys.executable, "-m", "rocketshim", "run", target, "--supervised", *log_options]
-    members: list[subprocess.Popen[bytes]] = []
-    ended: list[int] = []
-    try:
-        for number in range(processes):
-            port = 0 if health_address is None or health_address[1] == 0 else health_address[1] + number
-            health = [] if health_address is None else ["--health", f"{health_address[0]}:{port}"]
-            environment = {**os.environ, PROCESS_VARIABLE: str(number)}
-            with _signals_blocked():  # a member gets no signal before it can handle one
-                members.append(
-                    subprocess.Popen([*command, *health], env=environment, stdin=subprocess.PIPE)  # noqa: S603 - ours
-                )
-            if signals.asked:
-                break
-        while not signals.asked and not ended:
-            time.sleep(_POLL_S)
-            ended = [member.pid for member in members if member.poll() is not None]
-        if ended:
-            time.sleep(_POLL_S)  # a signal to the whole process group may have reached that member first
-        codes = _stop(members)
-    finally:
-        for member in members:
-            if member.poll() is None:  # an exception left the loop or the stop
-                member.kill()
-    if not signals.asked:
-        raise ConsumerError(f"the process {ended[0]} of {processes} ended by itself; all were stopped")
-    if any(codes):
-        raise ConsumerError(f"not every process ended well: exit codes {codes}")
-
-
-def _stop(members: "list[subprocess.Popen[bytes]]") -> list[int]:
-    """Ask the members to stop, kill those that have not stopped within 45 s, and return the exit codes."""
-    for member in members:
-        if member.stdin is not None:
-            member.stdin.close()
-    deadline = time.monotonic() + _GRACE_S
-    for member in members:
-        try:
-            member.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _LOG.error("run.member-killed", extra={"pid": member.pid, "grace_s": _GRACE_S})
-            member.kill()
-    return [member.wait() for member in members]
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Start child processes with the stop signals blocked, where the platform supports it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _obey_supervisor() -> None:
-    """Accept the stop signals, which were blocked until now, and treat the end of standard input as a stop signal."""
-
-    def watch() -> None:
-        with suppress(OSError):
-            while os.read(sys.stdin.fileno(), 1_024):
-                pass
-        _LOG.info("run.stop-asked")
-        signal.raise_signal(signal.SIGTERM)
-
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    threading.Thread(target=watch, name="rocketshim-supervisor", daemon=True).start()

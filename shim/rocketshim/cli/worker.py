@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,8 @@ from rocketshim.cli.options import (
     Namespace,
     client_settings,
 )
-from rocketshim.errors import ConfigError, RocketshimError
+from rocketshim.cli.supervisor import Member, health_option, obey_supervisor, supervise
+from rocketshim.errors import ConfigError, RocketshimError, WorkerError
 from rocketshim.logs import safe_logger
 from rocketshim.stop_signals import STOP_SIGNALS, StopSignals
 
@@ -66,13 +68,26 @@ def worker(
     health: Annotated[
         str | None,
         typer.Option(
-            metavar="[HOST:]PORT", help="Serve /live, /ready, /state and /metrics here. Default HOST: 127.0.0.1."
+            metavar="[HOST:]PORT",
+            help="Serve /live, /ready, /state and /metrics here. Default HOST: 127.0.0.1. Further processes use the "
+            "next ports.",
         ),
     ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(min=1, max=256, help="Number of workers; with --instance NAME they are NAME-0, NAME-1 and so on."),
+    ] = 1,
     log_format: LogFormatOption = "text",
     log_level: LogLevelOption = "info",
+    supervised: Annotated[
+        bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")
+    ] = False,
 ) -> None:
-    """Deliver delayed and retried messages when they are due, until SIGTERM. Exit code 1 if it cannot continue."""
+    """Deliver delayed and retried messages when they are due, until SIGTERM. Exit code 1 if it cannot continue.
+
+    With --processes, each process is a worker of the same group, and the partitions of the schedule topic are shared
+    among them. If one process ends by itself, the command stops the others and ends with exit code 1.
+    """
     from rocketshim.clock import SystemClock  # noqa: PLC0415 - `--help` does without
     from rocketshim.health import HealthServer, address  # noqa: PLC0415
     from rocketshim.settings import WorkerSettings  # noqa: PLC0415
@@ -93,12 +108,18 @@ def worker(
         client=client_settings(client),
     )
     configure(log_format, level=log_level)
+    health_address = None if health is None else address(health)
+    if processes > 1:
+        _supervise(processes, instance, health_address, stop_timeout)
+        return
     process = DelayWorker(settings)
     _stop_on_signals(process, stop_timeout + _GRACE_S)
+    if supervised:
+        obey_supervisor()
     end_if_stuck(process.heart)
     server = None
-    if health is not None:
-        host, port = address(health)
+    if health_address is not None:
+        host, port = health_address
         server = HealthServer(host, port, lambda: process.state, SystemClock())
         try:
             server.start()
@@ -117,6 +138,27 @@ def worker(
     finally:
         if server is not None:
             server.stop()
+
+
+def _supervise(
+    processes: int, instance: str | None, health_address: tuple[str, int] | None, stop_timeout_s: float
+) -> None:
+    """Run several workers with the options of this command; of an option that is given twice, the last counts."""
+    members = [
+        Member(
+            [
+                *sys.argv[1:],
+                *("--processes", "1"),
+                *([] if instance is None else ["--instance", f"{instance}-{number}"]),
+                *health_option(health_address, number),
+            ],
+            {},
+        )
+        for number in range(processes)
+    ]
+    with StopSignals() as signals:
+        supervise(members, signals, grace_s=stop_timeout_s + 2 * _GRACE_S, error=WorkerError)
+        signals.ignore_from_now_on()
 
 
 def end_if_stuck(heart: "Heartbeat", look_s: float = 1.0) -> None:

@@ -27,7 +27,6 @@ Invariants:
 """
 
 import socket
-import threading
 import time
 import uuid
 from bisect import bisect_right
@@ -122,7 +121,7 @@ class DelayWorker:
         self.transactional_id = f"{self.group}.{instance}"
         self._clock: Clock = clock or SystemClock()
         self._on_point = on_point
-        self._stopping = threading.Event()
+        self._is_stopping = False  # an event has a lock, which the code that a signal interrupts may hold
         self._alarm = Alarms(self.counts, self._clock)
         self._clients = WorkerClients(
             clients or confluent_clients(), settings, self.group, on_commit=self._on_commit, alarm=self._alarm
@@ -179,7 +178,7 @@ class DelayWorker:
         """
         self.start()
         try:
-            while not self._stopping.is_set():
+            while not self._is_stopping:
                 self.step()
         finally:
             self.close()
@@ -216,7 +215,7 @@ class DelayWorker:
 
         Idempotent. Any thread and any signal handler may call it.
         """
-        self._stopping.set()
+        self._is_stopping = True
 
     def close(self) -> None:
         """Wait for hops in flight, commit, and leave the group.
