@@ -9,6 +9,9 @@
   re-appending requires. The first copy may still be stored: a duplicate with the same identity.
 * A record whose target is unknown is buffered until the target is known. It is produced before records that left their
   queue later.
+* Records for at most 200 topics are in the producer at a time; the others wait for a topic to be finished. librdkafka
+  sends one partition per request and five requests at a time, and not in order of age. So with many targets a slow
+  broker would otherwise seem to be a silent target.
 * Two limits, number and bytes, bound the records in flight: those without a report, and those that wait to be produced
   again. Copies for a silent target that were replaced since stay in the producer until their time-out. They have their
   own limit, so that such a target does not block the others.
@@ -36,7 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AtLeastOnce"]
 
-_UNREADY_MS: Final = 2  # while records wait for the lookup of their targets
+_UNREADY_MS: Final = 2  # while records wait for the lookup of their targets, or for other topics to be finished
+_MOST_TOPICS: Final = 200
 _BUSY_MS: Final = 20  # while hops are in flight: how long their reports may stay unread
 _RESEND_NS: Final = 1_000_000_000
 _PROOF_NS: Final = 1_000_000_000
@@ -86,6 +90,8 @@ class AtLeastOnce:
         self._open_batches: set[HopBatch] = set()
         self._waiting: deque[tuple[int, Flight, int]] = deque()  # (when, ns; flight; index of the record)
         self._unready: dict[TargetHealth, list[tuple[Flight, list[int]]]] = {}  # (flight; indexes), by unknown target
+        self._open_topics: dict[str, int] = {}  # number of open batches
+        self._backlog: deque[tuple[Flight, HopGroup]] = deque()  # routed, but there are too many open topics
         self._in_flight_count = 0  # records of open batches, and records that wait
         self._in_flight_bytes = 0.0
         self._confirmed_ns = 0  # when the newest stored record was produced
@@ -101,7 +107,9 @@ class AtLeastOnce:
     def capacity(self, now_ns: int) -> int:
         """Return the number of records that may be produced now."""
         del now_ns
-        if self._in_flight_bytes >= self._max_in_flight_bytes:
+        if self._in_flight_bytes >= self._max_in_flight_bytes or self._backlog:
+            return 0
+        if len(self._open_topics) >= _MOST_TOPICS:
             return 0
         return max(0, min(self._max_in_flight - self._in_flight_count, 2 * self._max_in_flight - self._outstanding()))
 
@@ -132,13 +140,32 @@ class AtLeastOnce:
             elif group.kind is Kind.NOT_YET and group.target is not None:
                 self._unready.setdefault(group.target, []).append((flight, [hop[0] for hop in group.records]))
                 self._add_in_flight(flight, len(group.records))
+            elif self._backlog or self._is_one_topic_too_many(group):
+                self._backlog.append((flight, group))
+                self._add_in_flight(flight, len(group.records))
             else:
                 self._produce(flight, group, now_ns)
+
+    def _is_one_topic_too_many(self, group: HopGroup) -> bool:
+        return group.topic not in self._open_topics and len(self._open_topics) >= _MOST_TOPICS
+
+    def _produce_backlog(self, now_ns: int) -> None:
+        """Produce records that have waited for other topics to be finished."""
+        while self._backlog and not self._is_one_topic_too_many(self._backlog[0][1]):
+            flight, group = self._backlog.popleft()
+            self._add_in_flight(flight, -len(group.records))
+            if flight.assigned.gone:
+                continue
+            if group.target is None or group.target.last_failure_ns <= flight.sent_ns:
+                self._produce(flight, group, now_ns)
+            else:
+                self._send(flight, [hop[0] for hop in group.records], now_ns)
 
     def _produce(self, flight: Flight, group: HopGroup, now_ns: int) -> None:
         producer = self._one_by_one_producer() if group.one_per_batch else self._open()
         for batch in self._writer.write(producer, flight, group, now_ns):
             self._open_batches.add(batch)
+            self._open_topics[group.topic] = self._open_topics.get(group.topic, 0) + 1
             self._add_in_flight(flight, len(batch.indexes))
             if batch.is_refused:
                 self._writer.inbox.append(batch)
@@ -174,6 +201,7 @@ class AtLeastOnce:
             self._add_in_flight(flight, -1)
             self._send_again(flight, [index], now_ns)
         self._check_silent_targets(now_ns)
+        self._produce_backlog(now_ns)
 
     def _send_ready(self, now_ns: int) -> None:
         """Send records whose targets have become known."""
@@ -210,6 +238,9 @@ class AtLeastOnce:
         batch.is_done = True
         if batch in self._open_batches:
             self._open_batches.remove(batch)
+            self._open_topics[batch.group.topic] -= 1
+            if not self._open_topics[batch.group.topic]:
+                del self._open_topics[batch.group.topic]
             self._add_in_flight(batch.flight, -len(batch.indexes))
 
     def _stored(self, batch: HopBatch, unstored: Mapping[int, object], now_ns: int) -> None:
@@ -296,7 +327,7 @@ class AtLeastOnce:
     def wait_ns(self, now_ns: int) -> int | None:
         """Return a short wait while reports are outstanding, else None."""
         del now_ns
-        if self._unready:
+        if self._unready or self._backlog or len(self._open_topics) >= _MOST_TOPICS:
             return _UNREADY_MS * 1_000_000
         return _BUSY_MS * 1_000_000 if self._waiting or self._outstanding() else None
 
@@ -348,6 +379,8 @@ class AtLeastOnce:
         self._unready.clear()
         self._targets.use()
         self._open_batches.clear()
+        self._open_topics.clear()
+        self._backlog.clear()
         self._in_flight_count = 0
         self._in_flight_bytes = 0.0
 

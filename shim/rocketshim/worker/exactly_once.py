@@ -1,9 +1,9 @@
 """Exactly-once delivery: due records and the positions after them in one Kafka transaction.
 
 * A turn of the loop is a transaction. It produces every due record. While more records are ready, it fetches and
-  produces them too, up to 5,000 records or 50 ms, so it grows with the backlog. Then it sends the positions, with the
-  worker's current membership of the group. Then it commits. The next transaction begins 5 ms after a commit: without
-  this gap librdkafka waits 20 ms for the coordinator to finish the last transaction (measured).
+  produces them too, up to 5,000 records, about 200 topics or 50 ms, so it grows with the backlog. Then it sends the
+  positions, with the worker's current membership of the group. Then it commits. The next transaction begins 5 ms after
+  a commit: without this gap librdkafka waits 20 ms for the coordinator to finish the last transaction (measured).
 * A run with a record whose target is unknown waits in its queue until the target is known. Other queues continue.
 * A transaction with a record that was not stored does not commit; a target that refused it is then avoided. If one
   record makes the broker refuse its batch, the producer sends one record per batch for a while, and then the report is
@@ -57,6 +57,7 @@ __all__ = ["ExactlyOnce"]
 
 _NS: Final = 1_000_000
 _MOST_RECORDS: Final = 5_000
+_MOST_TOPICS: Final = 200  # about: each of them costs requests at the end of the transaction
 _LONGEST_NS: Final = 50 * _NS
 _GAP_NS: Final = 5 * _NS
 _BACK_OFF_NS: Final = 100 * _NS
@@ -121,6 +122,7 @@ class ExactlyOnce:
         self._probes: ProducerClient | None = None
         self._open: Transaction | None = None
         self._not_before_ns = 0
+        self._records_a_topic = _MOST_RECORDS  # in the last transaction
         self._is_stale = False
         self._renewed_ns = 0
         self._uncertain: list[Flight] = []
@@ -144,10 +146,11 @@ class ExactlyOnce:
             return 0
         transaction = self._open
         if transaction is None:
-            return _MOST_RECORDS
+            return min(_MOST_RECORDS, _MOST_TOPICS * self._records_a_topic)
         if transaction.must_abort or now_ns - transaction.begun_ns >= _LONGEST_NS:
             return 0
-        return _MOST_RECORDS - transaction.count
+        room = (_MOST_TOPICS - len(transaction.topics)) * self._records_a_topic
+        return max(0, min(_MOST_RECORDS - transaction.count, room))
 
     def relay(self, assigned: AssignedPartition, due: Due[Any], now_ns: int) -> None:
         """Produce the records that left a queue, in the open transaction.
@@ -197,6 +200,7 @@ class ExactlyOnce:
                 elif group.kind is Kind.SKIP:
                     self._counts.skipped += len(group.records)
                 else:
+                    transaction.topics.add(group.topic)
                     for batch in self._writer.write(producer, flight, group, now_ns):
                         batch.alone = batch.alone or self._is_careful
                         (refused if batch.is_refused else transaction.batches).append(batch)
@@ -280,6 +284,8 @@ class ExactlyOnce:
             assigned.backoffs = 0
         for batch in transaction.batches:
             self._writer.count_stored(batch, now_ns)
+        if transaction.topics:
+            self._records_a_topic = max(1, transaction.count // len(transaction.topics))
         self._not_before_ns = now_ns + _GAP_NS
         if now_ns - began_ns > self._api_timeout_s * 1e9:
             self._discard_producer()  # it retried for long; no late request may hit the next transaction

@@ -34,9 +34,14 @@ _NO_CAUSE: Final = frozenset(
         KafkaError._PURGE_QUEUE,  # noqa: SLF001
         KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
         KafkaError._INVALID_DIFFERENT_RECORD,  # noqa: SLF001
+        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
     }
 )
-"""Errors caused neither by the record nor by the target: produce the record again."""
+"""Errors caused neither by the record nor by the target: produce the record again.
+
+A record that was not sent in time says that the broker is slow. A silent target is found out in another way.
+"""
 _PRODUCER_LACKS: Final = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
 """Errors caused by a producer's metadata, which may be older than the router's."""
 

@@ -365,9 +365,7 @@ class Router:
         target = route.target
         if target is None or now_ns >= target.ask_ns:
             target = route.target = self._targets.target(route.topic, now_ns)
-        if not target.partitions or now_ns < target.ready_ns or target.failures or now_ns < target.careful_until_ns:
-            return None
-        return target
+        return target if target.is_open(now_ns) else None
 
 
 def _text(value: bytes | None) -> str:

@@ -91,6 +91,11 @@ class TargetHealth:
         self.turn = 0
         self.begun: dict[int, Any] = {}
 
+    def is_open(self, now_ns: int) -> bool:
+        """Return whether it takes records as they come: it is known, and nothing is wrong with it."""
+        is_sound = not self.failures and now_ns >= self.careful_until_ns
+        return is_sound and bool(self.partitions) and now_ns >= self.ready_ns
+
     def is_avoided(self, now_ns: int) -> bool:
         """Return whether to re-append its records without a try; after `avoid_until_ns`, let one record through."""
         if not self.failures:

@@ -24,6 +24,7 @@ class Transaction:
         count: number of its records.
         flights: the due records that it contains, by run.
         batches: their hops as produced.
+        topics: the topics to which they were produced.
         passed: partitions of which it commits only the position after probes.
         must_abort: whether it cannot be committed: a record was not produced, or the producer has failed.
         is_silent: whether the targets have not stored its records, and no report has arrived for a while.
@@ -31,13 +32,14 @@ class Transaction:
     Thread-safety: none; the worker's thread.
     """
 
-    __slots__ = ("batches", "begun_ns", "count", "flights", "is_silent", "must_abort", "passed")
+    __slots__ = ("batches", "begun_ns", "count", "flights", "is_silent", "must_abort", "passed", "topics")
 
     def __init__(self, begun_ns: int, passed: list[AssignedPartition] | None = None) -> None:
         self.begun_ns = begun_ns
         self.count = 0
         self.flights: list[Flight] = []
         self.batches: list[HopBatch] = []
+        self.topics: set[str] = set()
         self.passed = passed or []
         self.must_abort = False
         self.is_silent = False

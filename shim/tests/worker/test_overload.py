@@ -1,0 +1,94 @@
+"""A slow broker: no target is blamed, no record is re-appended, and records keep the order of their due times."""
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+STAMPED = {"message.timestamp.type": "LogAppendTime"}
+
+
+@pytest.mark.only("at-least-once")
+def test_records_for_a_bounded_number_of_topics_are_in_the_producer(sim: Any) -> None:
+    for number in range(500):
+        sim.kafka.create_topic(f"audit.{number}", 1, config=STAMPED)
+    worker = sim.worker()
+    sim.run(worker, 100)
+    sim.kafka.hold_sends()
+    for number in range(500):
+        sim.schedule(topic=f"audit.{number}")
+    sim.run(worker, 1_500)
+    assert len(worker._delivery._open_topics) == 200
+    sim.kafka.release()
+    sim.until(worker, lambda: worker.counts.delivered == 500, 1_000)
+    stored_ms = [sim.delivered(f"audit.{number}")[0].timestamp()[1] for number in range(500)]
+    assert stored_ms == sorted(stored_ms), "a later record overtook an earlier one"
+    assert not worker.counts.alarms
+
+
+@pytest.mark.only("at-least-once")
+def test_a_target_that_fails_while_its_records_wait_gets_none_of_them(sim: Any) -> None:
+    for number in range(201):
+        sim.kafka.create_topic(f"audit.{number}", 1, config=STAMPED)
+    worker = sim.worker()
+    sim.run(worker, 100)
+    sim.kafka.hold_sends()
+    for number in range(201):
+        sim.schedule(topic=f"audit.{number}")
+    sim.run(worker, 1_500)
+    [(_, group)] = worker._delivery._backlog
+    assert group.target.failed(sim.clock.monotonic_ns(), "test")
+    sim.kafka.release()
+    sim.until(worker, lambda: worker.counts.delivered == 200, 1_000)
+    assert worker.counts.re_appended == 1
+    sim.until(worker, lambda: worker.counts.delivered == 201, 10_000)
+
+
+def test_a_record_that_was_not_sent_in_time_is_sent_again_and_its_target_is_not_avoided(sim: Any) -> None:
+    worker = sim.worker()
+    sim.kafka.fail_produce(KafkaError(KafkaError._MSG_TIMED_OUT), topic="orders", count=3)
+    for number in range(6):
+        sim.schedule(value=b"%d" % number, key=b"k")
+    sim.until(worker, lambda: len({record.value() for record in sim.delivered()}) == 6, 10_000)
+    assert worker.counts.re_appended == 0
+    assert "worker.target-avoided" not in worker.counts.alarms
+
+
+@pytest.mark.only("exactly-once")
+@pytest.mark.parametrize("is_slow", [True, False], ids=["slow", "silent"])
+def test_a_transaction_waits_while_reports_arrive(sim: Any, is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = sim.worker()
+    sim.until(worker, lambda: worker._delivery._producer is not None)
+    producer = worker._delivery._producer
+    flush, left = producer.flush, [3, 3, 3, 2, 2, 2, 1, 1, 1] if is_slow else [3, 3, 3, 3, 3]
+
+    def slowly(timeout: float = -1) -> int:
+        sim.clock.advance(max(0, timeout) * 1_000)
+        return left.pop(0) if left else flush(timeout)
+
+    monkeypatch.setattr(producer, "flush", slowly)
+    for number in range(3):
+        sim.schedule(value=b"%d" % number)
+    sim.until(worker, lambda: len(sim.delivered()) == 3, 20_000)
+    assert (worker.counts.aborted == 0) is is_slow
+
+
+@pytest.mark.only("exactly-once")
+def test_after_a_transaction_with_many_topics_the_next_ones_have_about_200(sim: Any) -> None:
+    for number in range(1_000):
+        sim.kafka.create_topic(f"audit.{number}", 1, config=STAMPED)
+    worker = sim.worker()
+    sim.run(worker, 100)
+    sizes: list[int] = []
+    committed = worker._delivery._committed
+
+    def noted(transaction: Any, began_ns: int) -> None:
+        sizes.append(len(transaction.topics))
+        committed(transaction, began_ns)
+
+    worker._delivery._committed = noted
+    for turn in range(2):
+        for number in range(1_000):
+            sim.schedule(topic=f"audit.{number}", value=b"%d" % turn)
+    sim.until(worker, lambda: worker.counts.delivered == 2_000, 10_000)
+    assert max(sizes[1:]) <= 200
