@@ -6,6 +6,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -115,15 +116,16 @@ def _state(port: int) -> dict[str, object]:
 
 
 def test_several_worker_processes_share_the_queues_and_stop_together(
-    broker: Broker, namespace: str, topic: Callable[..., str]
+    broker: Broker, namespace: str, topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    target, port = topic(1), _two_free_ports()
+    target, port, log = topic(1), _two_free_ports(), tmp_path / "log"
     command = [
         sys.executable, "-m", "rocketshim", "worker", "--bootstrap", broker.bootstrap, "--namespace", namespace,
         "--delay-levels", "1s 2s", "--allow", target, "--exactly-once", "--instance", "here", "--processes", "2",
         "--health", str(port),
     ]  # fmt: skip
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    with log.open("wb") as lines:
+        process = subprocess.Popen(command, stderr=lines)
     end = time.monotonic() + DEADLINE_S
 
     def queues() -> list[int]:
@@ -135,7 +137,7 @@ def test_several_worker_processes_share_the_queues_and_stop_together(
     try:
         while sum(queues()) != 32 or not all(queues()):
             assert time.monotonic() < end
-            assert process.poll() is None
+            assert process.poll() is None, log.read_text()
             time.sleep(0.5)
         with Producer(broker.bootstrap, namespace=namespace, delay_levels="1s 2s") as producer:
             for level in (1, 2):
@@ -152,7 +154,7 @@ def test_several_worker_processes_share_the_queues_and_stop_together(
     finally:
         process.terminate()
         code = process.wait(DEADLINE_S)
-    assert code == 0
+    assert code == 0, log.read_text()
     assert queues() == [], "no member is left"
 
 
