@@ -17,7 +17,9 @@
 Not handled here: which worker gets which partition; the group protocol (cooperative-sticky) decides that.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaError, KafkaException, TopicPartition
@@ -223,6 +225,12 @@ class Assignment:
         except (KafkaException, RuntimeError) as error:
             if not self._closing:
                 self.failure = error
+
+    def in_turn(self, after: int) -> list[AssignedPartition]:
+        """Return the partitions in turn, beginning after the one with this number."""
+        queues = sorted(self.held.values(), key=attrgetter("number"))
+        first = bisect_right(queues, after, key=attrgetter("number"))
+        return queues[first:] + queues[:first]
 
     def closing(self) -> None:
         """Prepare for the consumer's close: partitions revoked from now on are drained and committed already."""

@@ -11,8 +11,6 @@
   worker reads all reports before the commit.
 * The worker waits while reports keep arriving. If none arrives for `target_patience_ms`, the targets that have not
   answered are avoided.
-* A record that no topic of the shim accepts (it must be parked, and the worker may not) would abort every transaction.
-  Its queue backs off: a second at first, then twice as long each time, up to five seconds.
 * After an abort that certainly succeeded, the records that were taken are due again. Nothing was delivered and no
   position moved.
 * An uncertain outcome (time-out, fenced, fatal error, a commit that took longer than its time) has four steps. The
@@ -33,7 +31,6 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.core.backoff import Backoff
 from rocketshim.core.level_queue import Due
 from rocketshim.errors import WorkerError
 from rocketshim.kafka.clients import (
@@ -48,10 +45,9 @@ from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import DeliveryParts
 from rocketshim.worker.hop_group import HopGroup, Kind
 from rocketshim.worker.hop_writer import Flight, HopBatch
-from rocketshim.worker.refusals import REFUSED_RECORD, Verdict
-from rocketshim.worker.transaction import PURGED, Transaction
+from rocketshim.worker.transaction import Transaction
+from rocketshim.worker.transaction_failures import FENCED, TransactionFailures
 from rocketshim.worker.watchdog import Heartbeat
-from rocketshim_topics.wire import coordinates
 
 __all__ = ["ExactlyOnce"]
 
@@ -63,13 +59,10 @@ _GAP_NS: Final = 5 * _NS
 _BACK_OFF_NS: Final = 100 * _NS
 _AGAIN_NS: Final = 1_000 * _NS
 _BUSY_NS: Final = 2 * _NS
-_REFUSED_NS: Final = Backoff(_AGAIN_NS, 5_000 * _NS)
 _CAREFUL_NS: Final = 30_000 * _NS
 _MINUTE_NS: Final = 60_000 * _NS
 _MOST_FENCINGS: Final = 3
 _MOST_ROUTINGS: Final = 4  # of a record whose hop the producer refuses: target, queue, parking topic, without its body
-_FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})  # noqa: SLF001
-_SPOILS: Final = frozenset({KafkaError._STATE, KafkaError._FATAL})  # noqa: SLF001
 _LAST_REPORTS_S: Final = 1.0
 _LOOKS: Final = 4  # in the patience with the targets, to see whether reports arrive
 _OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its time-out never will
@@ -103,7 +96,7 @@ class ExactlyOnce:
     ) -> None:
         self._make_producer = parts.make_producer
         self._router = parts.router
-        self._refusals = parts.refusals
+        self._failures = TransactionFailures(parts.refusals, parts.alarm, denied)
         self._targets = parts.targets
         self._writer = parts.writer
         self._prober = parts.prober
@@ -115,7 +108,6 @@ class ExactlyOnce:
         self._probe_config = probe_config
         self._api_timeout_s = api_timeout_ms / 1_000
         self._patience_s = patience_ms / 1_000
-        self._denied = denied
         self._heart = heart
         self._consumer: ConsumerClient | None = None
         self._producer: ProducerClient | None = None
@@ -205,23 +197,12 @@ class ExactlyOnce:
                         batch.alone = batch.alone or self._is_careful
                         (refused if batch.is_refused else transaction.batches).append(batch)
             for batch in refused:
-                self._refused(transaction, batch, now_ns)
+                self._failures.refused(transaction, batch, now_ns)
             if transaction.must_abort or not refused:
                 return
             again = sorted(batch.indexes[0] for batch in refused)
             groups = self._router.route(flight.due, flight.assigned, now_ns, again)
         transaction.must_abort = True
-
-    def _refused(self, transaction: Transaction, batch: HopBatch, now_ns: int) -> None:
-        """Learn why the producer refused a record; if no topic accepts it, its partition backs off."""
-        group, (_, error) = batch.group, batch.errors[0]
-        if error.code() in _SPOILS or error.fatal() or error.txn_requires_abort():
-            transaction.must_abort = True  # an earlier record failed, not this one
-            return
-        verdict = self._refusals.refused(batch.record(0), group.kind, group.topic, error, now_ns, alone=True)
-        if verdict is Verdict.WAIT:
-            transaction.must_abort = True
-            self._back_off(batch, 0, error, now_ns)
 
     def can_extend(self, now_ns: int) -> bool:
         """Return whether a transaction is open and can take more records."""
@@ -312,7 +293,7 @@ class ExactlyOnce:
             producer.abort_transaction(self._api_timeout_s)
         except KafkaException as problem:
             now_ns = self._clock.monotonic_ns()
-            self._learn(transaction, now_ns, cause)
+            self._failures.learn(transaction, now_ns, cause)
             self._on_uncertain_outcome(problem.args[0], now_ns)
             return
         now_ns = self._clock.monotonic_ns()
@@ -321,7 +302,7 @@ class ExactlyOnce:
         failed = sum(len(batch.errors) for batch in transaction.batches)
         reason = str(cause) if cause is not None else why or f"{failed} records were not stored"
         self._alarm("worker.transaction-aborted", error=reason, records=transaction.count)
-        is_refused = self._learn(transaction, now_ns, cause)
+        is_refused = self._failures.learn(transaction, now_ns, cause)
         for flight in reversed(transaction.flights):
             if not flight.assigned.gone:
                 flight.assigned.queue.failed(flight.due)
@@ -332,51 +313,9 @@ class ExactlyOnce:
             # a producer whose broker was unavailable may block forever in a later call (seen after a broker's restart)
             self._discard_producer()
 
-    def _learn(self, transaction: Transaction, now_ns: int, cause: KafkaError | None = None) -> bool:
-        """Report failures to the router; return True if one unknown record made the broker refuse its batch."""
-        if cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            self._find_denied_topics(transaction, cause, now_ns)
-        # if a record was refused, those that were purged had no time to be stored; otherwise their targets are silent
-        is_silent = transaction.is_silent and not transaction.has_refusal
-        is_refused = False
-        for batch, at, error in transaction.failures():
-            group = batch.group
-            if error.code() in PURGED:
-                if is_silent and group.kind is Kind.DELIVER and group.target is not None:
-                    self._refusals.target_failed(group.target, now_ns, "no-answer")
-            elif error.code() not in _FENCED | _SPOILS:
-                verdict = self._refusals.refused(
-                    batch.record(at), group.kind, group.topic, error, now_ns, alone=batch.alone
-                )
-                if verdict is Verdict.WAIT and group.kind is not Kind.DELIVER:
-                    self._back_off(batch, at, error, now_ns)
-                is_refused = is_refused or (
-                    group.kind is Kind.DELIVER and not batch.alone and error.code() in REFUSED_RECORD
-                )
-        return is_refused
-
-    def _find_denied_topics(self, transaction: Transaction, cause: KafkaError, now_ns: int) -> None:
-        """Find out which topic denied a transaction that failed because of a missing ACL."""
-        denied = self._denied({batch.group.topic for batch in transaction.batches})
-        for batch in transaction.batches:
-            group = batch.group
-            if group.topic in denied and group.kind is not Kind.DELIVER:
-                self._back_off(batch, 0, cause, now_ns)
-            elif group.topic in denied and group.target is not None:
-                self._refusals.target_failed(group.target, now_ns, cause.name())
-
-    def _back_off(self, batch: HopBatch, at: int, error: KafkaError, now_ns: int) -> None:
-        """Let a partition back off: no topic accepts one of its records, so the next transactions leave it out."""
-        assigned = batch.flight.assigned
-        if assigned.backoff_until_ns <= now_ns:
-            assigned.backoff_until_ns = now_ns + _REFUSED_NS.pause(assigned.backoffs)
-            assigned.backoffs += 1
-            record = coordinates(batch.record(at))
-            self._alarm("worker.hop-not-stored", topic=batch.group.topic, error=error.name(), record=record)
-
     def _on_uncertain_outcome(self, error: KafkaError, now_ns: int) -> None:
         """Replace the producer after an uncertain outcome; the committed positions will show the outcome."""
-        if error.code() in _FENCED:
+        if error.code() in FENCED:
             self._alarm("worker.fenced", error=str(error), transactional_id=self._config["transactional.id"])
             self._fenced_ns.append(now_ns)
             if len(self._fenced_ns) == _MOST_FENCINGS and now_ns - self._fenced_ns[0] < _MINUTE_NS:
@@ -391,7 +330,7 @@ class ExactlyOnce:
         if transaction is not None:
             self._uncertain += transaction.flights
             transaction.is_silent = error.code() == KafkaError._TIMED_OUT  # noqa: SLF001
-            self._learn(transaction, now_ns)
+            self._failures.learn(transaction, now_ns)
 
     def _discard_producer(self) -> None:
         """Close the producer; the next `settle` creates a new one."""

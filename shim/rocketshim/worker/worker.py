@@ -29,13 +29,10 @@ Invariants:
 import socket
 import time
 import uuid
-from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from typing import Final
-
-from confluent_kafka import KafkaError, TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
@@ -48,6 +45,7 @@ from rocketshim.worker.alarms import Alarms
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.at_least_once import AtLeastOnce
+from rocketshim.worker.commit_results import CommitResults
 from rocketshim.worker.counts import WorkerCounts
 from rocketshim.worker.delivery import Delivery, DeliveryParts
 from rocketshim.worker.exactly_once import ExactlyOnce
@@ -123,9 +121,6 @@ class DelayWorker:
         self._on_point = on_point
         self._is_stopping = False  # an event has a lock, which the code that a signal interrupts may hold
         self._alarm = Alarms(self.counts, self._clock)
-        self._clients = WorkerClients(
-            clients or confluent_clients(), settings, self.group, on_commit=self._on_commit, alarm=self._alarm
-        )
         self._targets = TargetTable(self._alarm)
         self._marks = RecordMarks()
         self._router = Router(
@@ -146,6 +141,10 @@ class DelayWorker:
             alarm=self._alarm,
             sleep=sleep,
         )
+        self._commits = CommitResults(self._assignment.held, self._clock, self._alarm)
+        self._clients = WorkerClients(
+            clients or confluent_clients(), settings, self.group, on_commit=self._commits.on_commit, alarm=self._alarm
+        )
         self._prober = Prober(self.names, self._alarm)
         self._fetcher = Fetcher(
             self._assignment,
@@ -160,7 +159,6 @@ class DelayWorker:
         )
         self._state: WorkerState | None = None
         self._state_ns = 0
-        self._commits_fail_since_ns: int | None = None
         self._commit_ns = 0
         self._served = -1  # the partition from which the loop took records last
         self._consumer: ConsumerClient | None = None
@@ -322,7 +320,7 @@ class DelayWorker:
         progress = True
         while progress:
             progress = False
-            for assigned in self._in_turn():
+            for assigned in self._assignment.in_turn(self._served):
                 now_ns = self._clock.monotonic_ns()
                 room = delivery.capacity(now_ns)
                 if room <= 0 or now_ns >= until_ns:
@@ -337,12 +335,6 @@ class DelayWorker:
                     delivery.relay(assigned, due, now_ns)
             if progress:
                 delivery.settle(self._clock.monotonic_ns())
-
-    def _in_turn(self) -> list[AssignedPartition]:
-        """Return the assigned partitions in turn, beginning after the one served last."""
-        queues = sorted(self._assignment.held.values(), key=attrgetter("number"))
-        first = bisect_right(queues, self._served, key=attrgetter("number"))
-        return queues[first:] + queues[:first]
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -360,7 +352,7 @@ class DelayWorker:
             group=self.group,
             topic=self.names.schedule,
             is_member=self._assignment.assignments > 0,
-            commits_fail_since_ns=self._commits_fail_since_ns,
+            commits_fail_since_ns=self._commits.fail_since_ns,
             avoided=self._targets.avoided(now_ns),
             queues=tuple(queue_state(consumer, self.names.schedule, each, now_ns) for each in assigned),
             counts=self.counts.copy(),
@@ -371,20 +363,6 @@ class DelayWorker:
         if delivery is not None:
             delivery.drain(leaving, min(_REVOKE_DRAIN_NS, self.settings.stop_timeout_ms * _NS))
             delivery.commit(leaving, asynchronous=False)
-
-    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Take the result of an asynchronous commit; the next commit repeats positions that were not committed."""
-        if error is None and all(item.error is None for item in partitions):
-            self._commits_fail_since_ns = None
-            return
-        if self._commits_fail_since_ns is None:
-            self._commits_fail_since_ns = self._clock.monotonic_ns()
-        for item in partitions:
-            if error is not None or item.error is not None:
-                assigned = self._assignment.held.get(item.partition)
-                if assigned is not None:
-                    assigned.committed = min(assigned.committed, item.offset - 1)
-                self._alarm("worker.commit-failed", partition=item.partition, error=str(error or item.error))
 
     def _make_delivery(self) -> Delivery:
         settings, clients = self.settings, self._clients

@@ -1,0 +1,45 @@
+"""The results of asynchronous commits, which arrive in a callback of the consumer."""
+
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import KafkaError, TopicPartition
+
+from rocketshim.core.clock import Clock
+from rocketshim.worker.assignment import AssignedPartition
+
+__all__ = ["CommitResults"]
+
+
+class CommitResults:
+    """Takes the results of asynchronous commits; the next commit repeats positions that were not committed.
+
+    Args:
+        assigned: the partitions assigned to the worker, by number.
+        clock: the monotonic clock.
+        alarm: called with an event and its facts.
+
+    Attributes:
+        fail_since_ns: monotonic instant since which commits fail; None: they succeed.
+
+    Thread-safety: none; the worker's thread, which polls the consumer.
+    """
+
+    def __init__(self, assigned: Mapping[int, AssignedPartition], clock: Clock, alarm: Callable[..., None]) -> None:
+        self.fail_since_ns: int | None = None
+        self._assigned = assigned
+        self._clock = clock
+        self._alarm = alarm
+
+    def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Take the result of one commit."""
+        if error is None and all(item.error is None for item in partitions):
+            self.fail_since_ns = None
+            return
+        if self.fail_since_ns is None:
+            self.fail_since_ns = self._clock.monotonic_ns()
+        for item in partitions:
+            if error is not None or item.error is not None:
+                assigned = self._assigned.get(item.partition)
+                if assigned is not None:
+                    assigned.committed = min(assigned.committed, item.offset - 1)
+                self._alarm("worker.commit-failed", partition=item.partition, error=str(error or item.error))
