@@ -245,13 +245,14 @@ class Router:
                 queue_delay_ms,
             )
             hop_id = b"%b%d" % (prefix, offset)
-            if due_ms <= clock_ms and target is not None and shape.real_qid < 0:  # nearly always
+            qid = int(headers[shape.real_qid][1] or 0) if shape.real_qid >= 0 else -1
+            if due_ms <= clock_ms and target is not None and qid < (target.partitions or 0):  # nearly always
                 chosen = (shape.to_retry if route.is_retry else shape.to_topic)(
                     shape.candidates(headers, hop_id, append_ms)
                 )
                 kind, to = Kind.DELIVER, target
                 count = target.partitions or 1
-                partition = target.turn % count if key is None else murmur2(key, count)
+                partition = qid if qid >= 0 else target.turn % count if key is None else murmur2(key, count)
             elif due_ms > clock_ms and due_ms - clock_ms <= self._max_delay_ms and route.refusal is None:
                 chosen = shape.to_queue(shape.candidates(headers, hop_id, append_ms, due_ms))
                 kind, to = Kind.HOP, self._queues
