@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from confluent_kafka import murmur2
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rocketshim.core.level_queue import Due, LevelQueue
@@ -247,7 +247,7 @@ def route(
     return router.route(due, assigned, 0), wanted, records
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(of_a_run, min_size=1, max_size=6),
     st.sampled_from([0, 1, 10, 26, 31]),
