@@ -131,12 +131,12 @@ class ProcessQueue(Generic[MessageT]):
 
     __slots__ = (
         "_awaiting_hop_count",
+        "_bytes",
         "_chunks",
         "_head_taken",
         "_newest",
         "_pending",
         "_pending_count",
-        "_taken_bytes",
         "_tracker",
         "_withheld",
         "dropped",
@@ -154,7 +154,7 @@ class ProcessQueue(Generic[MessageT]):
         self.dropped = False
         self.paused = False
         self.msg_count = 0
-        self._taken_bytes = 0  # of messages in flight; bytes of pending messages are computed on demand
+        self._bytes = 0  # of all messages that are not done
         self._pending: deque[Sequence[MessageT]] = deque()  # runs as they were put
         self._head_taken = 0  # number of messages of the first run that are taken
         self._pending_count = 0
@@ -187,6 +187,7 @@ class ProcessQueue(Generic[MessageT]):
         self._newest = last
         self._pending.append(messages)
         self._pending_count += len(messages)
+        self._bytes += sum(map(len, messages))
         self.msg_count += len(messages)
 
     def take(self, limit: int) -> Chunk[MessageT] | None:
@@ -201,9 +202,7 @@ class ProcessQueue(Generic[MessageT]):
             return None
         messages = self._next_pending(limit)
         self._pending_count -= len(messages)
-        size_bytes = sum(map(len, messages))
-        self._taken_bytes += size_bytes
-        chunk = Chunk(self, messages, self._tracker.deliver(messages), size_bytes)
+        chunk = Chunk(self, messages, self._tracker.deliver(messages), sum(map(len, messages)))
         self._chunks[chunk] = None
         return chunk
 
@@ -289,7 +288,7 @@ class ProcessQueue(Generic[MessageT]):
         if as_whole:
             to_send = [refused[offset] for offset in sorted(refused)]
             self.msg_count -= len(messages) - len(to_send)
-            self._taken_bytes -= chunk.size_bytes - sum(map(len, to_send))
+            self._bytes -= chunk.size_bytes - sum(map(len, to_send))
         else:
             sent_before = chunk.expired or set()
             kept = sent_before | refused.keys()
@@ -454,15 +453,12 @@ class ProcessQueue(Generic[MessageT]):
         )  # the old one would keep its messages in memory as long as a thread keeps a chunk
         self._pending_count = self._head_taken = 0
         self.msg_count = 0
-        self._taken_bytes = 0
+        self._bytes = 0
 
     @property
     def msg_bytes(self) -> int:
         """Bytes of the values of all messages that are not done."""
-        if not self._pending_count:
-            return self._taken_bytes
-        waiting = sum(sum(map(len, run)) for run in self._pending)
-        return self._taken_bytes + waiting - sum(map(len, self._pending[0][: self._head_taken]))
+        return self._bytes
 
     @property
     def pending_count(self) -> int:
@@ -507,7 +503,7 @@ class ProcessQueue(Generic[MessageT]):
             return
         self._tracker.finish_many(chunk.run, offsets)
         self.msg_count -= len(offsets)
-        self._taken_bytes -= size_bytes
+        self._bytes -= size_bytes
 
     def _alive(self) -> None:
         if self.dropped:
