@@ -164,13 +164,17 @@ class AtLeastOnce:
     def _produce(self, flight: Flight, group: HopGroup, now_ns: int) -> None:
         producer = self._one_by_one_producer() if group.one_per_batch else self._open()
         for batch in self._writer.write(producer, flight, group, now_ns):
-            self._open_batches.add(batch)
-            self._open_topics[group.topic] = self._open_topics.get(group.topic, 0) + 1
-            self._add_in_flight(flight, len(batch.indexes))
-            if batch.is_refused:
-                self._writer.inbox.append(batch)
-            elif group.kind is Kind.DELIVER:
-                self._deliveries.append(batch)
+            self._register(batch)
+
+    def _register(self, batch: HopBatch) -> None:
+        topic = batch.group.topic
+        self._open_batches.add(batch)
+        self._open_topics[topic] = self._open_topics.get(topic, 0) + 1
+        self._add_in_flight(batch.flight, len(batch.indexes))
+        if batch.is_refused:
+            self._writer.inbox.append(batch)
+        elif batch.group.kind is Kind.DELIVER:
+            self._deliveries.append(batch)
 
     def _send_again(self, flight: Flight, indexes: list[int], now_ns: int, re_append_reason: str = "") -> None:
         """Send records again that are in flight no longer."""

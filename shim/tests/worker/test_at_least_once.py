@@ -74,19 +74,12 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
     return out, flight, confirmed
 
 
-def register(out: AtLeastOnce, batch: HopBatch) -> None:
-    """Register a batch as if it had just been produced."""
-    out._open_batches.add(batch)
-    out._deliveries.append(batch)
-    out._add_in_flight(batch.flight, len(batch.indexes))
-
-
 def test_after_a_time_out_the_whole_batch_is_produced_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made)
     batch = out._writer.batch(flight, HopGroup(Kind.DELIVER, "t", 0), 0)
     batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
-    register(out, batch)
+    out._register(batch)
     batch.reported(KafkaError(KafkaError._MSG_TIMED_OUT), None)  # type: ignore[arg-type]  # c, which was still queued
     batch.reported(None, STORED)  # a
     out._writer.failure = KafkaError(KafkaError._FATAL)
@@ -104,7 +97,7 @@ def test_a_record_that_is_sent_again_has_the_whole_patience_again() -> None:
     out, flight, confirmed = delivery(made, patience_ns=10)
     batch = out._writer.batch(flight, HopGroup(Kind.DELIVER, "t", 0), 0)
     batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
-    register(out, batch)
+    out._register(batch)
     out._confirmed_ns = 50  # other records were stored meanwhile
     out._writer.failure = KafkaError(KafkaError._FATAL)
     out.settle(100)
@@ -123,7 +116,7 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
     slow, soon_after, much_later = (out._writer.batch(flight, HopGroup(Kind.DELIVER, "t", 0), at) for at in (0, 5, 10))
     for index, batch in enumerate((slow, soon_after, much_later)):
         batch.indexes, batch.dues_ms = [index], [0]
-        register(out, batch)
+        out._register(batch)
     soon_after.reported(None, STORED)
     out._prober.outstanding = 1
     out.settle(100)
