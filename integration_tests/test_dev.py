@@ -142,7 +142,7 @@ def test_further_signals_do_not_cut_the_clean_shutdown_of_a_broker(run: Callable
     wait_until(lambda: "for other terminals" in broker.text)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
         broker.process.send_signal(number)
-        wait_until(lambda number=number: broker.process.poll() is not None or not pending(broker.process.pid, number))
+        wait_until(lambda number=number: broker.process.poll() is not None or not pending(broker.process.pid, number))  # type: ignore[misc]
     assert broker.process.wait(60) == 0
     broker.read_all()
     assert broker.text.endswith("stopped\n")
