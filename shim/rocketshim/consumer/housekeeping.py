@@ -8,6 +8,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.consumer.feed import ListenerFeed
 from rocketshim.consumer.listener import Subscription
+from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.partition_queue import PartitionQueue, QueueT
 from rocketshim.consumer.reader.partition_reader import PartitionReader
@@ -67,9 +68,7 @@ class Housekeeping(Generic[QueueT]):
     Args:
         reader, queues, feed: the parts of the loop.
         source: what the consumer subscribes to.
-        group: the consumer group.
-        commit_interval_ms: time between two commits, in ms.
-        watch_interval_ms: time between two look-ups of topics, and between two comparisons of subscriptions, in ms.
+        settings: group and intervals.
         now_ms: returns monotonic time in ms.
         membership: detects that the group has assigned no partitions; None: Kafka's client tells.
 
@@ -86,9 +85,7 @@ class Housekeeping(Generic[QueueT]):
         feed: ListenerFeed[QueueT],
         source: SubscriptionSource,
         *,
-        group: str,
-        commit_interval_ms: int,
-        watch_interval_ms: int,
+        settings: LoopSettings,
         now_ms: Callable[[], int],
         membership: MemberCheck | None = None,
     ) -> None:
@@ -97,10 +94,10 @@ class Housekeeping(Generic[QueueT]):
         self._queues = queues
         self._feed = feed
         self._source = source
-        self._watch = TopicWatch(source, watch_interval_ms)
-        self._group = group
-        self._commit = Timer(commit_interval_ms)
-        self._compare = Timer(watch_interval_ms)
+        self._watch = TopicWatch(source, settings.watch_interval_ms)
+        self._group = settings.group
+        self._commit = Timer(settings.commit_interval_ms)
+        self._compare = Timer(settings.watch_interval_ms)
         self._show = Timer(_SHOW_MS)
         self._now_ms = now_ms
         self._membership = membership

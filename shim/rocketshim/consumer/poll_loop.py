@@ -21,7 +21,6 @@ the listeners, and `Housekeeping` does the recurring work. Concurrent and orderl
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future  # noqa: TC003 - tools that inspect annotations need it at run time
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, Generic, Protocol, assert_never
 
@@ -29,6 +28,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.feed import ListenerFeed
 from rocketshim.consumer.housekeeping import Housekeeping
+from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.outcome import safe_text
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.partition_queue import QueueT
@@ -45,7 +45,6 @@ from rocketshim.consumer.requests import (
     Unsubscribe,
 )
 from rocketshim.consumer.state import ConsumerState
-from rocketshim.core.flow_control import FlowLimits
 from rocketshim.errors import ConsumerError, NotAuthorizedError, RocketshimError
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import Parting
@@ -53,7 +52,7 @@ from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED
 
-__all__ = ["LoopSettings", "Mode", "PollLoop"]
+__all__ = ["Mode", "PollLoop"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _SERVE_MS: Final = 500
@@ -62,25 +61,6 @@ _BUSY_S: Final = 0.005
 _GATHER_S: Final = 0.001  # nothing waits for results, and an iteration for each would cost more than they do
 _CATCH_UP_MS: Final = 50
 _SATURATED_MS: Final = 500
-
-
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
-    """The settings of one poll loop; all durations in ms; `topic_*` -1 for no limit."""
-
-    batch_count: int
-    commit_interval_ms: int
-    consume_timeout_ms: int
-    sweep_interval_ms: int
-    revoke_drain_ms: int
-    limits: FlowLimits
-    watch_interval_ms: int = 20_000
-    topic_count: int = -1
-    topic_size_bytes: int = -1
-    fetch_count: int = 1_000
-    pull_interval_ms: int = 0
-    group: str = ""
-    unsubscribes: bool = True  # whether to unsubscribe before closing; see `clients.close_consumer`
 
 
 class Mode(Protocol):

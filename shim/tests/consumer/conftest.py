@@ -9,7 +9,7 @@ import pytest
 
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
-from rocketshim.consumer.poll_loop import LoopSettings
+from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.push.loops import LoopParts, concurrent_loop, now_ms_of
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader

@@ -23,8 +23,7 @@ Rules of this file:
   callback. Without an expression it is handed out, and reading its headers raises `MalformedRecordError`.
 """
 
-import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -32,16 +31,17 @@ from typing import Any, Final, Self, Unpack
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.listener import matching
+from rocketshim.consumer.pull.config import lite_pull_config
 from rocketshim.consumer.pull.one_caller import OneCaller
 from rocketshim.consumer.pull.partitions import PullPartitions
+from rocketshim.consumer.pull.queue_watch import QueuesListener, QueueWatch
+from rocketshim.consumer.pull.selection import as_selector, description, selected, unreadable_headers
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.core.clock import Clock
 from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
-from rocketshim.filters import MessageSelector, TagFilter
-from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
+from rocketshim.filters import MessageSelector
 from rocketshim.kafka.clients import (
     Clients,
     ConsumerClient,
@@ -54,34 +54,18 @@ from rocketshim.kafka.clients import (
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
-from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
+from rocketshim_topics import MessageView, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED
 from rocketshim_topics.message import first_views
 from rocketshim_topics.message_queue import MessageQueue
-from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates
+from rocketshim_topics.wire import coordinates
 
-__all__ = ["LitePullConsumer", "as_selector", "unreadable_headers"]
+__all__ = ["LitePullConsumer"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _SLICE_S: Final = 0.1
 _LEAVE_S: Final = 10.0
-
-QueuesListener = Callable[[str, list[MessageQueue]], None]
-
-
-def unreadable_headers(record: Any) -> MalformedRecordError:
-    """Return the error of a pull consumer for a message that no filter can evaluate."""
-    return MalformedRecordError(
-        BAD_HEADER_KEY,
-        f"{coordinates(record)} was skipped: a header name is not UTF-8, so no expression can be evaluated on it; read "
-        "it without an expression",
-    )
-
-
-def as_selector(expression: MessageSelector | str | None) -> MessageSelector:
-    """Convert a filter argument of a pull consumer: a text is a tag expression, None selects everything."""
-    return expression if isinstance(expression, MessageSelector) else MessageSelector.by_tag(expression)
 
 
 class LitePullConsumer:
@@ -152,11 +136,11 @@ class LitePullConsumer:
         self._requested: dict[TopicPartitionKey, MessageQueue] | None = None  # the queues of assign(); None: not called
         self._assign_filters: dict[str, MessageSelector] = {}
         self._logical: dict[str, str] = {}
-        self._watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
+        self._watch = QueueWatch(self._lookup, settings.topic_metadata_check_interval_ms)
         self._failure: RocketshimError | None = None
         self._caller = OneCaller()
         self._started = self._stopped = False
-        self._next_commit_ms = self._next_check_ms = 0
+        self._next_commit_ms = 0
 
     # --- what to read ------------------------------------------------------------------------------------------------
 
@@ -185,7 +169,7 @@ class LitePullConsumer:
                 self._lookup.queues(topic)
             self._subscribed[physical] = selector
             self._logical[physical] = topic
-            self._reader.starts.subscribe(*self._description())
+            self._reader.starts.subscribe(*description(self._subscribed))
             if is_new and self._started:
                 self._join()
 
@@ -198,7 +182,7 @@ class LitePullConsumer:
         with self._call():
             if self._subscribed.pop(self.names.physical(topic), None) is None:
                 return
-            self._reader.starts.subscribe(*self._description())
+            self._reader.starts.subscribe(*description(self._subscribed))
             if self._started:
                 self._join()
 
@@ -250,7 +234,7 @@ class LitePullConsumer:
             raise ConfigError(f"{listener!r:.80} is not a listener: pass a function of (topic, queues)")
         with self._call():
             self.names.physical(topic)
-            self._watched[topic] = (listener, None)
+            self._watch.add(topic, listener)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -334,8 +318,11 @@ class LitePullConsumer:
                 evaluated on it. The next poll continues after it.
         """
         wait_ms = self.settings.poll_timeout_ms if timeout_ms is None else timeout_ms
-        if self._watched:
-            for listener, topic, queues in self._changed_queues():
+        if len(self._watch):
+            with self._call():
+                self._client()
+                changed = self._watch.changed(self._now_ms())
+            for listener, topic, queues in changed:  # after that call, since a listener may call this consumer
                 listener(topic, queues)
         with self._call():
             self._client()
@@ -508,21 +495,7 @@ class LitePullConsumer:
             _LOG.warning("consumer.not-left", extra={"group": self.settings.group})
 
     def _make_client(self, callbacks: dict[str, Any]) -> ConsumerClient:
-        required = {
-            **PROTECTED_CONSUMER,
-            "bootstrap.servers": self.settings.bootstrap,
-            "group.id": self.settings.group,
-            "auto.offset.reset": "earliest",  # if retention deleted the position: repeat, never lose
-            **callbacks,
-        }
-        if self.settings.client.get("group.protocol", "classic") != "consumer":  # KIP-848 assigns on the broker
-            required["partition.assignment.strategy"] = "cooperative-sticky"
-        config = merge(
-            self.settings.client,
-            defaults={**CONSUMER_DEFAULTS, **self._last_error.settings},
-            required=required,
-            allow_code_settings=self.settings.allow_code_settings,
-        )
+        config = lite_pull_config(self.settings, callbacks, self._last_error.settings)
         return (self._clients or confluent_clients()).consumer(config)
 
     # --- internal: reading -------------------------------------------------------------------------------------------
@@ -535,24 +508,17 @@ class LitePullConsumer:
             if self._reader.pauses.why(key):  # paused after these records were fetched
                 self._client().seek(TopicPartition(*key, self._positions.position(key)))
                 continue
-            selected = list(self._selected(key.topic, run))
+            filters = self._subscribed if self._requested is None else self._assign_filters
+            found = list(selected(filters.get(key.topic), run, self._unreadable))
             if key.topic in self._own_topics:
-                messages.extend(MessageView(message, trusted=True) for message in selected)
+                messages.extend(MessageView(message, trusted=True) for message in found)
             else:
-                messages += first_views(selected)
+                messages += first_views(found)
             self._positions.hand_out(key, run[-1].offset() + 1)
         errors, self._partitions.client_errors = self._partitions.client_errors, []
         for message in errors:
             self._note(message)
         return messages
-
-    def _selected(self, topic: str, run: list[Any]) -> Iterable[Any]:
-        selector = (self._subscribed if self._requested is None else self._assign_filters).get(topic)
-        if selector is None:
-            return run
-        if isinstance(selector.filter, TagFilter):
-            return selector.filter.sieve(run, self._unreadable)
-        return matching(selector.filter.matches_headers, run, self._unreadable)
 
     def _unreadable(self, record: Any, error: Exception) -> None:
         _LOG.error("consumer.headers-unreadable", extra={"record": coordinates(record), "error": str(error)})
@@ -581,26 +547,6 @@ class LitePullConsumer:
             self._next_commit_ms = now_ms + self.settings.auto_commit_interval_ms
             self._partitions.commit_done()
         self._reader.start_waiting()
-
-    def _changed_queues(self) -> list[tuple[QueuesListener, str, list[MessageQueue]]]:
-        """Return the listeners to call, with their arguments; the caller calls them after this call's lock is free."""
-        changed: list[tuple[QueuesListener, str, list[MessageQueue]]] = []
-        with self._call():
-            self._client()
-            now_ms = self._now_ms()
-            if now_ms < self._next_check_ms:
-                return changed
-            self._next_check_ms = now_ms + self.settings.topic_metadata_check_interval_ms
-            for topic, (listener, before) in list(self._watched.items()):
-                try:
-                    now = self._lookup.queues(topic)
-                except RocketshimError as error:
-                    _LOG.warning("consumer.queues-unknown", extra={"topic": topic, "error": str(error)})
-                    continue
-                self._watched[topic] = (listener, now)
-                if before is not None and now != before:
-                    changed.append((listener, topic, list(now)))
-        return changed
 
     # --- internal: positions -----------------------------------------------------------------------------------------
 
@@ -637,12 +583,6 @@ class LitePullConsumer:
         error, self._reader.error = self._reader.error, None
         if error is not None:
             raise ConsumerError(f"the queues could not be assigned or released: {error}") from error
-
-    def _description(self) -> tuple[str, str]:
-        """Return digest and text of the subscription, in the same form as push consumers of the same group."""
-        parts = sorted(f"{name}={selector.filter.digest()}" for name, selector in self._subscribed.items())
-        text = ", ".join(sorted(f"{name}={selector.expression}" for name, selector in self._subscribed.items()))
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16], text
 
     # --- internal: assignment ----------------------------------------------------------------------------------------
 

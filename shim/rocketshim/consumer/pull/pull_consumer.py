@@ -28,12 +28,12 @@ from typing import Any, Final, Self, Unpack
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.pull.lite_pull_consumer import as_selector, unreadable_headers
+from rocketshim.consumer.pull.config import pull_config
 from rocketshim.consumer.pull.one_caller import OneCaller
+from rocketshim.consumer.pull.selection import as_selector, unreadable_headers
 from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector, TagFilter
-from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
@@ -198,7 +198,7 @@ class PullConsumer:
             if self._stopped:
                 raise ConsumerError("this consumer was stopped, and a consumer runs only once: create a new one")
             if self._clients_made is None:
-                config = self._config()
+                config = pull_config(self.settings, self._last_error.settings)
                 try:
                     make = (self._clients or confluent_clients()).consumer
                     self._clients_made = make(config), make(config)
@@ -362,21 +362,6 @@ class PullConsumer:
 
     def _lookup_client(self) -> ConsumerClient:
         return self._both_clients()[1]
-
-    def _config(self) -> dict[str, Any]:
-        required = {
-            **PROTECTED_CONSUMER,
-            "bootstrap.servers": self.settings.bootstrap,
-            "group.id": self.settings.group,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",  # OFFSET_ILLEGAL is for the caller to decide
-        }
-        return merge(
-            self.settings.client,
-            defaults={**CONSUMER_DEFAULTS, "fetch.wait.max.ms": 100, **self._last_error.settings},
-            required=required,
-            allow_code_settings=self.settings.allow_code_settings,
-        )
 
     def _pull(
         self,

@@ -7,7 +7,7 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.consumer.dispatch import ChunkDispatch
 from rocketshim.consumer.housekeeping import Timer
-from rocketshim.consumer.poll_loop import LoopSettings
+from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import FailedSink

@@ -7,11 +7,12 @@ from typing import Any, Final
 from rocketshim.consumer.dispatch import ChunkDispatch, Dispatch, Pool
 from rocketshim.consumer.feed import ListenerFeed
 from rocketshim.consumer.housekeeping import Housekeeping, SubscriptionSource
+from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.consumer.orderly.mode import OrderlyMode
 from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlyQueues, OrderlySettings
-from rocketshim.consumer.poll_loop import LoopSettings, Mode, PollLoop
+from rocketshim.consumer.poll_loop import Mode, PollLoop
 from rocketshim.consumer.push.concurrent import ConcurrentMode, make_process_queue
 from rocketshim.consumer.queues import AssignedQueues, MakeQueue
 from rocketshim.consumer.reader.offset_store import OffsetStore
@@ -100,9 +101,7 @@ def _loop(parts: LoopParts, feed: ListenerFeed[QueueT], queues: AssignedQueues[Q
         queues,
         feed,
         parts.source,
-        group=settings.group,
-        commit_interval_ms=settings.commit_interval_ms,
-        watch_interval_ms=settings.watch_interval_ms,
+        settings=settings,
         now_ms=now_ms,
         membership=parts.membership,
     )

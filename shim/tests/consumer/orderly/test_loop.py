@@ -10,12 +10,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import Subscription, adapt
+from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
 from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.outcome import DeadLetter, RetryLater
-from rocketshim.consumer.poll_loop import LoopSettings
 from rocketshim.consumer.push.loops import LoopParts, now_ms_of, orderly_loop
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
