@@ -1,8 +1,9 @@
 """The clocks that the shells use; the core takes numbers. There are two clocks, and they are never mixed."""
 
+from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Clock"]
+__all__ = ["Clock", "now_ms_of"]
 
 
 class Clock(Protocol):
@@ -15,3 +16,8 @@ class Clock(Protocol):
     def wall_ms(self) -> int:
         """Return epoch milliseconds of this machine; they may jump. No deadline is measured with this clock."""
         ...
+
+
+def now_ms_of(clock: Clock) -> Callable[[], int]:
+    """Return a function that tells monotonic time in ms."""
+    return lambda: clock.monotonic_ns() // 1_000_000

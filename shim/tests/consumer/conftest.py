@@ -10,11 +10,12 @@ import pytest
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
 from rocketshim.consumer.loop_settings import LoopSettings
-from rocketshim.consumer.push.loops import LoopParts, concurrent_loop, now_ms_of
+from rocketshim.consumer.push.loops import LoopParts, concurrent_loop
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.clock import now_ms_of
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.retry_policy import LevelTableRetryPolicy

@@ -11,14 +11,9 @@ a message. There are two ways to get queues, and they exclude each other:
 
 Rules of this file:
 
-* The start offset of a queue is resolved as for push consumers (`start_offsets.StartOffsets`). It is committed before
-  the first message is handed out. While the commit is not possible (coordinator away), the queue stays assigned and
-  delivers nothing.
-* A record is not handed out if its queue was assigned, revoked or paused after the record was fetched. The queue is
-  read again from its position.
-* Rebalance callbacks run inside `poll` and never raise. `poll` itself raises their errors, when it has no message to
-  return.
-* `poll` waits in slices of 0.1 s, so that it notices `stop`.
+* `PartitionReader` assigns, starts and fetches, as for push consumers. A record is also not handed out if its queue was
+  paused after the record was fetched: the queue is read again from its position.
+* `poll` raises the errors of rebalance callbacks, when it has no message to return.
 * A message with a header name that is not UTF-8 cannot be filtered. It is skipped, and reported like an error in a
   callback. Without an expression it is handed out, and reading its headers raises `MalformedRecordError`.
 """
@@ -38,7 +33,7 @@ from rocketshim.consumer.pull.queue_watch import QueuesListener, QueueWatch
 from rocketshim.consumer.pull.selection import as_selector, description, selected, unreadable_headers
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.consumer.reader.start_offsets import StartRules
-from rocketshim.core.clock import Clock
+from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
 from rocketshim.filters import MessageSelector
@@ -64,7 +59,7 @@ from rocketshim_topics.wire import coordinates
 __all__ = ["LitePullConsumer"]
 
 _LOG = safe_logger("rocketshim.consumer")
-_SLICE_S: Final = 0.1
+_SLICE_S: Final = 0.1  # so that a waiting poll notices `stop`
 _LEAVE_S: Final = 10.0
 
 
@@ -115,6 +110,7 @@ class LitePullConsumer:
         self.names = TopicNames(settings.namespace)
         self._clients = clients
         self._clock: Clock = clock or SystemClock()
+        self._now_ms = now_ms_of(self._clock)
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
         self._last_error = LastClientError()
         self._partitions = PullPartitions(
@@ -495,8 +491,8 @@ class LitePullConsumer:
             _LOG.warning("consumer.not-left", extra={"group": self.settings.group})
 
     def _make_client(self, callbacks: dict[str, Any]) -> ConsumerClient:
-        config = lite_pull_config(self.settings, callbacks, self._last_error.settings)
-        return (self._clients or confluent_clients()).consumer(config)
+        make = (self._clients or confluent_clients()).consumer
+        return make(lite_pull_config(self.settings, callbacks, self._last_error.settings))
 
     # --- internal: reading -------------------------------------------------------------------------------------------
 
@@ -510,14 +506,11 @@ class LitePullConsumer:
                 continue
             filters = self._subscribed if self._requested is None else self._assign_filters
             found = list(selected(filters.get(key.topic), run, self._unreadable))
-            if key.topic in self._own_topics:
-                messages.extend(MessageView(message, trusted=True) for message in found)
-            else:
-                messages += first_views(found)
+            trusted = key.topic in self._own_topics
+            messages += [MessageView(message, trusted) for message in found] if trusted else first_views(found)
             self._positions.hand_out(key, run[-1].offset() + 1)
-        errors, self._partitions.client_errors = self._partitions.client_errors, []
-        for message in errors:
-            self._note(message)
+        while self._partitions.client_errors:
+            self._note(self._partitions.client_errors.pop(0))
         return messages
 
     def _unreadable(self, record: Any, error: Exception) -> None:
@@ -600,14 +593,9 @@ class LitePullConsumer:
                 raise ConfigError(f"{topic!r} has {len(known)} queues, and no queue {absent[0][1]}")
         gone = [key for key in self._positions.assigned_keys() if key not in requested]
         with cluster_errors("the queues cannot be assigned"):
-            partitions = [TopicPartition(*key) for key in new]
-            starts = self._reader.starts.resolve(consumer, partitions) if new else []
+            starts = self._reader.starts.resolve(consumer, [TopicPartition(*key) for key in new]) if new else []
+            if gone and self.settings.auto_commit:
+                self._commit(consumer, self._positions.due(gone))
             if gone:
-                if self.settings.auto_commit:
-                    self._commit(consumer, self._positions.due(gone))
                 self._reader.unassign(gone)
-            if starts:
-                self._reader.start_at({TopicPartitionKey.of(start): start.offset for start in starts})
-
-    def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000
+            self._reader.start_at({TopicPartitionKey.of(start): start.offset for start in starts})

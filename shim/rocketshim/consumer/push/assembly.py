@@ -19,7 +19,7 @@ from rocketshim.consumer.push.client_ids import stable_client_id
 from rocketshim.consumer.push.config import connection, consumer_config, loop_settings, producer_config
 from rocketshim.consumer.push.group_topics import GroupTopics
 from rocketshim.consumer.push.hooks import Hooks
-from rocketshim.consumer.push.loops import LoopParts, concurrent_loop, now_ms_of, orderly_loop
+from rocketshim.consumer.push.loops import LoopParts, concurrent_loop, orderly_loop
 from rocketshim.consumer.push.subscriptions import Subscriptions
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder
 from rocketshim.consumer.reader.ownership import Ownership
@@ -28,7 +28,7 @@ from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.self_allocation import LeasedAssigner, StrategyAssigner
 from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.send_back import FailedSink, SendBack
-from rocketshim.core.clock import Clock
+from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.message_model import MessageModel
 from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.log_thread import GroupLogThread

@@ -1,6 +1,5 @@
 """Puts a poll loop together from its parts, for concurrent or orderly consumption."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,12 +19,12 @@ from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.throttle import Throttle
 from rocketshim.consumer.send_back import FailedSink
-from rocketshim.core.clock import Clock
+from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.membership import MemberCheck
 
-__all__ = ["LoopParts", "concurrent_loop", "now_ms_of", "orderly_loop"]
+__all__ = ["LoopParts", "concurrent_loop", "orderly_loop"]
 
 _ORDERLY_COMMIT_MS: Final = 500
 
@@ -55,11 +54,6 @@ class LoopParts:
     store: OffsetStore | None = None
     log: GroupLogThread | None = None
     membership: MemberCheck | None = None
-
-
-def now_ms_of(clock: Clock) -> Callable[[], int]:
-    """Return a function that tells monotonic time in ms."""
-    return lambda: clock.monotonic_ns() // 1_000_000
 
 
 def concurrent_loop(parts: LoopParts) -> PollLoop[ProcessQueue[Any]]:

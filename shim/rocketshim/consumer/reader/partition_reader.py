@@ -267,8 +267,9 @@ class PartitionReader:
         Raises:
             KafkaException, RuntimeError: the partitions could not be assigned.
         """
-        self._starter.assign(self.client(), [TopicPartition(*key) for key in starts], starts)
-        self._assigned.update(starts)
+        if starts:
+            self._starter.assign(self.client(), [TopicPartition(*key) for key in starts], starts)
+            self._assigned.update(starts)
 
     def start_waiting(self) -> None:
         """Look up again the starts of partitions that wait, and begin those that are known now."""

@@ -16,12 +16,13 @@ from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.outcome import DeadLetter, RetryLater
-from rocketshim.consumer.push.loops import LoopParts, now_ms_of, orderly_loop
+from rocketshim.consumer.push.loops import LoopParts, orderly_loop
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.requests import Resume, Suspend
 from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.clock import now_ms_of
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
