@@ -55,9 +55,11 @@ class TopicIds:
     def __init__(self, kafka: InMemoryKafka, topic: str) -> None:
         self._kafka, self._topic = kafka, topic
         self._answer: str | None = None
+        self._seen: list[Any] = []  # kept, so that no later topic gets the same id
 
     def now(self) -> str | None:
         topic = self._kafka._broker.topics.get(self._topic)
+        self._seen.append(topic)
         self._answer = None if topic is None else str(id(topic))
         return self._answer
 
