@@ -68,7 +68,7 @@ __all__ = [
 
 
 class SendError(RocketshimError):
-    """No delivery report confirmed the send. The message is not stored."""
+    """No delivery report confirmed the send. The message is not stored, unless it is a `SendTimeoutError`."""
 
 
 class SendTimeoutError(SendError):

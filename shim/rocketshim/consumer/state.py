@@ -31,7 +31,8 @@ class ConsumerQueueState:
         reconsume_times: failed attempts of the oldest unfinished message that has failed here; 0: there is none; None:
             not in orderly mode, where failed messages are sent back.
         failing_ms: time since that message's first failure in this consumer, in ms.
-        paused: why it is not read now (`FLOW`, `SUSPENDED`, `UNRESOLVED`); empty: it is read.
+        paused: why it is not read now: names of `PauseReason` (`FLOW`, `SUSPENDED`, `UNRESOLVED`, `USER`, `LOCK`), with
+            `|` between several; empty: it is read.
     """
 
     topic: str
