@@ -134,8 +134,7 @@ class FailureLog:
             is_final: whether the message is not tried again.
         """
         with self._lock:
-            noted = self._windows.note((failure.exception_class, failure.place, is_final), now_ms)
-        return noted.count if noted.is_logged else 0
+            return self._windows.note((failure.exception_class, failure.place, is_final), now_ms)
 
     def write(self, failure: Failure, attempt: Attempt, count: int) -> None:
         """Log a failure: an error if the message is dead, else a warning.

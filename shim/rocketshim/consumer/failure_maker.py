@@ -19,6 +19,7 @@ from rocketshim_topics import Failure
 __all__ = ["FailureMaker", "stack_of"]
 
 _FRAMES: Final = 30
+_REQUESTS: Final = (RetryLater, DeadLetter)
 _MAX_STACK_CHARS: Final = 16_384
 _TRACEBACK: Final = BaseException.__dict__["__traceback__"]  # user code may have replaced it in its class
 
@@ -69,9 +70,9 @@ class FailureMaker:
         """Return what is known about an exception; a request (`RetryLater`, `DeadLetter`) has no stack trace."""
         name, place = class_name(error), place_of(error)
         stack = ""
-        if not issubclass(type(error), RetryLater | DeadLetter):
+        if not issubclass(type(error), _REQUESTS):
             with self._lock:
-                is_first = self._windows.note((name, place), self._clock.monotonic_ns() // 1_000_000).is_first
+                is_first = self._windows.note((name, place), self._clock.monotonic_ns() // 1_000_000) == 1
             if is_first:
                 stack = stack_of(error)
         return Failure(name, safe_text(error), self._clock.wall_ms(), place, stack)

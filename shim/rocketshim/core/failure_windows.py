@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-__all__ = ["WINDOW_MS", "FailureWindows", "Noted", "Unlogged"]
+__all__ = ["WINDOW_MS", "FailureWindows", "Unlogged"]
 
 WINDOW_MS: Final = 60_000
 _LINES: Final = 20
@@ -19,24 +19,6 @@ _CAUSES: Final = 256
 _NEVER_MS: Final = 2**62
 
 CauseT = TypeVar("CauseT", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """What to do about one failure.
-
-    Attributes:
-        count: failures of this cause in its window, including this one.
-        is_logged: whether it is logged.
-    """
-
-    count: int
-    is_logged: bool
-
-    @property
-    def is_first(self) -> bool:
-        """Return whether it is the first of its cause, which is logged in full."""
-        return self.count == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +48,10 @@ class FailureWindows(Generic[CauseT]):
         self._ended: list[Unlogged[CauseT]] = []
         self._next_end_ms = _NEVER_MS
 
-    def note(self, cause: CauseT, now_ms: int) -> Noted:
-        """Count a failure, and return whether to log it.
+    def note(self, cause: CauseT, now_ms: int) -> int:
+        """Count a failure; return the failures of its cause in its window, or 0 if it is not to be logged.
+
+        The result 1 is the first of its cause, which is logged in full.
 
         Args:
             cause: what failures are counted together by.
@@ -81,8 +65,8 @@ class FailureWindows(Generic[CauseT]):
                 self._end(next(iter(self._windows)))
             window = self._windows[cause] = [now_ms + self._window_ms, 0]
             self._next_end_ms = min(self._next_end_ms, window[0])
-        window[1] += 1
-        return Noted(window[1], window[1] <= self._lines)
+        window[1] = count = window[1] + 1
+        return count if count <= self._lines else 0
 
     def ended(self, now_ms: int) -> list[Unlogged[CauseT]]:
         """Return, once, what was not logged in the windows that have ended."""

@@ -10,19 +10,12 @@ failures = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 40)), max_
 
 def test_each_cause_is_logged_up_to_its_limit_and_then_counted() -> None:
     windows: FailureWindows[str] = FailureWindows(window_ms=1_000, lines=2)
-    noted = [windows.note("a", now_ms) for now_ms in range(5)]
-    assert [(each.count, each.is_first, each.is_logged) for each in noted] == [
-        (1, True, True),
-        (2, False, True),
-        (3, False, False),
-        (4, False, False),
-        (5, False, False),
-    ]
-    assert windows.note("b", 5).is_first
+    assert [windows.note("a", now_ms) for now_ms in range(5)] == [1, 2, 0, 0, 0]
+    assert windows.note("b", 5) == 1
     assert windows.ended(999) == []
     assert [(each.cause, each.count) for each in windows.ended(1_000)] == [("a", 3)]
     assert windows.ended(2_000) == [], "a count is returned once"
-    assert windows.note("a", 2_000).is_first
+    assert windows.note("a", 2_000) == 1
 
 
 @given(failures)
@@ -36,10 +29,10 @@ def test_no_failure_is_lost_between_lines_and_counts(given_failures: list[tuple[
         now_ms += later_ms
         is_new = now_ms >= opened.get(cause, -(10**9)) + 100
         noted = windows.note(cause, now_ms)
-        assert noted.is_first == is_new, "a window is one hundred milliseconds from its first failure"
+        assert (noted == 1) == is_new, "a window is one hundred milliseconds from its first failure"
         if is_new:
             opened[cause] = now_ms
-        logged[cause] = logged.get(cause, 0) + noted.is_logged
+        logged[cause] = logged.get(cause, 0) + (noted > 0)
     for each in windows.ended(now_ms + 100):
         counted[each.cause] = counted.get(each.cause, 0) + each.count
     for name in "abcd":
