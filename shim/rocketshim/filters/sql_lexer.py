@@ -54,10 +54,11 @@ SYMBOLS: Final = {
 }
 """Operator text -> terminal name in the grammar."""
 
+# No possessive quantifier on a group that can fail after its first character: Python 3.11.2 counts that character in.
 _TOKEN = re.compile(
     r"""
     (?P<BLANK> [ \t\n\r\f]++ )
-  | (?P<FLOAT> (?: [0-9]++ \. [0-9]*+ | \. [0-9]++ ) (?: [eE] [+-]? [0-9]++ )?+ | [0-9]++ [eE] [+-]? [0-9]++ )
+  | (?P<FLOAT> (?: [0-9]++ \. [0-9]*+ | \. [0-9]++ ) (?: [eE] [+-]? [0-9]++ )? | [0-9]++ [eE] [+-]? [0-9]++ )
   | (?P<ZEROS> 0 [0-9]++ )
   | (?P<INTEGER> 0 | [1-9] [0-9]*+ [lL]? )
   | (?P<WORD> [A-Za-z_$] [A-Za-z0-9_$]*+ )
