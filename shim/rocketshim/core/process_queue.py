@@ -136,6 +136,7 @@ class ProcessQueue(Generic[MessageT]):
         "_head_taken",
         "_newest",
         "_pending",
+        "_pending_bytes",
         "_pending_count",
         "_tracker",
         "_withheld",
@@ -157,7 +158,7 @@ class ProcessQueue(Generic[MessageT]):
         self._bytes = 0  # of all messages that are not done
         self._pending: deque[Sequence[MessageT]] = deque()  # runs as they were put
         self._head_taken = 0  # number of messages of the first run that are taken
-        self._pending_count = 0
+        self._pending_count = self._pending_bytes = 0
         self._newest = -1
         self._chunks: dict[Chunk[MessageT], None] = {}
         self._awaiting_hop_count = 0
@@ -187,7 +188,9 @@ class ProcessQueue(Generic[MessageT]):
         self._newest = last
         self._pending.append(messages)
         self._pending_count += len(messages)
-        self._bytes += sum(map(len, messages))
+        size_bytes = sum(map(len, messages))
+        self._pending_bytes += size_bytes
+        self._bytes += size_bytes
         self.msg_count += len(messages)
 
     def take(self, limit: int) -> Chunk[MessageT] | None:
@@ -202,7 +205,9 @@ class ProcessQueue(Generic[MessageT]):
             return None
         messages = self._next_pending(limit)
         self._pending_count -= len(messages)
-        chunk = Chunk(self, messages, self._tracker.deliver(messages), sum(map(len, messages)))
+        size_bytes = sum(map(len, messages)) if self._pending_count else self._pending_bytes  # all that was pending
+        self._pending_bytes -= size_bytes
+        chunk = Chunk(self, messages, self._tracker.deliver(messages), size_bytes)
         self._chunks[chunk] = None
         return chunk
 
@@ -451,7 +456,7 @@ class ProcessQueue(Generic[MessageT]):
         self._tracker = OffsetTracker(
             self.epoch
         )  # the old one would keep its messages in memory as long as a thread keeps a chunk
-        self._pending_count = self._head_taken = 0
+        self._pending_count = self._pending_bytes = self._head_taken = 0
         self.msg_count = 0
         self._bytes = 0
 
