@@ -43,13 +43,13 @@ class ListenerFeed(Generic[QueueT]):
         """Return whether every listener thread has work, or hops are on their way: waiting longer pays."""
         return self.sink.outstanding > 0 or self.dispatch.in_flight >= 2 * self.dispatch.pool.size
 
-    def take(self) -> None:
-        """Process all results and delivery reports that have arrived."""
+    def take(self, reports_s: float = 0.0) -> None:
+        """Process all results and delivery reports that have arrived; wait up to `reports_s` seconds for a report."""
         now_ms = self._now_ms()
         self.sink.turn(now_ms)
         self.dispatch.take_results(now_ms)
         if self.sink.outstanding:
-            self.sink.settle(now_ms)
+            self.sink.settle(now_ms, reports_s)
 
     def wait(self, timeout_s: float) -> None:
         """Wait for one result (for a delivery report, if no listener has work); process all that have arrived."""
@@ -57,10 +57,7 @@ class ListenerFeed(Generic[QueueT]):
         if outstanding:
             timeout_s = min(timeout_s, _REPORTS_S)
         if outstanding and not self.dispatch.in_flight:
-            now_ms = self._now_ms()
-            self.sink.turn(now_ms)
-            self.dispatch.take_results(now_ms)
-            self.sink.settle(now_ms, timeout_s)
+            self.take(timeout_s)
             return
         self.dispatch.wait(timeout_s)
         self.take()
