@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from rocketshim.errors import ConfigError, RocketshimError
+from rocketshim.cli.run import missing_module, split_target
+from rocketshim.errors import RocketshimError
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.log_format import TextLines
 from rocketshim.worker.worker import DelayWorker
@@ -38,18 +39,13 @@ def check_target(target: str) -> None:
     Raises:
         ConfigError: it is not so.
     """
-    module, colon, name = target.partition(":")
-    if not colon or not module or not name:
-        raise ConfigError(f"{target!r}: write MODULE:NAME, for example shop.payments:consumer")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    module, _ = split_target(target)
     try:
         found = importlib.util.find_spec(module)
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise ConfigError(f"{target!r}: there is no module {module!r} here or on Python's path")
+        raise missing_module(target, module)
 
 
 class PartLogs(logging.Handler):

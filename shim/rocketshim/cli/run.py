@@ -82,22 +82,37 @@ def run(
         signals.ignore_from_now_on()
 
 
-def _load(target: str) -> "PushConsumer":
-    from rocketshim.consumer.push.push_consumer import PushConsumer  # noqa: PLC0415
+def split_target(target: str) -> tuple[str, str]:
+    """Return the module and the name in MODULE:NAME, and let modules of the current folder be imported.
 
-    module_name, colon, name = target.partition(":")
-    if not colon or not module_name or not name:
+    Raises:
+        ConfigError: the text is not of that form.
+    """
+    module, _, name = target.partition(":")
+    if not module or not name:
         raise ConfigError(f"{target!r}: write MODULE:NAME, for example shop.payments:consumer")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    return module, name
+
+
+def missing_module(target: str, module: str) -> ConfigError:
+    """Return the error for a module that does not exist."""
+    return ConfigError(f"{target!r}: there is no module {module!r} here or on Python's path")
+
+
+def _load(target: str) -> "PushConsumer":
+    from rocketshim.consumer.push.push_consumer import PushConsumer  # noqa: PLC0415
+
+    module_name, name = split_target(target)
     try:
         with _refuse_exit(target, f"importing the module {module_name!r}"):
             found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise
-        raise ConfigError(f"{target!r}: there is no module {module_name!r} here or on Python's path") from error
+        raise missing_module(target, module_name) from error
     try:
         for part in name.split("."):
             found = getattr(found, part)
