@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from rocketshim_local import Broker, any_broker
+from rocketshim_local import Broker
 
 from .stepped_broker import SteppedBroker, stepped_broker_in
 
@@ -41,17 +41,9 @@ def collected() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
-    """A real Kafka for the whole session; `broker.bootstrap` is its address."""
-    terminal = pytestconfig.pluginmanager.get_plugin("terminalreporter")
-
-    def report(line: str) -> None:
-        if terminal is not None:
-            terminal.ensure_newline()
-            terminal.write_line(line)
-
-    with any_broker(report=report) as running:
-        yield running
+def broker(rocketshim_broker: Broker) -> Broker:
+    """A real Kafka for the whole session, by the fixture that users have; `broker.bootstrap` is its address."""
+    return rocketshim_broker
 
 
 @pytest.fixture(scope="session")

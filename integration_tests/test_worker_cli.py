@@ -18,6 +18,8 @@ from rocketshim_topics import DelayLevels, Message, provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
 
+from .waiting import wait_until
+
 DEADLINE_S = 120.0
 
 
@@ -134,11 +136,13 @@ def test_several_worker_processes_share_the_queues_and_stop_together(
         except OSError:
             return []
 
+    def are_shared() -> bool:
+        assert process.poll() is None, log.read_text()
+        counts = queues()
+        return sum(counts) == 32 and all(counts)
+
     try:
-        while sum(queues()) != 32 or not all(queues()):
-            assert time.monotonic() < end
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.5)
+        wait_until(are_shared, "both workers have queues", within_s=DEADLINE_S)
         with Producer(broker.bootstrap, namespace=namespace, delay_levels="1s 2s") as producer:
             for level in (1, 2):
                 producer.send(Message(target, b"%d" % level, delay_level=level), timeout_s=DEADLINE_S)
