@@ -131,15 +131,8 @@ class TopicReader:
             TopicMissingError: one of the topics does not exist.
             NotAuthorizedError: the principal may not read one of the topics.
         """
-        known = self.topics()
-        missing = [topic for topic in topics if not known.get(topic)]
-        if missing:
-            raise TopicMissingError(
-                f"missing: {', '.join(missing)}; create them with: rocketshim init --group GROUP. {OR_HIDDEN}"
-            )
-        partitions = [TopicPartitionKey(topic, partition) for topic in topics for partition in range(known[topic])]
         ends: dict[TopicPartitionKey, int] = {}
-        for key in partitions:
+        for key in self._partitions(topics):
             low, high = self.bounds(*key)
             if follow or high > low:
                 ends[key] = high
@@ -149,6 +142,40 @@ class TopicReader:
             yield from self._until(ends, follow=follow, poll_s=poll_s)
         finally:
             self._end(reading)
+
+    def spans(
+        self, topics: Sequence[str], *, since_ms: int | None = None, until_ms: int | None = None
+    ) -> dict[TopicPartitionKey, tuple[int, int]]:
+        """Return the offsets of these topics' partitions that are to be read; partitions without any are absent.
+
+        Args:
+            topics: physical names.
+            since_ms: begin at the first record that is not older than this, epoch ms; None: at the beginning.
+            until_ms: end before the first record that is not older than this, epoch ms; None: at the end.
+
+        Raises:
+            TopicMissingError: one of the topics does not exist.
+            NotAuthorizedError: the principal may not read one of the topics.
+        """
+        bounds = {key: self.bounds(*key) for key in self._partitions(topics)}
+        lows, highs = ({key: each[side] for key, each in bounds.items()} for side in (0, 1))
+        starts = lows if since_ms is None else highs | self.offsets_at(bounds, since_ms)
+        ends = highs if until_ms is None else highs | self.offsets_at(bounds, until_ms)
+        return {key: (starts[key], ends[key]) for key in bounds if starts[key] < ends[key]}
+
+    def offsets_at(self, partitions: Iterable[TopicPartitionKey], at_ms: int) -> dict[TopicPartitionKey, int]:
+        """Return the first offset of each partition that is not older than a time; absent: every record is older.
+
+        Args:
+            partitions: existing partitions.
+            at_ms: epoch ms.
+        """
+        wanted = list(partitions)
+        found = self._at_time(wanted, at_ms) if wanted else []
+        failed = next((each.error for each in found if each.error is not None), None)
+        if failed is not None:
+            raise self.typed(KafkaException(failed))
+        return {TopicPartitionKey.of(each): each.offset for each in found if each.offset >= 0}
 
     def read_at(self, topic: str, positions: Iterable[tuple[int, int]]) -> Generator[Any]:
         """Yield the records at these positions of a topic that still exist; in order within a partition.
@@ -168,17 +195,21 @@ class TopicReader:
             if message.offset() in wanted[message.partition()]:
                 yield message
 
-    def read_spans(self, spans: Mapping[TopicPartitionKey, tuple[int, int]], *, follow: bool = False) -> Generator[Any]:
+    def read_spans(
+        self, spans: Mapping[TopicPartitionKey, tuple[int, int]], *, follow: bool = False, with_silence: bool = False
+    ) -> Generator[Any]:
         """Yield every record from the first offset of a span up to, but not including, the second.
 
         Args:
             spans: the two offsets for each partition.
             follow: continue forever with new records; yield None while none arrives.
+            with_silence: yield None after each 0.2 s in which no record arrived, so that the caller may stop.
         """
         wanted = {key: span for key, span in spans.items() if follow or span[0] < span[1]}
         reading = self._begin([TopicPartition(*key, start) for key, (start, _) in wanted.items()])
         try:
-            yield from self._until({key: end for key, (_, end) in wanted.items()}, follow=follow)
+            ends = {key: end for key, (_, end) in wanted.items()}
+            yield from self._until(ends, follow=follow, with_silence=with_silence)
         finally:
             self._end(reading)
 
@@ -224,7 +255,14 @@ class TopicReader:
             self._reading = None
             self._consumer.unassign()
 
-    def _until(self, ends: dict[TopicPartitionKey, int], *, follow: bool, poll_s: float = _POLL_S) -> Iterator[Any]:
+    def _until(
+        self,
+        ends: dict[TopicPartitionKey, int],
+        *,
+        follow: bool,
+        with_silence: bool = False,
+        poll_s: float = _POLL_S,
+    ) -> Iterator[Any]:
         silent_until = time.monotonic() + self._patience_s
         while ends or follow:
             batch = self._fetch(poll_s)
@@ -235,7 +273,7 @@ class TopicReader:
                 raise BrokerUnavailableError(
                     f"no record arrived from {silent} for {self._patience_s:g} s: is a leader unavailable?"
                 )
-            if follow and not batch:
+            if not batch and (follow or with_silence):
                 yield None
             for message in batch:
                 key: Any = (message.topic(), message.partition())  # a plain tuple: one is made per record
@@ -273,10 +311,23 @@ class TopicReader:
         except KafkaException as error:
             raise self.typed(error) from error
 
+    def _partitions(self, topics: Sequence[str]) -> list[TopicPartitionKey]:
+        """Return the partitions of these topics, all of which must exist."""
+        known = self.topics()
+        missing = [topic for topic in topics if not known.get(topic)]
+        if missing:
+            raise TopicMissingError(
+                f"missing: {', '.join(missing)}; create them with: rocketshim init --group GROUP. {OR_HIDDEN}"
+            )
+        return [TopicPartitionKey(topic, partition) for topic in topics for partition in range(known[topic])]
+
     def _starts(self, partitions: list[TopicPartitionKey], since_ms: int | None) -> list[TopicPartition]:
         if since_ms is None or not partitions:
             return [TopicPartition(*key, OFFSET_BEGINNING) for key in partitions]
-        asked = [TopicPartition(*key, since_ms) for key in partitions]
+        return self._at_time(partitions, since_ms)
+
+    def _at_time(self, partitions: list[TopicPartitionKey], at_ms: int) -> list[TopicPartition]:
+        asked = [TopicPartition(*key, at_ms) for key in partitions]
         try:
             return self._consumer.offsets_for_times(asked, timeout=_METADATA_S)
         except KafkaException as error:
