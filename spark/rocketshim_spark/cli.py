@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import SELECTION, Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
-from rocketshim.cli.times import past_ms
 from rocketshim.errors import ConfigError
 from rocketshim_spark import cli_replay
 from rocketshim_spark.cli_options import (

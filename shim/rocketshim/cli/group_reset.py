@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 
 from rocketshim.admin.group_reset import GroupResetter, ResetPlan, ResetTarget
+from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.cli.records import show_table
-from rocketshim.cli.times import past_ms
 from rocketshim_topics import TopicNames
 
 __all__ = ["EXAMPLE", "reset"]

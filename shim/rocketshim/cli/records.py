@@ -14,10 +14,10 @@ from rich.text import Text
 
 from rocketshim.admin.decoder import DeadLetterRecord, Decoder
 from rocketshim.admin.record_view import RecordView, time_text
+from rocketshim.admin.times import past_ms
 from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.cli.options import OUTPUT, SELECTION
-from rocketshim.cli.times import past_ms
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.filters import SqlFilter, TagFilter
 from rocketshim.kafka.acls import OR_HIDDEN

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from rocketshim.admin.times import time_ms
 from rocketshim.cli.completion import complete_topic
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.cli.send_lines import LineSender, facts_of, read_lines
-from rocketshim.cli.times import time_ms
 from rocketshim.errors import ConfigError
 
 app = typer.Typer()

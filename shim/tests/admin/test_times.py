@@ -2,7 +2,7 @@
 
 import pytest
 
-from rocketshim.cli.times import past_ms, time_ms
+from rocketshim.admin.times import past_ms, time_ms
 from rocketshim.errors import ConfigError
 
 NOW_MS = 1_800_000_000_000
