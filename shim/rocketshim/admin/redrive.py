@@ -123,6 +123,7 @@ class Redriver:
         make: makes the record that sends a letter.
         fetch: reads the letters; None: read them from `source`.
         again: also send letters that other plans have redriven or discarded.
+        by: who applies the plan, for the log; None: the user of this process (`whoami`).
         progress: the letters to process; the caller may read it at any time between calls.
         report: called after each transaction and each failure.
         client: further librdkafka settings.
@@ -146,6 +147,7 @@ class Redriver:
         progress: RedriveProgress,
         fetch: Fetch | None = None,
         again: bool = False,
+        by: str | None = None,
         report: Callable[[], None] = lambda: None,
         client: Mapping[str, Any] | None = None,
         clients: Clients | None = None,
@@ -167,7 +169,7 @@ class Redriver:
         self._wait = wait or time.sleep
         self._point = point
         self._sessions: list[str] = []
-        self._by = whoami()
+        self._by = by or whoami()
         self._reader = TopicReader(bootstrap, client=client, clients=clients)
         self._watcher = TopicReader(bootstrap, client=client, clients=clients)
         self._new_records: Iterator[Any] = iter(())

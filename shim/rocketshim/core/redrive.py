@@ -47,7 +47,7 @@ class RedriveProgress:
     Raises:
         ConfigError: a number is out of range.
 
-    Thread-safety: none; belongs to one thread.
+    Thread-safety: one thread calls the methods. `stop`, and reading the numbers, may come from any thread.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class RedriveProgress:
         self._not_before_ms = 0
         self._before_taken_ms = 0
         self._has_begun = False
+        self._is_stopped = False
         self.failures: Counter[str] = Counter()
 
     @property
@@ -109,13 +110,19 @@ class RedriveProgress:
         return self.planned - self.sent - self.settled - self.failed - len(self._taken)
 
     @property
-    def stopped_by(self) -> Literal["most", "failures"] | None:
+    def stopped_by(self) -> Literal["user", "most", "failures"] | None:
         """Why no further dead letter is taken although some wait; None: the run continues."""
+        if self._is_stopped:
+            return "user"
         if self._is_too_many(self.failed, self.planned) or self._is_too_many(self.dead_again, self.sent):
             return "failures"
         if self._most is not None and self.sent >= self._most:
             return "most"
         return None
+
+    def stop(self) -> None:
+        """Take no further dead letter; the transaction that is open is finished."""
+        self._is_stopped = True
 
     def resume(self, is_done: Callable[[PlannedLetter], bool]) -> list[PlannedLetter]:
         """Adopt the state in the log, at the start and after each transaction with an uncertain outcome.

@@ -47,7 +47,17 @@ class Stage:
     def run(self, plan: str = "p", *, make: Callable[..., Any] | None = None, **settings: Any) -> RedriveProgress:
         own = {name: settings.pop(name) for name in ("rate_per_s", "most", "stop_ratio") if name in settings}
         progress = RedriveProgress(settings.pop("letters", self.letters), **own)
-        redriver = Redriver(
+        redriver = self.redriver(progress, plan, make=make, **settings)
+        try:
+            redriver.run()
+        finally:
+            redriver.close()
+        return progress
+
+    def redriver(
+        self, progress: RedriveProgress, plan: str = "p", *, make: Callable[..., Any] | None = None, **settings: Any
+    ) -> Redriver:
+        return Redriver(
             "memory:1",
             LOG,
             source=DLQ,
@@ -55,16 +65,15 @@ class Stage:
             state="redriven",
             make=make or (lambda record, _: OutgoingRecord(TARGET, None, record.key(), record.value(), [])),
             progress=progress,
-            clients=Clients(consumer=self._keep(self.kafka.consumer), producer=self._keep(self.kafka.producer)),
+            clients=self.clients,
             clock=self.clock,
             wait=lambda seconds: self.clock.advance(seconds * 1_000),
             **settings,
         )
-        try:
-            redriver.run()
-        finally:
-            redriver.close()
-        return progress
+
+    @property
+    def clients(self) -> Clients:
+        return Clients(consumer=self._keep(self.kafka.consumer), producer=self._keep(self.kafka.producer))
 
     def _keep(self, make: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
         def keep(config: dict[str, Any]) -> Any:
@@ -108,6 +117,21 @@ def test_all_letters_are_sent_once_and_a_second_run_sends_nothing() -> None:
     assert stage.everything_once()
     assert stage.run("again", again=True).sent == 1_200
     assert stage.run("again", again=True).sent == 0
+
+
+def test_a_redrive_that_is_stopped_ends_its_transaction_and_names_the_user_in_the_log() -> None:
+    stage = Stage(1_200)
+    progress = RedriveProgress(stage.letters)
+    redriver = stage.redriver(progress, report=lambda: progress.stop() if progress.sent else None, by="ada")
+    redriver.run()
+    redriver.close()
+    assert (progress.sent, progress.waiting, progress.stopped_by) == (500, 700, "user")
+    with TopicReader("memory:1", clients=stage.clients) as reader:
+        begin = read_log(reader, LOG).last_begin(DLQ)
+    assert begin is not None
+    assert begin.by == "ada"
+    assert stage.run().sent == 700
+    assert stage.everything_once()
 
 
 @settings(deadline=None)
