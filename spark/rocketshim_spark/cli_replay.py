@@ -122,7 +122,7 @@ def run(
     """
     config = client_settings(client)
     with open_view(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
-        from rocketshim.cli.redrive import ensure_log  # noqa: PLC0415
+        from rocketshim.admin.redrive_planning import ensure_log  # noqa: PLC0415
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
@@ -133,7 +133,7 @@ def run(
         landed = job.landed_letters(planned, view.records)
         if not dry_run:
             record_target_ends(view, planned, plan_name, cluster)
-            ensure_log(bootstrap, config, TopicNames(namespace))
+            ensure_log(bootstrap, TopicNames(namespace), client=config)
         done = job.send(
             bootstrap,
             planned,

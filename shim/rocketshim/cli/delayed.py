@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.admin.delayed import DelayedReader, WaitingRecord, waiting_record
+from rocketshim.admin.record_filter import selecting
 from rocketshim.admin.record_view import as_read, time_text
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import (
@@ -28,7 +29,6 @@ from rocketshim.cli.records import (
     counting,
     echo_safe,
     say_limit,
-    selecting,
     show_raw,
     show_table,
 )

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import time_text
 from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import by_cause
@@ -23,7 +24,6 @@ from rocketshim.cli.records import (
     Limit,
     OfGroup,
     OfTopic,
-    RecordFilter,
     Since,
     Tags,
     Where,

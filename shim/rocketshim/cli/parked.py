@@ -13,10 +13,10 @@ from rich.table import Table
 from rocketshim.admin.parked import parked_record, redriven_parked
 from rocketshim.admin.record_view import as_read, time_text
 from rocketshim.admin.redrive import Redriver, read_log
+from rocketshim.admin.redrive_planning import ensure_log
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import SELECTION, Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.records import Everything, Follow, Limit, echo_safe, say_limit, show_raw, show_table
-from rocketshim.cli.redrive import ensure_log
 from rocketshim.core.redrive import RedriveProgress
 from rocketshim.errors import ConfigError, MessageError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -258,7 +258,7 @@ def _send(
     """
     if not picked.letters:
         return
-    ensure_log(bootstrap, client, names)
+    ensure_log(bootstrap, names, client=client)
     redriver = Redriver(
         bootstrap,
         names.redrive_log,

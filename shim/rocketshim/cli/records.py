@@ -3,7 +3,6 @@
 import difflib
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -12,14 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rocketshim.admin.decoder import DeadLetterRecord, Decoder
+from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView, time_text
-from rocketshim.admin.times import past_ms
 from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.cli.options import OUTPUT, SELECTION
 from rocketshim.errors import ConfigError, TopicMissingError
-from rocketshim.filters import SqlFilter, TagFilter
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
@@ -209,61 +207,6 @@ def require_topic(reader: TopicReader, physical: str, otherwise: str) -> str:
     return physical
 
 
-def selecting(where: str | None, tags: str | None) -> Callable[[Any], bool]:
-    """Return a function that tells whether both filters accept these headers, as a consumer's subscription would.
-
-    A filter that is None accepts all records.
-
-    Raises:
-        FilterSyntaxError: an expression does not compile.
-    """
-    by_tag = TagFilter(tags).matches_headers
-    if where is None:
-        return by_tag
-    by_sql = SqlFilter(where).matches_headers
-    return lambda headers: by_tag(headers) and by_sql(headers)
-
-
-class RecordFilter:
-    """The records that the user selected by options.
-
-    Raises:
-        ConfigError, FilterSyntaxError: an option's value is not valid.
-    """
-
-    def __init__(
-        self, *, where: str | None, tags: str | None, key: str | None, since: str | None, everything: bool = True
-    ) -> None:
-        given = {"where": where, "tags": tags, "key": key, "since": since}
-        self.written = {name: text for name, text in given.items() if text is not None}
-        self.everything = everything
-        self._selects = selecting(where, tags)
-        self._unseen = set() if where is None else set(SqlFilter(where).properties)
-        self._examined_any = False
-        self._key = key
-        self.since_ms = None if since is None else past_ms(since, time.time_ns() // 1_000_000, "--since")
-
-    def wants(self, entry: RecordView) -> bool:
-        """Return whether the user selected a record."""
-        if self.since_ms is not None and entry.stored_ms < self.since_ms:
-            return False
-        self._examined_any = True
-        if self._unseen:
-            self._unseen.difference_update(name for name, _ in entry.properties)
-        if not self._selects(entry.properties):
-            return False
-        if self._key is None:
-            return True
-        return entry.key == self._key.encode() or self._key in (entry.envelope.keys or "").split()
-
-    def misnamed(self) -> str | None:
-        """Return a hint about names in `--where` that no examined record has; None if there are none."""
-        if not self._examined_any or not self._unseen:
-            return None
-        names = ", ".join(sorted(self._unseen))
-        return f"--where: no record here has a header {names}; the cause is FAIL_CLASS, its text FAIL_TEXT"
-
-
 def select(
     reader: TopicReader, decoder: Decoder, choice: RecordFilter, *, follow: bool = False, log: RedriveLog | None = None
 ) -> Iterator[RecordView]:
@@ -283,23 +226,6 @@ def select(
         typer.echo(hint, err=True)
     if hidden:
         typer.echo(f"{hidden} more were redriven or discarded; --all shows them", err=True)
-
-
-def classified_dead_letters(
-    reader: TopicReader, decoder: Decoder, choice: RecordFilter, log: RedriveLog
-) -> Iterator[tuple[DeadLetterRecord, bool]]:
-    """Return the dead letters that are selected or have a mark in the redrive log, each with "is selected"."""
-    since_ms = None if log.has_marks(decoder.topic) else choice.since_ms
-    for message in counting(reader.read([decoder.topic], since_ms=since_ms)):
-        is_marked = log.is_marked(decoder.topic, message.partition(), message.offset())
-        if not is_marked and choice.since_ms is not None and message.timestamp()[1] < choice.since_ms:
-            continue
-        dead_letter = decoder.open(message)
-        is_wanted = choice.wants(RecordView.opened(dead_letter))
-        if is_wanted or is_marked:
-            yield dead_letter, is_wanted
-    if (hint := choice.misnamed()) is not None:
-        typer.echo(hint, err=True)
 
 
 def show_list(

@@ -5,46 +5,41 @@ cluster what is already done (`rocketshim.admin.redrive`), so it may be stopped 
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.redrive import Redriver, read_log
+from rocketshim.admin.record_filter import RecordFilter
+from rocketshim.admin.redrive import Redriver
+from rocketshim.admin.redrive_planning import check_cluster, ensure_log, make_plan, record_maker
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.records import (
     Key,
     OfGroup,
     OfTopic,
-    RecordFilter,
     Since,
     Tags,
     Where,
-    classified_dead_letters,
+    counting,
     dead_letter_topic_of,
     echo_safe,
 )
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
-from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames
+from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_plan import (
     DEFAULT_MAX_REPLAYS,
-    PlannedLetter,
-    Planner,
     RedrivePlan,
     RedriveRules,
-    next_hop,
-    redrive_id,
 )
 
 PLAN_EXAMPLE = (
@@ -126,26 +121,11 @@ def _plan(
     *,
     as_json: bool,
 ) -> None:
-    names = TopicNames(rules.namespace)
     with open_reader() as reader, open_reader() as sources:
-        source = dead_letter_topic_of(reader, names, *group_and_topic)
-        log = read_log(reader, names.redrive_log)
-        planner = Planner(source, rules, log, reader.topics())
-        for dead_letter, is_selected in classified_dead_letters(
-            reader, Decoder(names, source, fetch=sources.fetch), choice, log
-        ):
-            if not is_selected:
-                planner.pass_over(dead_letter.message, dead_letter.envelope)
-                continue
-            planner.add(
-                dead_letter.message,
-                dead_letter.envelope,
-                malformed=dead_letter.malformed,
-                opened=None if dead_letter.dialect is None else dead_letter.record,
-            )
-        redrive_plan = planner.plan(
-            cluster_id=reader.cluster_id(), created_ms=time.time_ns() // 1_000_000, choice=choice.written
-        )
+        source = dead_letter_topic_of(reader, TopicNames(rules.namespace), *group_and_topic)
+        redrive_plan = make_plan(reader, sources, source, rules, choice, watch=counting)
+    if (hint := choice.misnamed()) is not None:
+        typer.echo(hint, err=True)
     if out is not None:
         out.write_text(redrive_plan.to_json(), encoding="utf-8")
     if as_json:
@@ -200,7 +180,10 @@ def apply(
     redrive_plan = RedrivePlan.from_json(file.read_text(encoding="utf-8", errors="replace"))
     names = TopicNames(redrive_plan.rules.namespace)
     settings = client_settings(client)
-    _check_cluster(bootstrap, settings, redrive_plan, names, dry_run=dry_run)
+    with TopicReader(bootstrap, client=settings) as reader:
+        check_cluster(reader, redrive_plan)
+    if not dry_run:
+        ensure_log(bootstrap, names, client=settings)
     progress = RedriveProgress(redrive_plan.letters, rate_per_s=rate, most=most, stop_ratio=stop_ratio)
     with _bar(progress, hidden=as_json) as report, TopicReader(bootstrap, client=settings) as sources:
         redriver = Redriver(
@@ -209,7 +192,7 @@ def apply(
             source=redrive_plan.source,
             plan=redrive_plan.id,
             state="discarded" if redrive_plan.rules.action == "discard" else "redriven",
-            make=_record_maker(redrive_plan, Decoder(names, redrive_plan.source, fetch=sources.fetch)),
+            make=record_maker(redrive_plan, Decoder(names, redrive_plan.source, fetch=sources.fetch)),
             again=redrive_plan.rules.again,
             progress=progress,
             report=report,
@@ -228,52 +211,6 @@ def apply(
     _report(redrive_plan, progress, dry_run=dry_run, as_json=as_json)
     if progress.failed or progress.dead_again:
         raise typer.Exit(FINDING)
-
-
-def _check_cluster(
-    bootstrap: str, client: dict[str, str], redrive_plan: RedrivePlan, names: TopicNames, *, dry_run: bool
-) -> None:
-    """Refuse a plan for another cluster or for missing topics; create the redrive log if it is missing."""
-    with TopicReader(bootstrap, client=client) as reader:
-        cluster_id, topics = reader.cluster_id(), reader.topics()
-    if cluster_id != redrive_plan.cluster_id:
-        raise ConfigError(f"the plan is for the cluster {redrive_plan.cluster_id!r}, but {bootstrap} is {cluster_id!r}")
-    wanted = {redrive_plan.source} | {letter.target for letter in redrive_plan.letters if letter.target}
-    missing = sorted(topic for topic in wanted if topic not in topics)
-    if missing:
-        raise TopicMissingError(f"these topics no longer exist: {', '.join(missing)}; create them or make another plan")
-    if names.redrive_log not in topics and not dry_run:
-        ensure_log(bootstrap, client, names)
-
-
-def ensure_log(bootstrap: str, client: dict[str, str], names: TopicNames) -> None:
-    """Create the redrive log if it is missing."""
-    from rocketshim.kafka.client_config import merge  # noqa: PLC0415 - `--help` does without
-    from rocketshim.kafka.clients import confluent_admin  # noqa: PLC0415
-    from rocketshim_topics import provision  # noqa: PLC0415
-
-    log = Layout(names, DelayLevels.default()).redrive_log()
-    admin = confluent_admin(merge(client, defaults={}, required={"bootstrap.servers": bootstrap}))
-    provision.ensure_topics(admin, [log])
-
-
-def _record_maker(redrive_plan: RedrivePlan, decoder: Decoder) -> Any:
-    plan_id = redrive_plan.id
-
-    def make(message: Any, planned: PlannedLetter) -> OutgoingRecord | None:
-        if redrive_plan.rules.action == "discard":
-            return None
-        opened = decoder.open(message)
-        if opened.malformed is not None:
-            raise MalformedRecordError(opened.malformed, "the dead letter cannot be read")
-        envelope = None if opened.dialect is None else opened.envelope
-        own_replay_id = redrive_id(plan_id, planned.partition, planned.offset)
-        out = next_hop(opened.record, envelope, redrive_plan.rules, replay_id=own_replay_id)
-        if out.topic != planned.target:
-            raise MalformedRecordError("other-target", f"{out.topic} is not the planned target")
-        return out
-
-    return make
 
 
 @contextmanager

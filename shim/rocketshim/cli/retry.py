@@ -3,13 +3,13 @@
 import typer
 
 from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.cli.records import (
     Follow,
     Group,
     Key,
     Limit,
-    RecordFilter,
     Since,
     Tags,
     Where,

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.cli.completion import complete_topic
 from rocketshim.cli.options import SELECTION, Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.cli.records import (
     Follow,
     Key,
-    RecordFilter,
     Since,
     Tags,
     Where,

@@ -1,23 +1,20 @@
 """`rocketshim trace`: show the history of one message."""
 
 import json
-import re
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from rocketshim.admin.record_view import RecordView, time_text
-from rocketshim.admin.trace import Missing, TraceStep, life
+from rocketshim.admin.message_search import history, message_id, records_of
+from rocketshim.admin.record_view import time_text
+from rocketshim.admin.trace import Missing, TraceStep
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.cli.records import console, counting, echo_safe
-from rocketshim.errors import ConfigError, TopicMissingError
-from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import DelayLevels, Envelope, Origin, TopicNames
+from rocketshim_topics import DelayLevels, Envelope, TopicNames
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
 
 app = typer.Typer()
@@ -47,17 +44,12 @@ def trace(
     names = TopicNames(namespace)
     levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        wanted = _id(reader, names, what)
+        wanted = message_id(reader, names, what)
         if wanted is None:
             typer.echo(f"no record exists at {what} (any more)", err=True)
             raise typer.Exit(FINDING)
-        entries = _entries(reader, names, wanted, {names.physical(each) for each in topic or []})
-        hops = life(
-            entries,
-            is_schedule=lambda name: name == names.schedule,
-            queue_delay_ms=lambda partition: levels.queue_delay_ms(partition) or 0,
-            low_offset=partial(_low_offset, reader),
-        )
+        sources = {names.physical(each) for each in topic or []}
+        hops = history(reader, names, levels, records_of(reader, names, wanted, sources, watch=counting))
     if not hops:
         echo_safe(
             f"no record of {wanted} was found; if it was sent without delay and never failed, use --topic", err=True
@@ -67,71 +59,6 @@ def trace(
         typer.echo(json.dumps([_json(hop) for hop in hops], indent=1))
     else:
         _show(wanted, hops, names)
-
-
-def _id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
-    if re.fullmatch(r"\d+/\d+", what):
-        raise ConfigError(
-            f"{what!r} names no topic: write topic/partition/offset, such as {names.dead_letter('GROUP')}/{what}"
-        )
-    if what.count("/") != 2:
-        return what
-    try:
-        at = Origin.parse(what)
-    except ValueError as error:
-        raise ConfigError(f"{what!r} is neither an id nor topic/partition/offset") from error
-    try:
-        message = reader.fetch(at.topic, at.partition, at.offset)
-    except TopicMissingError:
-        message = None
-    if message is not None:
-        return RecordView.of(message, trusted=names.is_ours(at.topic)).id
-    for entry in map(RecordView.of, reader.read(_ours(reader, names))):
-        if what in {entry.envelope.hop_id, entry.envelope.origin_message_id, entry.id}:
-            return entry.id
-    return None
-
-
-def _ours(reader: TopicReader, names: TopicNames) -> list[str]:
-    """Return the existing topics of rocketshim in the namespace.
-
-    Raises:
-        TopicMissingError: none exists.
-    """
-    prefix = names.prefix
-    ours = [name for name in reader.topics() if names.is_ours(name) and name.startswith(prefix)]
-    if not prefix:
-        ours = [name for name in ours if name.startswith(("SCHEDULE_TOPIC", "rmq."))]
-    if not ours:
-        raise TopicMissingError(f"there is no topic of rocketshim in the namespace {names.namespace!r}. {OR_HIDDEN}")
-    return ours
-
-
-def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:
-    try:
-        return reader.low_offset(topic, partition)
-    except TopicMissingError:  # the whole topic is gone, so retention is not the cause
-        return 0
-
-
-def _entries(reader: TopicReader, names: TopicNames, wanted: str, sources: set[str]) -> list[RecordView]:
-    """Return every record with this id, from rocketshim's topics and then from the topics that those records name."""
-    found = [entry for entry in map(RecordView.of, counting(reader.read(_ours(reader, names)))) if entry.id == wanted]
-    for entry in found:
-        envelope = entry.envelope
-        for name in (envelope.retry_topic, envelope.real_topic):
-            if name and not name.startswith("%"):
-                sources.add(name)
-    parts = wanted.split("/")
-    if len(parts) == 3:  # a record without an id of its own has its coordinates as its id
-        sources.add(parts[0])
-    known = reader.topics()
-    for name in sorted(source for source in sources if known.get(source)):
-        for message in counting(reader.read([name])):
-            entry = RecordView.of(message, trusted=False)
-            if entry.id == wanted:
-                found.append(entry)
-    return found
 
 
 def _what(hop: TraceStep, names: TopicNames) -> str:

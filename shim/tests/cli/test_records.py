@@ -12,11 +12,13 @@ from confluent_kafka import Message as Record
 from rich.console import Console
 from rich.table import Table
 
+from rocketshim.admin.message_search import message_id
+from rocketshim.admin.record_filter import RecordFilter, selecting
 from rocketshim.admin.record_view import RecordView, time_text
-from rocketshim.cli import main, trace
+from rocketshim.cli import main
 from rocketshim.cli import records as letters
 from rocketshim.cli.escaping import plain, plain_lines
-from rocketshim.cli.records import RecordFilter, console, counting, echo_safe, selecting, show_list, show_one, show_raw
+from rocketshim.cli.records import console, counting, echo_safe, show_list, show_one, show_raw
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim_topics import Envelope, TopicNames
 
@@ -68,7 +70,7 @@ def test_without_a_condition_there_is_no_hint() -> None:
 
 def test_coordinates_without_a_topic_are_refused_with_the_expected_form() -> None:
     with pytest.raises(ConfigError, match=r"'0/18' names no topic: .* such as rmq\.dlq\.GROUP/0/18"):
-        trace._id(None, TopicNames(), "0/18")  # type: ignore[arg-type]  # nothing is read
+        message_id(None, TopicNames(), "0/18")  # type: ignore[arg-type]  # nothing is read
 
 
 def test_untrusted_text_is_printed_literally(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.cli import main
-from rocketshim.cli.records import RecordFilter
 from rocketshim.cli.topic import _partitions, _show, peeked
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader

@@ -1,0 +1,129 @@
+"""Make a redrive plan from the dead letters of a topic, and what applying it needs: checks, log, records to send.
+
+The plan itself, and why a dead letter is held back, is in `rocketshim_topics.redrive_plan`; `rocketshim.admin.redrive`
+applies it.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rocketshim.admin.decoder import DeadLetterRecord, Decoder
+from rocketshim.admin.record_filter import RecordFilter
+from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.redrive import Make, read_log
+from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
+from rocketshim.kafka.client_config import merge
+from rocketshim.kafka.clients import Clients, confluent_clients
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames
+from rocketshim_topics.redrive_log import RedriveLog
+from rocketshim_topics.redrive_plan import PlannedLetter, Planner, RedrivePlan, RedriveRules, next_hop, redrive_id
+
+__all__ = ["check_cluster", "ensure_log", "make_plan", "record_maker"]
+
+Watch = Callable[[Iterator[Any]], Iterator[Any]]
+"""A function that records pass through as they are read, for example to show progress."""
+
+
+def make_plan(
+    reader: TopicReader,
+    sources: TopicReader,
+    source: str,
+    rules: RedriveRules,
+    choice: RecordFilter,
+    *,
+    watch: Watch = iter,
+) -> RedrivePlan:
+    """Read a dead-letter topic and plan what to do with the records that the user selected.
+
+    Args:
+        reader: reads the topic and the redrive log.
+        sources: another reader, which completes dead letters that only name their record.
+        source: physical name of the dead-letter topic.
+        rules: what to do.
+        choice: the selection.
+        watch: sees every record that is read.
+    """
+    names = TopicNames(rules.namespace)
+    log = read_log(reader, names.redrive_log)
+    planner = Planner(source, rules, log, reader.topics())
+    decoder = Decoder(names, source, fetch=sources.fetch)
+    for dead_letter, is_selected in _classified(reader, decoder, choice, log, watch):
+        if not is_selected:
+            planner.pass_over(dead_letter.message, dead_letter.envelope)
+            continue
+        planner.add(
+            dead_letter.message,
+            dead_letter.envelope,
+            malformed=dead_letter.malformed,
+            opened=None if dead_letter.dialect is None else dead_letter.record,
+        )
+    return planner.plan(cluster_id=reader.cluster_id(), created_ms=time.time_ns() // 1_000_000, choice=choice.written)
+
+
+def _classified(
+    reader: TopicReader, decoder: Decoder, choice: RecordFilter, log: RedriveLog, watch: Watch
+) -> Iterator[tuple[DeadLetterRecord, bool]]:
+    """Return the dead letters that are selected or have a mark in the redrive log, each with "is selected"."""
+    since_ms = None if log.has_marks(decoder.topic) else choice.since_ms
+    for message in watch(reader.read([decoder.topic], since_ms=since_ms)):
+        is_marked = log.is_marked(decoder.topic, message.partition(), message.offset())
+        if not is_marked and choice.since_ms is not None and message.timestamp()[1] < choice.since_ms:
+            continue
+        dead_letter = decoder.open(message)
+        is_wanted = choice.wants(RecordView.opened(dead_letter))
+        if is_wanted or is_marked:
+            yield dead_letter, is_wanted
+
+
+def check_cluster(reader: TopicReader, plan: RedrivePlan) -> None:
+    """Refuse a plan for another cluster, or one whose topics are missing.
+
+    Raises:
+        ConfigError: the plan was made for another cluster.
+        TopicMissingError: its source or a target does not exist.
+    """
+    cluster_id, topics = reader.cluster_id(), reader.topics()
+    if cluster_id != plan.cluster_id:
+        raise ConfigError(f"the plan is for the cluster {plan.cluster_id!r}, but this is the cluster {cluster_id!r}")
+    wanted = {plan.source} | {letter.target for letter in plan.letters if letter.target}
+    missing = sorted(topic for topic in wanted if topic not in topics)
+    if missing:
+        raise TopicMissingError(f"these topics no longer exist: {', '.join(missing)}; create them or make another plan")
+
+
+def ensure_log(
+    bootstrap: str, names: TopicNames, *, client: Mapping[str, Any] | None = None, clients: Clients | None = None
+) -> None:
+    """Create the redrive log if it is missing."""
+    with TopicReader(bootstrap, client=client, clients=clients) as reader:
+        if names.redrive_log in reader.topics():
+            return
+    make_admin = (clients or confluent_clients()).admin
+    if make_admin is None:
+        raise TopicMissingError(f"the topic {names.redrive_log} does not exist; create it with: rocketshim init")
+    from rocketshim_topics import provision  # noqa: PLC0415 - only needed once
+
+    admin = make_admin(merge(client or {}, defaults={}, required={"bootstrap.servers": bootstrap}))
+    provision.ensure_topics(admin, [Layout(names, DelayLevels.default()).redrive_log()])
+
+
+def record_maker(plan: RedrivePlan, decoder: Decoder) -> Make:
+    """Return the function that makes the record which sends a planned dead letter; None: it is only marked."""
+    plan_id = plan.id
+
+    def make(message: Any, planned: PlannedLetter) -> OutgoingRecord | None:
+        if plan.rules.action == "discard":
+            return None
+        opened = decoder.open(message)
+        if opened.malformed is not None:
+            raise MalformedRecordError(opened.malformed, "the dead letter cannot be read")
+        envelope = None if opened.dialect is None else opened.envelope
+        own_replay_id = redrive_id(plan_id, planned.partition, planned.offset)
+        out = next_hop(opened.record, envelope, plan.rules, replay_id=own_replay_id)
+        if out.topic != planned.target:
+            raise MalformedRecordError("other-target", f"{out.topic} is not the planned target")
+        return out
+
+    return make
