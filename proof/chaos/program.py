@@ -25,7 +25,7 @@ from rocketshim_topics.wire import REPLAY_ID, read_headers
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from rocketshim.producer.producer import SendResult
+    from rocketshim.producer.result import SendResult
 
 __all__: list[str] = []
 

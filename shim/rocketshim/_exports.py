@@ -27,7 +27,8 @@ from rocketshim.core.retry_policy import (
 )
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.filters import MessageSelector
-from rocketshim.producer.producer import Producer, SendResult, SendStatus
+from rocketshim.producer.producer import Producer
+from rocketshim.producer.result import SendResult, SendStatus
 from rocketshim.settings import (
     LitePullConsumerSettings,
     ProducerSettings,

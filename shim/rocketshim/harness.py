@@ -23,7 +23,8 @@ from rocketshim.admin.delayed import WaitingRecord, waiting_record
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.message_model import MessageModel
 from rocketshim.errors import ConfigError
-from rocketshim.producer.producer import Producer, SendResult
+from rocketshim.producer.producer import Producer
+from rocketshim.producer.result import SendResult
 from rocketshim.settings import WorkerSettings
 from rocketshim.testing.clock import VirtualClock
 from rocketshim.testing.kafka import InMemoryKafka

@@ -12,7 +12,8 @@ import typer
 from rocketshim.errors import RocketshimError, SendError, SendTimeoutError
 
 if TYPE_CHECKING:
-    from rocketshim.producer.producer import Producer, SendResult
+    from rocketshim.producer.producer import Producer
+    from rocketshim.producer.result import SendResult
     from rocketshim_topics import Message
 
 __all__ = ["Line", "LineSender", "facts_of", "read_lines"]

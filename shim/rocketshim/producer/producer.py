@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
@@ -33,6 +32,7 @@ from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
+from rocketshim.producer.result import SendResult, SendStatus
 from rocketshim.producer.selectors import (
     MessageQueueSelector,
     SelectFunction,
@@ -45,38 +45,10 @@ from rocketshim_topics.hops import OutgoingRecord, delayed_record, record_size_b
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES, UNIQ_KEY
 
-__all__ = ["Producer", "SendResult", "SendStatus"]
+__all__ = ["Producer"]
 
 _LOG = safe_logger("rocketshim.producer")
 _UNKNOWN_TOPIC_MS: Final = 2_000  # librdkafka waits 30 s for a topic to appear; `send` waits 3 s by default
-
-
-class SendStatus(Enum):
-    """The outcome of a successful send. Kafka has only one; every other outcome is an exception."""
-
-    SEND_OK = "SEND_OK"
-
-
-@dataclass(frozen=True, slots=True)
-class SendResult:
-    """The result of sending a message that is now stored.
-
-    Attributes:
-        status: `SendStatus.SEND_OK`.
-        msg_id: id of the message, the same on every hop (`UNIQ_KEY`).
-        offset_msg_id: coordinates of the first record: `topic/partition/offset`. For a delayed message the topic is the
-            schedule topic.
-        message_queue: the queue to which the record was written.
-        queue_offset: offset of the record in that queue.
-
-    Source: `SendResult` of RocketMQ.
-    """
-
-    status: SendStatus
-    msg_id: str
-    offset_msg_id: str
-    message_queue: MessageQueue
-    queue_offset: int
 
 
 @dataclass(eq=False, slots=True)
