@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self, Unpack, overload
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
@@ -26,21 +26,17 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, ConfigError, SendTimeoutError, TopicMissingError
-from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients
 from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
+from rocketshim.producer.arguments import NO_BODY, MessageOptions, message_of
+from rocketshim.producer.config import producer_config
 from rocketshim.producer.result import SendResult, SendStatus
-from rocketshim.producer.selectors import (
-    MessageQueueSelector,
-    SelectFunction,
-    SelectMessageQueueByHash,
-    select_function,
-)
+from rocketshim.producer.selectors import SelectMessageQueueByHash, Selector, select_function
 from rocketshim.settings import ProducerOptions, ProducerSettings
-from rocketshim_topics import Message, MessageError, MessageTooLargeError, TopicNames
+from rocketshim_topics import Message, MessageTooLargeError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, delayed_record, record_size_bytes
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES, UNIQ_KEY
@@ -48,7 +44,7 @@ from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES, UNIQ_KEY
 __all__ = ["Producer"]
 
 _LOG = safe_logger("rocketshim.producer")
-_UNKNOWN_TOPIC_MS: Final = 2_000  # librdkafka waits 30 s for a topic to appear; `send` waits 3 s by default
+_ROOM_S: Final = 3.0
 
 
 @dataclass(eq=False, slots=True)
@@ -132,18 +128,38 @@ class Producer:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
+    @overload
+    def send(
+        self, message: Message, *, selector: Selector | None = None, arg: Any = None, timeout_s: float = 3.0
+    ) -> SendResult: ...
+    @overload
     def send(
         self,
-        message: Message,
+        topic: str,
+        /,
+        body: bytes,
         *,
-        selector: MessageQueueSelector | SelectFunction | None = None,
+        selector: Selector | None = None,
         arg: Any = None,
         timeout_s: float = 3.0,
+        **options: Unpack[MessageOptions],
+    ) -> SendResult: ...
+    def send(
+        self,
+        message: Message | str,
+        body: Any = NO_BODY,
+        *,
+        selector: Selector | None = None,
+        arg: Any = None,
+        timeout_s: float = 3.0,
+        **options: Unpack[MessageOptions],
     ) -> SendResult:
-        """Send a message and wait until it is stored.
+        """Send a message and wait until it is stored: `send(Message("orders", body))` or `send("orders", body)`.
 
         Args:
-            message: the message; it is not changed.
+            message: the message, which is not changed; or its topic.
+            body: bytes, if `message` is the topic. A tombstone has to be a `Message`.
+            options: with a topic: the other arguments of `Message`, such as `key`, `tag` and `delay`.
             selector: chooses the partition: a function of (queues, message, arg), or an object with such a method
                 `select`. None: by key (murmur2), or any partition if there is no key.
             arg: passed to the selector.
@@ -157,35 +173,63 @@ class Producer:
             ClosedError: the producer is closed; nothing was sent.
         """
         deadline = time.monotonic() + timeout_s
-        future = self._send(message, selector, arg, deadline)
+        made = message_of(message, body, options)
+        future = self._send(made, selector, arg, deadline)
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError as error:
             raise SendTimeoutError(
-                f"no delivery report for {message.topic!r} within {timeout_s} s from {self.settings.bootstrap}"
+                f"no delivery report for {made.topic!r} within {timeout_s} s from {self.settings.bootstrap}"
                 f"{self._complaints.text(since_s=deadline - timeout_s)}; the message may or may not be stored"
             ) from error
 
+    @overload
     def send_async(
-        self, message: Message, *, selector: MessageQueueSelector | SelectFunction | None = None, arg: Any = None
+        self, message: Message, *, selector: Selector | None = None, arg: Any = None
+    ) -> "Future[SendResult]": ...
+    @overload
+    def send_async(
+        self,
+        topic: str,
+        /,
+        body: bytes,
+        *,
+        selector: Selector | None = None,
+        arg: Any = None,
+        **options: Unpack[MessageOptions],
+    ) -> "Future[SendResult]": ...
+    def send_async(
+        self,
+        message: Message | str,
+        body: Any = NO_BODY,
+        *,
+        selector: Selector | None = None,
+        arg: Any = None,
+        **options: Unpack[MessageOptions],
     ) -> "Future[SendResult]":
         """Send a message without waiting; return a future with the result or with the error that `send` would raise.
 
-        Callbacks of the future run in the producer's own thread and must not block.
+        The arguments are those of `send`. Callbacks of the future run in the producer's own thread and must not block.
 
         Raises:
             MessageError, TopicMissingError, ClosedError: as `send`; nothing was sent.
             BufferError: the queue of unsent messages was full for 3 s; nothing was sent.
         """
-        return self._send(message, selector, arg, time.monotonic() + 3.0)
+        return self._send(message_of(message, body, options), selector, arg, time.monotonic() + _ROOM_S)
 
-    def send_oneway(self, message: Message) -> None:
+    @overload
+    def send_oneway(self, message: Message) -> None: ...
+    @overload
+    def send_oneway(self, topic: str, /, body: bytes, **options: Unpack[MessageOptions]) -> None: ...
+    def send_oneway(self, message: Message | str, body: Any = NO_BODY, **options: Unpack[MessageOptions]) -> None:
         """Send a message without a result. Only errors that are known before the send are raised.
+
+        The arguments are those of `send`.
 
         Raises:
             MessageError, TopicMissingError, ClosedError, BufferError: as `send_async`.
         """
-        self._send(message, None, None, time.monotonic() + 3.0)
+        self._send(message_of(message, body, options), None, None, time.monotonic() + _ROOM_S)
 
     def send_orderly(self, message: Message, sharding_key: str | int, *, timeout_s: float = 3.0) -> SendResult:
         """Send to the queue that all messages with this sharding key share: `send` with `SelectMessageQueueByHash`."""
@@ -199,7 +243,8 @@ class Producer:
             may be stored.
         """
         deadline = time.monotonic() + timeout_s
-        futures = [self._send(message, None, None, deadline) for message in messages]
+        made = [message_of(message, NO_BODY, {}) for message in messages]
+        futures = [self._send(message, None, None, deadline) for message in made]
         try:
             return [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
         except FutureTimeoutError as error:
@@ -244,11 +289,7 @@ class Producer:
 
     # --- internal ----------------------------------------------------------------------------------------------------
 
-    def _send(
-        self, message: Message, selector: MessageQueueSelector | SelectFunction | None, arg: Any, deadline: float
-    ) -> "Future[SendResult]":
-        if not isinstance(message, Message):
-            raise MessageError(f"cannot send {message!r:.80}: give a Message(topic, body, …)")
+    def _send(self, message: Message, selector: Selector | None, arg: Any, deadline: float) -> "Future[SendResult]":
         self._check_process()
         sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
         out, uniq_key = self._record(message, selector, arg, sent_ns, sent_ms)
@@ -278,7 +319,7 @@ class Producer:
     def _record(
         self,
         message: Message,
-        selector: MessageQueueSelector | SelectFunction | None,
+        selector: Selector | None,
         arg: Any,
         sent_ns: int,
         sent_ms: int,
@@ -336,26 +377,7 @@ class Producer:
             raise ClosedError("this producer belongs to another process; create one in each process, after the fork")
 
     def _make_client(self) -> ProducerClient:
-        return (self._clients or confluent_clients()).producer(self._config())
-
-    def _config(self) -> dict[str, Any]:
-        settings = self.settings
-        return merge(
-            settings.client,
-            defaults={
-                "client.id": "rocketshim",
-                "linger.ms": settings.linger_ms,
-                **self._complaints.settings,
-                "topic.metadata.propagation.max.ms": _UNKNOWN_TOPIC_MS,
-            },
-            required={
-                **PROTECTED_PRODUCER,
-                "bootstrap.servers": settings.bootstrap,
-                "delivery.timeout.ms": settings.delivery_timeout_ms,
-                "message.max.bytes": settings.max_message_bytes + MAX_SHIM_HEADERS_BYTES,
-            },
-            allow_code_settings=settings.allow_code_settings,
-        )
+        return (self._clients or confluent_clients()).producer(producer_config(self.settings, self._complaints))
 
 
 def _log_unconfirmed(out: OutgoingRecord) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "SelectFunction",
     "SelectMessageQueueByHash",
     "SelectMessageQueueByRandom",
+    "Selector",
     "java_hash",
     "select_function",
 ]
@@ -41,8 +42,10 @@ class MessageQueueSelector(Protocol):
 SelectFunction = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 """A selector as a plain function, with the arguments and the result of `MessageQueueSelector.select`."""
 
+Selector = MessageQueueSelector | SelectFunction
 
-def select_function(selector: MessageQueueSelector | SelectFunction) -> SelectFunction:
+
+def select_function(selector: Selector) -> SelectFunction:
     """Return the selector as a function of queues, message and argument.
 
     Raises:

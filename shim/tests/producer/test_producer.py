@@ -1,12 +1,13 @@
 """The producer on the in-memory Kafka: the topics, partitions and headers of its records, and its errors."""
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 
-from rocketshim import Message, MessageQueue, Producer, ProducerSettings, SendStatus
+from rocketshim import Message, MessageQueue, MessageView, Producer, ProducerSettings, SendStatus
 from rocketshim.clock import SystemClock
 from rocketshim.errors import (
     ClosedError,
@@ -71,8 +72,84 @@ def test_a_tombstone_and_an_empty_body_stay_different(
 
 def test_an_object_that_is_not_a_message_is_rejected(kafka: InMemoryKafka, producer: Producer) -> None:
     with pytest.raises(MessageError, match="cannot send 'orders': give a Message"):
-        producer.send("orders")  # type: ignore[arg-type]
+        producer.send("orders")  # type: ignore[call-overload]
     assert kafka.records("orders") == []
+
+
+def test_a_topic_and_a_body_are_sent_like_the_message_of_the_same_arguments(
+    kafka: InMemoryKafka, producer: Producer
+) -> None:
+    given: Any = {"key": "k", "tag": "paid", "keys": ("a",), "properties": {"p": "1"}}
+    producer.send("orders", b"1", **given)
+    producer.send(Message("orders", b"1", **given))
+    producer.send_async("orders", body=b"1", **given).result(3)
+    producer.send_oneway("orders", b"1", **given)
+    producer.flush()
+    sent = records(kafka, "orders")
+    own = {"UNIQ_KEY": b"", "BORN_TIMESTAMP": b""}  # differ in each message
+    found = [(each.partition(), each.key(), each.value(), headers(each) | own) for each in sent]
+    assert found == [found[0]] * 4
+    assert (sent[0].key(), sent[0].value(), headers(sent[0])["TAGS"], headers(sent[0])["p"]) == (
+        b"k",
+        b"1",
+        b"paid",
+        b"1",
+    )
+
+
+@pytest.mark.parametrize("delay", ["30m", timedelta(minutes=30), 1_800])
+def test_a_delay_is_a_text_of_rocketmq_a_timedelta_or_seconds(
+    kafka: InMemoryKafka, producer: Producer, delay: str | timedelta | int
+) -> None:
+    producer.send("orders", b"later", delay=delay)
+    (record,) = records(kafka, SCHEDULE)
+    assert headers(record)["DELAY_MS"] == b"1800000"
+
+
+def test_a_delay_level_is_an_option_of_its_own(kafka: InMemoryKafka, producer: Producer) -> None:
+    producer.send("orders", b"later", delay_level=16)
+    (record,) = records(kafka, SCHEDULE)
+    assert (headers(record)["DELAY"], headers(record)["DELAY_MS"]) == (b"16", b"1800000")
+
+
+def test_an_empty_body_is_sent_and_is_not_a_tombstone(kafka: InMemoryKafka, producer: Producer) -> None:
+    producer.send("orders", b"")
+    (record,) = records(kafka, "orders")
+    assert MessageView(record, trusted=False).body == b""
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "text"),
+    [
+        (b"x", {"delay": "30 minutes"}, "'30 minutes' is not a duration: write a number and one of ms, s, m, h, d"),
+        (b"x", {"delay": -1}, "-1 is not a duration"),
+        (b"x", {"delay": "2h", "delay_level": 3}, "delay and delay_level are given: a message has at most one"),
+        (b"x", {"delay_level": "3"}, "delay_level is '3': give a whole number"),
+        (b"x", {"delay": "41d"}, "41|3542400000"),
+        (b"x", {"tags": "paid"}, "a message has no option tags: did you mean tag?"),
+        (b"x", {"zzz": 1}, "a message has no option zzz: the options are delay, delay_level, deliver_at, key"),
+        (None, {}, "body is None: give bytes, b'' for an empty body; a tombstone is a Message"),
+        ("text", {}, "body is of type str: give bytes"),
+    ],
+)
+def test_bad_arguments_of_a_send_are_named_and_nothing_is_sent(
+    kafka: InMemoryKafka, producer: Producer, body: Any, options: dict[str, Any], text: str
+) -> None:
+    for send in (producer.send, producer.send_async, producer.send_oneway):
+        with pytest.raises(MessageError, match=text):
+            send("orders", body, **options)
+    producer.flush()
+    assert records(kafka, "orders") == records(kafka, SCHEDULE) == []
+
+
+def test_options_beside_a_message_are_refused(kafka: InMemoryKafka, producer: Producer) -> None:
+    with pytest.raises(MessageError, match="a Message and delay are given: give delay to the Message"):
+        producer.send(Message("orders", b"x"), delay="30m")  # type: ignore[call-overload]
+    with pytest.raises(MessageError, match="a Message and body are given"):
+        producer.send(Message("orders", b"x"), b"y")  # type: ignore[call-overload]
+    with pytest.raises(MessageError, match="cannot send b'x': give a Message"):
+        producer.send_batch([Message("orders", b"x"), b"x"])  # type: ignore[list-item]
+    assert records(kafka, "orders") == []
 
 
 def test_ids_never_repeat(producer: Producer) -> None:

@@ -1,0 +1,65 @@
+"""The arguments of a send: a `Message`, or what a `Message` is made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any, Final, TypedDict
+
+from rocketshim_topics.durations import Duration
+from rocketshim_topics.errors import MessageError
+from rocketshim_topics.message import Message, Properties
+
+__all__ = ["NO_BODY", "MessageOptions", "message_of"]
+
+NO_BODY: Final[Any] = object()
+"""Stands for a body that was not given; None is a tombstone."""
+
+
+class MessageOptions(TypedDict, total=False):
+    """The options of a `Message` that are keyword arguments of a send, for editors and type checkers.
+
+    `Message` documents the meaning, range and default of each.
+    """
+
+    key: bytes | str | None
+    tag: str | None
+    keys: Sequence[str]
+    delay: Duration | None
+    delay_level: int | None
+    deliver_at: int | datetime | None
+    properties: Properties | None
+    max_reconsume_times: int | None
+
+
+_OPTIONS: Final = frozenset(each.name for each in fields(Message) if each.kw_only)
+
+
+def message_of(given: object, body: object, options: Mapping[str, Any]) -> Message:
+    """Return the message to send.
+
+    Args:
+        given: a message, or the topic.
+        body: the body, if `given` is the topic; otherwise `NO_BODY`.
+        options: the other arguments of a `Message`, by name.
+
+    Raises:
+        MessageError: the arguments do not make a message; the text names the argument and what to give instead.
+    """
+    if isinstance(given, Message):
+        extra = [*(["body"] if body is not NO_BODY else []), *options]
+        if extra:
+            raise MessageError(
+                f"a Message and {', '.join(extra)} are given: give {extra[0]} to the Message, or send(topic, body, …)"
+            )
+        return given
+    if not isinstance(given, str) or body is NO_BODY:
+        raise MessageError(f"cannot send {given!r:.80}: give a Message(topic, body, …), or a topic and a body")
+    if body is None:
+        raise MessageError("body is None: give bytes, b'' for an empty body; a tombstone is a Message(topic, None)")
+    unknown = next((name for name in options if name not in _OPTIONS), None)
+    if unknown is not None:
+        near = get_close_matches(unknown, _OPTIONS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(sorted(_OPTIONS))}"
+        raise MessageError(f"a message has no option {unknown}: {hint}")
+    return Message(given, body, **options)  # type: ignore[arg-type]  # `Message` checks the type of its body
