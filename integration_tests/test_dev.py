@@ -112,6 +112,20 @@ def test_the_quick_start_shows_a_failure_its_retry_and_its_success(run: Callable
     assert "GETPID" not in dev.text
 
 
+def test_a_consumer_that_starts_before_the_first_send_gets_it(run: Callable[..., Running], tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    (tmp_path / "shop.py").write_text(SHOP.format(port=port, word="charged") + "\n\nconsumer.run()\n")
+    dev = run("-m", "rocketshim", "dev", "--port", str(port))
+    wait_until(lambda: "ready at" in dev.text)
+    shop = run("shop.py")
+    wait_until(lambda: "consumer.topics-created" in shop.text)
+    with Producer(f"127.0.0.1:{port}") as producer:
+        producer.send(Message("orders", b"order 1"), timeout_s=30)
+    wait_until(lambda: "charged order 1 at attempt 1" in shop.text)
+    assert shop.stop() == 0
+    assert dev.stop() == 0
+
+
 def test_a_consumer_starts_again_when_its_code_changes_and_data_are_kept(
     run: Callable[..., Running], tmp_path: Path
 ) -> None:

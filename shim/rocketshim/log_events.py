@@ -24,6 +24,7 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.log-cut": "A partition begins later than the position: retention has deleted records.",
     "consumer.fetched-before-its-position": "Kafka's client returned a record below the position; it is ignored.",
     "consumer.topic-unknown": "A topic could not be looked up now; its assigned queues are kept.",
+    "consumer.topics-created": "The topics of listeners did not exist and were created, as a first send would do here.",
     "consumer.topics-unknown": "The topics could not be looked up; they are looked up again soon.",
     "consumer.queues-unknown": "The queues of a topic could not be looked up for a queue listener.",
     "consumer.strategy-failed": "The allocation strategy raised or returned an invalid value; the queues are kept.",

@@ -325,7 +325,8 @@ class PushConsumerSettings(ConnectionSettings):
             locks commit at least every 0.5 s.
         retry_policy: how long to wait before the next attempt if the listener does not choose a delay. Default: the
             level table, from level 3 on.
-        create_topics: create the group's retry and dead-letter topics if they are missing.
+        create_topics: create the group's retry and dead-letter topics if they are missing, and the topics of listeners
+            if the cluster creates topics when they are used.
         hop_timeout_ms: how long librdkafka tries to store a retry or dead letter, in ms. Default 30 s.
         hop_back_off_ms: pause before a retry or dead letter that was not stored is sent again, in ms. Default 5 s.
         revoke_drain_ms: how long a rebalance waits for running listener calls, in ms. Default 3 s.

@@ -109,7 +109,7 @@ class ConsumerProcess:
     def start(self) -> None:
         """Start the process."""
         self._process = subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-m", "rocketshim", "run", self._target, "--supervised", "--create-topics"],
+            [sys.executable, "-m", "rocketshim", "run", self._target, "--supervised"],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

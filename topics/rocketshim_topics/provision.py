@@ -42,7 +42,7 @@ from rocketshim_topics.errors import (
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
 from rocketshim_topics.layout import Plan, TopicSpec, TopicState, compare
 
-__all__ = ["apply", "ensure_topics", "plan", "read_topics"]
+__all__ = ["apply", "create_on_use", "ensure_topics", "plan", "read_topics"]
 
 _MOVED: Final = frozenset({KafkaError.NOT_CONTROLLER, KafkaError._DESTROY_BROKER})  # ask again, elsewhere
 _LOOK_AGAIN_S: Final = 0.05
@@ -143,6 +143,35 @@ def ensure_topics(
     except NotAuthorizedError as error:
         raise _missing(planned, because=f" ({error})") from error
     return planned
+
+
+def create_on_use(admin: AdminClient, names: Iterable[str], *, timeout_s: float = 30.0) -> bool:
+    """Create missing topics if the cluster creates topics when they are used (`auto.create.topics.enable`).
+
+    A send creates its topic on such a cluster. With this, a consumer may also come first. The topics get the brokers'
+    default number of partitions and of replicas.
+
+    Args:
+        admin: a client.
+        names: physical names of the topics.
+        timeout_s: longest wait for each step, in seconds.
+
+    Returns:
+        Whether the topics exist now. If not, nothing was changed: the cluster creates no topics on use, or the
+        principal may not read the brokers' settings, or may not create topics.
+
+    Raises:
+        BrokerUnavailableError, ClusterError: as for `plan` and `apply`.
+    """
+    try:
+        settings = _read_broker_settings(admin, timeout_s)
+        if settings.get("auto.create.topics.enable") != "true":
+            return False
+        partitions = int(settings.get("num.partitions", "1"))
+        apply(admin, plan(admin, [TopicSpec(name, partitions, grows=False) for name in names]), timeout_s=timeout_s)
+    except NotAuthorizedError:
+        return False
+    return True
 
 
 def _missing(planned: Plan, *, because: str = "") -> TopicMissingError:
@@ -291,6 +320,17 @@ def _read_configs(admin: AdminClient, names: list[str], timeout_s: float) -> dic
         for name, future in futures.items()
         if name not in errors
     }
+
+
+def _read_broker_settings(admin: AdminClient, timeout_s: float) -> dict[str, str]:
+    """Return the settings in force of one broker."""
+    asked = {"the cluster": admin.describe_cluster(request_timeout=timeout_s)}
+    _raise_first(_errors(asked, timeout_s), "look at")
+    broker = ConfigResource(ResourceType.BROKER, str(asked["the cluster"].result().nodes[0].id))
+    futures = {f"broker {broker.name}": admin.describe_configs([broker], request_timeout=timeout_s)[broker]}
+    _raise_first(_errors(futures, timeout_s), "read settings of")
+    [future] = futures.values()
+    return {name: entry.value for name, entry in future.result().items() if entry.value is not None}
 
 
 def _errors(futures: Mapping[str, Future[Any]], timeout_s: float) -> dict[str, KafkaError]:

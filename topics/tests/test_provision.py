@@ -17,7 +17,7 @@ from rocketshim_topics import (
     TopicNames,
 )
 from rocketshim_topics.layout import TopicSpec
-from rocketshim_topics.provision import apply, ensure_topics, plan, read_topics
+from rocketshim_topics.provision import apply, create_on_use, ensure_topics, plan, read_topics
 
 LAYOUT = Layout(TopicNames(), DelayLevels.default())
 SPECS = LAYOUT.for_group("payments", with_log=False)
@@ -37,8 +37,15 @@ class Cluster:
     """An admin client of a cluster that answers with fixed errors, and knows the topics it was asked to create."""
 
     def __init__(
-        self, *, describe: int = UNKNOWN, create: int | None = None, configs: int | None = None, led: bool = True
+        self,
+        *,
+        describe: int = UNKNOWN,
+        create: int | None = None,
+        configs: int | None = None,
+        led: bool = True,
+        broker: dict[str, str] | None = None,
     ) -> None:
+        self.broker = broker or {}
         self.led = led
         self.describe = describe
         self.create = create
@@ -51,7 +58,11 @@ class Cluster:
 
     def describe_configs(self, resources: list[Any], **_: Any) -> dict[Any, Future[Any]]:
         settings = {"cleanup.policy": SimpleNamespace(value="delete"), "secret": SimpleNamespace(value=None)}
+        settings |= {name: SimpleNamespace(value=value) for name, value in self.broker.items()}
         return {resource: answered(settings if self.configs is None else self.configs) for resource in resources}
+
+    def describe_cluster(self, **_: Any) -> Future[Any]:
+        return answered(SimpleNamespace(nodes=[SimpleNamespace(id=1)]))
 
     def create_topics(self, topics: list[Any], **_: Any) -> dict[str, Future[Any]]:
         self.asked += [topic.topic for topic in topics]
@@ -115,6 +126,31 @@ def test_settings_that_may_not_be_read_do_not_stop_a_program(code: int) -> None:
     cluster.there = {spec.name: described(1) for spec in SPECS}
     assert ensure_topics(cluster, SPECS).unread == tuple(spec.name for spec in SPECS)  # type: ignore[arg-type]
     assert cluster.asked == []
+
+
+ON_USE = {"auto.create.topics.enable": "true", "num.partitions": "3"}
+
+
+def test_missing_topics_are_created_where_the_cluster_creates_topics_on_use() -> None:
+    cluster = Cluster(broker=ON_USE)
+    cluster.there = {"orders": described(1)}
+    assert create_on_use(cluster, ["orders", "refunds"])  # type: ignore[arg-type]
+    assert cluster.asked == ["refunds"]
+    assert len(cluster.there["refunds"].partitions) == 3
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        Cluster(broker={"auto.create.topics.enable": "false"}),
+        Cluster(broker=ON_USE, configs=DENIED[0]),
+        Cluster(broker=ON_USE, create=DENIED[0]),
+    ],
+    ids=["it does not", "its settings may not be read", "topics may not be created"],
+)
+def test_no_topic_is_created_where_the_cluster_creates_none_on_use(cluster: Cluster) -> None:
+    assert not create_on_use(cluster, ["orders"])  # type: ignore[arg-type]
+    assert not cluster.there
 
 
 def test_settings_without_a_value_are_left_out() -> None:

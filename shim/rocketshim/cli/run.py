@@ -48,9 +48,6 @@ def run(
     supervised: Annotated[
         bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")
     ] = False,
-    create_topics: Annotated[
-        bool, typer.Option("--create-topics", hidden=True, help="Create the topics of the listeners.")
-    ] = False,
 ) -> None:
     """Run your consumer until SIGTERM. Use several processes for several cores: Python's threads share one core.
 
@@ -68,8 +65,6 @@ def run(
         consumer = _load(target)  # also before starting several processes, so that an error is reported only once
         log_options = ["--log-format", "json" if json_log else log_format, "--log-level", log_level]
         configure("json" if json_log else log_format, level=log_level)
-        if create_topics:
-            _create_topics(consumer)
         if processes > 1:
             command = ["run", target, *log_options]
             members = [
@@ -126,18 +121,6 @@ def _load(target: str) -> "PushConsumer":
             f"{target!r} is a {type(found).__name__}: name a PushConsumer, or a function that returns one"
         )
     return found
-
-
-def _create_topics(consumer: "PushConsumer") -> None:
-    """Create the topics that the consumer's listeners name, with one partition each; for `rocketshim dev`."""
-    from rocketshim.consumer.push.config import connection  # noqa: PLC0415 - as above
-    from rocketshim.kafka.clients import confluent_admin  # noqa: PLC0415
-    from rocketshim_topics.layout import TopicSpec  # noqa: PLC0415
-    from rocketshim_topics.provision import ensure_topics  # noqa: PLC0415
-
-    named = consumer._subscriptions.named()  # noqa: SLF001 - ours
-    specs = [TopicSpec(topic, 1, purpose="yours", grows=False) for topic in named]
-    ensure_topics(confluent_admin(connection(consumer.settings)), specs, create=True)
 
 
 @contextmanager

@@ -3,20 +3,21 @@
 Kafka's errors become typed errors. The owner of the Kafka consumer owns this object.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
+from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import LookupClient
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["QueueLookup", "cluster_errors"]
+__all__ = ["QueueLookup", "cluster_errors", "no_such_topics"]
 
 _TIMEOUT_S: Final = 10.0
 
@@ -42,6 +43,12 @@ def cluster_errors(what: str, complaint: Callable[[], str] = lambda: "") -> Iter
             hint = f"check the bootstrap address, then try again{complaint()}"
             raise BrokerUnavailableError(f"{text}; {hint}") from error
         raise ConsumerError(text) from error
+
+
+def no_such_topics(names: Sequence[str]) -> TopicMissingError:
+    """Return the error for topics that do not exist, with the command that creates them."""
+    command = " ".join(["rocketshim init", *(f"--topic {name}" for name in names), "--partitions N"])
+    return TopicMissingError(f"missing: {', '.join(names)}. Correct the name, or create it: {command}. {OR_HIDDEN}")
 
 
 class QueueLookup:
@@ -85,7 +92,7 @@ class QueueLookup:
             if found is not None and found.error is not None:
                 raise KafkaException(found.error)
         if found is None or not found.partitions:
-            raise TopicMissingError(f"the topic {physical!r} does not exist; create it before you consume it")
+            raise no_such_topics([physical])
         return [MessageQueue(topic, queue_id=number) for number in sorted(found.partitions)]
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:

@@ -138,12 +138,12 @@ class PushAssembly:
         settings, named = self._settings, self._subscriptions.named()
         last_error = LastClientError()
         admin = self._clients.admin(connection(settings, defaults=last_error.settings))
-        topics = GroupTopics(admin, self._names, settings.group)
+        topics = GroupTopics(admin, self._names, settings.group, create=settings.create_topics)
         with explained(last_error, admin):
             if self._broadcasts:
                 topics.look_up(named)
                 return admin, topics, 1
-            topics.ensure(settings.delay_levels, with_log=self._needs_log, create=settings.create_topics)
+            topics.ensure(settings.delay_levels, with_log=self._needs_log)
             return admin, topics, topics.look_up_with_lanes(named)
 
     def _open_store(self, admin: Any) -> LocalOffsetStore:

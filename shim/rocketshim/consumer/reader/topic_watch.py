@@ -12,6 +12,7 @@ from confluent_kafka import KafkaException
 
 from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.clients import LookupClient
+from rocketshim.kafka.queue_lookup import no_such_topics
 from rocketshim.logs import safe_logger
 
 __all__ = ["TopicSource", "TopicWatch"]
@@ -94,5 +95,5 @@ class TopicWatch:
                 self.doubt(topic, now_ms)
                 continue
             if found is None or not found.partitions:
-                return TopicMissingError(f"the subscribed topic {topic} does not exist; create it")
+                return no_such_topics([topic])
         return None
